@@ -1,0 +1,1 @@
+"""Contracts between the stages: frames (pandera), configuration (pydantic), names and errors."""

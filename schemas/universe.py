@@ -1,0 +1,68 @@
+"""Names of the market: coins, symbols and Binance's kline intervals."""
+
+import re
+
+from schemas.errors import UsageError
+
+COINS = (
+    "BTC", "ETH", "BNB", "XRP", "LTC", "ADA", "SOL", "DOGE", "AVAX", "LINK",
+    "UNI", "ATOM", "NEAR", "DYDX", "ARB", "OP", "PEPE", "INJ", "SHIB", "LUNA",
+)  # fmt: skip
+"""The default universe, each against USDT."""
+
+TIMEFRAMES = ("15m", "1h")
+"""The default timeframes."""
+
+INTERVAL_SECONDS = {
+    "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,
+    "1h": 3600, "2h": 7200, "4h": 14400, "6h": 21600, "8h": 28800, "12h": 43200,
+    "1d": 86400, "3d": 259200, "1w": 604800,
+}  # fmt: skip
+"""Binance's kline intervals of constant length, in seconds (the calendar month `1mo` is not one)."""
+
+MARKETS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm"}
+"""Short names of Binance's markets and their folders under `data/`."""
+
+_QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
+_COIN_QUOTES = ("BTC", "ETH", "BNB")
+_SYMBOL = re.compile(r"[A-Z0-9]{2,30}(_PERP|_\d{6})?")
+
+
+def symbol_of(coin: str) -> str:
+    """Return the Binance symbol of a coin; one without a quote currency means USDT.
+
+    `BTC` -> `BTCUSDT`, `ethbtc` -> `ETHBTC`, `BTCUSD_PERP` stays.
+
+    Raises:
+        UsageError: the text cannot be a symbol.
+    """
+    name = coin.strip().upper().replace("/", "")
+    if not _SYMBOL.fullmatch(name):
+        raise UsageError(f"coin {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT")
+    if "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
+        return name
+    if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
+        return name
+    return f"{name}USDT"
+
+
+def parse_coins(text: str) -> list[str]:
+    """Return the symbols of a `--coins` value: `all`, or names separated by commas; order kept, unique."""
+    if text.strip().lower() == "all":
+        return [symbol_of(c) for c in COINS]
+    names = [part for part in text.split(",") if part.strip()]
+    if not names:
+        raise UsageError("--coins is empty: name coins as in BTC,ETH or use all")
+    return list(dict.fromkeys(symbol_of(n) for n in names))
+
+
+def parse_timeframes(text: str) -> list[str]:
+    """Return the intervals of a `--timeframes` value, order kept, unique."""
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [n for n in names if n not in INTERVAL_SECONDS]
+    if unknown or not names:
+        raise UsageError(
+            f"--timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
+            f"choose from {', '.join(INTERVAL_SECONDS)}"
+        )
+    return list(dict.fromkeys(names))
