@@ -1,0 +1,144 @@
+"""Samples memory, utilisation and power beside a running training, without ever syncing the device.
+
+The allocator's statistics live on the host and NVML reads the driver, so a sample costs the GPU nothing.
+The alternative, torch.cuda.synchronize() around each reading, stalls the queue that keeps the device busy.
+"""
+
+import contextlib
+import resource
+import sys
+import threading
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from cpbmodels.device.nvml import GpuCounters, GpuState
+
+MB = 1e6
+LOW_UTILISATION = 20.0  # percent; below it the device mostly waits
+ENOUGH_SAMPLES = 10  # a mean over fewer says nothing about a run
+
+
+@dataclass
+class Monitor:
+    """`with Monitor("cuda") as m: train(); m.summary()`; on the CPU it records the process memory alone.
+
+    `device` is what is watched, `interval` the seconds between two samples. NVML's utilisation counts every
+    process on the GPU, not only this one.
+    """
+
+    device: torch.device | str
+    interval: float = 0.5
+    _states: list[GpuState] = field(default_factory=list, init=False)
+    _counters: GpuCounters | None = field(default=None, init=False)
+    _thread: threading.Thread | None = field(default=None, init=False)
+    _stop: threading.Event = field(default_factory=threading.Event, init=False)
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.device)
+        self._cuda = self.device.type == "cuda"
+
+    def __enter__(self) -> "Monitor":
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._counters = GpuCounters(torch.device(self.device))
+        if self._counters is not None and self._counters.available:
+            self._thread = threading.Thread(target=self._sample, name="device-monitor", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if kind is None and self.warning:
+            warnings.warn(self.warning, stacklevel=2)
+
+    def _sample(self) -> None:
+        while not self._stop.wait(self.interval):
+            state = self._counters.read() if self._counters else None
+            if state is None:
+                return
+            self._states.append(state)
+
+    def latest(self) -> dict[str, float]:
+        """The newest reading, for a progress bar or a log line per epoch; no sync. Memory in MB, power in W."""
+        reading = {"rss_peak_mb": rss_peak_mb()}
+        if self._cuda:
+            reading["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(self.device) / MB
+            reading["gpu_mem_reserved_mb"] = torch.cuda.memory_reserved(self.device) / MB
+        if self._states:
+            reading["gpu_util"] = self._states[-1].utilisation
+            if self._states[-1].power_w is not None:
+                reading["gpu_power_w"] = self._states[-1].power_w
+        return reading
+
+    def summary(self) -> dict[str, float]:
+        """Figures of the watched span: peaks in MB, mean utilisation in percent, mean power in W.
+
+        On the CPU the GPU figures are 0, which is the truth. On a GPU whose counters cannot be read,
+        utilisation and power are left out (see `note`), because 0 would be a lie.
+        """
+        summary = {
+            "gpu_mem_allocated_peak_mb": 0.0,
+            "gpu_mem_reserved_peak_mb": 0.0,
+            "rss_peak_mb": rss_peak_mb(),
+        }
+        if not self._cuda:
+            return summary | {"gpu_util_mean": 0.0, "gpu_power_mean_w": 0.0}
+        summary["gpu_mem_allocated_peak_mb"] = torch.cuda.max_memory_allocated(self.device) / MB
+        summary["gpu_mem_reserved_peak_mb"] = torch.cuda.max_memory_reserved(self.device) / MB
+        states = list(self._states)
+        if states:
+            summary["gpu_util_mean"] = sum(s.utilisation for s in states) / len(states)
+        powers = [s.power_w for s in states if s.power_w is not None]
+        if powers:
+            summary["gpu_power_mean_w"] = sum(powers) / len(powers)
+        return summary
+
+    @property
+    def note(self) -> str:
+        """Why utilisation or power are missing from the summary; empty where nothing is missing."""
+        return self._counters.note if self._counters is not None else ""
+
+    @property
+    def warning(self) -> str:
+        """One sentence with reason and remedy where the GPU mostly waited; empty otherwise."""
+        utilisations = [s.utilisation for s in self._states]
+        if len(utilisations) < ENOUGH_SAMPLES:
+            return ""
+        mean = sum(utilisations) / len(utilisations)
+        if mean >= LOW_UTILISATION:
+            return ""
+        return (
+            f"the GPU was busy only {mean:.0f} % of the time: each step is too small to fill it, so the "
+            "host's launches are the limit; train more members in one fleet, raise --batch-size, or use --device cpu"
+        )
+
+
+def rss_peak_mb() -> float:
+    """The largest resident memory this process ever had, in MB (Linux's VmHWM, else getrusage)."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / MB
+    # ru_maxrss counts kilobytes on Linux, bytes on macOS; after a fork it still holds the parent's peak.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MB
+
+
+def check_placement(device: torch.device | str, **tensors: torch.Tensor) -> None:
+    """Raise RuntimeError naming every tensor that is not on `device` (parameters and data, once an epoch)."""
+    wanted = torch.device(device)
+    astray = [
+        f"{name} on {t.device}"
+        for name, t in tensors.items()
+        if t.device.type != wanted.type or (wanted.index is not None and t.device.index != wanted.index)
+    ]
+    if astray:
+        raise RuntimeError(f"training is meant to run on {wanted} but {', '.join(astray)}")

@@ -1,0 +1,103 @@
+import importlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cpbmodels.device import Monitor, check_placement
+from cpbmodels.device import nvml as nvml_module
+from cpbmodels.device.monitor import ENOUGH_SAMPLES
+from cpbmodels.device.nvml import GpuCounters, GpuState
+
+KEYS = {
+    "gpu_mem_allocated_peak_mb",
+    "gpu_mem_reserved_peak_mb",
+    "gpu_util_mean",
+    "gpu_power_mean_w",
+    "rss_peak_mb",
+}
+
+
+def test_on_the_cpu_every_key_is_there_and_no_thread_runs():
+    with Monitor("cpu") as monitor:
+        ballast = torch.ones(1000)
+    summary = monitor.summary()
+    assert set(summary) == KEYS
+    assert summary["gpu_mem_allocated_peak_mb"] == 0
+    assert summary["rss_peak_mb"] * 1e6 > ballast.nbytes
+    assert monitor.note == ""
+    assert monitor._thread is None
+
+
+def test_rss_peak_grows_with_what_the_process_holds():
+    with Monitor("cpu") as monitor:
+        before = monitor.summary()["rss_peak_mb"]
+        ballast = torch.ones(int(before * 1e6 / 4) + 25_000_000)  # larger than the process ever was
+    assert monitor.summary()["rss_peak_mb"] > before
+    assert ballast[-1] == 1
+
+
+def with_states(*utilisations: float) -> Monitor:
+    monitor = Monitor("cpu")
+    monitor._states = [GpuState(u, 100.0) for u in utilisations]
+    return monitor
+
+
+def test_warns_with_a_remedy_only_where_the_gpu_mostly_waited():
+    assert "--batch-size" in with_states(*[5.0] * ENOUGH_SAMPLES).warning
+    assert with_states(*[80.0] * ENOUGH_SAMPLES).warning == ""
+    assert with_states(*[5.0] * (ENOUGH_SAMPLES - 1)).warning == ""
+
+
+def test_leaving_the_block_warns():
+    monitor = with_states(*[3.0] * ENOUGH_SAMPLES)
+    with pytest.warns(UserWarning, match="busy only 3 %"), monitor:
+        pass
+
+
+def fake_nvml(monkeypatch, **functions):
+    class NVMLError(Exception):
+        pass
+
+    module = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, **functions)
+    monkeypatch.setattr(importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(
+        nvml_module.torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="abc")
+    )
+    return module
+
+
+def test_counters_are_read_by_uuid(monkeypatch):
+    module = fake_nvml(
+        monkeypatch,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=42),
+    )
+
+    def no_power(handle):
+        raise module.NVMLError("Not Supported")
+
+    module.nvmlDeviceGetPowerUsage = no_power
+    counters = GpuCounters(torch.device("cuda:0"))
+    assert counters._handle == "GPU-abc"
+    assert counters.read() == GpuState(42.0, None)
+
+
+def test_a_silent_gpu_is_noted_and_not_reported_as_zero(monkeypatch):
+    module = fake_nvml(monkeypatch)
+
+    def refuse(uuid):
+        raise module.NVMLError("Insufficient Permissions")
+
+    module.nvmlDeviceGetHandleByUUID = refuse
+    counters = GpuCounters(torch.device("cuda:0"))
+    assert not counters.available
+    assert counters.read() is None
+    assert "Insufficient Permissions" in counters.note
+
+
+def test_placement_names_what_is_astray():
+    here = torch.zeros(2)
+    check_placement("cpu", weights=here)
+    with pytest.raises(RuntimeError, match="candles on meta"):
+        check_placement("cpu", weights=here, candles=torch.zeros(1, device="meta"))
