@@ -1,0 +1,43 @@
+# cpb: `make help` lists the targets.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all lint fmt clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.venv/.installed: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install $(PIP_FLAGS) -e .
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[dev,judging]'
+	touch $@
+
+install: .venv/.installed ## create .venv and install cpb into it
+
+demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
+	$(BIN)/cpb demo
+
+lint: .venv/.installed-dev ## ruff, mypy, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## lint, types, import rules and the fast tests
+	$(BIN)/pytest -n 2
+
+test-all: lint ## everything, with real servers, browser, kills and long trainings
+	$(BIN)/pytest -n 2 -m ''
+
+fmt: .venv/.installed-dev ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean: ## remove caches (never data/ or mlruns/)
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

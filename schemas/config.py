@@ -1,0 +1,60 @@
+"""What one training run is asked to do: scope, architectures, preset, device, seeds."""
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.errors import UsageError
+from schemas.scope import Scope
+
+ARCHITECTURES = ("transformer", "gru", "lstm", "lstm-manual", "linear", "har", "classifier-gru")
+"""Architectures by name, as in `cpbmodels.architectures()` (a test keeps the two lists equal)."""
+
+UNIVERSAL = "-universal"
+"""Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
+
+PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "smoke": ("transformer", "gru", "lstm", "linear", "har"),
+    "default": ("har", "har-universal"),
+    "seed-transformer": ("transformer",),
+    "seed-gru": ("gru",),
+    "seed-lstm": ("lstm",),
+}
+"""Which architectures a preset trains unless `--architectures` says otherwise."""
+
+
+def parse_architectures(text: str | None, preset: str) -> tuple[str, ...]:
+    """Return the architectures of `--architectures`, or the preset's own.
+
+    Raises:
+        UsageError: an unknown preset or architecture.
+    """
+    if preset not in PRESET_ARCHITECTURES:
+        raise UsageError(f"--preset {preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}")
+    if not text:
+        return PRESET_ARCHITECTURES[preset]
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    unknown = [n for n in names if n.removesuffix(UNIVERSAL) not in ARCHITECTURES]
+    if unknown or not names:
+        raise UsageError(
+            f"--architectures {text!r}: unknown {', '.join(unknown) or '(empty)'}; "
+            f"choose from {', '.join(ARCHITECTURES)} (add {UNIVERSAL} for one model of all coins)"
+        )
+    return tuple(dict.fromkeys(names))
+
+
+class TrainConfig(BaseModel):
+    """One run of the main job. `overrides` are fields of the model preset, such as `batch_size`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    scope: Scope
+    preset: str = "smoke"
+    architectures: tuple[str, ...]
+    device: str = "auto"
+    dtype: str = "float32"
+    seed: int = 1
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    warm_start: str | None = None
+    repo: str | None = None
+    train_timeout_s: float = 6 * 3600
