@@ -1,0 +1,186 @@
+"""The process that trains one fleet: `python -m tasks.training.worker FOLDER`, started by `launch`.
+
+Reads `job.json`, leaves a folder per member and then `done.json`; a checkpoint per epoch lets a killed
+process be continued to the same bits. Knows no orchestrator and no MLflow.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import cpbmodels
+from schemas.errors import CpbError, MemberError
+from schemas.records import Failure
+from tasks.files import new_folder, write_json
+from tasks.signals.splits import SplitBounds
+from tasks.signals.store import load_series
+from tasks.training.job import Job, JobMember
+
+Loaded = list[tuple[JobMember, cpbmodels.Series]]
+
+
+def main(folder: Path) -> int:
+    """Train the job in `folder`; returns the exit code."""
+    torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
+    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "done.json").exists():
+            train_job(folder)
+    return 0
+
+
+def _die_with_parent(parent: int) -> None:
+    """End when the flow is gone: a training nobody waits for must not race with the re-run's."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
+def train_job(folder: Path) -> None:
+    """Train, predict the validation and test spans, and write every member's folder, then `done.json`."""
+    job = Job.load(folder)
+    loaded, failures = _load(job)
+    if not loaded:
+        raise CpbError(f"no series of this fleet can be trained; the first: {failures[0].reason}")
+    started = time.perf_counter()
+    members = cpbmodels.train_fleet(
+        [series for _, series in loaded],
+        architecture=job.base_architecture,
+        preset=job.preset,
+        seeds=_seeds(job, loaded),
+        device=_device(job.device),
+        dtype=job.dtype,
+        scope="universal" if job.universal else "per-series",
+        checkpoint=folder / "checkpoints",
+        resume=True,
+        warm_start=_warm(job, loaded),
+        on_epoch=lambda record: write_json(folder / "progress.json", _progress(record)),
+        **job.overrides,
+    )
+    by_member = _assign(job, loaded, members)
+    with new_folder(folder / "members") as draft:
+        _write_members(draft, job, loaded, by_member)
+    write_json(
+        folder / "done.json",
+        {
+            "train_seconds": time.perf_counter() - started,
+            "failures": [f.model_dump() for f in failures],
+            "members": [m.name for m, _ in loaded],
+        },
+    )
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _device(asked: str) -> str:
+    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+
+
+def _load(job: Job) -> tuple[Loaded, list[Failure]]:
+    loaded: Loaded = []
+    failures = []
+    for member in job.members:
+        try:
+            bounds = SplitBounds.from_dict(job.bounds[member.timeframe])
+            loaded.append((member, load_series(member.features, bounds)))
+        except MemberError as error:
+            failures.append(_failure(job, member, error))
+    return loaded, failures
+
+
+def _failure(job: Job, member: JobMember, error: Exception) -> Failure:
+    return Failure(
+        symbol=member.symbol,
+        timeframe=member.timeframe,
+        step="train",
+        reason=str(error),
+        architecture=job.architecture,
+    )
+
+
+def _seeds(job: Job, loaded: Loaded) -> list[int]:
+    if not job.universal:
+        return [member.seed for member, _ in loaded]
+    first = {}
+    for member, _ in loaded:
+        first.setdefault(member.timeframe, member.seed)
+    return list(first.values())
+
+
+def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member | None] | None:
+    if not job.warm_start:
+        return None
+    return [
+        cpbmodels.load(job.warm_start[m.name]) if m.name in job.warm_start else None for m, _ in loaded
+    ]
+
+
+def _assign(job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
+    """Return the model that serves each series: its own, or the universal one of its timeframe."""
+    if not job.universal:
+        return members
+    by_timeframe = {member.config["timeframe"]: member for member in members}
+    return [by_timeframe[m.timeframe] for m, _ in loaded]
+
+
+def _progress(record: dict[str, Any]) -> dict[str, Any]:
+    return json.loads(json.dumps(record, default=float))
+
+
+def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
+    spans = {
+        split: [series.origins(split, m.context, m.horizon) for (_, series), m in zip(loaded, members, strict=True)]
+        for split in ("validation", "test")
+    }
+    predictions = {
+        split: cpbmodels.predict(members, [series for _, series in loaded], origins)
+        for split, origins in spans.items()
+    }
+    for i, ((spec, series), member) in enumerate(zip(loaded, members, strict=True)):
+        target = draft / spec.name
+        member.save(target, extra=_extra(job, spec, series))
+        write_json(target / "history.json", {"history": member.history, "report": member.report})
+        for split, outputs in predictions.items():
+            np.savez(
+                target / f"{split}.npz",
+                origins=outputs[i].origins,
+                quantiles=outputs[i].quantiles.astype(np.float32),
+                candle=outputs[i].candle.astype(np.float32),
+            )
+
+
+def _extra(job: Job, spec: JobMember, series: cpbmodels.Series) -> dict[str, Any]:
+    times = series.times
+    assert times is not None
+    first, stop = series.spans["train"]
+    return {
+        "symbol": spec.symbol,
+        "timeframe": spec.timeframe,
+        "scope": "universal" if job.universal else "per-series",
+        "data_digest": spec.digest,
+        "training_span": [
+            str(np.datetime64(int(times[first]), "us")) + "Z",
+            str(np.datetime64(int(times[max(first, stop - 1)]), "us")) + "Z",
+        ],
+        "bounds": job.bounds[spec.timeframe],
+        "preset": job.preset,
+        "code_digest": job.code,
+        "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
+    }
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(Path(sys.argv[1])))
+    except (CpbError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
