@@ -1,0 +1,141 @@
+"""The leaderboard, from MLflow alone: architecture x timeframe against the random walk."""
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import CpbError
+from tasks.tracking.runs import KIND, PARENT, search
+from tasks.tracking.store import Store, open_store
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+COLUMNS = {
+    "timeframe": "candle length",
+    "architecture": "name of the architecture",
+    "members": "members that were judged",
+    "failed": "members that failed",
+    "crps_ratio": "CRPS / random walk's: each coin weighs the same; below 1 is better",
+    "crps_ratio_low": "lower end of its 95 % interval",
+    "crps_ratio_high": "upper end of its 95 % interval",
+    "p_value": "two-sided p of the ratio being 1, pooled over coins",
+    "better_share": "share of coins with a ratio below 1",
+    "mae_ratio": "absolute error of the median / random walk's",
+    "directional_accuracy": "share of correct directions; 0.5 is a coin",
+    "coverage_80": "share of closes inside the 80 % interval",
+    "windows_per_s": "training throughput, windows per second",
+    "train_seconds": "training time of the fleet",
+    "rss_peak_mb": "peak host memory",
+    "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
+}
+"""The columns of a row and what they mean."""
+
+_MEANS = {
+    "crps_ratio": "test_crps_ratio",
+    "mae_ratio": "test_mae_ratio",
+    "directional_accuracy": "test_directional_accuracy",
+    "coverage_80": "test_coverage_80",
+    "windows_per_s": "windows_per_s",
+}
+_PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
+
+
+def leaderboard(parent: str | None = None, store: Store | None = None) -> list[dict[str, Any]]:
+    """Return one row per timeframe and architecture of a flow run, best CRPS ratio first in each timeframe.
+
+    Keys are those of `COLUMNS`; a value that was not measured is None.
+
+    Args:
+        parent: run id of the flow; default the newest finished one.
+
+    Raises:
+        CpbError: there is no such run.
+    """
+    store = store or open_store(create=False)
+    parent = parent or newest_flow(store)
+    rows = []
+    for fleet in search(store, f"tags.`{PARENT}` = '{parent}'"):
+        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
+        rows += [_row(fleet, timeframe, group) for timeframe, group in _by_timeframe(members)]
+    return sorted(_merged(rows), key=_order)
+
+
+def newest_flow(store: Store) -> str:
+    """Return the run id of the newest finished flow run."""
+    found = search(
+        store, f"tags.`{KIND}` = 'flow' and attributes.status = 'FINISHED'", ["attributes.start_time DESC"]
+    )
+    if not found:
+        raise CpbError("no finished training run in the MLflow store yet; start one with `cpb train-all`")
+    return found[0].info.run_id
+
+
+def _by_timeframe(members: Iterable["Run"]) -> list[tuple[str, list["Run"]]]:
+    groups: dict[str, list[Run]] = {}
+    for run in members:
+        groups.setdefault(run.data.tags.get("timeframe", ""), []).append(run)
+    return sorted(groups.items())
+
+
+def _row(fleet: "Run", timeframe: str, members: list["Run"]) -> dict[str, Any]:
+    judged = [m.data.metrics for m in members if m.info.status == "FINISHED"]
+    pooled = fleet.data.metrics
+    ratios = [m["test_crps_ratio"] for m in judged if "test_crps_ratio" in m]
+    row: dict[str, Any] = dict.fromkeys(COLUMNS)
+    row |= {name: _mean(judged, metric) for name, metric in _MEANS.items()}
+    row |= {name: max((m[name] for m in judged if name in m), default=None) for name in _PEAKS}
+    row |= {
+        "timeframe": timeframe,
+        "architecture": fleet.data.tags.get("architecture", fleet.info.run_name),
+        "members": len(judged),
+        "failed": sum(m.info.status == "FAILED" for m in members),
+        "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
+        "crps_ratio_high": pooled.get(f"pooled_crps_ratio_{timeframe}_high"),
+        "p_value": pooled.get(f"pooled_p_{timeframe}"),
+        "better_share": fmean(r < 1 for r in ratios) if ratios else None,
+        "train_seconds": pooled.get("train_seconds", _mean(judged, "train_seconds")),
+    }
+    row["crps_ratio"] = pooled.get(f"pooled_crps_ratio_{timeframe}", row["crps_ratio"])
+    return row
+
+
+def _mean(runs: list[dict[str, float]], metric: str) -> float | None:
+    values = [m[metric] for m in runs if metric in m]
+    return fmean(values) if values else None
+
+
+def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the shards of one architecture x timeframe (several fleets on several devices) into one row.
+
+    Means are weighted by members. Intervals of shards do not combine, so they are left out there.
+    """
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["timeframe"], row["architecture"]), []).append(row)
+    return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
+
+
+def _join(shards: list[dict[str, Any]]) -> dict[str, Any]:
+    first = shards[0]
+    joined: dict[str, Any] = dict.fromkeys(COLUMNS)
+    joined |= {"timeframe": first["timeframe"], "architecture": first["architecture"]}
+    for name in ("members", "failed"):
+        joined[name] = sum(s[name] for s in shards)
+    for name in (*_MEANS, "better_share"):
+        joined[name] = _weighted(shards, name)
+    seconds = [s["train_seconds"] for s in shards if s["train_seconds"] is not None]
+    joined["train_seconds"] = sum(seconds) if seconds else None
+    for name in _PEAKS:
+        joined[name] = max((s[name] for s in shards if s[name] is not None), default=None)
+    return joined
+
+
+def _weighted(shards: list[dict[str, Any]], name: str) -> float | None:
+    known = [(s["members"], s[name]) for s in shards if s[name] is not None]
+    weight = sum(n for n, _ in known)
+    return sum(n * v for n, v in known) / weight if weight else None
+
+
+def _order(row: dict[str, Any]) -> tuple[str, float]:
+    return row["timeframe"], row["crps_ratio"] if row["crps_ratio"] is not None else float("inf")

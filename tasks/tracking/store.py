@@ -1,0 +1,172 @@
+"""Where runs are kept: MLflow's store, made safely on first use.
+
+A new SQLite store is migrated in memory and moved into place complete (half the time of a migration on
+disk), under a file lock: MLflow's own first use corrupts the migration when two processes start together,
+and a kill in the middle leaves a half-made schema that no later start repairs.
+"""
+
+import fcntl
+import hashlib
+import logging
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from schemas.errors import CpbError
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+EXPERIMENT = "cpb"
+DEFAULT_DATABASE = Path("mlruns/mlflow.db")
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened tracking store: its URI, MLflow's client and the experiment's id."""
+
+    uri: str
+    client: "MlflowClient"
+    experiment_id: str
+
+
+_opened: dict[str, Store] = {}
+
+
+def tracking_uri() -> str:
+    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` of this folder.
+
+    SQLite paths come back absolute: MLflow keeps one engine per URI, and a relative one would go on pointing
+    at the old file after a change of folder.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DEFAULT_DATABASE}"
+    database = sqlite_path(uri)
+    return f"sqlite:///{database}" if database else uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the absolute database file of a `sqlite:///` URI, None for any other kind of store."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///")).absolute()
+
+
+def public_uri(uri: str) -> str:
+    """Return the URI without user name and password, for messages."""
+    parts = urlsplit(uri)
+    return uri if "@" not in parts.netloc else parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def open_store(uri: str | None = None, *, create: bool = True) -> Store:
+    """Open the store and the experiment `cpb`, creating both where missing; cached per process.
+
+    Args:
+        uri: the store's URI; default `tracking_uri()`.
+        create: False to refuse to make a new store (for commands that only read).
+
+    Raises:
+        CpbError: the store is missing (with `create=False`), not MLflow's, too old, or unreachable.
+    """
+    uri = uri or tracking_uri()
+    database = sqlite_path(uri)
+    if database and not database.exists():
+        if not create:
+            raise CpbError(f"no runs yet: {database} does not exist; train first, as in `cpb demo`")
+        _opened.pop(uri, None)
+        _make_database(database)
+    if uri not in _opened:
+        _opened[uri] = _connect(uri, database)
+    return _opened[uri]
+
+
+def _connect(uri: str, database: Path | None) -> Store:
+    _quiet()
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    try:
+        with _exclusive(_lock_file(uri, database)):
+            client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+            return Store(uri, client, _experiment(client, database))
+    except (MlflowException, sqlite3.Error) as error:
+        reason = str(error).splitlines()[0].replace(uri, public_uri(uri))
+        raise CpbError(
+            f"the MLflow store {public_uri(uri)} cannot be opened ({reason}); "
+            "back it up, then run `mlflow db upgrade`, or set MLFLOW_TRACKING_URI to another store"
+        ) from error
+
+
+def _experiment(client: "MlflowClient", database: Path | None) -> str:
+    from mlflow.entities import LifecycleStage
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        # A server places artifacts by itself; beside a database on this machine we say where.
+        location = (database.parent / "artifacts").as_uri() if database else None
+        return client.create_experiment(EXPERIMENT, artifact_location=location)
+    if found.lifecycle_stage == LifecycleStage.DELETED:
+        client.restore_experiment(found.experiment_id)
+    return found.experiment_id
+
+
+def _make_database(database: Path) -> None:
+    """Create MLflow's SQLite schema at `database` in one step: it is either absent or complete."""
+    database.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusive(_lock_file("", database)):
+        if database.exists():  # another process was first
+            return
+        handle, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.")
+        os.close(handle)
+        part = Path(name)
+        try:
+            _write_schema(part)
+            part.chmod(0o644)
+            part.rename(database)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _write_schema(path: Path) -> None:
+    _quiet()
+    from mlflow.store.db import utils
+
+    engine = utils.create_sqlalchemy_engine("sqlite:///:memory:")
+    utils._initialize_tables(engine)  # MLflow's own path for a new store; the version is pinned
+    with engine.connect() as connection, sqlite3.connect(path) as target:
+        source = connection.connection.driver_connection
+        if not isinstance(source, sqlite3.Connection):
+            raise TypeError(f"expected a sqlite3 connection, got {type(source)}")
+        source.backup(target)
+        # Readers (the UI) and writers no longer wait for each other, and a commit costs one fsync, not three.
+        target.execute("PRAGMA journal_mode=WAL")
+    target.close()
+    engine.dispose()
+
+
+def _lock_file(uri: str, database: Path | None) -> Path:
+    if database:
+        return database.parent / f".{database.name}.lock"
+    digest = hashlib.sha256(uri.encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"cpb-store-{os.getuid()}-{digest}.lock"
+
+
+@contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Hold an inter-process lock; the kernel frees it when the holder dies."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def _quiet() -> None:
+    """Import MLflow without telemetry and without its migration log lines."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
