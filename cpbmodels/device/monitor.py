@@ -67,7 +67,7 @@ class Monitor:
             self._states.append(state)
 
     def latest(self) -> dict[str, float]:
-        """The newest reading, for a progress bar or a log line per epoch; no sync. Memory in MB, power in W."""
+        """The newest reading, for a progress bar or a log line per epoch. Memory in MB, power in W."""
         reading = {"rss_peak_mb": rss_peak_mb()}
         if self._cuda:
             reading["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(self.device) / MB
@@ -117,7 +117,8 @@ class Monitor:
             return ""
         return (
             f"the GPU was busy only {mean:.0f} % of the time: each step is too small to fill it, so the "
-            "host's launches are the limit; train more members in one fleet, raise --batch-size, or use --device cpu"
+            "host's launches are the limit; train more members in one fleet, raise --batch-size, "
+            "or use --device cpu"
         )
 
 

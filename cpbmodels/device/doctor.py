@@ -1,0 +1,122 @@
+"""`cpb doctor`: what this machine is, what it delivers, what is wrong with it and what to do about it."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from cpbmodels.device import chips, host, placement, probe
+from cpbmodels.device.findings import Problem, gpu_memory, memory_findings, software_findings
+
+GB = 1e9
+SLOW_SHARE = 0.4  # of the promised rate; healthy chips reach 0.6 to 0.95 in a plain matmul
+PROFILES = (("gpu-80gb", 70 * GB), ("gpu-16gb", 14 * GB), ("gpu-6gb", 5 * GB))
+
+
+@dataclass
+class Diagnosis:
+    """Everything `cpb doctor` found; `facts` is plain data for JSON."""
+
+    device: str
+    profile: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 where the machine can be used as it is, 1 where something is wrong."""
+        return 1 if self.problems else 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: ok, device, profile, the facts, problems with remedies, notes."""
+        return {
+            "ok": not self.problems,
+            "device": self.device,
+            "profile": self.profile,
+            **self.facts,
+            "problems": [asdict(problem) for problem in self.problems],
+            "notes": self.notes,
+        }
+
+
+def examine(*, steps: bool = True) -> Diagnosis:
+    """Look at this machine and measure its first usable device; `steps` also times every architecture."""
+    evidence, cpu = host.gpu_evidence(), host.cpu()
+    problems, notes = software_findings(evidence)
+    problems += memory_findings(cpu.memory_free_mb, gpu_memory())
+    usable = torch.cuda.is_available() and not problems
+    device = torch.device("cuda", 0) if usable else torch.device("cpu")
+    diagnosis = Diagnosis(str(device), recommend(device), _inventory(evidence, cpu), problems, notes)
+    _measure(diagnosis, device)
+    if steps:
+        _time_steps(diagnosis, device)
+    return diagnosis
+
+
+def recommend(device: torch.device) -> str:
+    """The hardware profile for a device: cpu, gpu-6gb, gpu-16gb or gpu-80gb, by its total memory."""
+    if device.type != "cuda":
+        return "cpu"
+    return profile_for(torch.cuda.get_device_properties(device).total_memory)
+
+
+def profile_for(total_bytes: float) -> str:
+    """The largest GPU profile that fits this much device memory; "cpu" where none does."""
+    return next((name for name, needed in PROFILES if total_bytes >= needed), "cpu")
+
+
+def _inventory(evidence: host.GpuEvidence, cpu: host.Cpu) -> dict[str, Any]:
+    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
+    return {
+        "python": sys.version.split()[0],
+        "torch": {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn},
+        "driver": evidence.driver,
+        "gpu_signs": list(evidence.signs),
+        "cpu": asdict(cpu) | {"fast_bf16": cpu.fast_bf16},
+        "gpus": [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+    }
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    free, total = torch.cuda.mem_get_info(index)
+    return {
+        "index": index,
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "multiprocessors": properties.multi_processor_count,
+        "memory_total_mb": total / 1e6,
+        "memory_free_mb": free / 1e6,
+    }
+
+
+def _measure(diagnosis: Diagnosis, device: torch.device) -> None:
+    """Rates, and nn.LSTM under the profiler."""
+    chip = chips.reference(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
+    rates = probe.rates(device, chip)
+    diagnosis.facts["rates"] = rates
+    diagnosis.notes += slow_notes(rates)
+    diagnosis.facts["lstm"] = lstm = placement.lstm_truth(device)
+    if not lstm["ran_on_device"]:
+        where = ", ".join(lstm["cpu_ops"]) or "no GPU kernel ran"
+        what = f"a training step of nn.LSTM left {device}: {where}"
+        diagnosis.problems.append(Problem(what, "reinstall torch; a build with cuDNN never does this"))
+
+
+def slow_notes(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A note for each rate far below the maker's promise: another process, heat, or a power limit."""
+    return [
+        f"{name} reaches only {rate['share']:.0%} of the data sheet: is another process on the GPU, or "
+        "does it throttle (`nvidia-smi -q -d PERFORMANCE`)?"
+        for name, rate in rates.items()
+        if rate["share"] is not None and rate["share"] < SLOW_SHARE
+    ]
+
+
+def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
+    from cpbmodels.device.steps import time_architectures  # the engine imports this package
+
+    diagnosis.facts["steps"] = time_architectures(device)
