@@ -87,7 +87,7 @@ def lstm_truth(device: torch.device) -> dict[str, Any]:
         "ran_on_device": ran,
         "kernels": dict(list(seen.kernels.items())[:8]),
         "recurrent_kernels": [name for name in seen.kernels if is_recurrent(name)],
-        "cpu_ops": list(seen.cpu_ops) if device.type == "cuda" else [],
+        "cpu_ops": list(seen.cpu_ops),
         "gpu_mem_peak_mb": peak,
         "explanation": LSTM_EXPLANATION if device.type == "cuda" and ran else "",
     }
