@@ -1,0 +1,75 @@
+"""The contract of a feature file: which columns, in which ranges, finite or warm-up NaN."""
+
+from typing import Any
+
+import polars as pl
+
+ROLLING = (1, 3, 6, 12, 24, 72, 168)
+"""Rolling windows in candles; the longest is the warm-up."""
+
+FEATURES: tuple[str, ...] = (
+    "r_open",
+    "r_high",
+    "r_low",
+    "r_close",
+    "abs_return",
+    "log_sigma",
+    "log_range",
+    "close_location",
+    "log_volume_change",
+    *(f"abs_return_mean_{n}" for n in ROLLING),
+    *(f"log_range_mean_{n}" for n in ROLLING),
+    "hour_of_week_utc",
+    "hour_of_week_ny",
+)
+"""The feature matrix, in file order. The first six are defined in `cpbmodels/series.py`, the rest in
+`tasks/signals/columns.py`."""
+
+PRICES = ("open", "high", "low", "close")
+
+# NaN passes: it marks warm-up. Infinity never does. log σ lies in [-20, 1]: 2e-9 … 270 % a candle.
+_RANGES: dict[str, tuple[float, float]] = {
+    "close_location": (-1, 1),
+    "log_volume_change": (-5, 5),
+    "hour_of_week_utc": (0, 167),
+    "hour_of_week_ny": (0, 167),
+}
+
+
+def check_features(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` if it keeps the contract of a feature file.
+
+    Raises:
+        pandera.errors.SchemaError: naming the column and the check at fault.
+    """
+    return _schema().validate(frame)
+
+
+def _schema() -> Any:
+    import pandera.polars as pa  # slow to import, needed by one step only
+
+    def number(low: float = -50.0, high: float = 50.0) -> pa.Column:
+        within = pa.Check(
+            lambda data: data.lazyframe.select(
+                (pl.col(data.key).is_nan() | pl.col(data.key).is_between(low, high)).fill_null(False)
+            ),
+            name=f"NaN or in [{low}, {high}]",
+        )
+        return pa.Column(pl.Float64, within, nullable=True)  # to pandera NaN is null, to Polars not
+
+    ordered = pa.Check(
+        lambda data: data.lazyframe.select((pl.col(data.key).diff() > pl.duration()).fill_null(True)),
+        name="strictly increasing",
+    )
+    positive = pa.Check.gt(0)
+    return pa.DataFrameSchema(
+        {
+            "open_time": pa.Column(pl.Datetime("us", "UTC"), ordered),
+            "segment": pa.Column(pl.Int32),
+            **{name: pa.Column(pl.Float64, positive) for name in PRICES},
+            "volatility": number(0.0, 10.0),
+            **{name: number(*_RANGES.get(name, (-50.0, 50.0))) for name in FEATURES},
+        },
+        strict=True,
+        ordered=True,
+    )

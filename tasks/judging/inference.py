@@ -1,0 +1,88 @@
+"""How sure: block bootstrap, Diebold-Mariano with a HAC variance, Holm's correction.
+
+Losses of neighbouring origins overlap (horizon 10) and volatility clusters, so origins are never treated
+as independent: intervals resample blocks of time, variances add autocovariances.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.judging.scores import Array
+
+DRAWS = 1000
+
+
+def block_length(horizon: int, n: int) -> int:
+    """Return the block's length in candles: √n, but at least two horizons, so that overlap stays inside."""
+    return max(2 * horizon, math.isqrt(max(0, n)))
+
+
+def block_ids(times: NDArray[np.int64], length_us: int, start: int | None = None) -> NDArray[np.int64]:
+    """Return the number of the time block each origin falls into; `start` shares the grid between series."""
+    return (times - (times.min() if start is None else start)) // length_us
+
+
+def bootstrap_weights(blocks: int, draws: int = DRAWS, seed: int = 0) -> Array:
+    """Return [draws, blocks]: how often each block is drawn (with replacement) in each resample."""
+    generator = np.random.default_rng(seed)
+    return generator.multinomial(blocks, np.full(blocks, 1 / blocks), size=draws).astype(float)
+
+
+def ratio_draws(numerator: Array, denominator: Array, weights: Array) -> Array:
+    """Return resampled ratios [draws, C] from sums per block [blocks, C]; 1 where a draw has no rows."""
+    below = weights @ denominator
+    return np.where(below > 0, (weights @ numerator) / np.where(below > 0, below, 1), 1.0)
+
+
+def interval(draws: Array, level: float = 0.95) -> tuple[float, float]:
+    """Return the percentile interval of bootstrap draws."""
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def hac_variance(differences: Array, lags: int) -> float:
+    """Return the Newey-West (Bartlett) long-run variance of the mean of `differences` [N]."""
+    x = differences - differences.mean()
+    n = len(x)
+    total = x @ x
+    for lag in range(1, min(lags, n - 1) + 1):
+        total += 2 * (1 - lag / (lags + 1)) * (x[lag:] @ x[:-lag])
+    return float(total / n**2)
+
+
+def diebold_mariano(differences: Array, lags: int) -> tuple[float, float]:
+    """Return (statistic, two-sided p) for the mean loss difference [N] being zero.
+
+    Negative: the first model is better. The statistic is asymptotically normal. Identical losses: (0, 1).
+    """
+    if len(differences) < 2 or not np.any(differences != differences[0]):
+        same = len(differences) == 0 or differences[0] == 0
+        return (0.0, 1.0) if same or len(differences) < 2 else (math.copysign(math.inf, differences[0]), 0.0)
+    variance = hac_variance(differences, lags)
+    statistic = float(differences.mean() / math.sqrt(variance))
+    return statistic, math.erfc(abs(statistic) / math.sqrt(2))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's step-down adjusted p-values, in the order given."""
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p, kind="stable")
+    stepped = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted.tolist()
+
+
+def verdict(ratio: float, low: float, high: float, p: float, n: int, alpha: float = 0.05) -> str:
+    """Return the finding in words: better than, worse than or no different from the reference."""
+    relation = "no different from"
+    if p < alpha:
+        relation = "better than" if ratio < 1 else "worse than"
+    shown = f"p={p:.3f}" if p >= 0.001 else "p<0.001"
+    return (
+        f"{relation} the random walk with EWMA volatility "
+        f"(CRPS ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {shown}, n={n})"
+    )

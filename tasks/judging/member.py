@@ -1,0 +1,205 @@
+"""One member's judgement: its scores beside the reference's on the same rows, with interval and test."""
+
+import io
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpbmodels import Series
+from tasks.files import write_bytes
+from tasks.judging import inference, scores
+from tasks.judging.baselines import realised
+from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array
+
+
+class Prediction(Protocol):
+    """What is judged: `origins` int [N] and `quantiles` [N, H, 19], cumulative log-returns."""
+
+    origins: NDArray[np.int64]
+    quantiles: Array
+
+
+LOSSES = ("crps", "mae", "tail")
+"""Losses kept per origin (mean over steps), the model's and the reference's; tail: 5 % and 95 % pinball."""
+
+
+@dataclass(frozen=True)
+class MemberScore:
+    """Metrics of one member, and what pooling needs later: losses per origin and means per step.
+
+    `losses`: name -> [N], and `reference_NAME` -> [N]. `steps`: name -> [H], `pit` [20], `reliability` [19].
+    `times`: int64 [N], open time (µs UTC) of the last candle known at each origin; `step_us`: of a candle.
+    """
+
+    symbol: str
+    timeframe: str
+    architecture: str
+    metrics: dict[str, float]
+    times: NDArray[np.int64]
+    losses: dict[str, Array]
+    steps: dict[str, Array] = field(default_factory=dict)
+    step_us: int = 0
+
+    @property
+    def horizon(self) -> int:
+        """Number of steps ahead."""
+        return len(self.steps["crps"])
+
+    @property
+    def verdict(self) -> str:
+        """The finding in words, with the Holm-corrected p where the correction has been applied."""
+        m = self.metrics
+        p = m.get("test_p_holm", m["test_p"])
+        return inference.verdict(
+            m["test_crps_ratio"], m["test_crps_ratio_low"], m["test_crps_ratio_high"], p, int(m["test_n"])
+        )
+
+    def to_npz(self, path: Path) -> None:
+        """Write the score as one npz without pickle, atomically."""
+        head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps")}
+        arrays = {f"losses.{k}": v for k, v in self.losses.items()}
+        arrays |= {f"steps.{k}": v for k, v in self.steps.items()}
+        buffer = io.BytesIO()
+        np.savez(buffer, head=np.asarray(json.dumps(head)), times=self.times, **arrays)
+        write_bytes(path, buffer.getvalue())
+
+    @classmethod
+    def from_npz(cls, path: Path) -> "MemberScore":
+        """Read what `to_npz` wrote."""
+        with np.load(path, allow_pickle=False) as data:
+            head = json.loads(str(data["head"]))
+            parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
+            for key in data.files:
+                group, _, name = key.partition(".")
+                if group in parts:
+                    parts[group][name] = data[key]
+            return cls(times=data["times"], losses=parts["losses"], steps=parts["steps"], **head)
+
+
+def judge_member(
+    series: Series, prediction: Prediction, reference: Array, *, architecture: str, seed: int = 0
+) -> MemberScore:
+    """Score a member's forecasts against the reference's on the same origins.
+
+    Args:
+        series: the series that was forecast; its train span gives MASE's scale.
+        prediction: origins [N] and quantiles [N, H, 19], cumulative log-returns.
+        reference: quantiles [N, H, 19] of the reference at the same origins (`baselines.reference`).
+        architecture: the name the score is reported under.
+        seed: of the bootstrap.
+
+    Raises:
+        ValueError: no origins, or forecasts that are not finite.
+    """
+    name = f"{architecture}/{series.symbol}/{series.timeframe}"
+    quantiles = np.asarray(prediction.quantiles, dtype=np.float64)
+    origins = np.asarray(prediction.origins)
+    if len(origins) == 0:
+        raise ValueError(f"{name}: no test origin to judge; the test span is too short")
+    if not np.isfinite(quantiles).all():
+        raise ValueError(f"{name}: the forecast holds values that are not finite; the training diverged")
+    truth = realised(series, origins, quantiles.shape[1])
+    own, other = _losses(quantiles, truth), _losses(reference, truth)
+    # MAE is judged against the last close itself, not against the reference's slightly shifted median.
+    other["mae"] = np.abs(truth)
+    steps = _steps(quantiles, truth, own, other)
+    losses = {k: v.mean(axis=1) for k, v in own.items()}
+    losses |= {f"reference_{k}": v.mean(axis=1) for k, v in other.items()}
+    score = MemberScore(
+        symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
+        metrics=_metrics(series, quantiles, truth, losses, steps),
+        times=_times(series, origins), losses=losses, steps=steps, step_us=_step_us(series),
+    )  # fmt: skip
+    score.metrics.update(_certainty(score, seed))
+    return score
+
+
+def _losses(quantiles: Array, truth: Array) -> dict[str, Array]:
+    """Return CRPS, |error of the median| and tail pinball, each [N, H]."""
+    loss = scores.pinball(quantiles, truth)
+    return {
+        "crps": 2 * loss.mean(axis=-1),
+        "mae": scores.absolute_error(quantiles[..., MEDIAN], truth),
+        "tail": loss[..., TAILS].mean(axis=-1),
+    }
+
+
+def _steps(
+    quantiles: Array, truth: Array, own: dict[str, Array], other: dict[str, Array]
+) -> dict[str, Array]:
+    hits, counted = scores.direction_hits(quantiles[..., MEDIAN], truth)
+    steps = {k: v.mean(axis=0) for k, v in own.items()}
+    steps |= {f"reference_{k}": v.mean(axis=0) for k, v in other.items()}
+    steps |= {f"coverage_{band}": scores.coverage(quantiles, truth, band) for band in BANDS}
+    steps |= {f"width_{band}": scores.width(quantiles, band) for band in BANDS}
+    return steps | {
+        "hits": hits,
+        "counted": counted,
+        "rmse": scores.rmse(quantiles[..., MEDIAN], truth),
+        "reference_rmse": scores.rmse(np.zeros_like(truth), truth),
+        "pit": scores.pit_histogram(quantiles, truth),
+        "reliability": scores.reliability(quantiles, truth),
+    }
+
+
+def _metrics(
+    series: Series, quantiles: Array, truth: Array, losses: dict[str, Array], steps: dict[str, Array]
+) -> dict[str, float]:
+    direction = np.where(steps["counted"] > 0, steps["hits"] / np.maximum(steps["counted"], 1), 0.5)
+    metrics = {
+        "test_n": len(truth),
+        "test_crps": losses["crps"].mean(),
+        "test_crps_ratio": _ratio(losses, "crps"),
+        "test_crps_ratio_step_1": steps["crps"][0] / steps["reference_crps"][0],
+        f"test_crps_ratio_step_{truth.shape[1]}": steps["crps"][-1] / steps["reference_crps"][-1],
+        "test_mae": losses["mae"].mean(),
+        "test_mae_ratio": _ratio(losses, "mae"),
+        "test_rmse": steps["rmse"].mean(),
+        "test_mase": scores.mase(quantiles[..., MEDIAN], truth, _training_returns(series)),
+        "test_directional_accuracy": direction.mean(),
+        "test_directional_accuracy_step_1": direction[0],
+        "test_tail_pinball_ratio": _ratio(losses, "tail"),
+    }
+    for band in BANDS:
+        metrics[f"test_coverage_{band}"] = steps[f"coverage_{band}"].mean()
+        metrics[f"test_width_{band}"] = steps[f"width_{band}"].mean()
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def _ratio(losses: dict[str, Array], name: str) -> float:
+    below = losses[f"reference_{name}"].mean()
+    return (
+        float(losses[name].mean() / below) if below > 0 else 1.0
+    )  # a market that never moves: nothing to win
+
+
+def _certainty(score: MemberScore, seed: int) -> dict[str, float]:
+    length = inference.block_length(score.horizon, len(score.times))
+    ids = inference.block_ids(score.times, length * score.step_us)
+    own, other = (np.bincount(ids, score.losses[k])[:, None] for k in ("crps", "reference_crps"))
+    draws = inference.ratio_draws(own, other, inference.bootstrap_weights(len(own), seed=seed))
+    low, high = inference.interval(draws)
+    difference = score.losses["crps"] - score.losses["reference_crps"]
+    _, p = inference.diebold_mariano(difference, lags=length)
+    return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
+
+
+def _training_returns(series: Series) -> Array:
+    first, last = series.spans["train"]
+    close = np.log(series.prices[first:last, 3])
+    returns = np.diff(close)[np.diff(series.segments[first:last]) == 0]
+    return returns if np.any(returns) else np.ones(1)  # a flat market has no scale; 1 = 100 % keeps it finite
+
+
+def _times(series: Series, origins: NDArray[np.int64]) -> NDArray[np.int64]:
+    return series.times[origins] if series.times is not None else origins.astype(np.int64)
+
+
+def _step_us(series: Series) -> int:
+    if series.times is None or len(series.times) < 2:
+        return 1
+    return int(np.diff(series.times).min())

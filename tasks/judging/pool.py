@@ -1,0 +1,139 @@
+"""Pooling over coins: each coin counts alike, whatever its volatility or the length of its history."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.judging import inference
+from tasks.judging.member import LOSSES, MemberScore
+from tasks.judging.scores import Array
+
+
+@dataclass(frozen=True)
+class PoolScore:
+    """One architecture on one timeframe over its coins; metrics as a member's, plus `coins_below_one`."""
+
+    architecture: str
+    timeframe: str
+    symbols: tuple[str, ...]
+    metrics: dict[str, float]
+    steps: dict[str, Array]
+
+    @property
+    def verdict(self) -> str:
+        """The finding in words."""
+        m = self.metrics
+        return inference.verdict(
+            m["test_crps_ratio"],
+            m["test_crps_ratio_low"],
+            m["test_crps_ratio_high"],
+            m["test_p"],
+            int(m["test_n"]),
+        )
+
+
+def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
+    """Pool the members of one architecture and timeframe with equal weight per coin.
+
+    Intervals resample blocks of calendar time common to all coins (coins move together: resampling each by
+    itself would claim twenty times the evidence). p is Diebold-Mariano on the mean over coins per instant.
+
+    Raises:
+        ValueError: no member, or members of different architectures or timeframes.
+    """
+    kinds = {(m.architecture, m.timeframe) for m in members}
+    if len(kinds) != 1:
+        raise ValueError(f"a pool holds one architecture and timeframe, got {sorted(kinds)}")
+    architecture, timeframe = kinds.pop()
+    names = sorted(set.intersection(*(set(m.metrics) for m in members)))
+    metrics = {name: float(np.mean([m.metrics[name] for m in members])) for name in names}
+    metrics.pop("test_p_holm", None)
+    metrics["test_n"] = float(sum(m.metrics["test_n"] for m in members))
+    metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))
+    metrics |= _certainty(members, seed)
+    steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
+    for name in LOSSES:  # ratios per step, each coin alike
+        ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]
+        steps[f"{name}_ratio"] = np.mean(ratios, axis=0)
+    return PoolScore(architecture, timeframe, tuple(m.symbol for m in members), metrics, steps)
+
+
+def judge_pools(members: Iterable[MemberScore], seed: int = 0) -> list[PoolScore]:
+    """Pool every architecture × timeframe among `members`, best first within a timeframe."""
+    groups: dict[tuple[str, str], list[MemberScore]] = defaultdict(list)
+    for member in members:
+        groups[member.timeframe, member.architecture].append(member)
+    pools = [judge_pool(group, seed) for group in groups.values()]
+    return sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
+
+
+def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
+    """Return the members with `test_p_holm`: p corrected over all members of the same architecture."""
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, member in enumerate(members):
+        groups[member.architecture].append(index)
+    result = list(members)
+    for indices in groups.values():
+        adjusted = inference.holm([members[i].metrics["test_p"] for i in indices])
+        for i, p in zip(indices, adjusted, strict=True):
+            result[i] = replace(members[i], metrics=members[i].metrics | {"test_p_holm": p})
+    return result
+
+
+def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tuple[float, float, int]:
+    """Return (CRPS ratio first/second, Diebold-Mariano p, rows) of two models on the rows both have forecast.
+
+    Members are matched by symbol and timeframe, origins by time; each coin counts alike.
+
+    Raises:
+        ValueError: the two have no row in common.
+    """
+    others = {(m.symbol, m.timeframe): m for m in second}
+    pairs = [(m, others[m.symbol, m.timeframe]) for m in first if (m.symbol, m.timeframe) in others]
+    times, own, other = [], [], []
+    for a, b in pairs:
+        common, i, j = np.intersect1d(a.times, b.times, return_indices=True)
+        if len(common):
+            times.append(common)
+            own.append(a.losses["crps"][i])
+            other.append(b.losses["crps"][j])
+    if not times:
+        raise ValueError("the two models have no forecast row in common")
+    difference = _mean_difference(times, own, other)
+    lags = inference.block_length(pairs[0][0].horizon, len(difference))
+    ratio = float(np.mean([x.mean() / y.mean() for x, y in zip(own, other, strict=True)]))
+    return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))
+
+
+def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
+    times = [m.times for m in members]
+    start, step = min(t.min() for t in times), members[0].step_us
+    longest = max(map(len, times))
+    length = inference.block_length(members[0].horizon, longest)
+    ids = [inference.block_ids(t, length * step, int(start)) for t in times]
+    blocks = int(max(i.max() for i in ids)) + 1
+
+    def sums(name: str) -> Array:
+        pairs = zip(ids, members, strict=True)
+        return np.stack([np.bincount(i, m.losses[name], minlength=blocks) for i, m in pairs], axis=1)
+
+    draws = inference.ratio_draws(
+        sums("crps"), sums("reference_crps"), inference.bootstrap_weights(blocks, seed=seed)
+    )
+    low, high = inference.interval(draws.mean(axis=1))
+    own = [m.losses["crps"] for m in members]
+    other = [m.losses["reference_crps"] for m in members]
+    _, p = inference.diebold_mariano(_mean_difference(times, own, other), lags=length)
+    return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
+
+
+def _mean_difference(times: list[NDArray[np.int64]], own: list[Array], other: list[Array]) -> Array:
+    """Return [T], per instant: the mean over coins of the relative loss difference, all coins alike."""
+    instants, place = np.unique(np.concatenate(times), return_inverse=True)
+    relative = [
+        (a - b) / max(b.mean(), 1e-300) * (len(instants) / len(b)) for a, b in zip(own, other, strict=True)
+    ]
+    return np.bincount(place, np.concatenate(relative), minlength=len(instants)) / len(times)

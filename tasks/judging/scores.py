@@ -1,0 +1,116 @@
+"""Scores: stateless functions of arrays. Shapes: N origins, H steps, Q = 19 levels.
+
+`quantiles` float [N, H, Q] and `realised` float [N, H] are cumulative log-returns against the last close.
+Formulas are in docs/judging.md.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+LEVELS: Array = np.round(np.arange(1, 20) * 0.05, 2)
+"""The 19 quantile levels of every forecast: 0.05, 0.10, … 0.95."""
+
+MEDIAN = 9
+BANDS = {50: (4, 14), 80: (1, 17), 90: (0, 18)}
+"""Central band in per cent -> indices of its two levels (0.25/0.75, 0.10/0.90, 0.05/0.95)."""
+
+TAILS = (0, 18)
+
+
+def pinball(quantiles: Array, realised: Array) -> Array:
+    """Return the quantile loss [N, H, Q]: (τ - 1{y < q}) (y - q) of each level τ."""
+    error = realised[..., None] - quantiles
+    return np.maximum(LEVELS * error, (LEVELS - 1) * error)
+
+
+def crps(quantiles: Array, realised: Array) -> Array:
+    """Return the continuous ranked probability score [N, H], in log-return.
+
+    CRPS is twice the integral of the pinball loss over the levels; here 2 × the mean over the 19 levels,
+    each with equal weight. (The outer 2.5 % on each side are represented by their neighbours, alike for
+    every model, so that ratios are not affected by the choice.)
+    """
+    return 2 * pinball(quantiles, realised).mean(axis=-1)
+
+
+def coverage(quantiles: Array, realised: Array, band: int) -> Array:
+    """Return the share [H] of realised values within the central `band` (50, 80 or 90), edges included."""
+    low, high = BANDS[band]
+    return ((realised >= quantiles[..., low]) & (realised <= quantiles[..., high])).mean(axis=0)
+
+
+def width(quantiles: Array, band: int) -> Array:
+    """Return the mean width [H] of the central `band`, in log-return."""
+    low, high = BANDS[band]
+    return (quantiles[..., high] - quantiles[..., low]).mean(axis=0)
+
+
+def reliability(quantiles: Array, realised: Array) -> Array:
+    """Return, per level [Q], the share of realised values at or below that quantile; honest = the level."""
+    return (realised[..., None] <= quantiles).mean(axis=(0, 1))
+
+
+def pit_histogram(quantiles: Array, realised: Array) -> Array:
+    """Return the share [Q + 1] of realised values between neighbouring quantiles; honest = 0.05 each."""
+    place = (realised[..., None] > quantiles).sum(axis=-1)
+    return np.bincount(place.ravel(), minlength=LEVELS.size + 1) / place.size
+
+
+def absolute_error(median: Array, realised: Array) -> Array:
+    """Return |error| [N, H] of the median, in log-return."""
+    return np.abs(realised - median)
+
+
+def rmse(median: Array, realised: Array) -> Array:
+    """Return the root mean squared error [H] of the median, in log-return."""
+    return np.sqrt(((realised - median) ** 2).mean(axis=0))
+
+
+def price_errors(median: Array, realised: Array, last_close: Array) -> tuple[Array, Array]:
+    """Return (MAE [H], RMSE [H]) of the median in price, with `last_close` [N] in quote currency."""
+    error = last_close[:, None] * (np.exp(realised) - np.exp(median))
+    return np.abs(error).mean(axis=0), np.sqrt((error**2).mean(axis=0))
+
+
+def mase(median: Array, realised: Array, training_returns: Array) -> float:
+    """Return the mean absolute scaled error against the random walk (not the seasonal one).
+
+    The scale is the random walk's one-step MAE on the training span: mean |log-return| of `training_returns`.
+    """
+    return float(np.abs(realised - median).mean() / np.abs(training_returns).mean())
+
+
+def direction_hits(median: Array, realised: Array) -> tuple[Array, Array]:
+    """Return (hits [H], counted [H]) of the median's sign.
+
+    A move of exactly zero is neither up nor down and is not counted; a median of exactly zero against a
+    real move counts half, which is what tossing a coin would give.
+    """
+    moved = realised != 0
+    hit = np.where(median == 0, 0.5, np.sign(median) == np.sign(realised))
+    return np.where(moved, hit, 0.0).sum(axis=0), moved.sum(axis=0).astype(float)
+
+
+def directional_accuracy(median: Array, realised: Array) -> Array:
+    """Return the share [H] of moves whose sign the median had (`direction_hits`); 0.5 without a move."""
+    hits, counted = direction_hits(median, realised)
+    return np.where(counted > 0, hits / np.maximum(counted, 1), 0.5)
+
+
+def classification(
+    predicted: NDArray[np.int64], actual: NDArray[np.int64], classes: int = 3
+) -> dict[str, Array]:
+    """Return `accuracy`, `macro_f1` and `confusion` [classes, classes] (rows actual, columns predicted).
+
+    Macro-F1 is the mean over the classes that occur in either; F1 of a class never hit is 0.
+    """
+    confusion = np.bincount(actual * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    hit, total = np.diag(confusion), confusion.sum(axis=0) + confusion.sum(axis=1)
+    f1 = 2 * hit[total > 0] / total[total > 0]
+    return {
+        "accuracy": np.asarray(hit.sum() / max(1, confusion.sum())),
+        "macro_f1": np.asarray(f1.mean() if f1.size else 0.0),
+        "confusion": confusion.astype(float),
+    }

@@ -1,0 +1,94 @@
+"""Causal feature columns of one series: row t knows the candles up to and including t, and nothing else.
+
+Everything is computed inside a segment, a run of candles without a hole or a relisting; the first rows of
+a segment are warm-up and NaN. Ranges enter as logarithms and are winsorised, never squared: a candle may
+go 3.71 -> 0.001 -> 2.94 within an hour (ATOM did).
+"""
+
+import math
+
+import numpy as np
+import polars as pl
+
+from cpbmodels.series import candle_columns
+from schemas.features import FEATURES, PRICES, ROLLING
+from schemas.universe import INTERVAL_SECONDS
+
+RELISTING = math.log(3)
+"""A candle that opens at more than three times (or under a third of) the close before it is another coin."""
+
+WINSOR = 8.0
+"""Log-ranges are cut at so many EWMA standard deviations of one candle."""
+
+FLOOR = 0.05
+"""A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
+
+
+def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
+    """Return the feature file of one series.
+
+    Args:
+        klines: contract klines (sorted, unique, on the grid); needs `open_time`, prices and `volume`.
+        timeframe: Binance interval, such as `1h`.
+
+    Returns:
+        `open_time` (UTC), `segment` (Int32), prices, `volatility` (EWMA σ of one candle's log-return) and
+        the columns of `schemas.features.FEATURES` (Float64, NaN in the warm-up), a row per candle.
+    """
+    frame = klines.select("open_time", _segment(timeframe), *PRICES, "volume")
+    names, columns, volatility = candle_columns(frame.select(PRICES).to_numpy(), frame["segment"].to_numpy())
+    base = pl.from_numpy(np.ascontiguousarray(columns), schema=list(names), orient="row")
+    frame = frame.hstack(base).with_columns(volatility=pl.Series(volatility))
+    frame = frame.with_columns(_candle_shape(), _location(), _volume_change(), *_calendar(timeframe))
+    frame = frame.with_columns(*_rolling("abs_return"), *_rolling("log_range"))
+    numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in ("volatility", *FEATURES)]
+    return frame.select("open_time", "segment", *PRICES, *numbers)
+
+
+def _segment(timeframe: str) -> pl.Expr:
+    step = pl.duration(seconds=INTERVAL_SECONDS[timeframe])
+    hole = pl.col("open_time").diff() != step
+    jump = (pl.col("open") / pl.col("close").shift(1)).log().abs() > RELISTING
+    return (hole | jump).fill_null(False).cum_sum().cast(pl.Int32).alias("segment")
+
+
+def _candle_shape() -> pl.Expr:
+    span = (pl.col("high") / pl.col("low")).log()
+    return pl.min_horizontal(span, WINSOR * pl.col("volatility")).alias("log_range")
+
+
+def _location() -> pl.Expr:
+    """Close within the candle on a log scale: -1 at the low, 1 at the high, 0 for a flat candle."""
+    span = (pl.col("high") / pl.col("low")).log()
+    place = (pl.col("close").log() * 2 - pl.col("high").log() - pl.col("low").log()) / span
+    return pl.when(span > 0).then(place.clip(-1, 1)).otherwise(0.0).alias("close_location")
+
+
+def _volume_change() -> pl.Expr:
+    """ln of the volume against the candle before, in [-5, 5]; an idle market after an idle one is 0."""
+    now, before = pl.col("volume"), pl.col("volume").shift(1).over("segment")
+    change = (now.log() - before.log()).clip(-5, 5)
+    both_idle = (now <= 0) & (before <= 0)
+    return pl.when(both_idle).then(0.0).otherwise(change).alias("log_volume_change")
+
+
+def _calendar(timeframe: str) -> list[pl.Expr]:
+    """Hour of the week, 0 = Monday 00, at which the forecast's first candle opens, on two clocks."""
+    opens = pl.col("open_time") + pl.duration(seconds=INTERVAL_SECONDS[timeframe])
+    clocks = {"hour_of_week_utc": opens, "hour_of_week_ny": opens.dt.convert_time_zone("America/New_York")}
+    return [
+        ((t.dt.weekday().cast(pl.Int32) - 1) * 24 + t.dt.hour().cast(pl.Int32)).alias(name)
+        for name, t in clocks.items()
+    ]
+
+
+def _rolling(column: str) -> list[pl.Expr]:
+    """ln of the mean over the last n candles less ln σ: scale-free, between ln FLOOR and ln WINSOR or so."""
+    # NaN (no return yet) becomes null, so that a mean exists only where all n candles do.
+    value, sigma = pl.col(column).fill_nan(None), pl.col("volatility").fill_nan(None)
+    return [
+        (pl.max_horizontal(value.rolling_mean(n).over("segment"), FLOOR * sigma).log() - sigma.log())
+        .clip(math.log(FLOOR), 5.0)
+        .alias(f"{column}_mean_{n}")
+        for n in ROLLING
+    ]

@@ -1,0 +1,140 @@
+"""Train, validation and test as instants shared by every series of a timeframe.
+
+Shared, because a universal model learns all coins at once: were the spans counted per coin, it would have
+seen the market's test days through another coin. Between two spans lies an embargo.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from schemas.errors import MemberError, UsageError
+from schemas.records import SeriesRecord
+from schemas.universe import INTERVAL_SECONDS
+
+WARMUP = 168
+"""Candles before the first complete feature row: the longest rolling window."""
+
+Span = tuple[datetime, datetime]
+
+
+class SplitPolicy(BaseModel):
+    """How long the spans are: a share of the history, capped in candles, so that a week is not a century.
+
+    2880 candles are 120 days at 1h and 30 days at 15m. The embargo is the longest rolling window (168)
+    plus the horizon (10): no feature of a test row and no target of a training row overlap.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    test_share: float = 0.15
+    test_most: int = 2880
+    validation_share: float = 0.5
+    embargo: int = WARMUP + 10
+    least: int = 48
+
+
+class SplitBounds(BaseModel):
+    """Half-open UTC spans `[start, end)` of candle open times, one set for a whole timeframe."""
+
+    model_config = ConfigDict(frozen=True)
+
+    timeframe: str
+    train: Span
+    validation: Span
+    test: Span
+
+    def items(self) -> list[tuple[str, Span]]:
+        """Return (name, span) of train, validation and test."""
+        return [("train", self.train), ("validation", self.validation), ("test", self.test)]
+
+
+def split_bounds(records: Sequence[SeriesRecord], policy: SplitPolicy | None = None) -> SplitBounds:
+    """Return the spans of one timeframe's series, counted backwards from the newest candle of any of them.
+
+    Raises:
+        ValueError: no record, or records of different timeframes.
+    """
+    return folds(records, 1, policy=policy)[0]
+
+
+def folds(
+    records: Sequence[SeriesRecord],
+    count: int,
+    kind: Literal["expanding", "sliding"] = "expanding",
+    policy: SplitPolicy | None = None,
+) -> list[SplitBounds]:
+    """Return rolling-origin folds, oldest first; their test spans touch and the last is the newest.
+
+    `expanding` trains from the first candle on, `sliding` on as many candles as the first fold has.
+
+    Raises:
+        UsageError: the history is too short for so many folds.
+    """
+    policy = policy or SplitPolicy()
+    timeframe, step, start, end, rows = _grid(records)
+    test = max(1, min(int(rows * policy.test_share), policy.test_most))
+    validation = max(1, int(test * policy.validation_share))
+    behind = validation + 2 * policy.embargo
+    first_train = (end - start) // step - count * test - behind
+    if count > 1 and first_train < WARMUP + policy.least:
+        raise UsageError(
+            f"--folds {count}: the {timeframe} history is too short; use fewer folds or an earlier --since"
+        )
+    result = []
+    for back in range(count - 1, -1, -1):
+        stop = end - back * test * step
+        test_from = stop - test * step
+        validation_to = test_from - policy.embargo * step
+        validation_from = validation_to - validation * step
+        train_to = validation_from - policy.embargo * step
+        train_from = start if kind == "expanding" else max(start, train_to - first_train * step)
+        result.append(
+            SplitBounds(
+                timeframe=timeframe,
+                train=(min(train_from, train_to), train_to),
+                validation=(validation_from, validation_to),
+                test=(test_from, stop),
+            )
+        )
+    return result
+
+
+def check_enough(
+    symbol: str, rows: dict[str, int], total: int, bounds: SplitBounds, policy: SplitPolicy | None = None
+) -> None:
+    """Raise `MemberError` unless each span (`rows`: its name -> candles) has candles enough."""
+    policy = policy or SplitPolicy()
+    step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
+    needed = (bounds.test[1] - bounds.train[1]) // step + WARMUP + policy.least
+    least = {"train": WARMUP + policy.least, "validation": policy.least, "test": policy.least}
+    short = [name for name, n in least.items() if rows[name] < n]
+    if not short:
+        return
+    name = f"{symbol} {bounds.timeframe}"
+    if total < needed:
+        raise MemberError(
+            f"{name}: only {total} rows; needs at least {needed} for train, validation and test"
+        )
+    span = dict(bounds.items())[short[0]]
+    raise MemberError(
+        f"{name}: {rows[short[0]]} rows in the {short[0]} span {span[0]:%Y-%m-%d} to {span[1]:%Y-%m-%d}; "
+        f"needs at least {least[short[0]]}: was it listed or delisted within it?"
+    )
+
+
+def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime, int]:
+    timeframes = {r.timeframe for r in records}
+    if len(timeframes) != 1:
+        raise ValueError(f"spans are made for one timeframe at a time, got {sorted(timeframes)}")
+    timeframe = timeframes.pop()
+    step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
+    start = _instant(min(r.first_us for r in records))
+    end = _instant(max(r.last_us for r in records)) + step
+    return timeframe, step, start, end, max(r.rows for r in records)
+
+
+def _instant(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)

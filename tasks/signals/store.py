@@ -1,0 +1,119 @@
+"""Feature files: klines in, one parquet per series and content out; unchanged input is not computed again."""
+
+import hashlib
+import io
+import os
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+import cpbmodels.series
+import schemas.features
+from cpbmodels import Series
+from schemas.errors import MemberError
+from schemas.features import FEATURES, PRICES, check_features
+from schemas.records import SeriesRecord
+from tasks.files import write_bytes
+from tasks.market.store import read_klines
+from tasks.signals import columns
+from tasks.signals.splits import SplitBounds, check_enough
+
+KEPT = 4
+"""Feature files kept per series: a run of another `--as-of` may still be reading an older one."""
+
+
+def write_features(
+    home: Path,
+    symbol: str,
+    timeframe: str,
+    *,
+    since: datetime | None = None,
+    as_of: datetime | None = None,
+    market: str = "spot",
+) -> SeriesRecord:
+    """Compute, check and store the features of one series below `home/features`; return where they lie.
+
+    The file is named by the digest of its input candles and of the code that computes it: the same input
+    is found, not recomputed. Written atomically (temporary file, fsync, rename).
+
+    Raises:
+        MemberError: the store holds no candle of this series in the range.
+    """
+    klines = read_klines(home, symbol, timeframe, since=since, as_of=as_of, market=market)
+    if klines.is_empty():
+        raise MemberError(f"{symbol} {timeframe}: no candles in {home}; ingest it first, or check its name")
+    digest = klines_digest(klines)
+    path = _folder(home, symbol, timeframe, market) / f"{digest[:16]}-{code_digest()[:8]}.parquet"
+    if path.exists():
+        os.utime(path)  # the most recently used files survive the pruning
+    else:
+        buffer = io.BytesIO()
+        frame = check_features(columns.feature_frame(klines, timeframe))
+        frame.write_parquet(buffer, compression="lz4", statistics=False)
+        write_bytes(path, buffer.getvalue())
+        _prune(path.parent)
+    first, last = klines["open_time"].cast(pl.Int64)[0], klines["open_time"].cast(pl.Int64)[-1]
+    return SeriesRecord(
+        symbol=symbol, timeframe=timeframe, path=path, digest=digest,
+        rows=klines.height, first_us=first, last_us=last,
+    )  # fmt: skip
+
+
+def load_series(path: Path, bounds: SplitBounds, symbol: str = "") -> Series:
+    """Return the stored features as a `Series` whose spans are the bounds' rows.
+
+    Raises:
+        MemberError: too few candles in a span.
+    """
+    frame = pl.read_parquet(path)
+    symbol = symbol or path.parent.name.removeprefix("symbol=")
+    times = frame["open_time"].cast(pl.Int64).to_numpy()
+    spans = {name: _rows(times, *span) for name, span in bounds.items()}
+    check_enough(symbol, {name: b - a for name, (a, b) in spans.items()}, len(times), bounds)
+    return Series(
+        prices=frame.select(PRICES).to_numpy(),
+        features=frame.select(FEATURES).to_numpy(),
+        names=FEATURES,
+        volatility=frame["volatility"].to_numpy(),
+        segments=frame["segment"].to_numpy().astype(np.int64),
+        spans=spans,
+        symbol=symbol,
+        timeframe=bounds.timeframe,
+        times=times,
+    )
+
+
+def klines_digest(klines: pl.DataFrame) -> str:
+    """Return a blake2b digest (hex) of the candles' times, prices and volumes: the data's fingerprint."""
+    state = hashlib.blake2b(digest_size=20)
+    state.update(klines["open_time"].cast(pl.Int64).to_numpy().tobytes())
+    for name in (*PRICES, "volume"):
+        state.update(klines[name].to_numpy().tobytes())
+    return state.hexdigest()
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the sources that define the columns, so that editing them invalidates the files."""
+    sources = (columns.__file__, cpbmodels.series.__file__, schemas.features.__file__)
+    return hashlib.blake2b(b"".join(Path(s or "").read_bytes() for s in sources), digest_size=20).hexdigest()
+
+
+def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
+    edges = [round(t.timestamp() * 1e6) for t in (start, end)]
+    a, b = np.searchsorted(times, edges)
+    return int(a), int(b)
+
+
+def _folder(home: Path, symbol: str, timeframe: str, market: str) -> Path:
+    branch = home / "features" if market == "spot" else home / "features" / f"market={market}"
+    return branch / f"interval={timeframe}" / f"symbol={symbol}"
+
+
+def _prune(folder: Path) -> None:
+    files = sorted(folder.glob("*.parquet"), key=lambda p: p.stat().st_mtime, reverse=True)
+    for old in files[KEPT:]:
+        old.unlink(missing_ok=True)
