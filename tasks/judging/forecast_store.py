@@ -1,7 +1,7 @@
 """The forecast store: parquet under `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, append-only.
 
 A row once written never changes: what came true later stands in the ledger's own files. A month is one file
-(40 series every hour would otherwise make 350 000 files a year); adding rows replaces it by rename under a lock.
+(40 series every hour would otherwise make 350 000 files a year); rows are added by rename, under a lock.
 """
 
 import fcntl

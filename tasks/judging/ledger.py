@@ -50,9 +50,9 @@ def ledger(
 ) -> pl.DataFrame:
     """Return the scored forecast rows of one series with their scores, oldest first.
 
-    Columns: those of the forecast, `realised_close`, `scored_at`, `crps` (of the log-return since `last_close`,
-    so that coins compare), `covered_50 covered_80 covered_90`, and `direction_hit`: did the median lie on the
-    realised side of `last_close`; null where either did not move.
+    Columns: those of the forecast, `realised_close`, `scored_at`, `crps` (of the log-return since
+    `last_close`, so that coins compare), `covered_50 covered_80 covered_90`, and `direction_hit`: did the
+    median lie on the realised side of `last_close`; null where either did not move.
     """
     rows = forecast_store.read(home, symbol, timeframe, since, until)
     scores = _scores(home, symbol, timeframe, since, until)
@@ -67,7 +67,7 @@ def ledger(
 
 
 def summary(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return the hit rates of ledger rows: count, mean CRPS, coverage of each band, direction; None if empty."""
+    """Return the hit rates of ledger rows: count, mean CRPS, coverage per band, direction; None if empty."""
     rates = {f"coverage_{n}": rows[f"covered_{n}"].mean() for n in BANDS}
     return {
         "scored": len(rows),
@@ -89,7 +89,7 @@ def _score_series(home: Path, symbol: str, timeframe: str, read_klines: ReadKlin
         target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step, realised_close="close"
     )
     known = due.join(closes, on="target_time", how="inner").filter(pl.col("target_time") <= now)
-    rows = known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(LEDGER_SCHEMA)
+    rows = known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
     folder = forecast_store.series_folder(home, symbol, timeframe, "ledger")
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
     parts = months.partition_by("month", as_dict=True)

@@ -110,7 +110,8 @@ def champions(
 
 
 def _champion(store: Store, version: "ModelVersion", symbol: str, timeframe: str) -> Champion | None:
-    run = store.client.get_run(version.run_id)
+    run_id = version.run_id or ""
+    run = store.client.get_run(run_id)
     folder = _folder(store, version)
     if not (folder / _WEIGHTS).is_file():
         log.warning("champion %s version %s has no %s in %s: promote again", version.name, version.version,
@@ -122,7 +123,7 @@ def _champion(store: Store, version: "ModelVersion", symbol: str, timeframe: str
         symbol=symbol,
         timeframe=timeframe,
         version=str(version.version),
-        run_id=version.run_id,
+        run_id=run_id,
         folder=folder,
         metrics={**run.data.metrics, **own},
         tags=tags,
@@ -171,7 +172,7 @@ def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> 
 
 
 def _folder(store: Store, version: "ModelVersion") -> Path:
-    local = local_artifacts(version.source)
+    local = local_artifacts(version.source or "")
     return local if local is not None else _download(store, version)
 
 
