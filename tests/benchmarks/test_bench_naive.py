@@ -1,0 +1,44 @@
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import naive
+from benchmarks._walks import walk
+
+SMALL = naive.Recipe(width=8, layers=2, heads=2, batch=16, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def series():
+    return walk(400, seed=0)
+
+
+def test_windows_end_before_their_targets_begin(series):
+    x, y = naive.windows(series, "train")
+    origin = series.origins("train", 30, 10)[5]
+    volatility = series.volatility[origin]
+    assert x.shape[1:] == (30, 4)
+    assert y.shape[1:] == (10, 4)
+    assert x[5, -1, 3].item() == pytest.approx(
+        np.log(series.prices[origin, 3] / series.prices[origin - 1, 3]) / volatility, rel=1e-5
+    )
+    third = np.log(series.prices[origin + 3, 3] / series.prices[origin, 3])
+    assert y[5, 2, 3].item() == pytest.approx(third / (volatility * np.sqrt(3)), rel=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm"])
+def test_every_naive_model_learns_and_decodes_without_the_truth(series, architecture):
+    history = naive.train_one(series, architecture, epochs=2, seed=1, device="cpu", recipe=SMALL)
+    assert history[1]["train_loss"] < history[0]["train_loss"]
+    assert np.isfinite(history[1]["val_loss"])
+
+
+def test_ten_passes_equal_one_parallel_causal_pass():
+    torch.manual_seed(0)
+    model = naive.build("transformer", SMALL).eval()
+    x, y = torch.randn(3, 30, 4), torch.randn(3, 10, 4)
+    fed = torch.cat([x[:, -1:], y[:, :-1]], 1)
+    mask = torch.nn.Transformer.generate_square_subsequent_mask(10)
+    memory = model.encoder(model.embed_in(x) + model.position[:30])
+    parallel = model.out(model.decoder(model.embed_out(fed) + model.position[30:], memory, tgt_mask=mask))
+    torch.testing.assert_close(model(x, y), parallel, atol=1e-5, rtol=1e-4)
