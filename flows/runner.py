@@ -59,7 +59,7 @@ Runner = Direct | ThroughPrefect
 def _outcome(result: Callable[[], Any]) -> Outcome:
     try:
         return Outcome(value=result())
-    except Exception as error:  # noqa: BLE001  a member's error, whatever it is, must not stop the others
+    except Exception as error:
         log.debug("a step failed", exc_info=error)
         return Outcome(error=error)
 

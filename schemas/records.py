@@ -32,7 +32,10 @@ class SeriesRecord(BaseModel):
 
 
 class FleetRecord(BaseModel):
-    """One trained fleet on disk: `folder` holds `job.json`, `done.json` and a folder per member."""
+    """One trained fleet on disk: `folder` holds `job.json`, `done.json` and a folder per member.
+
+    `run_id` and `run_ids` (member folder name -> run id) are known once it is judged and logged.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,4 +43,5 @@ class FleetRecord(BaseModel):
     key: str
     folder: Path
     run_id: str | None = None
+    run_ids: dict[str, str] = {}
     failures: tuple[Failure, ...] = ()

@@ -1,7 +1,9 @@
 """Step 3, train: one fleet in a process of its own, on one device slot."""
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -13,12 +15,16 @@ from tasks.files import read_json
 from tasks.training.job import Job
 from tasks.training.launch import Slots, launch
 
+Progress = Callable[[dict[str, Any]], None]
+
 
 @task(name="train", cache_policy=NO_CACHE, persist_result=False, retries=1, retry_delay_seconds=5)
-def train(job: Job, folder: Path, slots: Slots, timeout_s: float) -> FleetRecord:
+def train(
+    job: Job, folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
+) -> FleetRecord:
     """Train `job` in `folder` (continued from its last checkpoint, skipped where done)."""
     with _gpu_limit(slots):
-        launch(folder, slots, timeout_s)
+        launch(folder, slots, timeout_s, on_progress)
     done = read_json(folder / "done.json")
     failures = tuple(Failure.model_validate(f) for f in done["failures"])
     return FleetRecord(architecture=job.architecture, key=job.key, folder=folder, failures=failures)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from schemas.config import UNIVERSAL, TrainConfig
 from schemas.records import SeriesRecord
 from tasks.files import write_json
+from tasks.signals.splits import SplitBounds
 
 _CODE = ("cpbmodels", "tasks/signals", "tasks/training")
 """Folders whose source decides a trained model; a change in them makes older fleets stale."""
@@ -45,7 +46,7 @@ class Job(BaseModel):
     device: str
     dtype: str
     members: tuple[JobMember, ...]
-    bounds: dict[str, dict[str, Any]]
+    bounds: dict[str, SplitBounds]
     warm_start: dict[str, Path] | None = None
     code: str
 
@@ -96,7 +97,7 @@ def plan_job(
     config: TrainConfig,
     architecture: str,
     records: list[SeriesRecord],
-    bounds: dict[str, dict[str, Any]],
+    bounds: dict[str, SplitBounds],
     warm_start: dict[str, Path] | None = None,
 ) -> Job:
     """Return the job that trains `architecture` on `records`."""

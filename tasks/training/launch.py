@@ -94,7 +94,9 @@ def launch(
     if (folder / "done.json").exists():
         return
     with gpu_slot(slots.gpus) as gpu:
-        env = os.environ | _MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
+        env = (
+            os.environ | _MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
+        )
         if gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = _visible(gpu)
         with (folder / "worker.log").open("ab") as log:
@@ -125,7 +127,9 @@ def _wait(
     seen = 0.0
     while process.poll() is None:
         if time.monotonic() > deadline:
-            raise CpbError(f"training {folder.name} ran past its limit of {timeout_s:.0f} s; run again to resume it")
+            raise CpbError(
+                f"training {folder.name} ran past its limit of {timeout_s:.0f} s; run again to resume it"
+            )
         progress = folder / "progress.json"
         if on_progress and progress.exists() and (stamp := progress.stat().st_mtime) > seen:
             seen = stamp

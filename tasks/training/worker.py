@@ -21,7 +21,6 @@ import cpbmodels
 from schemas.errors import CpbError, MemberError
 from schemas.records import Failure
 from tasks.files import new_folder, write_json
-from tasks.signals.splits import SplitBounds
 from tasks.signals.store import load_series
 from tasks.training.job import Job, JobMember
 
@@ -90,8 +89,8 @@ def _load(job: Job) -> tuple[Loaded, list[Failure]]:
     failures = []
     for member in job.members:
         try:
-            bounds = SplitBounds.from_dict(job.bounds[member.timeframe])
-            loaded.append((member, load_series(member.features, bounds)))
+            series = load_series(member.features, job.bounds[member.timeframe], member.symbol)
+            loaded.append((member, series))
         except MemberError as error:
             failures.append(_failure(job, member, error))
     return loaded, failures
@@ -119,9 +118,7 @@ def _seeds(job: Job, loaded: Loaded) -> list[int]:
 def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member | None] | None:
     if not job.warm_start:
         return None
-    return [
-        cpbmodels.load(job.warm_start[m.name]) if m.name in job.warm_start else None for m, _ in loaded
-    ]
+    return [cpbmodels.load(job.warm_start[m.name]) if m.name in job.warm_start else None for m, _ in loaded]
 
 
 def _assign(job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
@@ -138,7 +135,10 @@ def _progress(record: dict[str, Any]) -> dict[str, Any]:
 
 def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
     spans = {
-        split: [series.origins(split, m.context, m.horizon) for (_, series), m in zip(loaded, members, strict=True)]
+        split: [
+            series.origins(split, m.context, m.horizon)
+            for (_, series), m in zip(loaded, members, strict=True)
+        ]
         for split in ("validation", "test")
     }
     predictions = {
@@ -147,7 +147,7 @@ def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodel
     }
     for i, ((spec, series), member) in enumerate(zip(loaded, members, strict=True)):
         target = draft / spec.name
-        member.save(target, extra=_extra(job, spec, series))
+        member.save(target / "model", extra=_extra(job, spec, series))
         write_json(target / "history.json", {"history": member.history, "report": member.report})
         for split, outputs in predictions.items():
             np.savez(
@@ -171,7 +171,7 @@ def _extra(job: Job, spec: JobMember, series: cpbmodels.Series) -> dict[str, Any
             str(np.datetime64(int(times[first]), "us")) + "Z",
             str(np.datetime64(int(times[max(first, stop - 1)]), "us")) + "Z",
         ],
-        "bounds": job.bounds[spec.timeframe],
+        "bounds": job.bounds[spec.timeframe].model_dump(mode="json"),
         "preset": job.preset,
         "code_digest": job.code,
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},

@@ -1,0 +1,110 @@
+"""`cpb leaderboard`, `cpb forecast` and `cpb publish`: what there is after a training."""
+
+import csv
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from flows import options as o
+from flows.console import emit, quiet_libraries, say
+
+
+def leaderboard(
+    run: Annotated[str | None, typer.Option("--run", help="id of a flow's run; default: the newest")] = None,
+    json: o.Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
+) -> None:
+    """Show architecture x timeframe against the random walk, from MLflow alone.
+
+    Example: cpb leaderboard --json
+    """
+    quiet_libraries()
+    from tasks.tracking.leaderboard import leaderboard as read_board
+
+    rows = read_board(run)
+    if json:
+        emit({"leaderboard": rows, "exit": 0})
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        print_board(rows)
+
+
+def forecast(
+    coins: o.Coins = "all",
+    timeframes: o.Timeframes = "15m,1h",
+    source: o.Source = None,
+    as_of: o.AsOf = None,
+    market: o.Market = "spot",
+    tail: Annotated[bool, typer.Option("--tail", help="add the newest candles from the REST API")] = False,
+    json: o.Json = False,
+) -> None:
+    """Refresh the candles, forecast with the champions, and score older forecasts that have come due.
+
+    Example: cpb forecast --coins BTC --timeframes 1h --source sim
+    """
+    quiet_libraries()
+    from flows.forecast import run_forecast
+    from flows.runner import Direct
+    from schemas.scope import Scope
+
+    scope = Scope.of(coins, timeframes, source, market, None, as_of)
+    result = run_forecast(scope, Direct(), say, tail=tail)
+    if json:
+        emit(result)
+    raise typer.Exit(result["exit"])
+
+
+def publish(
+    repo: o.Repo = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
+    json: o.Json = False,
+) -> None:
+    """Publish all champions in one Hub commit; without --repo, or with --dry-run, into a folder.
+
+    Example: cpb publish --dry-run
+    """
+    quiet_libraries()
+    from tasks.publish import publish as step
+
+    from schemas.scope import home
+
+    result = step.fn(home(), None if dry_run else repo)
+    if json:
+        emit({"published": str(result), "repo": repo, "dry_run": dry_run or repo is None, "exit": 0})
+    else:
+        say(f"published: {result}")
+
+
+def print_board(rows: list[dict[str, Any]]) -> None:
+    """Print the leaderboard for people, on stdout."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Against the random walk with EWMA volatility (ratios below 1 are better)")
+    columns = ["timeframe", "architecture", "members", "CRPS ratio", "95 % interval", "coins < 1", "MAE ratio",
+               "direction", "cover 80 %", "windows/s", "train s", "RSS MB"]  # fmt: skip
+    for name in columns:
+        table.add_column(
+            name, justify="left" if name in ("timeframe", "architecture") else "right", no_wrap=True
+        )
+    for row in rows:
+        table.add_row(*_cells(row))
+    width = None if sys.stdout.isatty() else 140
+    Console(width=width).print(table)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def number(name: str, form: str) -> str:
+        return format(row[name], form) if row.get(name) is not None else "-"
+
+    interval = f"[{number('crps_ratio_low', '.3f')}, {number('crps_ratio_high', '.3f')}]"
+    return [
+        row["timeframe"], row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
+        interval if row.get("crps_ratio_low") is not None else "-", number("better_share", ".0%"),
+        number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"), number("coverage_80", ".3f"),
+        number("windows_per_s", ",.0f"), number("train_seconds", ".1f"), number("rss_peak_mb", ",.0f"),
+    ]  # fmt: skip

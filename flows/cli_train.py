@@ -1,0 +1,171 @@
+"""`cpb demo`, `cpb train-all` and `cpb train`."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows import options as o
+from flows.console import emit, fail_with, quiet_libraries, say
+
+if TYPE_CHECKING:
+    from flows.train_all import Summary
+    from schemas.config import TrainConfig
+
+Number = Annotated[int | None, typer.Option()]
+
+
+def demo(json: o.Json = False) -> None:
+    """Train, judge and package 2 coins x {15m, 1h} x 5 architectures on simulated klines; needs no network.
+
+    Example: cpb demo
+    """
+    summary = _train_all(_config("BTC,ETH", "15m,1h", None, "smoke", "sim", None, None), direct=True)
+    if json:
+        emit(summary.as_json())
+    else:
+        _show_board()
+        _next_steps()
+    raise typer.Exit(summary.exit_code)
+
+
+def train_all(
+    coins: o.Coins = "all",
+    timeframes: o.Timeframes = "15m,1h",
+    architectures: o.Architectures = None,
+    preset: o.Preset = "default",
+    source: o.Source = None,
+    since: o.Since = None,
+    as_of: o.AsOf = None,
+    market: o.Market = "spot",
+    device: o.Device = "auto",
+    seed: o.Seed = 1,
+    repo: o.Repo = None,
+    tail: Annotated[bool, typer.Option("--tail", help="add the newest candles from the REST API")] = False,
+    warm_start: Annotated[
+        str | None, typer.Option("--warm-start", help="champion: continue from the registered models")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Ingest, train, judge, promote, package and forecast the whole universe.
+
+    Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
+    """
+    config = _config(coins, timeframes, architectures, preset, source, since, as_of, market)
+    config = config.model_copy(
+        update={"device": device, "seed": seed, "repo": repo, "warm_start": warm_start}
+    )
+    summary = _train_all(config, tail=tail)
+    if json:
+        emit(summary.as_json())
+    else:
+        _show_board()
+    raise typer.Exit(summary.exit_code)
+
+
+def train(
+    coin: Annotated[str, typer.Argument(help="BTCUSDT, or BTC")],
+    timeframe: Annotated[str, typer.Argument(help="a Binance interval, as in 1h")],
+    arch: Annotated[str, typer.Option("--arch", help="transformer, gru, lstm, linear, har, …")] = "har",
+    preset: Annotated[
+        str | None, typer.Option("--preset", help="default: the architecture's own seed preset")
+    ] = None,
+    batch_size: Number = None,
+    hidden_dim: Number = None,
+    n_layers: Number = None,
+    n_heads: Number = None,
+    max_epochs: Number = None,
+    patience: Number = None,
+    context: Number = None,
+    horizon: Number = None,
+    learning_rate: Annotated[float | None, typer.Option()] = None,
+    dropout: Annotated[float | None, typer.Option()] = None,
+    head: Annotated[str | None, typer.Option(help="student-t, quantile or point")] = None,
+    mixed_precision: Annotated[bool | None, typer.Option("--mixed-precision/--no-mixed-precision")] = None,
+    device: o.Device = "auto",
+    seed: o.Seed = 1,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="latest: go on from the last checkpoint")
+    ] = None,
+    warm_start: Annotated[
+        str | None, typer.Option("--warm-start", help="champion: start from its weights")
+    ] = None,
+    source: o.Source = None,
+    since: o.Since = None,
+    as_of: o.AsOf = None,
+    market: o.Market = "spot",
+    json: o.Json = False,
+) -> None:
+    """Train and judge one model.
+
+    Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
+    """
+    given = {
+        "batch_size": batch_size, "hidden_dim": hidden_dim, "n_layers": n_layers, "n_heads": n_heads,
+        "max_epochs": max_epochs, "patience": patience, "context": context, "horizon": horizon,
+        "learning_rate": learning_rate, "dropout": dropout, "head": head, "mixed_precision": mixed_precision,
+    }  # fmt: skip
+    from flows.train_one import default_preset, train_one
+
+    quiet_libraries()
+    if resume not in (None, "latest"):
+        fail_with(f"--resume {resume!r} is unknown: the only value is latest")
+    config = _config(coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market)
+    overrides = {name: value for name, value in given.items() if value is not None}
+    config = config.model_copy(
+        update={"device": device, "seed": seed, "overrides": overrides, "warm_start": warm_start}
+    )
+    result = train_one(config, resume=resume == "latest", say=say)
+    if json:
+        emit(result)
+    else:
+        for name, value in result.items():
+            say(f"{name:>20}  {value}")
+    raise typer.Exit(int(result["exit"]))
+
+
+def _config(
+    coins: str,
+    timeframes: str,
+    architectures: str | None,
+    preset: str,
+    source: str | None,
+    since: str | None,
+    as_of: str | None,
+    market: str = "spot",
+) -> "TrainConfig":
+    from schemas.config import TrainConfig, parse_architectures
+    from schemas.scope import Scope
+
+    return TrainConfig(
+        scope=Scope.of(coins, timeframes, source, market, since, as_of),
+        preset=preset,
+        architectures=parse_architectures(architectures, preset),
+    )
+
+
+def _train_all(config: "TrainConfig", direct: bool = False, tail: bool = False) -> "Summary":
+    quiet_libraries()
+    from flows.runner import Direct, server_in_use
+    from flows.train_all import in_prefect, run_train_all
+
+    if server_in_use() and not direct:
+        return in_prefect(config, tail)
+    return run_train_all(config, Direct(), say, tail=tail)
+
+
+def _show_board() -> None:
+    from flows.cli_models import print_board
+    from tasks.tracking.leaderboard import leaderboard
+
+    print_board(leaderboard())
+
+
+def _next_steps() -> None:
+    from tasks.tracking.store import public_uri, tracking_uri
+
+    cpb = "cpb" if os.environ.get("VIRTUAL_ENV") else ".venv/bin/cpb"
+    say(f"\nMLflow store: {public_uri(tracking_uri())}\nNext:")
+    say(f"  {cpb} ui                                       compare the runs in the MLflow UI")
+    say(f"  {cpb} serve                                    forecasts on a page")
+    say(f"  {cpb} train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")

@@ -1,0 +1,44 @@
+"""`forecast`: refresh the candles, forecast with the champions, score older forecasts that have come due."""
+
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+
+from flows.runner import Runner, ThroughPrefect
+from flows.train_all import Say
+from schemas.errors import COMPLETE, PARTIAL
+from schemas.scope import Scope
+from tasks.forecast import forecast, score
+from tasks.ingest import ingest
+
+
+def run_forecast(scope: Scope, steps: Runner, say: Say = print, tail: bool = False) -> dict[str, Any]:
+    """Return what was forecast and scored; exit 3 where a series could not be refreshed or forecast."""
+    report = steps.one(ingest, scope, tail)
+    stale = [f"{s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.status == "failed"]
+    issued = steps.one(forecast, scope)
+    scored = steps.one(score, scope)
+    problems = stale + [f"{f.symbol} {f.timeframe}: {f.reason}" for f in issued.failures]
+    for text in problems:
+        say(f"FAILED {text}")
+    say(f"{issued.rows} new forecast rows for {issued.series} series; {scored} older rows scored")
+    code = PARTIAL if problems else COMPLETE
+    return {"rows": issued.rows, "series": issued.series, "scored": scored, "failed": problems, "exit": code}
+
+
+@flow(name="forecast", task_runner=ThreadPoolTaskRunner(max_workers=2))
+def forecast_flow(
+    coins: str = "all",
+    timeframes: str = "15m,1h",
+    source: str | None = None,
+    as_of: str | None = None,
+    market: str = "spot",
+    tail: bool = True,
+) -> State:
+    """Forecast every champion of the scope from the newest candles."""
+    result = run_forecast(
+        Scope.of(coins, timeframes, source, market, None, as_of), ThroughPrefect(), tail=tail
+    )
+    return Completed(name="Partial" if result["exit"] else "Completed", data=result)

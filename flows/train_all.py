@@ -1,0 +1,265 @@
+"""`train-all`: klines -> features -> fleets -> scores -> champions -> Hub folder -> forecasts.
+
+One member's failure never stops the others: it is reported with its reason, its run is marked failed, and
+the flow ends partial. Every step finds its own finished work by digest, so the same command after kill -9
+does only what is left.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from prefect import flow
+from prefect.states import Completed, State
+from prefect.task_runners import ThreadPoolTaskRunner
+from tasks.publish import publish
+
+from flows.runner import Runner, ThroughPrefect
+from schemas.config import TrainConfig, parse_architectures
+from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
+from schemas.records import Failure, FleetRecord, SeriesRecord
+from schemas.scope import Scope
+from tasks.evaluate import evaluate
+from tasks.features import features
+from tasks.forecast import forecast
+from tasks.ingest import ingest
+from tasks.promote import promote
+from tasks.signals.splits import SplitBounds, split_bounds
+from tasks.signals.store import load_series
+from tasks.tracking.runs import COMPLETE as RUN_COMPLETE
+from tasks.tracking.runs import PARTIAL as RUN_PARTIAL
+from tasks.tracking.runs import finish, start_parent
+from tasks.train import train
+from tasks.training.job import code_digest, plan_job
+from tasks.training.launch import plan_slots
+
+Say = Callable[[str], None]
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Summary:
+    """What a run of the main job left behind."""
+
+    run_id: str = ""
+    series: int = 0
+    members: int = 0
+    champions: int = 0
+    forecast_rows: int = 0
+    published: str = ""
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """0 complete, 3 partial."""
+        return PARTIAL if self.failures else COMPLETE
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return asdict(self) | {
+            "failures": [f.model_dump() for f in self.failures],
+            "exit": self.exit_code,
+        }
+
+
+@dataclass
+class Training:
+    """A run up to its scores."""
+
+    summary: Summary
+    judged: list[FleetRecord]
+
+
+def run_training(
+    config: TrainConfig,
+    steps: Runner,
+    say: Say = print,
+    *,
+    tail: bool = False,
+    fresh: bool = False,
+    name: str = "train-all",
+    on_progress: Progress | None = None,
+) -> Training:
+    """Ingest, compute features, train, judge and log; `fresh` forgets what earlier runs trained.
+
+    Raises:
+        CpbError: nothing could be ingested, or nothing trained.
+    """
+    summary = Summary()
+    records = _data(config, steps, say, summary, tail)
+    bounds = _bounds(records)
+    records = _usable(records, bounds, summary, say)
+    run = start_parent(_run_key(config, records), config.model_dump(mode="json"), _tags(config), name)
+    summary.run_id, summary.series = run.run_id, len(records)
+    fleets = _fleets(config, steps, say, records, bounds, summary, fresh, on_progress)
+    judged = [steps.one(evaluate, config, run.run_id, f, tuple(summary.failures)) for f in fleets]
+    summary.members = sum(len(fleet.run_ids) for fleet in judged)
+    say(f"judged {summary.members} members against the random walk")
+    return Training(summary, judged)
+
+
+def run_train_all(config: TrainConfig, steps: Runner, say: Say = print, tail: bool = False) -> Summary:
+    """Run the whole job and return its summary; errors as in `run_training`."""
+    training = run_training(config, steps, say, tail=tail)
+    summary = training.summary
+    summary.champions = len(steps.one(promote, training.judged))
+    summary.published = str(steps.one(publish, config.scope.home, config.repo))
+    issued = steps.one(forecast, config.scope)
+    summary.forecast_rows = issued.rows
+    for failure in issued.failures:
+        _fail(summary, say, failure.symbol, failure.timeframe, "forecast", failure.reason)
+    say(
+        f"{summary.champions} champions, {summary.forecast_rows} forecast rows, packaged in {summary.published}"
+    )
+    finish(summary.run_id, RUN_PARTIAL if summary.failures else RUN_COMPLETE)
+    return summary
+
+
+def _data(config: TrainConfig, steps: Runner, say: Say, summary: Summary, tail: bool) -> list[SeriesRecord]:
+    scope = config.scope
+    report = steps.one(ingest, scope, tail)
+    failed = {(s.symbol, s.timeframe): s.reason for s in report.series if s.status == "failed"}
+    for (symbol, timeframe), reason in failed.items():
+        _fail(summary, say, symbol, timeframe, "ingest", reason)
+    wanted = [(s, t) for s in scope.symbols for t in scope.timeframes if (s, t) not in failed]
+    say(f"ingested {len(wanted)} series ({report.requests} requests, {report.seconds:.1f} s)")
+    outcomes = steps.each(features, [(scope, symbol, timeframe) for symbol, timeframe in wanted], 2)
+    for (symbol, timeframe), outcome in zip(wanted, outcomes, strict=True):
+        if outcome.error:
+            _fail(summary, say, symbol, timeframe, "features", str(outcome.error))
+    return [o.value for o in outcomes if o.value]
+
+
+def _fail(summary: Summary, say: Say, symbol: str, timeframe: str, step: str, reason: str) -> None:
+    summary.failures.append(Failure(symbol=symbol, timeframe=timeframe, step=step, reason=reason))
+    say(f"FAILED {symbol} {timeframe} in {step}: {reason}")
+
+
+def _bounds(records: list[SeriesRecord]) -> dict[str, SplitBounds]:
+    timeframes = dict.fromkeys(r.timeframe for r in records)
+    return {t: split_bounds([r for r in records if r.timeframe == t]) for t in timeframes}
+
+
+def _usable(
+    records: list[SeriesRecord], bounds: dict[str, SplitBounds], summary: Summary, say: Say
+) -> list[SeriesRecord]:
+    """Return the series with candles enough in every span; the others become failures, once, here."""
+    usable = []
+    for record in records:
+        try:
+            load_series(record.path, bounds[record.timeframe], record.symbol)
+            usable.append(record)
+        except MemberError as error:
+            _fail(summary, say, record.symbol, record.timeframe, "features", str(error))
+    if not usable:
+        reasons = "; ".join(f"{f.symbol} {f.timeframe}: {f.reason}" for f in summary.failures[:3])
+        raise CpbError(f"no series can be trained ({reasons}); check --coins, --since, --as-of and --source")
+    return usable
+
+
+def _fleets(
+    config: TrainConfig,
+    steps: Runner,
+    say: Say,
+    records: list[SeriesRecord],
+    bounds: dict[str, SplitBounds],
+    summary: Summary,
+    fresh: bool,
+    on_progress: Progress | None,
+) -> list[FleetRecord]:
+    """Train one fleet per architecture, side by side, and return those that were finished."""
+    jobs = [plan_job(config, name, records, bounds) for name in config.architectures]
+    slots = plan_slots(config.device, len(jobs))
+    folders = [config.scope.home / "fleets" / job.key for job in jobs]
+    for job, folder in zip(jobs, folders, strict=True):
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        job.save(folder)
+    calls = [
+        (job, folder, slots, config.train_timeout_s, on_progress)
+        for job, folder in zip(jobs, folders, strict=True)
+    ]
+    fleets = []
+    for job, outcome in zip(jobs, steps.each(train, calls, slots.workers), strict=True):
+        if outcome.error:
+            for member in job.members:
+                reason = f"{job.architecture}: {outcome.error}"
+                _fail(summary, say, member.symbol, member.timeframe, "train", reason)
+            continue
+        fleet: FleetRecord = outcome.value
+        for failure in fleet.failures:
+            _fail(summary, say, failure.symbol, failure.timeframe, "train", failure.reason)
+        fleets.append(fleet)
+        say(f"trained {job.architecture}: {len(job.members) - len(fleet.failures)} members")
+    if not fleets:
+        raise CpbError(f"no fleet could be trained; the first reason: {summary.failures[-1].reason}")
+    return fleets
+
+
+def _run_key(config: TrainConfig, records: list[SeriesRecord]) -> str:
+    """Digest of what was asked and of the data it met: the same command on the same data is the same run."""
+    asked = config.model_dump(mode="json", exclude={"scope": {"home", "source"}, "train_timeout_s": True})
+    data = [(r.symbol, r.timeframe, r.digest) for r in records]
+    text = json.dumps([asked, data, code_digest()], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _tags(config: TrainConfig) -> dict[str, str]:
+    as_of = config.scope.as_of
+    return {"preset": config.preset, "as_of": as_of.isoformat() if as_of else "newest"}
+
+
+@flow(name="train-all", task_runner=ThreadPoolTaskRunner(max_workers=4))
+def train_all(
+    coins: str = "all",
+    timeframes: str = "15m,1h",
+    architectures: str | None = None,
+    preset: str = "default",
+    source: str | None = None,
+    since: str | None = None,
+    as_of: str | None = None,
+    market: str = "spot",
+    device: str = "auto",
+    seed: int = 1,
+    repo: str | None = None,
+    tail: bool = False,
+) -> State:
+    """Train, judge, promote and package the whole universe; parameters are the command line's."""
+    config = TrainConfig(
+        scope=Scope.of(coins, timeframes, source, market, since, as_of),
+        preset=preset,
+        architectures=parse_architectures(architectures, preset),
+        device=device,
+        seed=seed,
+        repo=repo,
+    )
+    summary = run_train_all(config, ThroughPrefect(), tail=tail)
+    name = "Partial" if summary.failures else "Completed"
+    message = f"{summary.members} members, {len(summary.failures)} failed"
+    return Completed(name=name, message=message, data=summary.as_json())
+
+
+def in_prefect(config: TrainConfig, tail: bool) -> Summary:
+    """Run the same job as a Prefect flow run on the server in use."""
+    scope = config.scope
+    result = train_all(
+        coins=",".join(scope.symbols),
+        timeframes=",".join(scope.timeframes),
+        architectures=",".join(config.architectures),
+        preset=config.preset,
+        source=scope.source,
+        since=scope.since.strftime("%Y-%m-%dT%H:%M") if scope.since else None,
+        as_of=scope.as_of.strftime("%Y-%m-%dT%H:%M") if scope.as_of else None,
+        market=scope.market,
+        device=config.device,
+        seed=config.seed,
+        repo=config.repo,
+        tail=tail,
+    )
+    fields = {k: v for k, v in result.items() if k != "exit"}
+    fields["failures"] = [Failure.model_validate(f) for f in fields["failures"]]
+    return Summary(**fields)

@@ -1,0 +1,66 @@
+"""`cpb train`: one series, one architecture, through the same steps as the main job up to the scores."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.runner import Direct
+from flows.train_all import Say, run_training
+from schemas.config import PRESET_ARCHITECTURES, TrainConfig
+from schemas.errors import CpbError, UsageError
+from tasks.files import read_json
+from tasks.tracking.runs import COMPLETE, finish
+
+_SEED_OF = {
+    "transformer": "seed-transformer", "gru": "seed-gru", "classifier-gru": "seed-gru",
+    "lstm": "seed-lstm", "lstm-manual": "seed-lstm",
+}  # fmt: skip
+
+
+def default_preset(architecture: str) -> str:
+    """Return the preset an architecture is trained with when none is named: its seed preset, or `default`."""
+    preset = _SEED_OF.get(architecture, "default")
+    if preset not in PRESET_ARCHITECTURES:
+        raise UsageError(f"preset {preset!r} is unknown")
+    return preset
+
+
+def train_one(
+    config: TrainConfig,
+    *,
+    resume: bool,
+    say: Say,
+    on_progress: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Train and judge the config's one member; return what `cpb train --json` prints.
+
+    Raises:
+        CpbError: the member failed.
+    """
+    training = run_training(config, Direct(), say, fresh=not resume, on_progress=on_progress)
+    if training.summary.failures:
+        raise CpbError(training.summary.failures[0].reason)
+    finish(training.summary.run_id, COMPLETE)
+    fleet = training.judged[0]
+    (name, run_id), *_ = fleet.run_ids.items()
+    return _result(config, fleet.folder / "members" / name, run_id)
+
+
+def _result(config: TrainConfig, folder: Path, run_id: str) -> dict[str, Any]:
+    trained = read_json(folder / "history.json")
+    metrics = read_json(folder / "model" / "metrics.json")
+    report, last = trained["report"], (trained["history"] or [{}])[-1]
+    return {
+        "architecture": config.architectures[0],
+        "symbol": config.scope.symbols[0],
+        "timeframe": config.scope.timeframes[0],
+        "epochs_run": report.get("epochs_run"),
+        "train_loss": last.get("train_loss"),
+        "val_loss": last.get("val_loss"),
+        "windows_per_s": report.get("windows_per_s"),
+        "memory": {k: v for k, v in report.items() if k.endswith("_mb")},
+        "test_crps_ratio": metrics.get("test_crps_ratio"),
+        "run_id": run_id,
+        "model_folder": str(folder / "model"),
+        "exit": 0,
+    }

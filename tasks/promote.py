@@ -1,0 +1,38 @@
+"""Step 5, promote: the best architecture of each coin x timeframe becomes the champion."""
+
+from collections.abc import Sequence
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from schemas.records import FleetRecord
+from tasks.files import read_json
+from tasks.judging.promotion import Candidate, choose
+from tasks.tracking.registry import register_champion
+
+
+@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
+def promote(fleets: Sequence[FleetRecord]) -> dict[str, str]:
+    """Move the alias `champion` of every coin x timeframe; return member name -> registered version."""
+    choices = choose([c for fleet in fleets for c in _candidates(fleet)])
+    return {
+        choice.best.name: register_champion(
+            choice.best.symbol,
+            choice.best.timeframe,
+            choice.best.run_id,
+            reason=choice.reason,
+            metrics=choice.best.metrics,
+            tags={"architecture": choice.best.architecture, "verdict": choice.best.verdict},
+        )
+        for choice in choices
+    }
+
+
+def _candidates(fleet: FleetRecord) -> list[Candidate]:
+    found = []
+    for name, run_id in fleet.run_ids.items():
+        metrics = read_json(fleet.folder / "members" / name / "model" / "metrics.json")
+        symbol, _, timeframe = name.rpartition("-")
+        verdict = metrics.pop("verdict")
+        found.append(Candidate(name, symbol, timeframe, fleet.architecture, run_id, metrics, verdict))
+    return found
