@@ -33,7 +33,7 @@ def score_due(
     """Write the realised closes of all forecasts that have come due, and return how many rows were scored.
 
     Args:
-        read_klines: `(home, symbol, timeframe, since=…, as_of=…)` -> frame with `open_time` and `close`.
+        read_klines: `(symbol, timeframe, since=…, as_of=…)` -> frame with `open_time` and `close`.
         now: UTC; default the clock's time. No candle that closes after it is used.
     """
     now = now or datetime.now(UTC)
@@ -84,7 +84,7 @@ def _score_series(home: Path, symbol: str, timeframe: str, read_klines: ReadKlin
         return 0
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
     first = due["target_time"].min() - step  # type: ignore[operator]
-    klines = read_klines(home, symbol, timeframe, since=first, as_of=now)
+    klines = read_klines(symbol, timeframe, since=first, as_of=now)
     closes = klines.select(
         target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step, realised_close="close"
     )

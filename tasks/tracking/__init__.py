@@ -1,6 +1,6 @@
 """MLflow: the store, runs with batch logging, the registry of champions and the leaderboard."""
 
-from tasks.tracking.leaderboard import COLUMNS, leaderboard, pooled_metrics
+from tasks.tracking.leaderboard import COLUMNS, leaderboard
 from tasks.tracking.registry import Champion, champions, register_champion
 from tasks.tracking.runs import (
     Dataset,
@@ -33,7 +33,6 @@ __all__ = [
     "log_members",
     "log_metrics",
     "open_store",
-    "pooled_metrics",
     "register_champion",
     "start_fleet",
     "start_parent",

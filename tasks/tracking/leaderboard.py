@@ -41,14 +41,6 @@ _MEANS = {
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 
 
-def pooled_metrics(timeframe: str, metrics: dict[str, float]) -> dict[str, float]:
-    """Return a pool's metrics under the names a fleet run keeps them by.
-
-    `test_crps_ratio` of 1h -> `pooled_crps_ratio_1h`; `test_p` -> `pooled_p_1h`.
-    """
-    return {f"pooled_{name.removeprefix('test_')}_{timeframe}": value for name, value in metrics.items()}
-
-
 def leaderboard(parent: str | None = None, store: Store | None = None) -> list[dict[str, Any]]:
     """Return one row per timeframe and architecture of a flow run, best CRPS ratio first in each timeframe.
 
@@ -98,8 +90,8 @@ def _row(fleet: "Run", timeframe: str, members: list["Run"]) -> dict[str, Any]:
         "architecture": fleet.data.tags.get("architecture", fleet.info.run_name),
         "members": len(judged),
         "failed": sum(m.info.status == "FAILED" for m in members),
-        "crps_ratio_low": pooled.get(f"pooled_crps_ratio_low_{timeframe}"),
-        "crps_ratio_high": pooled.get(f"pooled_crps_ratio_high_{timeframe}"),
+        "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
+        "crps_ratio_high": pooled.get(f"pooled_crps_ratio_{timeframe}_high"),
         "p_value": pooled.get(f"pooled_p_{timeframe}"),
         "better_share": fmean(r < 1 for r in ratios) if ratios else None,
         "train_seconds": pooled.get("train_seconds", _mean(judged, "train_seconds")),
