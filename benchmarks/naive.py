@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cpbmodels.series import Series
 
-CONTEXT, HORIZON, CHANNELS = 30, 10, 4
-COLUMNS = ("r_open", "r_high", "r_low", "r_close")
+CONTEXT, HORIZON = 30, 10
+COLUMNS = ("r_open", "r_high", "r_low", "r_close", "log_sigma")
+INPUTS, CHANNELS = len(COLUMNS), 4  # what is read; what is forecast: open, high, low, close
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class NaiveTransformer(nn.Module):
 
     def __init__(self, r: Recipe) -> None:
         super().__init__()
-        self.embed_in, self.embed_out = nn.Linear(CHANNELS, r.width), nn.Linear(CHANNELS, r.width)
+        self.embed_in, self.embed_out = nn.Linear(INPUTS, r.width), nn.Linear(CHANNELS, r.width)
         self.position = nn.Parameter(torch.randn(CONTEXT + HORIZON, r.width) * 0.02)
         shape = (r.width, r.heads, 4 * r.width, r.dropout, "gelu")
         self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(*shape, batch_first=True), r.layers)
@@ -53,9 +54,9 @@ class NaiveTransformer(nn.Module):
         self.out = nn.Linear(r.width, CHANNELS)
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """[B, 30, 4] -> [B, 10, 4]; `y` (the truth) is fed back in training, the own outputs otherwise."""
+        """[B, 30, 5] -> [B, 10, 4]; `y` (the truth) is fed back in training, the own outputs otherwise."""
         memory = self.encoder(self.embed_in(x) + self.position[:CONTEXT])
-        prefix, outputs = x[:, -1:], []
+        prefix, outputs = x[:, -1:, :CHANNELS], []
         for step in range(HORIZON):
             length = prefix.shape[1]
             mask = nn.Transformer.generate_square_subsequent_mask(length, device=x.device)
@@ -96,15 +97,15 @@ class NaiveRecurrent(nn.Module):
 
     def __init__(self, r: Recipe, cell: type[nn.GRU] | type[nn.LSTM]) -> None:
         super().__init__()
-        self.encoder = cell(CHANNELS, r.width, r.layers, batch_first=True, dropout=r.dropout)
+        self.encoder = cell(INPUTS, r.width, r.layers, batch_first=True, dropout=r.dropout)
         self.decoder = cell(CHANNELS, r.width, r.layers, batch_first=True, dropout=r.dropout)
         self.attention = MultiHead(r.width, r.heads) if r.heads > 1 else General(r.width)
         self.out = nn.Sequential(nn.Linear(2 * r.width, r.width), nn.ReLU(), nn.Linear(r.width, CHANNELS))
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
-        """[B, 30, 4] -> [B, 10, 4]; with `y`, teacher forcing with probability one half."""
+        """[B, 30, 5] -> [B, 10, 4]; with `y`, teacher forcing with probability one half."""
         memory, state = self.encoder(x)
-        fed, outputs = x[:, -1:], []
+        fed, outputs = x[:, -1:, :CHANNELS], []
         for step in range(HORIZON):
             hidden, state = self.decoder(fed, state)
             outputs.append(self.out(torch.cat([hidden, self.attention(hidden, memory)], dim=-1)))
@@ -122,12 +123,14 @@ def build(architecture: str, recipe: Recipe | None = None) -> nn.Module:
 
 
 def windows(series: Series, split: str) -> tuple[Tensor, Tensor]:
-    """All windows of a split, materialised: inputs [N, 30, 4] and targets [N, 10, 4], float32."""
+    """All windows of a split, materialised: inputs [N, 30, 5] and targets [N, 10, 4], float32."""
     origins = series.origins(split, CONTEXT, HORIZON)
     columns = [series.names.index(name) for name in COLUMNS]
     rows = origins[:, None] + np.arange(-CONTEXT + 1, 1)
     scale = series.volatility[origins][:, None, None]
-    x = series.features[:, columns][rows] / scale
+    x = series.features[:, columns][rows]
+    x[:, :, :CHANNELS] /= scale
+    x[:, :, CHANNELS:] -= x[:, :, CHANNELS:].mean(axis=1, keepdims=True)
     future = np.log(series.prices[origins[:, None] + np.arange(1, HORIZON + 1)])
     y = future - np.log(series.prices[origins, 3])[:, None, None]
     y = y / (scale * np.sqrt(np.arange(1, HORIZON + 1))[None, :, None])

@@ -17,7 +17,7 @@ def test_windows_end_before_their_targets_begin(series):
     x, y = naive.windows(series, "train")
     origin = series.origins("train", 30, 10)[5]
     volatility = series.volatility[origin]
-    assert x.shape[1:] == (30, 4)
+    assert x.shape[1:] == (30, 5)
     assert y.shape[1:] == (10, 4)
     assert x[5, -1, 3].item() == pytest.approx(
         np.log(series.prices[origin, 3] / series.prices[origin - 1, 3]) / volatility, rel=1e-5
@@ -36,8 +36,8 @@ def test_every_naive_model_learns_and_decodes_without_the_truth(series, architec
 def test_ten_passes_equal_one_parallel_causal_pass():
     torch.manual_seed(0)
     model = naive.build("transformer", SMALL).eval()
-    x, y = torch.randn(3, 30, 4), torch.randn(3, 10, 4)
-    fed = torch.cat([x[:, -1:], y[:, :-1]], 1)
+    x, y = torch.randn(3, 30, 5), torch.randn(3, 10, 4)
+    fed = torch.cat([x[:, -1:, :4], y[:, :-1]], 1)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(10)
     memory = model.encoder(model.embed_in(x) + model.position[:30])
     parallel = model.out(model.decoder(model.embed_out(fed) + model.position[30:], memory, tgt_mask=mask))
