@@ -53,3 +53,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("cpb: interrupted; run the same command again to go on", file=sys.stderr)
         sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

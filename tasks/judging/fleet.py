@@ -1,7 +1,8 @@
 """Judges a trained fleet: every member's forecasts against the reference on the same rows, written beside it.
 
 Each member's folder gains `score.npz` (losses per origin, for pooling), and its `model` folder `metrics.json`,
-`forecast.png` and `loss.png`, and the metrics in `config.json`. A score that is there already is read, not computed again.
+`forecast.png` and `loss.png`, and the metrics in `config.json`. A score that is there
+already is read, not computed again.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels import Series
+from cpbmodels.series import Series
 from tasks.files import read_json, write_json
 from tasks.judging.baselines import realised, reference
 from tasks.judging.member import MemberScore, judge_member
