@@ -68,13 +68,12 @@ def publish(
     Example: cpb publish --dry-run
     """
     quiet_libraries()
-    from tasks.publish import publish as step
-
     from schemas.scope import home
+    from tasks.publish import publish as step
 
     result = step.fn(home(), None if dry_run else repo)
     if json:
-        emit({"published": str(result), "repo": repo, "dry_run": dry_run or repo is None, "exit": 0})
+        emit({"published": result, "repo": repo, "dry_run": dry_run or repo is None, "exit": 0})
     else:
         say(f"published: {result}")
 

@@ -15,7 +15,6 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
-from tasks.publish import publish
 
 from flows.runner import Runner, ThroughPrefect
 from schemas.config import TrainConfig, parse_architectures
@@ -27,6 +26,7 @@ from tasks.features import features
 from tasks.forecast import forecast
 from tasks.ingest import ingest
 from tasks.promote import promote
+from tasks.publish import publish
 from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.tracking.runs import COMPLETE as RUN_COMPLETE
@@ -106,7 +106,7 @@ def run_train_all(config: TrainConfig, steps: Runner, say: Say = print, tail: bo
     training = run_training(config, steps, say, tail=tail)
     summary = training.summary
     summary.champions = len(steps.one(promote, training.judged))
-    summary.published = str(steps.one(publish, config.scope.home, config.repo))
+    summary.published = steps.one(publish, config.scope.home, config.repo)
     issued = steps.one(forecast, config.scope)
     summary.forecast_rows = issued.rows
     for failure in issued.failures:

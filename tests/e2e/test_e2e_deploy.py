@@ -1,0 +1,101 @@
+"""A real Prefect server and worker: deploy, run to Completed, a cron schedule that yields a run, stop."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Project:
+    """A copy of the deployment file and the flows in a folder of its own, with its own Prefect and MLflow homes."""
+
+    def __init__(self, folder):
+        self.folder, self.port = folder, free_port()
+        shutil.copy(ROOT / "prefect.yaml", folder)
+        shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        self.env = os.environ | {"PREFECT_HOME": str(folder / "prefect")}
+
+    def cpb(self, *arguments, **env):
+        command = [sys.executable, "-m", "flows.cli", *arguments]
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+
+    def post(self, path, body):
+        request = urllib.request.Request(
+            f"{self.api}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    project = Project(tmp_path_factory.mktemp("deploy"))
+    done = project.cpb("deploy", "up", "--port", str(project.port))
+    assert done.returncode == 0, done.stderr
+    yield project
+    down = project.cpb("deploy", "down")
+    assert "stopped worker, server" in down.stderr
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"{project.api}/health", timeout=5)
+
+
+def test_prefects_own_command_runs_the_job_to_completed(project):
+    command = [
+        sys.executable, "-m", "prefect", "--no-prompt", "deployment", "run", "train-all/train-all", "--watch",
+        "--param", "source=sim", "--param", "coins=BTC", "--param", "timeframes=1h",
+        "--param", "architectures=linear", "--param", "preset=smoke",
+    ]  # fmt: skip
+    env = project.env | {"PREFECT_API_URL": project.api}
+    done = subprocess.run(
+        command, cwd=project.folder, env=env, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = project.post("flow_runs/filter", {"deployments": {"name": {"any_": ["train-all"]}}})
+    assert [r["state"]["type"] for r in runs] == ["COMPLETED"]
+    assert runs[0]["state"]["name"] == "Completed"
+    assert list((project.folder / "data" / "forecasts").rglob("*.parquet"))
+    tasks = project.post("task_runs/filter", {})
+    assert {"ingest", "features", "train", "evaluate", "promote", "publish", "forecast"} <= {
+        t["name"].rsplit("-", 1)[0] for t in tasks
+    }
+
+
+def test_the_cron_schedules_yield_runs(project):
+    deadline = time.monotonic() + 180
+    scheduled = set()
+    while time.monotonic() < deadline and len(scheduled) < 2:
+        runs = project.post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}})
+        scheduled = {r["deployment_id"] for r in runs if r["auto_scheduled"]}
+        time.sleep(2)
+    names = {d["id"]: d["name"] for d in project.post("deployments/filter", {})}
+    assert {names[i] for i in scheduled} == {"nightly", "hourly"}
+
+
+def test_up_twice_and_unknown_deployments_are_said_plainly(project):
+    assert "already up" in project.cpb("deploy", "up").stderr
+    assert "unknown: choose from train-all" in project.cpb("deploy", "run", "nonsense").stderr
