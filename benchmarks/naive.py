@@ -80,15 +80,15 @@ class MultiHead(nn.Module):
 
 
 class General(nn.Module):
-    """Luong's general attention: one projection of the query, the memory is its own key and value."""
+    """Luong's general attention as tutorials write it: the keys are projected inside, at every call."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
 
     def forward(self, query: Tensor, memory: Tensor) -> Tensor:
         """[B, 1, d], [B, 30, d] -> [B, 1, d]."""
-        scores = self.query(query) @ memory.transpose(1, 2)
+        scores = query @ self.key(memory).transpose(1, 2) / memory.shape[-1] ** 0.5
         return torch.softmax(scores, dim=-1) @ memory
 
 
@@ -100,7 +100,7 @@ class NaiveRecurrent(nn.Module):
         self.encoder = cell(INPUTS, r.width, r.layers, batch_first=True, dropout=r.dropout)
         self.decoder = cell(CHANNELS, r.width, r.layers, batch_first=True, dropout=r.dropout)
         self.attention = MultiHead(r.width, r.heads) if r.heads > 1 else General(r.width)
-        self.out = nn.Sequential(nn.Linear(2 * r.width, r.width), nn.ReLU(), nn.Linear(r.width, CHANNELS))
+        self.out = nn.Linear(2 * r.width, CHANNELS)
 
     def forward(self, x: Tensor, y: Tensor | None) -> Tensor:
         """[B, 30, 5] -> [B, 10, 4]; with `y`, teacher forcing with probability one half."""
