@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels import Series
+from cpbmodels.series import Series
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]

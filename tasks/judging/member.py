@@ -4,12 +4,12 @@ import io
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels import Series
+from cpbmodels.series import Series
 from tasks.files import write_bytes
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
@@ -61,10 +61,11 @@ class MemberScore:
     def to_npz(self, path: Path) -> None:
         """Write the score as one npz without pickle, atomically."""
         head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps")}
-        arrays = {f"losses.{k}": v for k, v in self.losses.items()}
+        arrays: dict[str, Any] = {f"losses.{k}": v for k, v in self.losses.items()}
         arrays |= {f"steps.{k}": v for k, v in self.steps.items()}
         buffer = io.BytesIO()
-        np.savez(buffer, head=np.asarray(json.dumps(head)), times=self.times, **arrays)
+        arrays |= {"head": np.asarray(json.dumps(head)), "times": self.times}
+        np.savez(buffer, allow_pickle=False, **arrays)
         write_bytes(path, buffer.getvalue())
 
     @classmethod
@@ -180,7 +181,9 @@ def _ratio(losses: dict[str, Array], name: str) -> float:
 def _certainty(score: MemberScore, seed: int) -> dict[str, float]:
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
-    own, other = (np.bincount(ids, score.losses[k])[:, None] for k in ("crps", "reference_crps"))
+    own, other = (
+        np.bincount(ids, score.losses[k]).astype(float)[:, None] for k in ("crps", "reference_crps")
+    )
     draws = inference.ratio_draws(own, other, inference.bootstrap_weights(len(own), seed=seed))
     low, high = inference.interval(draws)
     difference = score.losses["crps"] - score.losses["reference_crps"]

@@ -53,8 +53,10 @@ def _segment(timeframe: str) -> pl.Expr:
 
 
 def _candle_shape() -> pl.Expr:
+    """ln(high / low), winsorised; null in a segment's first row, which has no volatility yet."""
     span = (pl.col("high") / pl.col("low")).log()
-    return pl.min_horizontal(span, WINSOR * pl.col("volatility")).alias("log_range")
+    limit = WINSOR * pl.col("volatility").fill_nan(None)
+    return pl.when(limit.is_not_null()).then(pl.min_horizontal(span, limit)).alias("log_range")
 
 
 def _location() -> pl.Expr:
@@ -66,10 +68,11 @@ def _location() -> pl.Expr:
 
 def _volume_change() -> pl.Expr:
     """ln of the volume against the candle before, in [-5, 5]; an idle market after an idle one is 0."""
-    now, before = pl.col("volume"), pl.col("volume").shift(1).over("segment")
-    change = (now.log() - before.log()).clip(-5, 5)
-    both_idle = (now <= 0) & (before <= 0)
-    return pl.when(both_idle).then(0.0).otherwise(change).alias("log_volume_change")
+    now, before = pl.col("volume"), pl.col("volume").shift(1)
+    change = (now / before).log().clip(-5, 5)
+    first = pl.col("segment").diff().fill_null(1) != 0
+    value = pl.when((now <= 0) & (before <= 0)).then(0.0).otherwise(change)
+    return pl.when(~first).then(value).alias("log_volume_change")
 
 
 def _calendar(timeframe: str) -> list[pl.Expr]:
@@ -84,10 +87,11 @@ def _calendar(timeframe: str) -> list[pl.Expr]:
 
 def _rolling(column: str) -> list[pl.Expr]:
     """ln of the mean over the last n candles less ln σ: scale-free, between ln FLOOR and ln WINSOR or so."""
-    # NaN (no return yet) becomes null, so that a mean exists only where all n candles do.
+    # A segment's first row is null in both columns, and a mean over any null is null: so no window crosses
+    # a border, without the cost of grouping by segment.
     value, sigma = pl.col(column).fill_nan(None), pl.col("volatility").fill_nan(None)
     return [
-        (pl.max_horizontal(value.rolling_mean(n).over("segment"), FLOOR * sigma).log() - sigma.log())
+        (pl.max_horizontal(value.rolling_mean(n), FLOOR * sigma).log() - sigma.log())
         .clip(math.log(FLOOR), 5.0)
         .alias(f"{column}_mean_{n}")
         for n in ROLLING

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import os
+from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,7 @@ import polars as pl
 
 import cpbmodels.series
 import schemas.features
-from cpbmodels import Series
+from cpbmodels.series import Series
 from schemas.errors import MemberError
 from schemas.features import FEATURES, PRICES, check_features
 from schemas.records import SeriesRecord
@@ -33,18 +34,24 @@ def write_features(
     since: datetime | None = None,
     as_of: datetime | None = None,
     market: str = "spot",
+    provisional: bool = False,
 ) -> SeriesRecord:
     """Compute, check and store the features of one series below `home/features`; return where they lie.
 
+    `provisional` includes the newest candles that no archive has confirmed yet (for live forecasts).
     The file is named by the digest of its input candles and of the code that computes it: the same input
     is found, not recomputed. Written atomically (temporary file, fsync, rename).
 
     Raises:
         MemberError: the store holds no candle of this series in the range.
     """
-    klines = read_klines(home, symbol, timeframe, since=since, as_of=as_of, market=market)
+    klines = read_klines(
+        home, symbol, timeframe, since=since, as_of=as_of, market=market, provisional=provisional
+    )
     if klines.is_empty():
-        raise MemberError(f"{symbol} {timeframe}: no candles in {home}; ingest it first, or check its name")
+        raise MemberError(
+            f"{symbol} {timeframe}: no candles in the asked time range; check --since and --as-of"
+        )
     digest = klines_digest(klines)
     path = _folder(home, symbol, timeframe, market) / f"{digest[:16]}-{code_digest()[:8]}.parquet"
     if path.exists():
@@ -68,22 +75,17 @@ def load_series(path: Path, bounds: SplitBounds, symbol: str = "") -> Series:
     Raises:
         MemberError: too few candles in a span.
     """
-    frame = pl.read_parquet(path)
-    symbol = symbol or path.parent.name.removeprefix("symbol=")
-    times = frame["open_time"].cast(pl.Int64).to_numpy()
+    series = _series(pl.read_parquet(path), _symbol(path, symbol), bounds.timeframe)
+    times = series.times
+    assert times is not None
     spans = {name: _rows(times, *span) for name, span in bounds.items()}
-    check_enough(symbol, {name: b - a for name, (a, b) in spans.items()}, len(times), bounds)
-    return Series(
-        prices=frame.select(PRICES).to_numpy(),
-        features=frame.select(FEATURES).to_numpy(),
-        names=FEATURES,
-        volatility=frame["volatility"].to_numpy(),
-        segments=frame["segment"].to_numpy().astype(np.int64),
-        spans=spans,
-        symbol=symbol,
-        timeframe=bounds.timeframe,
-        times=times,
-    )
+    check_enough(series.symbol, {name: b - a for name, (a, b) in spans.items()}, len(times), bounds)
+    return replace(series, spans=spans)
+
+
+def load_newest(path: Path, symbol: str, timeframe: str, rows: int = 1024) -> Series:
+    """Return the newest rows of a feature file for a live forecast: no spans, nothing to train on."""
+    return _series(pl.scan_parquet(path).tail(rows).collect(), _symbol(path, symbol), timeframe)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
@@ -106,6 +108,23 @@ def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
     edges = [round(t.timestamp() * 1e6) for t in (start, end)]
     a, b = np.searchsorted(times, edges)
     return int(a), int(b)
+
+
+def _series(frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
+    return Series(
+        prices=frame.select(PRICES).to_numpy(),
+        features=frame.select(FEATURES).to_numpy(),
+        names=FEATURES,
+        volatility=frame["volatility"].to_numpy(),
+        segments=frame["segment"].to_numpy().astype(np.int64),
+        symbol=symbol,
+        timeframe=timeframe,
+        times=frame["open_time"].cast(pl.Int64).to_numpy(),
+    )
+
+
+def _symbol(path: Path, symbol: str) -> str:
+    return symbol or path.parent.name.removeprefix("symbol=")
 
 
 def _folder(home: Path, symbol: str, timeframe: str, market: str) -> Path:

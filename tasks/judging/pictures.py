@@ -1,0 +1,169 @@
+"""Pictures of forecasts and of their worth: matplotlib's object API, Agg, colour-blind safe (Okabe-Ito).
+
+A run draws hundreds of `forecast.png` and `loss.png`, so those two stay small and simple.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from cpbmodels.series import Series
+from tasks.files import write_bytes
+from tasks.judging.scores import LEVELS, MEDIAN, Array
+
+BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777",
+)  # fmt: skip
+COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
+SHOWN = 48
+"""Candles before the forecast in a fan picture."""
+
+
+class Prediction(Protocol):
+    """Origins [N] and quantiles [N, H, 19] of cumulative log-returns."""
+
+    origins: NDArray[np.int64]
+    quantiles: Array
+
+
+def png(figure: Figure) -> bytes:
+    """Return the figure as PNG."""
+    buffer = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(buffer)
+    return buffer.getvalue()
+
+
+def forecast_png(path: Path, series: Series, prediction: Prediction, index: int = -1) -> None:
+    """Write the forecast of one origin (the newest by default) as a fan over candles, with what came true."""
+    write_bytes(path, png(forecast_figure(series, prediction, index)))
+
+
+def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
+    """Write the training and validation loss per epoch; an empty history gives empty axes."""
+    figure, axes = _figure("Loss per epoch", "epoch", "loss")
+    for key, colour, name in (("train_loss", BLUE, "training"), ("val_loss", ORANGE, "validation")):
+        values = [row.get(key, np.nan) for row in history]
+        axes.plot(range(1, len(values) + 1), values, color=colour, label=name)
+    axes.legend(frameon=False)
+    write_bytes(path, png(figure))
+
+
+def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> Figure:
+    """Return the fan of one origin: candles, bands of 50, 80 and 90 %, median, realised closes."""
+    origin, quantiles = int(prediction.origins[index]), np.asarray(prediction.quantiles[index], dtype=float)
+    prices = series.prices[max(0, origin - SHOWN + 1) : origin + 1 + len(quantiles)]
+    known = min(SHOWN, origin + 1)
+    title = f"{series.symbol} {series.timeframe} {_when(series, origin)}".strip()
+    figure, axes = _figure(title, "candles from the last known close", "price")
+    _candles(axes, prices, known)
+    steps = np.arange(len(quantiles) + 1)
+    fan = series.prices[origin, 3] * np.exp(np.vstack([np.zeros(LEVELS.size), quantiles]))
+    for (low, high), alpha in zip(((0, 18), (1, 17), (4, 14)), (0.18, 0.25, 0.35), strict=True):
+        axes.fill_between(steps, fan[:, low], fan[:, high], color=BLUE, alpha=alpha, linewidth=0)
+    axes.plot(steps, fan[:, MEDIAN], color=BLUE, label="median; bands 50, 80, 90 %")
+    axes.plot(
+        np.arange(len(prices)) - known + 1, prices[:, 3], ".", color=ORANGE, markersize=3, label="close"
+    )
+    axes.legend(frameon=False, loc="upper left", fontsize=7)
+    return figure
+
+
+def reliability_figure(curves: dict[str, Array]) -> Figure:
+    """Return stated level against observed share (`scores.reliability`), a line per model."""
+    figure, axes = _figure(
+        "Reliability: stated against observed", "stated level", "observed share − stated level"
+    )
+    axes.axhline(0, color=GREY, linewidth=1)
+    for colour, (name, observed) in zip(_cycle(), curves.items(), strict=False):
+        axes.plot(LEVELS, observed - LEVELS, color=colour, marker="o", markersize=3, label=name)
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def pit_figure(shares: dict[str, Array]) -> Figure:
+    """Return the PIT histograms (`scores.pit_histogram`); flat at 5 % is honest, a hump too wide a forecast."""
+    figure, axes = _figure("PIT: where reality fell among the quantiles", "between quantiles", "share")
+    axes.axhline(0.05, color=GREY, linewidth=1)
+    edges = np.arange(21) * 0.05
+    for colour, (name, share) in zip(_cycle(), shares.items(), strict=False):
+        axes.stairs(share, edges, color=colour, label=name)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def steps_figure(ratios: dict[str, Array]) -> Figure:
+    """Return the CRPS ratio to the reference per step ahead, a line per model; below 1 is skill."""
+    figure, axes = _figure("Skill per step", "candles ahead", "CRPS / reference's CRPS")
+    axes.axhline(1, color=GREY, linewidth=1)
+    for colour, (name, values) in zip(_cycle(), ratios.items(), strict=False):
+        axes.plot(np.arange(1, len(values) + 1), values, color=colour, marker="o", markersize=3, label=name)
+    axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def heat_figure(rows: Sequence[str], columns: Sequence[str], ratios: Array) -> Figure:
+    """Return the CRPS ratio of coin (rows) × model (columns) as a map; blue is skill, NaN stays blank."""
+    figure = Figure(figsize=(1.6 + 1.1 * len(columns), 1.2 + 0.24 * len(rows)), dpi=90, layout="constrained")
+    axes = figure.subplots()
+    reach = max(0.02, float(np.nanquantile(np.abs(ratios - 1), 0.9))) if np.isfinite(ratios).any() else 0.02
+    axes.imshow(ratios, cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, fontsize=7, rotation=20)
+    axes.set_yticks(range(len(rows)), rows, fontsize=7)
+    for (i, j), value in np.ndenumerate(ratios):
+        if np.isfinite(value):
+            colour = "white" if abs(value - 1) > 0.7 * reach else "black"
+            axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=6.5, color=colour)
+    axes.set_title("CRPS / reference's, coin × model (below 1 is skill)", fontsize=9)
+    return figure
+
+
+def equity_figure(times: NDArray[np.int64], curves: dict[str, Array]) -> Figure:
+    """Return cumulative log-returns of strategies over time (`times`: µs UTC)."""
+    figure, axes = _figure("Illustration only: equity after costs", "", "cumulative log-return")
+    axes.axhline(0, color=GREY, linewidth=1)
+    for colour, (name, curve) in zip(_cycle(), curves.items(), strict=False):
+        axes.plot(times.astype("datetime64[us]"), curve, color=colour, linewidth=1, label=name)
+    axes.legend(frameon=False, fontsize=7)
+    axes.tick_params(axis="x", rotation=20)
+    return figure
+
+
+def _cycle() -> list[str]:
+    return list(COLOURS) * 10
+
+
+def _figure(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(6.4, 3.4), dpi=90)
+    axes = figure.add_axes((0.12, 0.14, 0.86, 0.76))
+    axes.set_title(title, fontsize=9)
+    axes.set_xlabel(x, fontsize=8)
+    axes.set_ylabel(y, fontsize=8)
+    axes.tick_params(labelsize=7)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _candles(axes: Axes, prices: Array, known: int) -> None:
+    """Draw candles [rows, 4] with row `known - 1` at x = 0; those after it are faint."""
+    x = np.arange(len(prices)) - known + 1.0
+    opened, high, low, close = prices.T
+    colours = [GREEN if up else RED for up in close >= opened]
+    faint = np.where(x > 0, 0.45, 1.0)
+    for bottom, top, thickness in ((low, high, 0.8), (opened, close, 3.0)):
+        segments = np.stack([np.column_stack([x, bottom]), np.column_stack([x, top])], axis=1)
+        axes.add_collection(LineCollection(list(segments), colors=colours, linewidths=thickness, alpha=faint))
+    axes.set_xlim(x[0] - 1, x[-1] + 1)
+
+
+def _when(series: Series, row: int) -> str:
+    return str(np.datetime64(int(series.times[row]), "us"))[:16] + " UTC" if series.times is not None else ""
