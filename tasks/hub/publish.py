@@ -1,0 +1,159 @@
+"""One atomic, idempotent commit to a Hub repository.
+
+Either all champions are there or nothing changed: one commit, made on the parent we saw. If someone commits
+in between (412) or the Hub stumbles (429, 5xx), the parent is fetched anew and the commit tried again; what
+has arrived already is recognised by its hash, so nothing is sent twice.
+"""
+
+import logging
+import os
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import CpbError, UsageError
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+_AGAIN = {409, 412, 429, 500, 502, 503, 504}
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MESSAGE = "Publish champions"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published tree: the commit that holds it, and whether this call made it."""
+
+    repo: str
+    oid: str
+    url: str
+    sent: bool
+
+    def __str__(self) -> str:
+        return f"{self.url} ({'new commit' if self.sent else 'nothing had changed'})"
+
+
+def publish(
+    tree: Path, repo: str, token: str | None = None, attempts: int = 5, pause: float = 1.0
+) -> Published:
+    """Make the Hub's `repo` hold the tree's files, in one commit; none is made where nothing changed.
+
+    Args:
+        tree: folder written by `build_tree`.
+        repo: `USER/NAME`; created (public) where missing.
+        token: default `HF_TOKEN` or the Hub login. It appears in no log and no message.
+        attempts: how often a commit is tried; `pause` seconds (doubling) lie between.
+
+    Raises:
+        UsageError: `repo` is not USER/NAME.
+        CpbError: no token, not allowed, not found, or not reachable; in one sentence.
+    """
+    if not _REPO.fullmatch(repo):
+        raise UsageError(f"--repo {repo!r} is not USER/NAME, as in alice/cpb-models")
+    if not (tree / "README.md").is_file():
+        raise CpbError(f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`")
+    api, secret = _api(token)
+    for attempt in range(attempts):
+        failure = _try(lambda: _commit(api, tree, repo))
+        if isinstance(failure, Published):
+            return failure
+        if not _worth_repeating(failure) or attempt == attempts - 1:
+            # `from None`: the cause holds the request and with it the token.
+            raise CpbError(_sentence(failure, repo, api.endpoint).replace(secret, "***")) from None
+        time.sleep(pause * 2**attempt)
+    raise UsageError(f"attempts must be 1 or more, got {attempts}")
+
+
+def _api(token: str | None) -> "tuple[HfApi, str]":
+    # Read by the client when it is imported. Xet asks a service of its own for a token and, refused, keeps
+    # asking for minutes; LFS does the same work.
+    os.environ["HF_HUB_DISABLE_XET"] = "1"
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import HfApi, constants, get_token
+
+    constants.HF_HUB_DISABLE_XET = True  # had someone imported the client before
+    logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
+    secret = (token or get_token() or "").strip()
+    if not secret:
+        raise CpbError(
+            "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only"
+        )
+    if not re.fullmatch(r"[\x21-\x7e]+", secret):  # it could not be sent, and the error would show it
+        raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN")
+    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
+
+
+def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
+    from huggingface_hub import CommitOperationAdd
+
+    parent = _head(api, repo)
+    additions = [
+        CommitOperationAdd(path.relative_to(tree).as_posix(), path)
+        for path in sorted(tree.rglob("*"))
+        if path.is_file()
+    ]
+    done = api.create_commit(repo, additions, commit_message=_MESSAGE, parent_commit=parent)
+    return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
+
+
+def _head(api: "HfApi", repo: str) -> str | None:
+    """Return the repository's newest commit; created where missing (a token need not be allowed to otherwise)."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return api.repo_info(repo).sha
+    except HfHubHTTPError as error:
+        if _status(error) != 404:
+            raise
+    api.create_repo(repo, exist_ok=True)
+    return api.repo_info(repo).sha
+
+
+def _try(action: Callable[[], Published]) -> "Published | Exception":
+    import httpx2  # what huggingface_hub 2 speaks HTTP with
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        return action()
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        return error
+
+
+def _status(error: Any) -> int | None:
+    response = getattr(error, "response", None)
+    return response.status_code if response is not None else None
+
+
+def _worth_repeating(error: Exception) -> bool:
+    import httpx2
+
+    cut_off = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
+    return cut_off or _status(error) in _AGAIN
+
+
+def _sentence(error: Exception, repo: str, endpoint: str) -> str:
+    status = _status(error)
+    if status == 401:
+        return (
+            f"the Hub does not accept the token (401); make one with write access to {repo} and set HF_TOKEN"
+        )
+    if status == 403:
+        return f"the token may not write to {repo} (403); use one with write access, or your own USER/NAME"
+    if status == 404:
+        return f"{repo} was not found on {endpoint} (404); check USER/NAME and that the token can see it"
+    if status in (409, 412):
+        return (
+            f"{repo} kept changing while we published ({status}); nothing was changed by us, try again later"
+        )
+    if status is not None:
+        return (
+            f"the Hub at {endpoint} answered {status} again and again; nothing was published, try again later"
+        )
+    first = (str(error).splitlines() or [""])[0]
+    reason = f"{type(error).__name__}: {first}"
+    return f"the Hub at {endpoint} cannot be reached ({reason}); check the network or HF_ENDPOINT"

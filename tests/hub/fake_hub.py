@@ -1,0 +1,254 @@
+"""A small Hub over loopback HTTP that speaks the endpoints huggingface_hub uses to publish and download."""
+
+import base64
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+TOKEN = "hf_" + "s3cret" * 5
+
+
+@dataclass
+class Repo:
+    """Commits of one repository, oldest first: (oid, {path: (kind, hash)})."""
+
+    commits: list[tuple[str, dict[str, tuple[str, str]]]] = field(default_factory=list)
+
+    @property
+    def head(self) -> str:
+        return self.commits[-1][0]
+
+    @property
+    def files(self) -> dict[str, tuple[str, str]]:
+        return self.commits[-1][1]
+
+    def commit(self, files: dict[str, tuple[str, str]]) -> str:
+        text = json.dumps([len(self.commits), sorted(files.items())])
+        self.commits.append((hashlib.sha1(text.encode()).hexdigest(), files))
+        return self.head
+
+
+@dataclass
+class FakeHub:
+    """State of the Hub; `faults` are (method, pattern, status) answered once each, before anything else."""
+
+    url: str = ""
+    repos: dict[str, Repo] = field(default_factory=dict)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    faults: list[tuple[str, str, int]] = field(default_factory=list)
+    on_preupload: list = field(default_factory=list)
+    writable: bool = True
+    lose_next_commit_answer: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def content(self, repo: str, path: str) -> bytes:
+        return self.blobs[self.repos[repo].files[path][1]]
+
+    def count(self, method: str, pattern: str) -> int:
+        return sum(m == method and re.search(pattern, p) is not None for m, p in self.requests)
+
+    def fault(self, method: str, path: str) -> int | None:
+        for fault in self.faults:
+            if fault[0] == method and re.search(fault[1], path):
+                self.faults.remove(fault)
+                return fault[2]
+        return None
+
+
+def blob_oid(data: bytes) -> str:
+    """Git's hash of a file's content."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@contextmanager
+def fake_hub() -> Iterator[FakeHub]:
+    """Serve a fake Hub on a free loopback port while the block runs."""
+    hub = FakeHub()
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: FakeHub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._route("GET")
+
+    def do_HEAD(self):
+        self._route("HEAD")
+
+    def do_POST(self):
+        self._route("POST")
+
+    def do_PUT(self):
+        self._route("PUT")
+
+    def _route(self, method):
+        path = unquote(urlsplit(self.path).path)
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        with self.hub.lock:
+            self.hub.requests.append((method, path))
+            fault = self.hub.fault(method, path)
+            if fault:
+                return self._json(fault, {"error": "scripted"})
+            if not path.startswith("/blob/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                return self._json(401, {"error": "Invalid credentials in Authorization header"})
+            for verb, pattern, action in _ROUTES:
+                match = re.fullmatch(pattern, path)
+                if verb == method and match:
+                    return action(self, body, *match.groups())
+            return self._json(404, {"error": f"no route for {method} {path}"})
+
+    def _json(self, status, value, headers=()):
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in headers:
+            self.send_header(name, text)
+        if status >= 400 and isinstance(value, dict):
+            self.send_header("X-Error-Message", value.get("error", ""))
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+    def _create(self, body):
+        asked = json.loads(body)
+        name = f"{asked['organization']}/{asked['name']}"
+        if not self.hub.writable:
+            return self._json(
+                403, {"error": "You don't have the rights to create a model under this namespace"}
+            )
+        status = 409 if name in self.hub.repos else 200
+        self.hub.repos.setdefault(name, Repo()) if status == 409 else self._new_repo(name)
+        return self._json(
+            status, {"url": f"{self.hub.url}/{name}", "error": "You already created this model repo"}
+        )
+
+    def _new_repo(self, name):
+        data = b"*.safetensors filter=lfs diff=lfs merge=lfs -text\n"
+        self.hub.blobs[blob_oid(data)] = data
+        self.hub.repos[name] = Repo()
+        self.hub.repos[name].commit({".gitattributes": ("file", blob_oid(data))})
+
+    def _info(self, _body, name):
+        repo = self.hub.repos.get(name)
+        if repo is None:
+            return self._json(404, {"error": "Repository not found"}, [("X-Error-Code", "RepoNotFound")])
+        siblings = [{"rfilename": path} for path in repo.files]
+        return self._json(
+            200, {"_id": "1", "id": name, "sha": repo.head, "private": False, "siblings": siblings}
+        )
+
+    def _validate(self, body):
+        assert json.loads(body)["content"].startswith("---")
+        return self._json(200, {"errors": [], "warnings": []})
+
+    def _preupload(self, body, name):
+        repo = self.hub.repos[name]
+        files = []
+        for item in json.loads(body)["files"]:
+            base64.b64decode(item["sample"], validate=True)
+            mode = "lfs" if item["path"].endswith((".safetensors", ".png")) else "regular"
+            oid = repo.files.get(item["path"], (None, None))[1]
+            files.append({"path": item["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        self._json(200, {"files": files, "commitOid": repo.head})
+        for action in self.hub.on_preupload:  # someone else commits in between
+            action(repo)
+        self.hub.on_preupload.clear()
+
+    def _lfs_batch(self, body, name):
+        objects = []
+        for item in json.loads(body)["objects"]:
+            answer = {"oid": item["oid"], "size": item["size"]}
+            if item["oid"] not in self.hub.blobs:
+                upload = {"href": f"{self.hub.url}/blob/{item['oid']}"}
+                verify = {"href": f"{self.hub.url}/{name}.git/info/lfs/verify"}
+                answer["actions"] = {"upload": upload, "verify": verify}
+            objects.append(answer)
+        return self._json(200, {"transfer": "basic", "objects": objects})
+
+    def _lfs_put(self, body, oid):
+        if hashlib.sha256(body).hexdigest() != oid:
+            return self._json(400, {"error": "hash differs"})
+        self.hub.blobs[oid] = body
+        return self._json(200, {})
+
+    def _lfs_verify(self, body, _name):
+        asked = json.loads(body)
+        known = len(self.hub.blobs.get(asked["oid"], b"")) == asked["size"]
+        return self._json(200 if known else 404, {})
+
+    def _commit(self, body, name):
+        lines = [json.loads(line) for line in body.splitlines()]
+        repo, header = self.hub.repos[name], lines[0]["value"]
+        if header.get("parentCommit") not in (None, repo.head):
+            return self._json(412, {"error": "A commit has happened since. Please refresh and try again."})
+        files = dict(repo.files)
+        for line in lines[1:]:
+            value = line["value"]
+            if line["key"] == "file":
+                data = base64.b64decode(value["content"])
+                self.hub.blobs[blob_oid(data)] = data
+                files[value["path"]] = ("file", blob_oid(data))
+            elif line["key"] == "lfsFile":
+                if value["oid"] not in self.hub.blobs:
+                    return self._json(400, {"error": f"LFS object {value['oid']} was not uploaded"})
+                files[value["path"]] = ("lfs", value["oid"])
+        oid = repo.commit(files)
+        if self.hub.lose_next_commit_answer:
+            self.hub.lose_next_commit_answer = False
+            return self._json(503, {"error": "gateway lost the answer"})
+        return self._json(
+            200, {"success": True, "commitOid": oid, "commitUrl": f"{self.hub.url}/{name}/commit/{oid}"}
+        )
+
+    def _resolve(self, _body, name, _revision, path):
+        repo = self.hub.repos[name]
+        if path not in repo.files:
+            return self._json(404, {"error": "Entry not found"}, [("X-Error-Code", "EntryNotFound")])
+        oid = repo.files[path][1]
+        data = self.hub.blobs[oid]
+        self.send_response(200)
+        self.send_header("ETag", f'"{oid}"')
+        self.send_header("X-Repo-Commit", repo.head)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(data)
+        return None
+
+
+_NAME = r"([\w.-]+/[\w.-]+)"
+_ROUTES = [
+    ("POST", "/api/repos/create", _Handler._create),
+    ("POST", "/api/validate-yaml", _Handler._validate),
+    ("GET", f"/api/models/{_NAME}(?:/revision/[^/]+)?", _Handler._info),
+    ("POST", f"/api/models/{_NAME}/preupload/main", _Handler._preupload),
+    ("POST", f"/{_NAME}\\.git/info/lfs/objects/batch", _Handler._lfs_batch),
+    ("PUT", "/blob/([0-9a-f]+)", _Handler._lfs_put),
+    ("POST", f"/{_NAME}\\.git/info/lfs/verify", _Handler._lfs_verify),
+    ("POST", f"/api/models/{_NAME}/commit/main", _Handler._commit),
+    ("HEAD", f"/{_NAME}/resolve/([^/]+)/(.+)", _Handler._resolve),
+    ("GET", f"/{_NAME}/resolve/([^/]+)/(.+)", _Handler._resolve),
+]

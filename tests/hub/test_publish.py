@@ -1,0 +1,216 @@
+import json
+import logging
+import socket
+
+import numpy as np
+import pytest
+from fake_hub import TOKEN, blob_oid, fake_hub
+from safetensors.numpy import load_file, save_file
+
+from schemas.errors import CpbError, UsageError
+from tasks.hub import build_tree, publish
+from tasks.tracking.registry import Champion
+
+REPO = "alice/cpb-models"
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+def champion(folder, symbol="BTCUSDT", timeframe="1h", ratio=0.98, seed=0, **metrics):
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = np.random.default_rng(seed).standard_normal((64, 8)).astype(np.float32)
+    save_file({"w": weights}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"symbol": symbol, "timeframe": timeframe}))
+    (folder / "forecast.png").write_bytes(b"\x89PNG" + bytes(50))
+    (folder / "secret.txt").write_text("not part of a model folder")
+    scores = {"test_crps_ratio": ratio, "test_directional_accuracy": 0.5} | metrics
+    return Champion(
+        symbol, timeframe, "3", "run", folder, scores, {"architecture": "har", "verdict": "better (x)"}
+    )
+
+
+@pytest.fixture
+def tree(tmp_path):
+    models = [champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", ratio=1.02, seed=1)]
+    return build_tree(models, tmp_path / "tree")
+
+
+def test_one_commit_holds_every_file(hub, tree):
+    done = publish(tree, REPO)
+
+    assert done.sent
+    assert done.oid == hub.repos[REPO].head
+    assert hub.count("POST", "/commit/main") == 1
+    local = {p.relative_to(tree).as_posix(): p.read_bytes() for p in tree.rglob("*") if p.is_file()}
+    assert set(hub.repos[REPO].files) - {".gitattributes"} == set(local)
+    assert all(hub.content(REPO, path) == data for path, data in local.items())
+    kinds = {path: kind for path, (kind, _) in hub.repos[REPO].files.items()}
+    assert kinds["BTCUSDT/1h/model.safetensors"] == "lfs"
+    assert kinds["README.md"] == "file"
+
+
+def test_publishing_twice_sends_no_second_commit(hub, tree):
+    first = publish(tree, REPO)
+    uploads = hub.count("PUT", "/blob/")
+
+    second = publish(tree, REPO)
+
+    assert not second.sent
+    assert second.oid == first.oid
+    assert hub.count("POST", "/commit/main") == 1
+    assert hub.count("PUT", "/blob/") == uploads
+
+
+def test_a_changed_model_is_one_more_commit_with_that_file_only(hub, tree, tmp_path):
+    publish(tree, REPO)
+    before = dict(hub.repos[REPO].files)
+    build_tree(
+        [champion(tmp_path / "a", seed=9), champion(tmp_path / "b", "ETHUSDT", ratio=1.02, seed=1)], tree
+    )
+
+    assert publish(tree, REPO).sent
+
+    changed = {p for p, v in hub.repos[REPO].files.items() if before.get(p) != v}
+    assert changed == {"BTCUSDT/1h/model.safetensors"}
+
+
+def test_someone_elses_commit_in_between_is_kept(hub, tree):
+    publish_other = {"other.txt": ("file", blob_oid(b"theirs"))}
+    hub.blobs[blob_oid(b"theirs")] = b"theirs"
+    hub.on_preupload.append(lambda repo: repo.commit(repo.files | publish_other))
+
+    publish(tree, REPO, pause=0.01)
+
+    assert hub.count("POST", "/commit/main") == 2
+    assert hub.content(REPO, "other.txt") == b"theirs"
+    assert "BTCUSDT/1h/config.json" in hub.repos[REPO].files
+    assert len(hub.repos[REPO].commits) == 3
+
+
+@pytest.mark.parametrize("step", ["/repos/create", "/commit/main"])
+def test_a_stumbling_hub_is_asked_again(hub, tree, step):
+    hub.faults += [("POST", step, 503), ("POST", step, 503)]
+
+    assert publish(tree, REPO, pause=0.01).sent
+
+    assert len(hub.repos[REPO].commits) == 2
+
+
+def test_a_hub_that_stays_down_changes_nothing(hub, tree):
+    hub.faults += [("POST", "/commit/main", 503)] * 3
+
+    with pytest.raises(CpbError, match="answered 503"):
+        publish(tree, REPO, attempts=3, pause=0.01)
+
+    assert set(hub.repos[REPO].files) == {".gitattributes"}
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_twice(hub, tree):
+    hub.lose_next_commit_answer = True
+
+    done = publish(tree, REPO, pause=0.01)
+
+    assert done.oid == hub.repos[REPO].head
+    assert len(hub.repos[REPO].commits) == 2
+    assert hub.count("POST", "/commit/main") == 1
+
+
+def test_a_token_for_one_repository_only_is_enough(hub, tree):
+    publish(tree, REPO)
+    hub.writable = False  # may not create repositories any more
+    (tree / "README.md").write_text("---\nlicense: mit\n---\nnew")
+
+    assert publish(tree, REPO).sent
+
+
+def test_the_token_appears_nowhere(hub, tree, caplog, capsys):
+    caplog.set_level(logging.DEBUG)
+    publish(tree, REPO)
+    hub.faults.append(("GET", "/api/models/", 401))
+    with pytest.raises(CpbError) as caught:
+        publish(tree, REPO)
+
+    out = capsys.readouterr()
+    assert TOKEN not in caplog.text + out.out + out.err + str(caught.value)
+    assert caught.value.__cause__ is None
+    assert all(TOKEN.encode() not in blob for blob in hub.blobs.values())
+
+
+@pytest.mark.parametrize(("status", "words"), [(401, "does not accept the token"), (404, "was not found")])
+def test_refusals_are_one_sentence(hub, tree, status, words):
+    hub.faults.append(("GET", "/api/models/", status) if status == 401 else ("POST", "/preupload/", status))
+
+    with pytest.raises(CpbError, match=words) as caught:
+        publish(tree, REPO)
+
+    assert "\n" not in str(caught.value)
+
+
+def test_a_foreign_namespace_is_refused(hub, tree):
+    hub.writable = False
+
+    with pytest.raises(CpbError, match="may not write"):
+        publish(tree, REPO)
+
+
+@pytest.mark.parametrize("token", ["", "   "])
+def test_an_empty_token_is_no_token(hub, tree, monkeypatch, tmp_path, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+
+    with pytest.raises(CpbError, match="no Hub token"):
+        publish(tree, REPO)
+
+    assert hub.requests == []
+
+
+def test_a_token_with_a_line_break_is_refused_without_showing_it(hub, tree, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN + "\n" + TOKEN)
+
+    with pytest.raises(CpbError, match="line breaks") as caught:
+        publish(tree, REPO, token=f"{TOKEN}\n{TOKEN}")
+
+    assert TOKEN not in str(caught.value)
+
+
+def test_one_universal_model_of_two_coins_is_uploaded_once(hub, tmp_path):
+    models = [champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT")]
+
+    publish(build_tree(models, tmp_path / "tree"), REPO)
+
+    files = hub.repos[REPO].files
+    assert files["BTCUSDT/1h/model.safetensors"] == files["ETHUSDT/1h/model.safetensors"]
+    assert hub.count("PUT", "/blob/") == 2  # the weights and the picture
+
+
+def test_an_unreachable_hub_is_one_sentence(tree, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+
+    with pytest.raises(CpbError, match="cannot be reached"):
+        publish(tree, REPO)
+
+
+@pytest.mark.parametrize("repo", ["cpb", "a/b/c", "a b/c", "/c", ""])
+def test_a_wrong_repository_name_is_a_usage_error(tree, repo):
+    with pytest.raises(UsageError, match="USER/NAME"):
+        publish(tree, repo, token=TOKEN)
+
+
+def test_published_weights_load_after_download(hub, tree, tmp_path):
+    from huggingface_hub import HfApi
+
+    publish(tree, REPO)
+    api = HfApi(endpoint=hub.url, token=TOKEN)
+    got = api.hf_hub_download(REPO, "BTCUSDT/1h/model.safetensors", cache_dir=tmp_path / "cache")
+
+    assert np.array_equal(load_file(got)["w"], load_file(tree / "BTCUSDT/1h/model.safetensors")["w"])

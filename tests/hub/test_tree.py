@@ -1,0 +1,84 @@
+import pytest
+from huggingface_hub import ModelCard
+from test_publish import champion
+
+from schemas.errors import CpbError
+from tasks.hub import build_tree, model_card, verdict
+
+
+def test_tree_holds_model_folders_and_the_card_only(tmp_path):
+    tree = build_tree(
+        [champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", "15m")], tmp_path / "tree"
+    )
+
+    assert sorted(p.relative_to(tree).as_posix() for p in tree.rglob("*") if p.is_file()) == [
+        "BTCUSDT/1h/config.json",
+        "BTCUSDT/1h/forecast.png",
+        "BTCUSDT/1h/model.safetensors",
+        "ETHUSDT/15m/config.json",
+        "ETHUSDT/15m/forecast.png",
+        "ETHUSDT/15m/model.safetensors",
+        "README.md",
+    ]
+
+
+def test_the_same_champions_give_the_same_bytes_in_any_order(tmp_path):
+    models = [champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", "15m")]
+    one, two = build_tree(models, tmp_path / "one"), build_tree(models[::-1], tmp_path / "two")
+
+    assert (one / "README.md").read_bytes() == (two / "README.md").read_bytes()
+
+
+def test_a_failed_build_leaves_the_older_tree(tmp_path):
+    good = champion(tmp_path / "a")
+    tree = build_tree([good], tmp_path / "tree")
+    before = (tree / "README.md").read_bytes()
+    broken = champion(tmp_path / "b", "ETHUSDT")
+    (broken.folder / "config.json").unlink()
+
+    with pytest.raises(CpbError, match=r"cpb-ETHUSDT-1h/3 has no config\.json"):
+        build_tree([good, broken], tree)
+
+    assert (tree / "README.md").read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".tree")] == []
+
+
+def test_no_champion_is_an_error(tmp_path):
+    with pytest.raises(CpbError, match="no champion"):
+        build_tree([], tmp_path / "tree")
+
+
+def test_the_card_states_results_licence_limits_and_metadata(tmp_path):
+    models = [champion(tmp_path / "a", ratio=0.9731), champion(tmp_path / "b", "ETHUSDT", ratio=1.02)]
+
+    card = ModelCard(model_card(models, "alice/cpb"))
+
+    assert card.data.license == "mit"
+    assert [r.metric_value for r in card.data.eval_results] == [0.9731, 1.02]
+    assert "| BTCUSDT | 1h | har | 0.9731 |" in card.text
+    assert 'snapshot_download("alice/cpb")' in card.text
+    assert "## Limits" in card.text
+    assert "Not financial advice" in card.text
+
+
+def test_the_verdict_counts_what_is_beyond_the_interval(tmp_path):
+    models = [
+        champion(tmp_path / "a", ratio=0.97, test_crps_ratio_low=0.95, test_crps_ratio_high=0.99),
+        champion(tmp_path / "b", ratio=0.99, test_crps_ratio_low=0.97, test_crps_ratio_high=1.01),
+        champion(tmp_path / "c", ratio=1.05, test_crps_ratio_low=1.01, test_crps_ratio_high=1.09),
+    ]
+
+    text = verdict(models)
+
+    assert "2 of 3 models have a lower CRPS" in text
+    assert "1 of them beyond the 95 % interval; 1 are worse beyond it" in text
+    assert "1.0% lower than the random walk's" in text
+    assert "right 50.0% of the time" in text
+
+
+def test_without_scores_the_verdict_says_so(tmp_path):
+    model = champion(tmp_path / "a")
+    model.metrics.clear()
+
+    assert "Not judged" in verdict([model])
+    assert "–" in model_card([model])
