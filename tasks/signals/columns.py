@@ -23,6 +23,9 @@ WINSOR = 8.0
 FLOOR = 0.05
 """A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
 
+MOST = 100.0
+"""A mean |return| or range beyond so many σ counts as so many: a market that fell asleep after a storm."""
+
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
     """Return the feature file of one series.
@@ -86,13 +89,10 @@ def _calendar(timeframe: str) -> list[pl.Expr]:
 
 
 def _rolling(column: str) -> list[pl.Expr]:
-    """ln of the mean over the last n candles less ln σ: scale-free, between ln FLOOR and ln WINSOR or so."""
+    """ln(mean over the last n candles / σ): free of scale, between ln FLOOR and ln MOST."""
     # A segment's first row is null in both columns, and a mean over any null is null: so no window crosses
     # a border, without the cost of grouping by segment.
     value, sigma = pl.col(column).fill_nan(None), pl.col("volatility").fill_nan(None)
     return [
-        (pl.max_horizontal(value.rolling_mean(n), FLOOR * sigma).log() - sigma.log())
-        .clip(math.log(FLOOR), 5.0)
-        .alias(f"{column}_mean_{n}")
-        for n in ROLLING
+        (value.rolling_mean(n) / sigma).clip(FLOOR, MOST).log().alias(f"{column}_mean_{n}") for n in ROLLING
     ]

@@ -117,6 +117,7 @@ def _series(frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
         names=FEATURES,
         volatility=frame["volatility"].to_numpy(),
         segments=frame["segment"].to_numpy().astype(np.int64),
+        spans={},
         symbol=symbol,
         timeframe=timeframe,
         times=frame["open_time"].cast(pl.Int64).to_numpy(),

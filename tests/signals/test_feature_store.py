@@ -1,0 +1,73 @@
+"""Feature files: found again when nothing changed, and loaded as the series that fleets train on."""
+
+import numpy as np
+import polars as pl
+import pytest
+from test_features import klines
+
+from schemas.errors import MemberError
+from tasks.signals import store
+from tasks.signals.splits import split_bounds
+
+
+@pytest.fixture
+def market(monkeypatch):
+    """A market store in memory: symbol -> klines."""
+    frames = {"BTCUSDT": klines(3000), "TINYUSDT": klines(3000).tail(50), "NONEUSDT": klines(3000).head(0)}
+    monkeypatch.setattr(store, "read_klines", lambda home, symbol, timeframe, **_: frames[symbol])
+    return frames
+
+
+def test_unchanged_input_is_not_computed_again(tmp_path, market, monkeypatch):
+    first = store.write_features(tmp_path, "BTCUSDT", "1h")
+    monkeypatch.setattr(store.columns, "feature_frame", lambda *_: pytest.fail("computed again"))
+    assert store.write_features(tmp_path, "BTCUSDT", "1h") == first
+    assert first.path.parent == tmp_path / "features/interval=1h/symbol=BTCUSDT"
+    assert [p.name for p in first.path.parent.iterdir()] == [first.path.name]
+
+
+def test_a_new_candle_is_another_file_and_old_ones_are_pruned(tmp_path, market):
+    whole, paths = market["BTCUSDT"], []
+    for rows in range(2990, 3000):
+        market["BTCUSDT"] = whole.head(rows)
+        paths.append(store.write_features(tmp_path, "BTCUSDT", "1h").path)
+    assert len(set(paths)) == 10
+    kept = set(paths[0].parent.iterdir())
+    assert len(kept) == store.KEPT
+    assert paths[-1] in kept
+
+
+def test_digest_sees_prices_times_and_volume():
+    data = klines(300)
+    digests = {store.klines_digest(data), store.klines_digest(data.head(299))}
+    for name in ("close", "volume"):
+        digests.add(store.klines_digest(data.with_columns(pl.col(name) * (1 + 1e-15))))
+    digests.add(store.klines_digest(data.with_columns(pl.col("open_time") + pl.duration(hours=1))))
+    assert len(digests) == 5
+
+
+def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
+    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    bounds = split_bounds([record])
+    series = store.load_series(record.path, bounds)
+    assert (series.symbol, series.timeframe, len(series.prices)) == ("BTCUSDT", "1h", 3000)
+    for name, (start, end) in bounds.items():
+        a, b = series.spans[name]
+        assert series.times[a] == start.timestamp() * 1e6
+        assert b == 3000 or series.times[b] == end.timestamp() * 1e6
+        origins = series.origins(name, 30, 10)
+        assert len(origins) > 20
+        assert origins.min() >= a
+        assert origins.max() + 10 < b
+    np.testing.assert_array_equal(series.prices[:, 3], market["BTCUSDT"]["close"].to_numpy())
+    newest = store.load_newest(record.path, "BTCUSDT", "1h", rows=200)
+    np.testing.assert_array_equal(newest.features, series.features[-200:])
+
+
+def test_too_little_data_is_one_members_problem(tmp_path, market):
+    bounds = split_bounds([store.write_features(tmp_path, "BTCUSDT", "1h")])
+    tiny = store.write_features(tmp_path, "TINYUSDT", "1h")
+    with pytest.raises(MemberError, match="TINYUSDT 1h: only 50 rows; needs at least"):
+        store.load_series(tiny.path, bounds)
+    with pytest.raises(MemberError, match="NONEUSDT 1h: no candles"):
+        store.write_features(tmp_path, "NONEUSDT", "1h")
