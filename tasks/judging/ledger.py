@@ -4,6 +4,7 @@ Forecasts are joined with it on reading and never rewritten. A row is scored onc
 and is in the store; where the candle is missing (an outage of the exchange) it stays open.
 """
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from schemas.errors import MemberError
 from schemas.forecasts import KEY, LEDGER_SCHEMA, QUANTILE_COLUMNS
 from schemas.universe import INTERVAL_SECONDS
 from tasks.judging import forecast_store
@@ -19,6 +21,8 @@ from tasks.judging import forecast_store
 _LEVELS = np.arange(1, 20) / 20
 BANDS = {50: ("q25", "q75"), 80: ("q10", "q90"), 90: ("q05", "q95")}
 """Central intervals in percent and the columns that bound them."""
+
+log = logging.getLogger(__name__)
 
 ReadKlines = Callable[..., pl.DataFrame]
 
@@ -84,7 +88,11 @@ def _score_series(home: Path, symbol: str, timeframe: str, read_klines: ReadKlin
         return 0
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
     first = due["target_time"].min() - step  # type: ignore[operator]
-    klines = read_klines(symbol, timeframe, since=first, as_of=now)
+    try:
+        klines = read_klines(symbol, timeframe, since=first, as_of=now)
+    except MemberError as error:  # its candles are gone; the other series are still scored
+        log.warning("%s %s stays unscored: %s", symbol, timeframe, error)
+        return 0
     closes = klines.select(
         target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step, realised_close="close"
     )

@@ -8,16 +8,18 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from urllib.parse import quote, urlsplit
 
 from schemas.errors import CpbError
-from tasks.tracking.store import Store, open_store, public_uri
+from tasks.tracking.store import Store, open_store, public_uri, sqlite_path
 
 FILTER = "tags.timeframe = '1h' and metrics.test_crps_ratio < 1"
 """The one filter worth knowing: the 1h members that beat the random walk."""
@@ -53,15 +55,17 @@ def serve_ui(
         _announce(ready, address(public_uri(store.uri), store))
         return
     check_port(host, port)
-    server = subprocess.Popen(_command(store, host, port), env=_environment(), start_new_session=True)
+    log = _log_file(store)
+    with log.open("wb") as out:
+        server = subprocess.Popen(
+            _command(store, host, port), env=_environment(), start_new_session=True, stdout=out, stderr=out
+        )
     restore = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        _wait_until_up(server, f"http://{host}:{port}")
+        _wait_until_up(server, f"http://{host}:{port}", log)
         _announce(ready, address(f"http://{host}:{port}", store))
         server.wait()
-        raise CpbError(
-            f"MLflow's server ended by itself with code {server.returncode}; its messages are above"
-        )
+        raise CpbError(f"MLflow's server ended by itself with code {server.returncode}; read {log}")
     except KeyboardInterrupt:
         return
     finally:
@@ -92,25 +96,32 @@ def _command(store: Store, host: str, port: int) -> list[str]:
     return [sys.executable, "-m", "mlflow", "server", *(part for pair in options.items() for part in pair)]
 
 
+def _log_file(store: Store) -> Path:
+    database = sqlite_path(store.uri)
+    return (
+        database.with_name("ui.log")
+        if database
+        else Path(tempfile.gettempdir()) / f"cpb-ui-{os.getuid()}.log"
+    )
+
+
 def _environment() -> dict[str, str]:
     lean = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     return os.environ | lean
 
 
-def _wait_until_up(server: "subprocess.Popen[bytes]", url: str) -> None:
+def _wait_until_up(server: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise CpbError(
-                f"MLflow's server did not start (code {server.returncode}); its messages are above"
-            )
+            raise CpbError(f"MLflow's server did not start (code {server.returncode}); read {log}")
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise CpbError(f"MLflow's server did not answer at {url} within {_START_SECONDS:.0f} s")
+    raise CpbError(f"MLflow's server did not answer at {url} within {_START_SECONDS:.0f} s; read {log}")
 
 
 def _announce(ready: Callable[[Address], None] | None, where: Address) -> None:
