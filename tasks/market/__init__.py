@@ -1,1 +1,1 @@
-"""..."""
+"""Binance klines: fetched, verified, stored and accounted for."""

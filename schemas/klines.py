@@ -1,0 +1,74 @@
+"""The contract of stored candles: columns, types and what must hold for every row.
+
+Times are the candle's open in UTC, prices and volumes are exact to the digits the exchange prints
+(8 decimals fit a float64 for every coin so far). pandera is loaded on first use: it costs a second.
+"""
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import polars as pl
+
+if TYPE_CHECKING:
+    import pandera.polars as pa
+
+PRICES = ("open", "high", "low", "close")
+
+KLINES = pl.Schema(
+    {
+        "open_time": pl.Datetime("us", "UTC"),
+        "open": pl.Float64,
+        "high": pl.Float64,
+        "low": pl.Float64,
+        "close": pl.Float64,
+        "volume": pl.Float64,
+        "quote_volume": pl.Float64,
+        "count": pl.Int64,
+        "taker_buy_volume": pl.Float64,
+        "taker_buy_quote_volume": pl.Float64,
+    }
+)
+"""Column names and types of a stored series, in order."""
+
+TAKER_SLACK = 1e-8
+"""Taker volume may exceed the total by this share: sums are rounded to 8 decimals separately."""
+
+
+@lru_cache(maxsize=1)
+def klines_schema() -> "pa.DataFrameSchema":
+    """Return the pandera schema of a stored series (validate eager frames: lazy ones skip the values)."""
+    import pandera.polars as pa
+
+    def holds(expression: pl.Expr, name: str) -> pa.Check:
+        return pa.Check(lambda data: data.lazyframe.select(expression), name=name, error=name)
+
+    def number(*checks: pa.Check) -> pa.Column:
+        # gt(0) lets +inf pass, hence the upper bound
+        return pa.Column(pl.Float64, [*checks, pa.Check.lt(float("inf"))], nullable=False)
+
+    positive, not_negative = pa.Check.gt(0), pa.Check.ge(0)
+    columns: dict[str, pa.Column] = {"open_time": pa.Column(pl.Datetime("us", "UTC"), nullable=False)}
+    columns |= {name: number(positive) for name in PRICES}
+    columns |= {name: number(not_negative) for name in ("volume", "quote_volume")}
+    columns["count"] = pa.Column(pl.Int64, not_negative, nullable=False)
+    columns |= {name: number(not_negative) for name in ("taker_buy_volume", "taker_buy_quote_volume")}
+    times = pl.col("open_time").diff().dt.total_microseconds().fill_null(1) > 0
+    return pa.DataFrameSchema(
+        columns,
+        checks=[
+            holds(pl.col("low") <= pl.min_horizontal("open", "close"), "low above open or close"),
+            holds(pl.col("high") >= pl.max_horizontal("open", "close"), "high below open or close"),
+            holds(times, "open_time not strictly increasing"),
+        ],
+        strict=True,
+        ordered=True,
+    )
+
+
+def validate_klines(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return `frame` if it meets the contract.
+
+    Raises:
+        pandera.errors.SchemaError: naming the column and the check that failed.
+    """
+    return klines_schema().validate(frame)

@@ -1,0 +1,222 @@
+"""What must hold for the candles of a file before they enter the store.
+
+Binance has published each of these faults; a checksum notices none of them. The checks run on all files of a
+batch at once: per file they would cost twenty times as much.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import polars as pl
+
+from schemas.klines import KLINES, PRICES, TAKER_SLACK
+from tasks.market.faults import BadFile
+from tasks.market.layout import SeriesKey, grid_offset, period_bounds, text, to_datetime
+from tasks.market.parser import Block
+
+OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
+"""After the halt of February 2018 Binance's candles opened 28 minutes past the hour (binance-public-data#14, #77)."""
+
+MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
+"""From here on spot files are in microseconds; futures files stayed in milliseconds."""
+
+_WICK, _WICK_SHARE, _CALM = 1.5, 0.01, 0.01
+_LEAP = 1.1  # |ln| of a price jump between neighbouring files that no market makes within an hour: threefold
+_NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
+_VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
+
+
+@dataclass
+class Checked:
+    """Candles fit for the store, those kept apart, and what was found on the way."""
+
+    rows: (
+        pl.DataFrame
+    )  # KLINES columns plus `close_time` and `file`; open_time int64, sorted, unique, on the grid
+    off_grid: pl.DataFrame
+    duplicates: dict[int, int] = field(default_factory=dict)
+    conflicts: list[tuple[int, int]] = field(default_factory=list)  # (file, open_time)
+
+
+def check(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> tuple[Checked, dict[int, BadFile]]:
+    """Split the candles of a batch into good ones and files at fault (by index into `blocks`)."""
+    faults = _values(blocks, frame)
+    frame = frame.sort("file", "open_time", maintain_order=True)
+    for judge in (_intervals, _grid, _foreign, _wicks, _levels):
+        good = _without(frame, faults)
+        for index, fault in judge(series, blocks, good).items():
+            faults.setdefault(index, fault)
+    good = _without(frame, faults).sort("open_time", "file", maintain_order=True)
+    on_grid = _on_grid(series, good)
+    off_grid = good.filter(~on_grid)
+    checked = Checked(good.filter(on_grid) if off_grid.height else good, off_grid)
+    _deduplicate(checked)
+    return checked, faults
+
+
+def _without(frame: pl.DataFrame, faults: dict[int, BadFile]) -> pl.DataFrame:
+    return frame.filter(~pl.col("file").is_in(list(faults))) if faults else frame
+
+
+def _values(blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """Each candle by itself: finite, positive, ordered, inside the file's period."""
+    bounds = pl.DataFrame(
+        [(i, *b.file.bounds) for i, b in enumerate(blocks)],
+        schema={"file": pl.UInt32, "from": pl.Int64, "until": pl.Int64},
+        orient="row",
+    )
+    frame = frame.join(bounds, on="file", how="left", maintain_order="left")
+    rules = {f"{c} is not finite": ~pl.col(c).is_finite() for c in _NUMBERS}
+    rules |= {f"{c} is not positive": pl.col(c) <= 0 for c in PRICES}
+    rules |= {f"{c} is negative": pl.col(c) < 0 for c in _VOLUMES}
+    rules |= {
+        "low is above open or close": pl.col("low") > pl.min_horizontal("open", "close"),
+        "high is below open or close": pl.col("high") < pl.max_horizontal("open", "close"),
+        "taker volume exceeds the total": _exceeds("taker_buy_volume", "volume")
+        | _exceeds("taker_buy_quote_volume", "quote_volume"),
+        "open_time is outside the file's period": ~pl.col("open_time").is_between(
+            "from", "until", closed="left"
+        ),
+    }
+    broken = frame.select(rule.any().alias(name) for name, rule in rules.items()).row(0, named=True)
+    faults: dict[int, BadFile] = {}
+    for name in (name for name, found in broken.items() if found):
+        for row in (
+            frame.filter(rules[name]).unique("file", keep="first", maintain_order=True).iter_rows(named=True)
+        ):
+            column = name.split(" ")[0]
+            shown = f" ({row[column]:g})" if column in KLINES and column != "open_time" else ""
+            when = text(row["open_time"])
+            faults.setdefault(row["file"], BadFile(f"line {row['line']}, {when}: {name}{shown}"))
+    return faults
+
+
+def _exceeds(part: str, whole: str) -> pl.Expr:
+    return pl.col(part) > pl.col(whole) * (1 + TAKER_SLACK) + 1e-7
+
+
+def _intervals(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """The usual distance between candles, and their usual length, must be the interval."""
+    lengths = (
+        frame.with_columns(
+            gap=pl.col("open_time").diff().over("file"), span=pl.col("close_time") - pl.col("open_time")
+        )
+        .group_by("file")
+        .agg(pl.col("gap").filter(pl.col("gap") > 0).median(), pl.col("span").median(), pl.len())
+    )
+    faults = {}
+    for row in lengths.iter_rows(named=True):
+        odd = [
+            v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - series.step) > 1
+        ]
+        if odd and (row["gap"] != series.step or row["len"] <= 2):
+            faults[row["file"]] = BadFile(
+                f"expected {series.step / 1e6:g} s between candles, found {odd[0] / 1e6:g} s: another interval"
+            )
+    return faults
+
+
+def _on_grid(series: SeriesKey, frame: pl.DataFrame) -> pl.Series:
+    phase = (frame["open_time"] - grid_offset(series.interval)) % series.step
+    if series.interval == "3d" and frame.height:  # where its grid is anchored is not documented
+        return phase == phase.mode()[0]
+    return phase == 0
+
+
+def _grid(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """Off-grid candles are refused, except those that the exchange is known to have made."""
+    known = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
+    strays = (
+        frame.filter(~_on_grid(series, frame))
+        .filter(~known)
+        .unique("file", keep="first", maintain_order=True)
+    )
+    return {
+        row["file"]: BadFile(
+            f"line {row['line']}: candle opens off the grid, at {to_datetime(row['open_time'])}"
+        )
+        for row in strays.iter_rows(named=True)
+    }
+
+
+def _foreign(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """A futures file under a spot name: header, milliseconds after 2024, other decimals; two signs convict."""
+    if series.market != "spot":
+        return {}
+    late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
+    in_ms = set(late_ms.filter(pl.col("ms"))["file"])
+    usual, votes = Counter(b.decimals for b in blocks).most_common(1)[0]
+    faults = {}
+    for index, block in enumerate(blocks):
+        signs = ["a header line"] if block.header else []
+        signs += ["milliseconds after 2024"] if index in in_ms else []
+        signs += [f"{block.decimals} decimals"] if votes > 1 and block.decimals != usual else []
+        if len(signs) > 1:
+            faults[index] = BadFile(f"looks like a futures file under a spot name ({', '.join(signs)})")
+    return faults
+
+
+def _wicks(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """Test networks print wild wicks around calm candles; no live market does both."""
+    top = pl.col("high") / pl.max_horizontal("open", "close")
+    bottom = pl.min_horizontal("open", "close") / pl.col("low")
+    wild = ((top > _WICK) | (bottom > _WICK)).mean()
+    calm = (pl.col("close") / pl.col("open")).log().abs().median()
+    shares = frame.group_by("file").agg(wild=wild, calm=calm, wilds=((top > _WICK) | (bottom > _WICK)).sum())
+    odd = shares.filter((pl.col("wild") > _WICK_SHARE) & (pl.col("calm") < _CALM) & (pl.col("wilds") > 2))
+    return {
+        row["file"]: BadFile(
+            f"{row['wild']:.0%} of the candles reach half as far again as they open or close: a test network's prices"
+        )
+        for row in odd.iter_rows(named=True)
+    }
+
+
+def _levels(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """A price level that leaps in at one end of the file and back at the other is another symbol's."""
+    edges = (
+        frame.with_columns(pl.col("close").log(), pl.col("open").log())
+        .group_by("file", maintain_order=True)
+        .agg(pl.col("open").first(), pl.col("close").last(), pl.len())
+    )
+    rows = {row["file"]: row for row in edges.iter_rows(named=True)}
+    faults = {}
+    for index in rows:
+        before, after = _neighbour(blocks, rows, index, -1), _neighbour(blocks, rows, index, +1)
+        into = rows[index]["open"] - before["close"] if before else None
+        out = after["open"] - rows[index]["close"] if after else None
+        if into is not None and out is not None and min(abs(into), abs(out)) > _LEAP and into * out < 0:
+            faults[index] = BadFile(
+                f"prices leap {_times(into)} at its start and {_times(out)} at its end: another symbol"
+            )
+    return faults
+
+
+def _neighbour(blocks: list[Block], rows: dict[int, dict], index: int, side: int) -> dict | None:
+    """Return the edges of the adjoining file, None if it is not in the batch."""
+    other = index + side
+    if other not in rows:
+        return None
+    early, late = sorted((blocks[index].file.bounds, blocks[other].file.bounds))
+    return rows[other] if early[1] == late[0] else None
+
+
+def _times(log_ratio: float) -> str:
+    ratio = 2.718281828459045**log_ratio
+    return f"× {ratio:.3g}"
+
+
+def _deduplicate(checked: Checked) -> None:
+    """Identical duplicates are dropped; of conflicting ones none is believed until a daily file decides."""
+    rows = checked.rows
+    repeated = rows.filter(rows["open_time"].is_duplicated()) if rows.height else rows
+    if not repeated.height:
+        return
+    values = [name for name in rows.columns if name not in ("file", "line", "ms")]
+    distinct = repeated.unique(values, keep="first", maintain_order=True)
+    disputed = distinct.filter(distinct["open_time"].is_duplicated())
+    checked.conflicts = list(dict.fromkeys(disputed.select("file", "open_time").iter_rows()))
+    dropped = repeated.group_by("file").len()
+    checked.duplicates = {f: n for f, n in dropped.iter_rows()}
+    kept = rows.filter(~rows["open_time"].is_in(disputed["open_time"].implode()))
+    checked.rows = kept.unique("open_time", keep="first", maintain_order=True)

@@ -1,0 +1,248 @@
+"""What is missing, and why: the expected grid minus what is stored, each candle with a cause.
+
+The exchange's outages are derived from the data: a candle that is missing in every symbol that traded. Where
+no second symbol can testify, a gap of at most two days strictly inside a file counts as an outage too.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import log
+
+import numpy as np
+
+from tasks.market.layout import DAY, SeriesKey, SourceFile, grid_offset
+from tasks.market.manifest import FileRecord, Oddity, Part
+
+Runs = list[tuple[int, int]]
+
+OUTAGE, OFF_GRID, RELISTING = "exchange outage", "off-grid", "relisting"
+UNPUBLISHED, ABSENT, CONFIRMED = "not published", "absent at source", "confirmed absent"
+QUARANTINED, FAILED, CONFLICT, ENDED = (
+    "quarantined",
+    "download failed",
+    "conflicting candles",
+    "trading ended",
+)
+LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
+"""Causes that make a series partial: the source should have had these candles."""
+SUSPICIOUS = (ABSENT, QUARANTINED, CONFLICT)
+"""Causes worth looking elsewhere for."""
+
+_CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
+_CODE = {cause: code for code, cause in enumerate(_CAUSES)}
+_LONGEST_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
+_RELISTING_FACTOR = log(5)  # a coin that comes back at five times or a fifth of its price is another coin
+_RELISTING_PAUSE = DAY
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Missing candles `[start, end)` in microseconds, of one cause."""
+
+    start: int
+    end: int
+    bars: int
+    cause: str
+
+
+@dataclass
+class Holdings:
+    """All that is known of one series, cut to a time range."""
+
+    series: SeriesKey
+    wanted: list[SourceFile]
+    files: dict[str, FileRecord]
+    parts: list[Part]
+    oddities: list[Oddity]
+    searched: list[tuple[int, int, str]] = field(default_factory=list)
+    first: int = 0
+    last: int = 1 << 62
+
+    @property
+    def runs(self) -> Runs:
+        """Unbroken stretches `[from, until)` inside the time range."""
+        return clip(join_runs(run for part in self.parts for run in part.runs), self.first, self.last)
+
+    def spans(self, *statuses: str) -> Runs:
+        """Return the time covered by wanted files of these statuses."""
+        return join_runs(
+            f.bounds
+            for f in self.wanted
+            if f.period in self.files and self.files[f.period].status in statuses
+        )
+
+    @property
+    def covered(self) -> Runs:
+        """Time covered by files in good order, and by candles that came from elsewhere."""
+        return join_runs(sorted([*self.spans("ok", "repaired"), *self.runs]))
+
+
+def join_runs(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Join touching stretches of a sorted sequence."""
+    joined: list[list[int]] = []
+    for start, end in runs:
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return [(a, b) for a, b in joined]
+
+
+def clip(runs: Runs, first: int, last: int) -> Runs:
+    """Cut stretches to `[first, last)`."""
+    return [(max(a, first), min(b, last)) for a, b in runs if b > first and a < last]
+
+
+def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
+    """Tell for each time whether it lies in one of the sorted stretches."""
+    if not runs:
+        return np.zeros(len(times), dtype=bool)
+    starts, ends = np.array(runs).T
+    at = np.searchsorted(starts, times, side="right") - 1
+    return (at >= 0) & (times < ends[np.maximum(at, 0)])
+
+
+def missing(holdings: Holdings) -> Runs:
+    """Return the stretches without candles between the first expected one and the last."""
+    runs, step = holdings.runs, holdings.series.step
+    bad = clip(holdings.spans("quarantined", "failed"), holdings.first, holdings.last)
+    if not runs:
+        return [_on_grid(a, b, holdings.series) for a, b in bad]
+    begin = min([runs[0][0], *(a for a, _ in bad)])
+    files = clip(
+        [f.bounds for f in holdings.wanted if f.period in holdings.files], holdings.first, holdings.last
+    )
+    end = max([runs[-1][1], *(b for _, b in files)])
+    edges = [begin, *(t for run in runs for t in run), end]
+    gaps = [_on_grid(a, b, holdings.series) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return [(a, b) for a, b in gaps if b - a >= step]
+
+
+def _on_grid(start: int, end: int, series: SeriesKey) -> tuple[int, int]:
+    """Round a stretch inwards to whole candles."""
+    phase, step = grid_offset(series.interval), series.step
+    up = -(-(start - phase) // step) * step + phase
+    return up, max(up, (end - phase) // step * step + phase)
+
+
+class OutageCalendar:
+    """When nobody traded: built from the gaps of all series of one market and interval."""
+
+    def __init__(self, everyone: list[Holdings]) -> None:
+        gaps = [np.arange(a, b, h.series.step) for h in everyone for a, b in _narrow(h)]
+        self.times = np.unique(np.concatenate(gaps)) if gaps else np.array([], dtype=np.int64)
+        self.expected = np.zeros(len(self.times), dtype=np.int32)
+        self.present = np.zeros(len(self.times), dtype=np.int32)
+        for holdings in everyone:
+            runs = holdings.runs
+            if not runs:
+                continue
+            alive = [(runs[0][0], runs[-1][1])]
+            self.expected += inside(self.times, _both(holdings.spans("ok", "repaired"), alive))
+            self.present += inside(self.times, runs) | np.isin(self.times, off_grid_bars(holdings))
+
+    def testify(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each time whether all symbols were out, and whether only one could tell."""
+        if not len(self.times):
+            return np.zeros(len(times), dtype=bool), np.ones(len(times), dtype=bool)
+        at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
+        known = self.times[at] == times
+        silent = known & (self.present[at] == 0)
+        return silent & (self.expected[at] > 1), silent & (self.expected[at] <= 1)
+
+
+def _narrow(holdings: Holdings) -> Runs:
+    """Gaps inside published files; months that nobody published are no outage."""
+    return _both(missing(holdings), holdings.spans("ok", "repaired"))
+
+
+def _both(one: Runs, other: Runs) -> Runs:
+    return [r for a, b in one for r in clip(other, a, b)]
+
+
+def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
+    """Return every hole of a series with its cause, oldest first."""
+    found: list[Hole] = []
+    for start, end in _apart(missing(holdings), off_grid_bars(holdings), holdings.series.step):
+        times = np.arange(start, end, holdings.series.step)
+        found += _split(_absorb(_label(holdings, calendar, times, start, end)), times, holdings.series.step)
+    return found
+
+
+def off_grid_bars(holdings: Holdings) -> list[int]:
+    """Return the candles of the grid in which an off-grid one opened: there was trade, only not in step."""
+    step = holdings.series.step
+    return [o.open_time - o.open_time % step for o in holdings.oddities if o.kind == "off-grid"]
+
+
+def _apart(gaps: Runs, bars: list[int], step: int) -> Runs:
+    """Cut the stretches where off-grid candles begin and end, so that a halt beside them is judged alone."""
+    strays = join_runs((t, t + step) for t in bars)
+    cuts = [t for run in strays for t in run]
+    pieces = []
+    for start, end in gaps:
+        edges = [start, *(t for t in cuts if start < t < end), end]
+        pieces += list(zip(edges, edges[1:], strict=False))
+    return pieces
+
+
+def _label(
+    holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
+) -> np.ndarray:
+    """Give each missing candle the code of its cause; what is written last wins."""
+    codes = np.full(len(times), _CODE[ABSENT], dtype=np.int8)
+    everyone, alone = calendar.testify(times)
+    within = _strictly_within(holdings, start, end) and end - start <= _LONGEST_OUTAGE
+    codes[everyone | (alone & within)] = _CODE[OUTAGE]
+    codes[inside(times, [(a, b) for a, b, _ in sorted(holdings.searched)]) & (codes == _CODE[ABSENT])] = (
+        _CODE[CONFIRMED]
+    )
+    codes[~inside(times, holdings.covered)] = _CODE[UNPUBLISHED]
+    for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
+        uncovered = ~inside(times, holdings.spans("ok", "repaired"))
+        codes[inside(times, holdings.spans(status)) & uncovered] = _CODE[cause]
+    disputed = [o.open_time for o in holdings.oddities if o.kind == "conflict"]
+    codes[np.isin(times, disputed)] = _CODE[CONFLICT]
+    codes[np.isin(times, off_grid_bars(holdings))] = _CODE[OFF_GRID]
+    doubtful = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
+    if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
+        codes[doubtful] = _CODE[RELISTING]
+    if end >= max(f.bounds[1] for f in holdings.wanted) and end + 3 * DAY < holdings.last < 1 << 61:
+        codes[doubtful] = _CODE[ENDED]
+    return codes
+
+
+def _absorb(codes: np.ndarray) -> np.ndarray:
+    """Candles missing at the edge of a stretch that nobody published belong to that stretch."""
+    unpublished, absent = _CODE[UNPUBLISHED], (_CODE[ABSENT], _CODE[CONFIRMED])
+    bounds = np.flatnonzero(np.diff(codes)) + 1
+    pieces = np.split(np.arange(len(codes)), bounds)
+    labels = [int(codes[p[0]]) for p in pieces]
+    for i, piece in enumerate(pieces):
+        beside = labels[max(0, i - 1) : i] + labels[i + 1 : i + 2]
+        if labels[i] in absent and unpublished in beside:
+            codes[piece] = unpublished
+    return codes
+
+
+def _split(codes: np.ndarray, times: np.ndarray, step: int) -> list[Hole]:
+    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
+    return [
+        Hole(int(times[a]), int(times[b - 1]) + step, int(b - a), _CAUSES[codes[a]])
+        for a, b in zip(bounds, bounds[1:], strict=False)
+    ]
+
+
+def _strictly_within(holdings: Holdings, start: int, end: int) -> bool:
+    """Tell whether a gap has candles of the same file on both sides: a cut file looks otherwise."""
+    return any(
+        a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
+    )
+
+
+def _relisted(holdings: Holdings, start: int, end: int) -> bool:
+    if end - start < _RELISTING_PAUSE:
+        return False
+    before = [e[1] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[1] <= start]
+    after = [e[0] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[0] >= end]
+    return bool(before and after) and abs(log(after[0] / before[-1])) > _RELISTING_FACTOR

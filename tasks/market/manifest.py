@@ -1,0 +1,179 @@
+"""What the store holds and where each candle came from: one SQLite file beside the parquet files.
+
+A part is written first and entered here second, so a part without a row here is fetched again, and a row
+without its part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
+"""
+
+import json
+import sqlite3
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tasks.market.layout import SeriesKey, period_bounds
+
+VERSION = 1
+_TABLES = """
+CREATE TABLE files (
+  market TEXT, symbol TEXT, interval TEXT, period TEXT, key TEXT, version TEXT, sha256 TEXT, rows INTEGER,
+  status TEXT, reason TEXT, facts TEXT, PRIMARY KEY (market, symbol, interval, period)) WITHOUT ROWID;
+CREATE TABLE parts (
+  market TEXT, symbol TEXT, interval TEXT, month TEXT, rows INTEGER, bytes INTEGER, digest TEXT, runs TEXT,
+  zeros INTEGER, edges TEXT, PRIMARY KEY (market, symbol, interval, month)) WITHOUT ROWID;
+CREATE TABLE oddities (
+  market TEXT, symbol TEXT, interval TEXT, open_time INTEGER, kind TEXT, detail TEXT,
+  PRIMARY KEY (market, symbol, interval, open_time, kind)) WITHOUT ROWID;
+CREATE TABLE searched (
+  market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, result TEXT,
+  PRIMARY KEY (market, symbol, interval, start)) WITHOUT ROWID;
+"""
+
+
+@dataclass
+class FileRecord:
+    """A published file as last seen: `ok`, `repaired`, `quarantined` or `failed`, and why."""
+
+    period: str
+    key: str
+    version: str
+    sha256: str = ""
+    rows: int = 0
+    status: str = "ok"
+    reason: str = ""
+    facts: dict = field(default_factory=dict)  # verified, duplicates, notes, rows_changed
+
+
+@dataclass
+class Part:
+    """A month of a series in the store. `runs` are the unbroken stretches `[from, until)`, in microseconds.
+
+    `edges` holds for each run the first open and the last close: enough to notice a relisting.
+    """
+
+    month: str
+    rows: int
+    bytes: int
+    digest: str
+    runs: list[tuple[int, int]]
+    zeros: int
+    edges: list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """A candle worth telling: `off-grid`, `odd close` or `conflict`."""
+
+    open_time: int
+    kind: str
+    detail: str
+
+
+class Manifest:
+    """The manifest of one store; opened by one writer at a time, readable by anyone."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        if self._db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            self._create()
+
+    def _create(self) -> None:
+        """Start over: the candles stay, and are checked against the source again."""
+        old = [name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        drops = "".join(f"DROP TABLE {name};" for name in old)
+        self._db.executescript(f"BEGIN;{drops}{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    def __enter__(self) -> "Manifest":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def files(self, series: SeriesKey) -> dict[str, FileRecord]:
+        """Return the records of a series' files by period."""
+        rows = self._select("period, key, version, sha256, rows, status, reason, facts", "files", series)
+        return {r[0]: FileRecord(*r[:7], json.loads(r[7])) for r in rows}
+
+    def parts(self, series: SeriesKey) -> dict[str, Part]:
+        """Return the parts of a series by month, oldest first."""
+        rows = self._select("month, rows, bytes, digest, runs, zeros, edges", "parts", series)
+        found = {
+            r[0]: Part(*r[:4], [tuple(x) for x in json.loads(r[4])], r[5], json.loads(r[6])) for r in rows
+        }
+        return dict(sorted(found.items()))
+
+    def oddities(self, series: SeriesKey) -> list[Oddity]:
+        """Return the odd candles of a series, oldest first."""
+        return [Oddity(*r) for r in self._select("open_time, kind, detail", "oddities", series)]
+
+    def searched(self, series: SeriesKey) -> list[tuple[int, int, str]]:
+        """Return `[start, until)` of holes that were looked for elsewhere, and with what result."""
+        return self._select("start, until, result", "searched", series)
+
+    def series(self) -> list[SeriesKey]:
+        """Return every series with a part."""
+        return [
+            SeriesKey(*r) for r in self._db.execute("SELECT DISTINCT market, symbol, interval FROM parts")
+        ]
+
+    def save(
+        self,
+        series: SeriesKey,
+        files: list[FileRecord] = (),  # type: ignore[assignment]
+        parts: list[Part] = (),  # type: ignore[assignment]
+        oddities: list[Oddity] = (),  # type: ignore[assignment]
+        span: tuple[int, int] = (0, 0),
+    ) -> None:
+        """Enter files, parts and odd candles at once; oddities inside `span` are replaced."""
+        name = (series.market, series.symbol, series.interval)
+        with self._transaction():
+            self._insert("files", [(*name, *_flat(f)) for f in files])
+            self._insert("parts", [(*name, *_flat(p)) for p in parts])
+            within = "market=? AND symbol=? AND interval=? AND open_time>=? AND open_time<?"
+            self._db.execute(f"DELETE FROM oddities WHERE {within}", (*name, *span))
+            self._insert("oddities", [(*name, o.open_time, o.kind, o.detail) for o in oddities])
+            for part in parts:  # what is new must be searched anew
+                self._forget(name, part)
+
+    def _forget(self, name: tuple[str, str, str], part: Part) -> None:
+        start, until = period_bounds(part.month)
+        where = "market=? AND symbol=? AND interval=? AND start<? AND until>?"
+        self._db.execute(f"DELETE FROM searched WHERE {where}", (*name, until, start))
+
+    def save_searched(self, series: SeriesKey, holes: list[tuple[int, int, str]]) -> None:
+        """Remember holes that were looked for elsewhere."""
+        with self._transaction():
+            self._insert("searched", [(series.market, series.symbol, series.interval, *h) for h in holes])
+
+    def _select(self, columns: str, table: str, series: SeriesKey) -> list[tuple]:
+        query = f"SELECT {columns} FROM {table} WHERE market=? AND symbol=? AND interval=?"
+        return self._db.execute(query, (series.market, series.symbol, series.interval)).fetchall()
+
+    def _insert(self, table: str, rows: list[tuple]) -> None:
+        if rows:
+            marks = ",".join("?" * len(rows[0]))
+            self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
+
+    def _transaction(self) -> "_Transaction":
+        return _Transaction(self._db)
+
+
+@dataclass
+class _Transaction:
+    """BEGIN IMMEDIATE … COMMIT; sqlite3's own context manager would begin too late."""
+
+    db: sqlite3.Connection
+
+    def __enter__(self) -> None:
+        self.db.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        self.db.execute("ROLLBACK" if kind else "COMMIT")
+
+
+def _flat(record: FileRecord | Part) -> tuple:
+    return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())

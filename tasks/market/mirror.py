@@ -1,0 +1,179 @@
+"""Files as Binance Vision publishes them, and a loopback server that lists and serves them.
+
+Used by the market simulator, by the tests (with faults on top) and by the benchmarks.
+"""
+
+import hashlib
+import io
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+import polars as pl
+
+from schemas.klines import KLINES
+from tasks.market.checks import MICROSECONDS_SINCE
+from tasks.market.layout import step_us
+
+PAGE = 1000  # keys on one page of S3's listing
+
+
+class Mirror(Protocol):
+    """Something that has files."""
+
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
+        """Return key, ETag and size (-1: not told) of every file under a prefix, sorted."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return a file's bytes, None if there is no such file."""
+
+
+def to_csv(frame: pl.DataFrame, interval: str) -> bytes:
+    """Return candles as Binance prints them: 8 decimals, no header, microseconds from 2025 on."""
+    step, time = step_us(interval), pl.col("open_time").to_physical()
+    unit = pl.when(time >= MICROSECONDS_SINCE).then(1).otherwise(1000)
+    return (
+        frame.select(
+            (time // unit).alias("open_time"),
+            *list(KLINES)[1:6],
+            ((time + step) // unit - 1).alias("close_time"),
+            *list(KLINES)[6:],
+            pl.lit(0).alias("ignore"),
+        )
+        .write_csv(None, include_header=False, float_precision=8)
+        .encode()
+    )
+
+
+def to_zip(name: str, csv: bytes, level: int = 6) -> bytes:
+    """Return a zip with one member `name` and a fixed date: equal candles give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        member = zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0))
+        member.compress_type = zipfile.ZIP_DEFLATED
+        archive.writestr(member, csv)
+    return buffer.getvalue()
+
+
+def to_checksum(name: str, payload: bytes) -> bytes:
+    """Return the contents of a CHECKSUM file."""
+    return f"{hashlib.sha256(payload).hexdigest()}  {name}".encode()
+
+
+class FolderMirror:
+    """The files of a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
+        """Return the files under a prefix; the ETag is the MD5, as S3 has it."""
+        folder = self.root / prefix
+        paths = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
+        return [(str(p.relative_to(self.root)), _md5(p), p.stat().st_size) for p in paths]
+
+    def read(self, key: str) -> bytes | None:
+        """Return a file's bytes."""
+        path = self.root / key
+        return path.read_bytes() if path.is_file() and ".." not in key else None
+
+
+def _md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, delimiter: str) -> bytes:
+    """Return one page of S3's listing of `entries` after `marker`."""
+    contents, folders = [], []
+    for key, etag, size in entries:
+        rest = key.removeprefix(prefix)
+        if delimiter and delimiter in rest:
+            folders.append(prefix + rest.split(delimiter)[0] + delimiter)
+        else:
+            told = f"<Size>{size}</Size>" if size >= 0 else ""
+            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{told}"))
+    after = [item for item in contents if item[0] > marker]
+    page, more = after[:PAGE], len(after) > PAGE
+    body = "".join(f"<Contents>{text}</Contents>" for _, text in page)
+    body += "".join(
+        f"<CommonPrefixes><Prefix>{escape(f)}</Prefix></CommonPrefixes>"
+        for f in dict.fromkeys(folders)
+        if f > marker
+    )
+    return (
+        '<?xml version="1.0" encoding="UTF-8"?>\n'
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Prefix>{escape(prefix)}</Prefix><IsTruncated>{str(more).lower()}</IsTruncated>"
+        + (f"<NextMarker>{escape(page[-1][0])}</NextMarker>" if more else "")
+        + f"{body}</ListBucketResult>"
+    ).encode()
+
+
+Answer = tuple[int, dict[str, str], bytes]
+Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Answer | None | bool]
+"""May answer a request itself (an `Answer`, or True if it wrote to the socket); None leaves it to the mirror."""
+
+
+@contextmanager
+def serve(mirror: Mirror, hook: Hook | None = None, lists: bool = True) -> Iterator[str]:
+    """Serve a mirror on a free loopback port and yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = 1 << 16  # headers and body in one packet
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            key = unquote(parts.path).lstrip("/")
+            query = {k: v[-1] for k, v in parse_qs(parts.query).items()}
+            answer = hook(self, key, query) if hook else None
+            if answer is True:
+                return
+            self._send(answer or _answer(mirror, key, query, lists))  # type: ignore[arg-type]
+
+        do_HEAD = do_GET
+
+        def _send(self, answer: Answer) -> None:
+            status, headers, body = answer
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _answer(mirror: Mirror, key: str, query: dict[str, str], lists: bool) -> Answer:
+    if not key and "prefix" in query and lists:
+        entries = mirror.keys(query["prefix"])
+        page = listing_page(entries, query["prefix"], query.get("marker", ""), query.get("delimiter", ""))
+        return 200, {"Content-Type": "application/xml"}, page
+    body = mirror.read(key) if key else None
+    if body is None:
+        return (
+            404,
+            {"Content-Type": "application/xml"},
+            b"<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>",
+        )
+    return 200, {}, body

@@ -1,0 +1,59 @@
+"""What to fetch for a series: monthly files where they are published, daily ones elsewhere, nothing twice."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.market.faults import SourceFault
+from tasks.market.layout import SeriesKey, SourceFile, month_of, months, period_bounds
+from tasks.market.listing import Catalogue
+from tasks.market.manifest import FileRecord, Part
+from tasks.market.store import series_folder
+
+_DAILY_ONLY = {"1s"}  # a month of seconds is 350 MB of text
+
+
+@dataclass
+class Plan:
+    """The files of one series that a run needs (`wanted`) and those it must still get (`fetch`)."""
+
+    series: SeriesKey
+    wanted: list[SourceFile] = field(default_factory=list)
+    fetch: list[SourceFile] = field(default_factory=list)
+    fault: SourceFault | None = None
+
+
+def wanted_files(catalogue: Catalogue, series: SeriesKey, start: int, end: int) -> list[SourceFile]:
+    """Return the published files that cover `[start, end)` best, oldest first.
+
+    Raises:
+        SourceFault: the source cannot be asked.
+    """
+    monthly = catalogue.files(series, "monthly", start, end) if series.interval not in _DAILY_ONLY else []
+    covered = {file.period for file in monthly}
+    begin = monthly[0].bounds[0] if monthly else start
+    missing = (
+        [month for month in months(begin, end) if month not in covered] if monthly else [month_of(start)]
+    )
+    if not missing:
+        return monthly
+    daily = catalogue.files(series, "daily", max(start, period_bounds(missing[0])[0]), end)
+    return sorted([*monthly, *(f for f in daily if f.period[:7] not in covered)], key=lambda f: f.bounds)
+
+
+def to_fetch(
+    home: Path, wanted: list[SourceFile], known: dict[str, FileRecord], parts: dict[str, Part]
+) -> list[SourceFile]:
+    """Return the files that are new, were published again, failed last time, or whose part is gone."""
+    return [f for f in wanted if _is_due(f, known.get(f.period)) or _part_lost(home, f, known, parts)]
+
+
+def _is_due(file: SourceFile, record: FileRecord | None) -> bool:
+    return record is None or record.version != file.version or record.status == "failed"
+
+
+def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts: dict[str, Part]) -> bool:
+    if known[file.period].rows == 0:
+        return False
+    month = file.period[:7]
+    path = series_folder(home, file.series) / f"{month}.parquet"
+    return month not in parts or not path.is_file() or path.stat().st_size != parts[month].bytes

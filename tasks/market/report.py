@@ -1,0 +1,183 @@
+"""What an ingestion tells: a record for each series, JSON for machines, a table for people."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from schemas.errors import COMPLETE, PARTIAL
+from tasks.market.holes import LACKING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.layout import text
+from tasks.market.store import replacing, series_digest
+
+COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
+
+
+@dataclass
+class SeriesReport:
+    """One series after a run; times are ISO 8601 in UTC, holes are `[from, to)`."""
+
+    symbol: str
+    timeframe: str
+    rows: int = 0
+    first: str | None = None
+    last: str | None = None  # open time of the newest candle
+    holes: list[dict] = field(default_factory=list)
+    files: dict[str, int] = field(default_factory=dict)
+    status: str = COMPLETE_SERIES
+    reason: str = ""
+    digest: str = ""
+    zero_volume: int = 0
+    off_grid: int = 0
+    off_grid_times: list[str] = field(default_factory=list)
+    odd_close: list[str] = field(default_factory=list)
+    relistings: list[str] = field(default_factory=list)
+    provisional: int = 0
+    changed: int = 0
+    duplicates: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class IngestReport:
+    """The whole run."""
+
+    series: list[SeriesReport]
+    requests: int = 0
+    seconds: float = 0.0
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
+    market: str = "spot"
+
+    @property
+    def exit(self) -> int:
+        """Exit code: 0 complete, 3 partial (good results kept)."""
+        return COMPLETE if all(s.status == COMPLETE_SERIES for s in self.series) else PARTIAL
+
+    def to_dict(self) -> dict:
+        """Return what `cpb ingest --json` prints."""
+        return asdict(self) | {"exit": self.exit}
+
+
+def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: str = "") -> SeriesReport:
+    """Return the report of a series; `reason` is why nothing could be asked of the source."""
+    series = holdings.series
+    report = SeriesReport(series.symbol, series.interval)
+    runs = holdings.runs
+    report.rows = sum((b - a) // series.step for a, b in runs)
+    if runs:
+        report.first, report.last = text(runs[0][0]), text(runs[-1][1] - series.step)
+        report.digest = series_digest(
+            home, series, holdings.parts, holdings.first, holdings.last - series.step
+        )
+    holes = find_holes(holdings, calendar)
+    report.holes = [
+        {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
+    ]
+    _count_files(report, holdings, holes)
+    _tell_oddities(report, holdings, holes)
+    _judge(report, holdings, holes, reason)
+    return report
+
+
+def _count_files(report: SeriesReport, holdings: Holdings, holes: list[Hole]) -> None:
+    records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
+    report.files = {
+        "ok": sum(r.status == "ok" for r in records),
+        "repaired": sum(r.status == "repaired" for r in records),
+        "quarantined": sum(r.status == "quarantined" for r in records),
+        "unverified": sum(bool(r.facts.get("unverified")) for r in records),
+        "missing": sum(r.status == "failed" for r in records) + len(holdings.wanted) - len(records),
+    }
+    report.changed = sum(r.facts.get("changed", 0) for r in records)
+    report.duplicates = sum(r.facts.get("duplicates", 0) for r in records)
+    for record in records:
+        if record.reason:
+            report.notes.append(f"{holdings.series} {record.period}: {record.reason}")
+        report.notes += [
+            f"{holdings.series} {record.period}: {note}" for note in record.facts.get("notes", [])
+        ]
+        if record.facts.get("unverified"):
+            report.notes.append(f"{holdings.series} {record.period}: unverified, no CHECKSUM published")
+
+
+def _tell_oddities(report: SeriesReport, holdings: Holdings, holes: list[Hole]) -> None:
+    seen = [o for o in holdings.oddities if holdings.first <= o.open_time < holdings.last]
+    report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
+    report.off_grid = len(report.off_grid_times)
+    report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
+    report.zero_volume = sum(p.zeros for p in holdings.parts if p.runs and clipped(p.runs, holdings))
+    report.relistings = [text(h.end) for h in holes if h.cause == "relisting"]
+
+
+def clipped(runs: list[tuple[int, int]], holdings: Holdings) -> bool:
+    """Tell whether any of the runs lies in the time range."""
+    return any(b > holdings.first and a < holdings.last for a, b in runs)
+
+
+def _judge(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
+    for hole in holes:
+        if hole.cause in SUSPICIOUS or hole.cause in LACKING:
+            report.notes.append(_short(holdings, hole))
+    lacking = [h for h in holes if h.cause in LACKING]
+    if not report.rows:
+        report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
+    elif reason or lacking:
+        worst = (
+            f"{sum(h.bars for h in lacking)} candles lacking: {', '.join(sorted({h.cause for h in lacking}))}"
+        )
+        report.status, report.reason = PARTIAL_SERIES, reason or worst
+
+
+def _short(holdings: Holdings, hole: Hole) -> str:
+    """Return `BTCUSDT 15m: 48 candles from 2024-01-08 00:00 on missing (absent at source)`."""
+    return f"{holdings.series}: {hole.bars} candles from {text(hole.start)} on missing ({hole.cause})"
+
+
+def table(report: IngestReport) -> str:
+    """Return the summary for people, one line a series, and one for each thing worth a sentence."""
+    lines = [
+        f"{'series':<16}{'status':<10}{'rows':>10}  {'first':<17}{'last':<17}{'holes':>6}{'bars':>8}"
+        f"{'zero':>6}{'offgrid':>8}{'odd':>5}{'unver.':>7}{'quar.':>6}"
+    ]
+    for s in report.series:
+        lines.append(
+            f"{s.symbol + ' ' + s.timeframe:<16}{s.status:<10}{s.rows:>10,}  {_minute(s.first):<17}{_minute(s.last):<17}"
+            f"{len(s.holes):>6}{sum(h['bars'] for h in s.holes):>8}{s.zero_volume:>6}{s.off_grid:>8}"
+            f"{len(s.odd_close):>5}{s.files.get('unverified', 0):>7}{s.files.get('quarantined', 0):>6}"
+        )
+    lines += [f"  {s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.reason]
+    return "\n".join(lines)
+
+
+def details(report: IngestReport) -> str:
+    """Return every hole and note of every series."""
+    lines = []
+    for s in report.series:
+        name = f"{s.symbol} {s.timeframe}"
+        lines += [
+            f"{name}: {_minute(h['from'])} to {_minute(h['to'])}, {h['bars']} candles, {h['cause']}"
+            for h in s.holes
+        ]
+        lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
+        lines += [
+            f"{name}: {s.off_grid} off-grid candles from {_minute(s.off_grid_times[0])}, kept apart"
+        ] * bool(s.off_grid)
+        lines += [f"{name}: {len(s.odd_close)} candles were cut short"] * bool(s.odd_close)
+        lines += s.notes
+    return "\n".join(lines)
+
+
+def save(report: IngestReport, home: Path) -> Path:
+    """Write the report as JSON and text under `reports/`; return the JSON's path."""
+    folder = home / "reports"
+    for name, content in (
+        ("ingest.json", json.dumps(report.to_dict(), indent=1)),
+        ("ingest.txt", f"{table(report)}\n\n{details(report)}\n"),
+    ):
+        with replacing(folder / name) as temp:
+            temp.write_text(content, encoding="utf-8")
+    return folder / "ingest.json"
+
+
+def _minute(moment: str | None) -> str:
+    return (moment or "")[:16].replace("T", " ")

@@ -1,0 +1,96 @@
+"""The built-in market simulator: Binance Vision's layout over loopback HTTP, filled with synthetic candles.
+
+`--source sim` needs no network and no data. By default there are eight months up to 2025-06-01; `--since` and
+`--as-of` move the ends. A file is made when it is asked for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from schemas.universe import COINS, INTERVAL_SECONDS, symbol_of
+from tasks.market import mirror
+from tasks.market.layout import (
+    US,
+    SeriesKey,
+    day_of,
+    days,
+    file_of,
+    month_of,
+    months,
+    period_bounds,
+    step_us,
+    to_us,
+)
+from tasks.market.synthetic import STEP, candles
+
+UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
+"""Where the simulated market ends unless a run asks for another time."""
+
+MONTHS = 8
+_VERSION = "sim1"
+
+
+@contextmanager
+def serve(until: datetime | None = None, since: datetime | None = None) -> Iterator[str]:
+    """Run the simulator on a free loopback port and yield its base URL.
+
+    Complete months before `until` are published as monthly files, complete days of its last month as daily
+    ones. Symbols are those of the default universe, intervals the multiples of 15 minutes up to a day.
+    """
+    with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
+        yield url
+
+
+class SimulatedMirror:
+    """Files that exist once they are read."""
+
+    def __init__(self, until: datetime, since: datetime | None = None) -> None:
+        self.end = period_bounds(day_of(to_us(until)))[0]
+        self.start = to_us(since) if since else _months_before(self.end, MONTHS)
+        self.symbols = {symbol_of(coin) for coin in COINS}
+        self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if s * US % STEP == 0 and s <= 86_400}
+
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
+        """Return the files of a series, or the folders' first files where no series is named."""
+        parts = prefix.strip("/").split("/")
+        if parts[:2] != ["data", "spot"] or len(parts) < 4 or parts[3] != "klines":
+            return []
+        symbols = [parts[4]] if len(parts) > 4 else sorted(self.symbols)
+        intervals = [parts[5]] if len(parts) > 5 else sorted(self.intervals)
+        found = [key for s in symbols for i in intervals for key in self._series_keys(s, i, parts[2])]
+        return [(key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1) for key in found if key.startswith(prefix)]
+
+    def _series_keys(self, symbol: str, interval: str, kind: str) -> list[str]:
+        if symbol not in self.symbols or interval not in self.intervals:
+            return []
+        series = SeriesKey("spot", symbol, interval)
+        month = period_bounds(month_of(self.end))[0]
+        periods = months(self.start, month) if kind == "monthly" else days(max(month, self.start), self.end)
+        return [name for p in periods for name in (series.file(p).key, f"{series.file(p).key}.CHECKSUM")]
+
+    def read(self, key: str) -> bytes | None:
+        """Return a zip or its CHECKSUM."""
+        zipped = key.removesuffix(".CHECKSUM")
+        parts = key.split("/")
+        if len(parts) != 7 or zipped not in self._series_keys(parts[4], parts[5], parts[2]):
+            return None
+        payload = _zip(zipped)
+        return payload if zipped == key else mirror.to_checksum(zipped.rsplit("/", 1)[-1], payload)
+
+
+@lru_cache(maxsize=32)
+def _zip(key: str) -> bytes:
+    symbol, interval = key.split("/")[4:6]
+    file = file_of(SeriesKey("spot", symbol, interval), key, "", -1, "")
+    assert file is not None
+    frame = candles(symbol, step_us(interval), *file.bounds)
+    return mirror.to_zip(file.member, mirror.to_csv(frame, interval), level=1)
+
+
+def _months_before(end: int, count: int) -> int:
+    start = period_bounds(month_of(end - 1))[0]
+    for _ in range(count - 1):
+        start = period_bounds(month_of(start - 1))[0]
+    return start

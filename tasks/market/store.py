@@ -1,0 +1,227 @@
+"""The parquet files: `klines/interval=15m/symbol=BTCUSDT/2024-01.parquet`, one for each month.
+
+A month is the unit of source, storage and quarantine. Files appear by rename, so readers never see half of
+one; off-grid candles (`offgrid/`) and unconfirmed ones from REST (`provisional/`) lie in trees of their own.
+"""
+
+import errno
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import CpbError, MemberError
+from schemas.klines import KLINES
+from tasks.market.layout import SeriesKey, month_of, period_bounds, to_us
+from tasks.market.manifest import Part
+
+MANIFEST = "manifest.db"
+_TEMP = ".tmp-"
+
+
+def series_folder(home: Path, series: SeriesKey, tree: str = "klines") -> Path:
+    """Return the folder of a series; futures markets have trees of their own (`klines-um`)."""
+    root = tree if series.market == "spot" else f"{tree}-{series.market}"
+    return home / root / f"interval={series.interval}" / f"symbol={series.symbol}"
+
+
+def read_klines(
+    home: Path,
+    symbol: str,
+    timeframe: str,
+    since: datetime | None = None,
+    as_of: datetime | None = None,
+    market: str = "spot",
+    columns: list[str] | None = None,
+    provisional: bool = False,
+) -> pl.DataFrame:
+    """Return stored candles: sorted, unique, on the grid, `since <= open_time`, closed by `as_of` (UTC).
+
+    `provisional` adds the unconfirmed newest candles that `ingest --tail` fetched.
+
+    Raises:
+        MemberError: the store holds nothing of this series.
+    """
+    series = SeriesKey(market, symbol, timeframe)
+    first = to_us(since) if since else 0
+    last = (to_us(as_of) if as_of else 1 << 62) - series.step
+    paths = [p for p in part_paths(home, series) if _overlaps(p.stem, first, last)]
+    if not paths and not any(part_paths(home, series)):
+        raise MemberError(
+            f"{series}: no candles in {home}; fetch them first with `cpb ingest --coins {symbol}`"
+        )
+    frames = [_read(path, columns) for path in paths]
+    tail = series_folder(home, series, "provisional") / "tail.parquet"
+    if provisional and tail.is_file():
+        frames.append(_read(tail, columns))
+    frame = (
+        pl.concat(frames, rechunk=True) if frames else pl.DataFrame(schema=KLINES).select(columns or pl.all())
+    )
+    if provisional:
+        frame = frame.unique("open_time", keep="first", maintain_order=True)
+    return _between(frame, first, last)
+
+
+def part_paths(home: Path, series: SeriesKey) -> list[Path]:
+    """Return the files of a series, oldest first."""
+    folder = series_folder(home, series)
+    if not folder.is_dir():
+        return []
+    names = [n for n in os.listdir(folder) if n.endswith(".parquet") and not n.startswith(_TEMP)]
+    return [folder / n for n in sorted(names)]
+
+
+def _overlaps(month: str, first: int, last: int) -> bool:
+    start, end = period_bounds(month)
+    return start <= last and end > first
+
+
+def _read(path: Path, columns: list[str] | None) -> pl.DataFrame:
+    names = [*dict.fromkeys(["open_time", *columns])] if columns else list(KLINES)
+    return pl.read_parquet(path, columns=names, glob=False, hive_partitioning=False)
+
+
+def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
+    """Cut sorted candles by binary search: a filter would copy every column."""
+    times = frame["open_time"].to_physical().to_numpy()
+    start, end = np.searchsorted(times, [first, last + 1])
+    return frame if (start, end) == (0, len(times)) else frame.slice(start, end - start)
+
+
+def read_part(home: Path, series: SeriesKey, month: str) -> pl.DataFrame:
+    """Return a month's candles; empty if there is no such part."""
+    path = series_folder(home, series) / f"{month}.parquet"
+    return _read(path, None) if path.is_file() else pl.DataFrame(schema=KLINES)
+
+
+def write_part(home: Path, series: SeriesKey, month: str, rows: pl.DataFrame, origin: dict[str, str]) -> Part:
+    """Write a month's candles and return its manifest entry; `origin` goes into the file's metadata."""
+    path = series_folder(home, series) / f"{month}.parquet"
+    size = write_parquet(path, rows, origin)
+    runs, edges = find_runs(rows, series.step)
+    zeros = int((rows["volume"] == 0).sum())
+    return Part(month, rows.height, size, digest_of(rows), runs, zeros, edges)
+
+
+def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str]) -> int:
+    """Write a parquet file so that it is there whole or not at all; return its size in bytes."""
+    with replacing(path) as temp:
+        rows.write_parquet(temp, compression="zstd", compression_level=3, metadata=metadata)
+    return path.stat().st_size
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary name in the same folder; move it to `path` once it is safely on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temp = path.with_name(f"{_TEMP}{path.name}")
+    try:
+        yield temp
+        _sync(temp)
+        temp.replace(path)
+        _sync(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temp.unlink(missing_ok=True)
+        if is_full(error):
+            raise CpbError(
+                f"no space left in {path.parent}: free some, or set CPB_HOME to another disk"
+            ) from error
+        raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Tell whether an error means that the disk is full (polars hides the number in its text)."""
+    number = getattr(error, "errno", None)
+    return (
+        number in (errno.ENOSPC, errno.EDQUOT) or "o space left" in str(error) or "disk is full" in str(error)
+    )
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def find_runs(rows: pl.DataFrame, step: int) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
+    """Return the unbroken stretches `[from, until)` of sorted candles and each one's first open, last close."""
+    times = rows["open_time"].to_physical().to_numpy()
+    if not len(times):
+        return [], []
+    breaks = np.flatnonzero(np.diff(times) != step)
+    first, last = np.r_[0, breaks + 1], np.r_[breaks, len(times) - 1]
+    runs = [(int(a), int(b) + step) for a, b in zip(times[first], times[last], strict=True)]
+    opens, closes = rows["open"].to_numpy()[first], rows["close"].to_numpy()[last]
+    return runs, [(float(a), float(b)) for a, b in zip(opens, closes, strict=True)]
+
+
+def digest_of(rows: pl.DataFrame) -> str:
+    """Return a digest of the candles' values, whatever file they came from."""
+    state = hashlib.sha256()
+    for name in KLINES:
+        state.update(np.ascontiguousarray(rows[name].to_physical().to_numpy()).data)
+    return state.hexdigest()
+
+
+def series_digest(home: Path, series: SeriesKey, parts: list[Part], first: int, last: int) -> str:
+    """Return a digest of the candles with `first <= open_time <= last`: whole months are known by theirs."""
+    state = hashlib.sha256()
+    for part in parts:
+        if not part.runs or part.runs[0][0] > last or part.runs[-1][1] - series.step < first:
+            continue
+        whole = part.runs[0][0] >= first and part.runs[-1][1] - series.step <= last
+        digest = (
+            part.digest if whole else digest_of(_between(read_part(home, series, part.month), first, last))
+        )
+        state.update(f"{part.month}:{digest};".encode())
+    return state.hexdigest()
+
+
+def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
+    """Yield sorted candles month by month."""
+    times = rows["open_time"].to_physical().to_numpy()
+    start = 0
+    while start < len(times):
+        month = month_of(int(times[start]))
+        end = int(np.searchsorted(times, period_bounds(month)[1]))
+        yield month, rows.slice(start, end - start)
+        start = end
+
+
+def sweep(home: Path) -> int:
+    """Remove what a killed run left half-written; return how many files that were."""
+    leftovers = [path for path in home.rglob(f"{_TEMP}*") if path.is_file()]
+    for path in leftovers:
+        path.unlink()
+    return len(leftovers)
+
+
+@contextmanager
+def writer_lock(home: Path) -> Iterator[None]:
+    """Be the store's only writer; raises `CpbError` if somebody else is, or if the folder is read-only."""
+    import fcntl
+
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        handle = os.open(home / "writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise CpbError(
+            f"cannot write in {home} ({error.strerror}); set CPB_HOME to a folder you own"
+        ) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(handle)
+        raise CpbError(f"another cpb is writing in {home}; wait for it, or use another CPB_HOME") from error
+    try:
+        yield
+    finally:
+        os.close(handle)  # releases the lock, as the end of the process would

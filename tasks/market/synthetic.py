@@ -1,0 +1,149 @@
+"""Candles of a market that never was: deterministic, realistic, the same for everyone.
+
+A month of a symbol depends on nothing but its name and date, so any range can be generated alone and a longer
+range holds the shorter one. Volatility clusters (GARCH around a slow daily component), follows the hour of
+the week, and has Student-t shocks; a market factor correlates the coins; there is no drift to discover.
+"""
+
+import hashlib
+import math
+from functools import lru_cache
+
+import numpy as np
+import polars as pl
+
+from schemas.klines import KLINES
+from tasks.market.layout import DAY, US, month_of, period_bounds
+
+STEP = 900 * US
+"""Everything is made of 15-minute candles."""
+
+_ORIGIN = period_bounds("2017-01")[0]
+_PER_DAY = DAY // STEP
+_PRICES = {
+    "BTC": 60_000,
+    "ETH": 3_000,
+    "BNB": 500,
+    "SOL": 120,
+    "LTC": 80,
+    "PEPE": 1e-5,
+    "SHIB": 2e-5,
+    "DOGE": 0.12,
+}
+_SIGMA_15M = 0.0028  # of the calmest coin, at the usual time
+_SHAPE = 4.0  # Student-t degrees of freedom
+
+
+def _rng(*name: object) -> np.random.Generator:
+    digest = hashlib.sha256("/".join(map(str, ("cpb-sim-1", *name))).encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
+
+
+@lru_cache(maxsize=64)
+def _slow_volatility(name: str) -> np.ndarray:
+    """Return the log of the volatility level for each day since 2017: an AR(1) around zero."""
+    shocks = _rng("slow", name).standard_normal(8000) * 0.08
+    level, path = 0.0, np.empty(len(shocks))
+    for day, shock in enumerate(shocks):
+        level = 0.97 * level + shock
+        path[day] = level
+    return path
+
+
+def _season(times: np.ndarray) -> np.ndarray:
+    """Return the volatility factor of the hour of the week: busy New York afternoons, quiet weekends."""
+    hour = (times // (3600 * US)) % 24
+    weekend = ((times // DAY) + 3) % 7 >= 5  # 1970-01-01 was a Thursday; Monday is 0
+    day = 1 + 0.35 * np.exp(-(((hour - 14.5) / 3.5) ** 2)) - 0.2 * np.exp(-(((hour - 5) / 3) ** 2))
+    return day * np.where(weekend, 0.75, 1.0)
+
+
+def _shocks(name: str, month: str, size: int) -> np.ndarray:
+    """Return clustered, heavy-tailed returns of unit size: a GARCH(1,1) with Student-t innovations."""
+    innovations = _rng("shock", name, month).standard_t(_SHAPE, size) * math.sqrt((_SHAPE - 2) / _SHAPE)
+    variance, returns = 1.0, np.empty(size)
+    for i, z in enumerate(np.clip(innovations, -7, 7).tolist()):
+        r = math.sqrt(variance) * z
+        returns[i] = r
+        variance = min(25.0, 0.04 + 0.07 * r * r + 0.89 * variance)
+    return returns
+
+
+@lru_cache(maxsize=64)
+def _factor(month: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the month's candle times, the market's unit returns and the expected volatility."""
+    start, end = period_bounds(month)
+    times = np.arange(start, end, STEP)
+    at = (times - _ORIGIN) / DAY
+    slow = np.interp(at, np.arange(8000), _slow_volatility("market"))
+    return times, _shocks("market", month, len(times)), np.exp(slow) * _season(times)
+
+
+@lru_cache(maxsize=256)
+def _monthly_levels(symbol: str) -> np.ndarray:
+    """Return the log price at the start of each month since 2017: the anchor of every month's path."""
+    market = _rng("levels", "market").standard_normal(400) * 0.14
+    own = _rng("levels", symbol).standard_normal(400) * 0.10
+    path = np.concatenate([[0.0], np.cumsum(0.9 * market + own)])
+    coin = symbol.removesuffix("USDT")
+    today = _month_index("2025-01")
+    start = _PRICES.get(coin) or 10 ** _rng("price", symbol).uniform(-0.5, 1.5)
+    return path - path[today] + math.log(start)
+
+
+def _month_index(month: str) -> int:
+    year, number = month.split("-")
+    return (int(year) - 2017) * 12 + int(number) - 1
+
+
+@lru_cache(maxsize=64)
+def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
+    """Return a month of 15-minute candles with the columns of `KLINES`."""
+    times, market, level = _factor(month)
+    size, noise = len(times), _rng("candle", symbol, month)
+    sigma = _SIGMA_15M * (1 + 0.6 * _rng("size", symbol).random()) * level
+    returns = sigma * (0.7 * market + 0.7 * _shocks(symbol, month, size))
+    anchors = _monthly_levels(symbol)[_month_index(month) :][:2]
+    path = anchors[0] + np.cumsum(returns + (anchors[1] - anchors[0] - returns.sum()) / size)
+    close = np.exp(path)
+    open_ = np.concatenate([[np.exp(anchors[0])], close[:-1]])
+    reach = np.abs(returns) * 0.25 + sigma * 0.35
+    high = np.maximum(open_, close) * np.exp(reach * noise.exponential(1, size))
+    low = np.minimum(open_, close) * np.exp(-reach * noise.exponential(1, size))
+    tick = 10.0 ** max(-8, math.floor(math.log10(open_[0])) - 4)
+    open_, high, low, close = (np.maximum(np.round(x / tick), 1) * tick for x in (open_, high, low, close))
+    activity = np.exp(0.6 * noise.standard_normal(size)) * (0.5 + np.abs(returns) / sigma) * level**1.5
+    volume = np.round(3e6 / _monthly_price(symbol) * activity, 5)
+    share = np.clip(0.5 + 0.08 * noise.standard_normal(size), 0.05, 0.95)
+    count = np.maximum(1, np.round(activity * 4000)).astype(np.int64)
+    quote = volume * (high + low + close) / 3
+    columns = (times, open_, high, low, close, volume, quote, count, volume * share, quote * share)
+    frame = pl.DataFrame({name: column for name, column in zip(KLINES, columns, strict=True)})
+    return frame.with_columns(pl.col("open_time").cast(KLINES["open_time"]), pl.col(pl.Float64).round(8))
+
+
+def _monthly_price(symbol: str) -> float:
+    return float(np.exp(_monthly_levels(symbol)[_month_index("2025-01")]))
+
+
+def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame:
+    """Return the candles that open in `[start, end)`; longer intervals are added up from quarters of an hour."""
+    month = month_of(start)
+    time = pl.col("open_time").to_physical()
+    frame = quarter_hours(symbol, month).filter(time.is_between(start, end, closed="left"))
+    if interval_us == STEP:
+        return frame
+    sums = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
+    return (
+        frame.group_by((time // interval_us * interval_us).cast(KLINES["open_time"]).alias("open_time"))
+        .agg(
+            pl.col("open").first(),
+            pl.col("high").max(),
+            pl.col("low").min(),
+            pl.col("close").last(),
+            pl.col(sums).sum(),
+        )
+        .with_columns(pl.col(pl.Float64).round(8))
+        .sort("open_time")
+        .select(list(KLINES))
+    )

@@ -1,0 +1,180 @@
+"""From downloaded files to parts of the store: parse, judge, quarantine, merge, write, enter in the manifest."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import polars as pl
+
+from schemas.klines import KLINES, validate_klines
+from tasks.market.checks import Checked, check
+from tasks.market.faults import BadFile, SourceFault
+from tasks.market.layout import SeriesKey, SourceFile, text
+from tasks.market.manifest import FileRecord, Manifest, Oddity, Part
+from tasks.market.parser import Block, read, trim
+from tasks.market.quarantine import quarantine, release
+from tasks.market.store import read_part, series_folder, split_months, write_parquet, write_part
+
+
+@dataclass
+class Fetched:
+    """One file as it arrived: its CSV, or why there is none."""
+
+    file: SourceFile
+    csv: bytes = b""
+    sha256: str = ""
+    verified: bool = True
+    payload: bytes = b""
+    fault: BadFile | SourceFault | None = None
+
+
+@dataclass
+class Outcome:
+    """What a batch did: one sentence for each thing worth telling."""
+
+    notes: list[str] = field(default_factory=list)
+    bad: list[SourceFile] = field(default_factory=list)
+
+
+def store_batch(
+    home: Path, manifest: Manifest, series: SeriesKey, batch: list[Fetched], status: str = "ok"
+) -> Outcome:
+    """Put the good candles of a batch into the store and everything else on record.
+
+    Raises:
+        CpbError: the disk is full or the folder cannot be written.
+    """
+    outcome = Outcome()
+    blocks, arrived = _trim(batch)
+    frame, faults = read(blocks)
+    checked, more = check(series, blocks, frame)
+    for index, fault in {**more, **faults}.items():
+        arrived[index].fault = fault
+    known = manifest.files(series)
+    good = {i: f for i, f in enumerate(arrived) if not f.fault}
+    changed = _rows_changed(home, series, checked.rows, good, known)
+    parts = _write_months(home, manifest, series, checked.rows, list(good.values()))
+    _write_off_grid(home, series, checked.off_grid)
+    records = [_record(home, item, outcome, known) for item in batch if item.fault]
+    counts = dict(checked.rows.group_by("file").len().iter_rows())
+    for index, item in good.items():
+        record = _good_record(item, blocks[index], counts.get(index, 0), checked, index, status)
+        if changed.get(index):
+            record.facts["changed"] = changed[index]
+            outcome.notes.append(f"{item.file}: changed upstream, {changed[index]} rows")
+        records.append(record)
+        if item.file.period in known and known[item.file.period].status == "quarantined":
+            release(home, item.file)
+    manifest.save(series, records, parts, _oddities(series, checked), _span(good))
+    return outcome
+
+
+def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
+    blocks, arrived = [], []
+    for item in batch:
+        if item.fault:
+            continue
+        try:
+            blocks.append(trim(item.file, item.csv))
+            arrived.append(item)
+        except BadFile as fault:
+            item.fault = fault
+    return blocks, arrived
+
+
+def _write_months(
+    home: Path, manifest: Manifest, series: SeriesKey, rows: pl.DataFrame, good: list[Fetched]
+) -> list[Part]:
+    """Write each month the batch touches; candles of files that are not in the batch are kept."""
+    clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
+    validate_klines(clean)
+    replaced: dict[str, list[Fetched]] = {}
+    for item in good:
+        replaced.setdefault(item.file.period[:7], []).append(item)
+    fresh = dict(split_months(clean))
+    parts = []
+    for month, items in replaced.items():
+        part = merge(
+            read_part(home, series, month), fresh.get(month, clean.clear()), [i.file.bounds for i in items]
+        )
+        if part.height:
+            origin = {"cpb.files": " ".join(f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in items)}
+            parts.append(write_part(home, series, month, part, origin))
+    return parts
+
+
+def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) -> pl.DataFrame:
+    """Return `old` with everything inside the spans replaced by `new`, sorted."""
+    if not old.height:
+        return new
+    time = pl.col("open_time").to_physical()
+    inside = pl.any_horizontal(time.is_between(a, b, closed="left") for a, b in spans)
+    return pl.concat([old.filter(~inside), new]).sort("open_time")
+
+
+def _rows_changed(
+    home: Path, series: SeriesKey, rows: pl.DataFrame, good: dict[int, Fetched], known: dict[str, FileRecord]
+) -> dict[int, int]:
+    """Count, for files published again with other bytes, the candles that are new, gone or different."""
+    changed = {}
+    for index, item in good.items():
+        record = known.get(item.file.period)
+        if not record or not record.sha256 or record.sha256 == item.sha256 or record.status != "ok":
+            continue
+        new = rows.filter(pl.col("file") == index).select(
+            pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:]
+        )
+        start, end = item.file.bounds
+        old = read_part(home, series, item.file.period[:7])
+        old = old.filter(pl.col("open_time").to_physical().is_between(start, end, closed="left"))
+        differing = pl.concat(
+            [new.join(old, on=list(KLINES), how="anti"), old.join(new, on=list(KLINES), how="anti")]
+        )
+        changed[index] = differing["open_time"].n_unique()
+    return changed
+
+
+def _record(home: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRecord]) -> FileRecord:
+    """Put a file at fault on record; one that only failed to arrive will be asked for again."""
+    outcome.bad.append(item.file)
+    reason = str(item.fault)
+    outcome.notes.append(f"{item.file}: {reason}")
+    if isinstance(item.fault, BadFile):
+        quarantine(home, item.file, item.fault.payload or item.payload or item.csv, reason)
+        status = "quarantined"
+    else:
+        status = "failed"
+    rows = known[item.file.period].rows if item.file.period in known else 0
+    return FileRecord(item.file.period, item.file.key, item.file.version, "", rows, status, reason)
+
+
+def _good_record(
+    item: Fetched, block: Block, rows: int, checked: Checked, index: int, status: str
+) -> FileRecord:
+    facts: dict = {"notes": block.notes} if block.notes else {}
+    if not item.verified:
+        facts["unverified"] = True
+    if checked.duplicates.get(index):
+        facts["duplicates"] = checked.duplicates[index]
+    file = item.file
+    return FileRecord(file.period, file.key, file.version, item.sha256, rows, status, "", facts)
+
+
+def _write_off_grid(home: Path, series: SeriesKey, rows: pl.DataFrame) -> None:
+    clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
+    for month, part in split_months(clean):
+        write_parquet(series_folder(home, series, "offgrid") / f"{month}.parquet", part, {})
+
+
+def _oddities(series: SeriesKey, checked: Checked) -> list[Oddity]:
+    off = [Oddity(t, "off-grid", "") for t in checked.off_grid["open_time"]]
+    both = pl.concat([checked.rows, checked.off_grid]) if checked.off_grid.height else checked.rows
+    cut = both.filter(pl.col("close_time") - pl.col("open_time") != series.step).select(
+        "open_time", "close_time"
+    )
+    odd = [Oddity(opened, "odd close", f"closes {text(closed - 1)}") for opened, closed in cut.iter_rows()]
+    return off + odd + [Oddity(t, "conflict", "two different candles") for _, t in checked.conflicts]
+
+
+def _span(good: dict[int, Fetched]) -> tuple[int, int]:
+    bounds = [item.file.bounds for item in good.values()]
+    return (min(a for a, _ in bounds), max(b for _, b in bounds)) if bounds else (0, 0)
