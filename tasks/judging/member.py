@@ -155,8 +155,8 @@ def _metrics(
         "test_n": len(truth),
         "test_crps": losses["crps"].mean(),
         "test_crps_ratio": _ratio(losses, "crps"),
-        "test_crps_ratio_step_1": steps["crps"][0] / steps["reference_crps"][0],
-        f"test_crps_ratio_step_{truth.shape[1]}": steps["crps"][-1] / steps["reference_crps"][-1],
+        "test_crps_ratio_step_1": _ratio(steps, "crps", 0),
+        f"test_crps_ratio_step_{truth.shape[1]}": _ratio(steps, "crps", -1),
         "test_mae": losses["mae"].mean(),
         "test_mae_ratio": _ratio(losses, "mae"),
         "test_rmse": steps["rmse"].mean(),
@@ -171,11 +171,9 @@ def _metrics(
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _ratio(losses: dict[str, Array], name: str) -> float:
-    below = losses[f"reference_{name}"].mean()
-    return (
-        float(losses[name].mean() / below) if below > 0 else 1.0
-    )  # a market that never moves: nothing to win
+def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -> float:
+    own, other = losses[name][at].mean(), losses[f"reference_{name}"][at].mean()
+    return float(own / other) if other > 0 else 1.0  # a market that never moves: nothing to win
 
 
 def _certainty(score: MemberScore, seed: int) -> dict[str, float]:

@@ -1,0 +1,74 @@
+"""Significance against statsmodels, closed forms and simulated truth."""
+
+import numpy as np
+import pytest
+import statsmodels.api as sm
+from statsmodels.stats.multitest import multipletests
+
+from tasks.judging import inference
+
+
+def autocorrelated(n, mean=0.0, rho=0.6, seed=0):
+    noise = np.random.default_rng(seed).normal(size=n)
+    x = np.empty(n)
+    x[0] = noise[0]
+    for t in range(1, n):
+        x[t] = rho * x[t - 1] + noise[t]
+    return x + mean
+
+
+@pytest.mark.parametrize("lags", [0, 1, 9, 50])
+def test_hac_variance_equals_statsmodels(lags):
+    x = autocorrelated(400)
+    fit = sm.OLS(x, np.ones(400)).fit(cov_type="HAC", cov_kwds={"maxlags": lags, "use_correction": False})
+    assert inference.hac_variance(x, lags) == pytest.approx(fit.cov_params()[0, 0], rel=1e-9)
+    statistic, p = inference.diebold_mariano(x, lags)
+    assert statistic == pytest.approx(fit.tvalues[0], rel=1e-9)
+    assert p == pytest.approx(fit.pvalues[0], rel=1e-9)
+
+
+def test_holm_equals_statsmodels():
+    p = np.random.default_rng(1).uniform(0, 0.1, 40)
+    np.testing.assert_allclose(inference.holm(p), multipletests(p, method="holm")[1], rtol=1e-9)
+    assert inference.holm([]) == []
+
+
+def test_identical_losses_are_no_evidence():
+    assert inference.diebold_mariano(np.zeros(100), 10) == (0.0, 1.0)
+    assert inference.diebold_mariano(np.array([0.3]), 10) == (0.0, 1.0)
+
+
+def test_interval_holds_the_truth_about_as_often_as_it_says():
+    weights = inference.bootstrap_weights(40, draws=400, seed=3)
+    held = 0
+    for seed in range(200):
+        loss = np.abs(autocorrelated(1600, seed=seed)) + 1
+        other = np.abs(autocorrelated(1600, seed=1000 + seed)) + 1
+        sums = [x.reshape(40, 40).sum(axis=1, keepdims=True) for x in (loss, other)]
+        low, high = inference.interval(inference.ratio_draws(*sums, weights))
+        held += low <= 1 <= high
+    assert 0.88 <= held / 200 <= 0.99
+
+
+def test_blocks_hold_two_horizons_and_share_a_grid():
+    assert inference.block_length(10, 2880) == 53
+    assert inference.block_length(10, 100) == 20
+    times = np.array([0, 10, 20, 30, 70]) + 1000
+    assert inference.block_ids(times, 20).tolist() == [0, 0, 1, 1, 3]
+    assert inference.block_ids(times, 20, start=980).tolist() == [1, 1, 2, 2, 4]
+
+
+def test_bootstrap_is_seeded():
+    a, b = (inference.bootstrap_weights(30, seed=7) for _ in range(2))
+    np.testing.assert_array_equal(a, b)
+    assert (a.sum(axis=1) == 30).all()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "p", "words"),
+    [(0.98, 0.001, "better than"), (1.02, 0.01, "worse than"), (0.98, 0.06, "no different from")],
+)
+def test_verdict_says_what_was_found(ratio, p, words):
+    text = inference.verdict(ratio, ratio - 0.005, ratio + 0.005, p, 2880)
+    assert text.startswith(f"{words} the random walk with EWMA volatility (CRPS ratio {ratio:.3f} [")
+    assert text.endswith(f"p={p:.3f}, n=2880)")
