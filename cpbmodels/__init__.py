@@ -1,1 +1,42 @@
-"""..."""
+"""cpbmodels: train fleets of candle models, all at once. Torch, numpy and (to save or load) safetensors only.
+
+    from cpbmodels import Series, load, train_fleet
+    members = train_fleet([Series.from_ohlc(btc)], architecture="gru", preset="smoke", seeds=[1])
+    members[0].forecast(series).close[0.5]
+
+Names load on first use, so that reading series or presets never imports torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "Series": "series",
+    "ModelError": "errors",
+    "QUANTILES": "student_t",
+    "PRESETS": "presets",
+    "PROFILES": "presets",
+    "Preset": "presets",
+    "preset": "presets",
+    "architectures": "presets",
+    "Member": "member",
+    "Forecast": "member",
+    "load": "member",
+    "ensemble": "member",
+    "Prediction": "prediction",
+    "predict": "prediction",
+    "forecast_all": "prediction",
+    "train_fleet": "training",
+    "EpochRecord": "training",
+}
+__all__ = list(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cpbmodels' has no attribute {name!r}")
+    value = getattr(import_module(f"cpbmodels.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

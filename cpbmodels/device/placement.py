@@ -1,6 +1,7 @@
 """Where a training step really ran: its GPU kernels under the profiler, and every op that touched the CPU."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +9,51 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
+SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+"""Ops that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""
+
 LSTM_EXPLANATION = (
     "nn.LSTM runs on the GPU: the kernels above are its own. Little GPU memory is in use because the model "
     "is small (its weights are a few MB and one batch of activations not much more), not because it fell "
     "back to the CPU; judge a device by kernels, utilisation and windows/s, not by gigabytes."
 )
+
+
+class OpLog(TorchDispatchMode):
+    """Counts every dispatched op, forward and backward: `counts` by name, `on_cpu` those giving CPU tensors.
+
+    Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.on_cpu: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """torch's hook: run the op and note it."""
+        out = func(*args, **(kwargs or {}))
+        self.counts[str(func)] += 1
+        if any(t.device.type == "cpu" and t.numel() > 1 for t in _tensors(out)):
+            self.on_cpu[str(func)] += 1
+        return out
+
+    @property
+    def syncs(self) -> int:
+        """How many of the ops would make the host wait for a GPU."""
+        return sum(n for name, n in self.counts.items() if name.split(".")[1] in SYNCS)
+
+
+def _tensors(out: Any) -> Iterator[torch.Tensor]:
+    for item in out if isinstance(out, (tuple, list)) else (out,):
+        if isinstance(item, torch.Tensor):
+            yield item
 
 
 @dataclass(frozen=True)
@@ -29,36 +70,23 @@ class Placement:
         return bool(self.kernels) and not self.cpu_ops
 
 
-class _CpuOps(TorchDispatchMode):
-    """Collects the ops that produced a CPU tensor of more than one element (scalars belong on the host)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 — torch's protocol
-        out = func(*args, **(kwargs or {}))
-        for tensor in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu" and tensor.numel() > 1:
-                self.ops.append(str(func))
-        return out
-
-
 def observe(step: Callable[[], object], device: torch.device) -> Placement:
-    """Run `step` once under the profiler and once under a dispatch mode, and say where it ran."""
-    with _CpuOps() as watched:
+    """Run `step` once under a dispatch mode and, on a GPU, once under the profiler, and say where it ran."""
+    with OpLog() as log:
         step()
-    if device.type != "cuda":
-        return Placement({}, tuple(dict.fromkeys(watched.ops)))
+    return Placement(kernels(step, device) if device.type == "cuda" else {}, tuple(log.on_cpu))
+
+
+def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """The GPU kernels of one `step` with their time in µs, longest first; copies are left out."""
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         step()
         torch.cuda.synchronize(device)
-    kernels: dict[str, float] = {}
+    found: Counter[str] = Counter()
     for event in trace.events():
         if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
-            kernels[event.name] = kernels.get(event.name, 0.0) + event.time_range.elapsed_us()
-    ordered = sorted(kernels.items(), key=lambda item: -item[1])
-    return Placement(dict(ordered), tuple(dict.fromkeys(watched.ops)))
+            found[event.name] += event.time_range.elapsed_us()
+    return dict(found.most_common())
 
 
 def lstm_step(device: torch.device, batch: int = 32, hidden: int = 256) -> Callable[[], None]:
@@ -78,18 +106,18 @@ def lstm_step(device: torch.device, batch: int = 32, hidden: int = 256) -> Calla
 
 def lstm_truth(device: torch.device) -> dict[str, Any]:
     """Train one step of nn.LSTM and show where it ran: kernels with µs, CPU ops, memory in MB."""
-    if device.type == "cuda":
+    gpu = device.type == "cuda"
+    if gpu:
         torch.cuda.reset_peak_memory_stats(device)
     seen = observe(lstm_step(device), device)
-    peak = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else 0.0
     ran = seen.on(device)
     return {
         "ran_on_device": ran,
         "kernels": dict(list(seen.kernels.items())[:8]),
         "recurrent_kernels": [name for name in seen.kernels if is_recurrent(name)],
         "cpu_ops": list(seen.cpu_ops),
-        "gpu_mem_peak_mb": peak,
-        "explanation": LSTM_EXPLANATION if device.type == "cuda" and ran else "",
+        "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / 1e6 if gpu else 0.0,
+        "explanation": LSTM_EXPLANATION if gpu and ran else "",
     }
 
 

@@ -1,0 +1,35 @@
+"""`linear`: each input column has its own linear map from the window to the horizon; a last map mixes columns."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from cpbmodels.arch.base import Architecture, Batch
+from cpbmodels.draws import Draws
+from cpbmodels.weights import Param, Weights
+
+
+class Linear(Architecture):
+    """The honest lower bound of a sequence model: no non-linearity anywhere."""
+
+    def params(self) -> list[Param]:
+        context, steps = self.options.context, self.head.steps
+        return [
+            Param("channel.weight", (self.inputs, context, steps), 1 / math.sqrt(context)),
+            Param("channel.bias", (1, self.inputs * steps), 0.0),
+            Param("mix.weight", (self.inputs, self.head.size), 0.1 / math.sqrt(self.inputs)),
+            Param("mix.bias", (1, self.head.size), 0.0),
+        ]
+
+    def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        K, B, C, F = batch.inputs.shape
+        steps = self.head.steps
+        columns = batch.inputs.permute(0, 3, 1, 2).reshape(K * F, B, C)
+        mapped = torch.bmm(columns, w["channel.weight"].reshape(K * F, C, steps)).view(K, F, B, steps)
+        per_step = mapped.permute(0, 2, 3, 1).reshape(K, B * steps, F)
+        bias = w["channel.bias"].view(K, 1, steps, F)
+        per_step = (per_step.view(K, B, steps, F) + bias).view(K, B * steps, F)
+        return torch.baddbmm(w["mix.bias"], per_step, w["mix.weight"]).view(K, B, steps, self.head.size)

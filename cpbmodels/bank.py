@@ -1,0 +1,160 @@
+"""Candles on the device, once: one flat [rows, columns] tensor. A window is the row of its last context candle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpbmodels.errors import ModelError
+from cpbmodels.presets import Preset
+from cpbmodels.series import RETURNS, Series
+
+SCALED = (*RETURNS, "abs_return")  # columns that are divided by the origin's volatility
+
+
+def bank_columns(options: Preset) -> tuple[str, ...]:
+    """Columns of the bank: the four returns (targets need them), the model's other inputs, the calendar codes."""
+    others = tuple(name for name in options.features if name not in RETURNS)
+    return (*RETURNS, *others, *((options.calendar,) if options.calendar else ()))
+
+
+@dataclass(frozen=True)
+class Bank:
+    """`rows` [R, columns] and inverse volatility [R] of all series, one behind the other."""
+
+    rows: Tensor
+    inverse_sigma: Tensor
+    starts: tuple[int, ...]  # first row of each series
+
+    @classmethod
+    def build(cls, series: list[Series], options: Preset, device: torch.device, dtype: torch.dtype) -> Bank:
+        """Copy the series once; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
+        names = bank_columns(options)
+        parts = [np.nan_to_num(one.columns(names), posinf=0.0, neginf=0.0) for one in series]
+        sigma = np.concatenate([one.volatility for one in series])
+        starts = np.concatenate([[0], np.cumsum([len(one) for one in series])])[:-1]
+        inverse = np.where(np.isfinite(sigma), 1 / np.where(np.isfinite(sigma), sigma, 1.0), 0.0)
+        return cls(
+            rows=torch.as_tensor(np.concatenate(parts)).to(device, dtype),
+            inverse_sigma=torch.as_tensor(inverse).to(device, dtype),
+            starts=tuple(int(start) for start in starts),
+        )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Mean and inverse standard deviation [K, columns] of the inputs, from each member's training rows only."""
+
+    mean: Tensor
+    inverse: Tensor
+
+    def rows(self, count: int) -> Scaling:
+        """The first `count` members."""
+        return Scaling(self.mean[:count], self.inverse[:count])
+
+
+def fit_scaling(columns: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and 1 / std of training rows [n, columns]; (0, 1) for what the origin's volatility scales already."""
+    mean, inverse = np.zeros(len(names)), np.ones(len(names))
+    for index, name in enumerate(names):
+        if name not in SCALED and not name.startswith("hour_of_week"):
+            values = columns[:, index]
+            spread = float(values.std()) if len(values) else 0.0
+            mean[index] = values.mean() if len(values) else 0.0
+            inverse[index] = 1 / spread if spread > 1e-9 else 1.0
+    return mean, inverse
+
+
+@dataclass(frozen=True)
+class Task:
+    """What one member learns: its seed, its windows as (series index, origin rows), and its name."""
+
+    seed: int
+    symbol: str
+    timeframe: str
+    members: tuple[int, ...]  # indices of the series it learns
+    train: np.ndarray  # int64 rows of the bank
+    validation: np.ndarray
+    mean: np.ndarray
+    inverse: np.ndarray
+
+
+def make_task(
+    bank: Bank, series: list[Series], indices: tuple[int, ...], seed: int, symbol: str, options: Preset
+) -> Task:
+    """Windows and scaling of one member over its series; ModelError where there is nothing to learn from."""
+    names = bank_columns(options)
+    train, validation, rows = [], [], []
+    for index in indices:
+        one = series[index]
+        own, later = split_origins(one, options)
+        train.append(own + bank.starts[index])
+        validation.append(later + bank.starts[index])
+        rows.append(one.columns(names)[own])
+    found = np.concatenate(train)
+    label = " and ".join(series[index].label for index in indices[:3])
+    if not len(found):
+        raise ModelError(
+            f"{label}: no window of {options.context} + {options.horizon} candles fits into its training span; "
+            "give it more history."
+        )
+    mean, inverse = fit_scaling(np.concatenate(rows), names)
+    return Task(
+        seed=seed,
+        symbol=symbol,
+        timeframe=series[indices[0]].timeframe,
+        members=indices,
+        train=found,
+        validation=thin(np.concatenate(validation), options.max_validation_windows),
+        mean=mean,
+        inverse=inverse,
+    )
+
+
+def split_origins(one: Series, options: Preset) -> tuple[np.ndarray, np.ndarray]:
+    """Training origins (of the span's last `max_train_rows` rows) and validation origins clear of them."""
+    train = one.origins("train", options.context, options.horizon, options.stride)
+    first, end = one.spans.get("train", (0, 0))
+    if options.max_train_rows:
+        first = max(first, end - options.max_train_rows)
+        train = train[train - options.context + 1 >= first]
+    validation = one.origins("validation", options.context, options.horizon, options.stride)
+    return train, validation[validation - options.context + 1 >= end]
+
+
+def thin(origins: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of them, evenly spread."""
+    if len(origins) <= most:
+        return origins
+    return origins[np.linspace(0, len(origins) - 1, most).astype(np.int64)]
+
+
+def epoch_order(task: Task, epoch: int, steps: int, batch: int) -> np.ndarray:
+    """Rows [<= steps x batch] this member visits in an epoch: a shuffle by its own seed, pass after pass.
+
+    Position p of the endless walk lies in pass p // n, whose order is Philox(seed, pass): any epoch can be
+    computed without the ones before it, and never depends on other members.
+    """
+    n = len(task.train)
+    if steps * batch >= n and steps == -(-n // batch):
+        return task.train[_shuffle(task.seed, epoch, n)]
+    first, need, parts = epoch * steps * batch, steps * batch, []
+    while need > 0:
+        done, inside = divmod(first, n)
+        part = _shuffle(task.seed, done, n)[inside : inside + need]
+        parts.append(part)
+        first, need = first + len(part), need - len(part)
+    return task.train[np.concatenate(parts)]
+
+
+def _shuffle(seed: int, turn: int, n: int) -> np.ndarray:
+    key = np.array([seed & (2**64 - 1), turn + 1], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key)).permutation(n)
+
+
+def steps_per_epoch(task: Task, options: Preset) -> int:
+    """Steps of one epoch of this member: fixed, or one pass over its windows."""
+    return options.steps_per_epoch or -(-len(task.train) // options.batch_size)

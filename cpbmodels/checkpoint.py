@@ -1,0 +1,91 @@
+"""Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
+
+A background thread writes, so an epoch pays for one copy in memory only; if the disk is slower than the epochs,
+epochs in between are skipped. Random draws are functions of (seed, step), so there is no generator state to save.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cpbmodels.errors import ModelError
+from cpbmodels.member import write_whole
+
+KEPT = 2
+_NAME = re.compile(r"epoch-(\d{6})\.safetensors")
+
+
+class Checkpoints:
+    """The checkpoints of one fleet in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.pending: Future[None] | None = None
+
+    def save(
+        self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
+    ) -> None:
+        """Write the state after `epoch` in the background; skipped while the last one is still being written."""
+        if self.pending is not None:
+            if not self.pending.done() and not force:
+                return
+            self.pending.result()  # a full disk must not pass unnoticed
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
+
+    def _write(self, epoch: int, tensors: dict[str, Tensor], state: str) -> None:
+        from safetensors.torch import save as to_bytes
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_whole(self.folder / f"epoch-{epoch:06d}.safetensors", to_bytes(tensors, {"state": state}))
+        for old in self.files()[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and state of the newest readable checkpoint, or None."""
+        from safetensors import SafetensorError, safe_open
+
+        for path in reversed(self.files()):
+            try:
+                with safe_open(str(path), "pt") as file:
+                    names = file.keys()
+                    return {name: file.get_tensor(name) for name in names}, json.loads(
+                        file.metadata()["state"]
+                    )
+            except SafetensorError:  # damaged on disk: the one before it is why two are kept
+                continue
+        return None
+
+    def clear(self) -> None:
+        """Remove what earlier trainings left: this one starts anew."""
+        for path in self.files():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Wait for the last write."""
+        self.pool.shutdown(wait=True)
+        if self.pending is not None:
+            self.pending.result()
+
+
+def check_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
+    """Refuse to resume a different training."""
+    differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
+    if differing:
+        raise ModelError(
+            f"{folder} holds a checkpoint of another training ({', '.join(differing)} differ): "
+            "resume with the same data and options, or start without resume."
+        )

@@ -1,0 +1,62 @@
+"""Random draws that belong to (member seed, member step, layer): the same alone, in any fleet, on any device.
+
+Counter-based: a draw is a hash of its address, not the next number of a stream. So a member's dropout masks do
+not depend on its neighbours, a resumed run needs no generator state, and a CUDA graph can replay them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LAYERS = 64  # draws per step that have their own key; more wrap round
+_INDEX: dict[tuple[int, torch.device], Tensor] = {}
+
+
+def _mix64(x: Tensor) -> Tensor:
+    """Bijective scrambling of int64 (multiplications wrap; shifts keep the sign, harmless after the product)."""
+    x = (x ^ (x >> 31)) * 0x7FB5D329728EA185
+    x = (x ^ (x >> 27)) * -0x7E25210B43D22BB3
+    return x ^ (x >> 33)
+
+
+def _index(count: int, device: torch.device) -> Tensor:
+    """int32 [1, count]: scrambled element numbers, computed once per size."""
+    key = (count, device)
+    if key not in _INDEX:
+        _INDEX[key] = (torch.arange(count, device=device, dtype=torch.int64) * 0x9E3779B1).to(torch.int32)[
+            None
+        ]
+    return _INDEX[key]
+
+
+class Draws:
+    """The draws of one training step of K members. `seeds` and `steps` are int64 [K] on the device."""
+
+    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0) -> None:
+        layers = torch.arange(1, LAYERS + 1, device=seeds.device) * 0x5851F42D4C957F2D
+        mixed = _mix64(seeds * 0x2545F4914F6CDD1D + _mix64(steps + micro * 0x1000003))
+        self.keys = _mix64(mixed[:, None] + layers).to(torch.int32).unsqueeze(-1).unbind(1)
+        self.layer = 0
+
+    def bits(self, count: int) -> Tensor:
+        """int32 [K, count], uniform in [0, 2^31); every call takes the next layer's key."""
+        key = self.keys[self.layer % LAYERS]
+        self.layer += 1
+        x = _index(count, key.device) ^ key
+        x.bitwise_xor_(x >> 16).mul_(0x7FEB352D)
+        x.add_(key).bitwise_xor_(x >> 15).mul_(-0x7B935975)
+        return x.bitwise_xor_(x >> 16).bitwise_and_(0x7FFFFFFF)
+
+    def below(self, probability: float, shape: torch.Size) -> Tensor:
+        """Bool `shape` [K, ...]: True with the given probability."""
+        count = shape.numel() // shape[0]
+        return (self.bits(count) < int(probability * 2**31)).view(shape)
+
+
+def dropout(x: Tensor, rate: float, draws: Draws | None) -> Tensor:
+    """x [K, ...] with values dropped at `rate` and the rest scaled up; x itself where `draws` is None."""
+    if draws is None or rate == 0:
+        return x
+    keep = draws.below(1 - rate, x.shape)
+    return x * (keep.to(x.dtype) * (1 / (1 - rate)))

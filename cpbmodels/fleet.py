@@ -1,0 +1,161 @@
+"""A fleet on its device: the [K, P] matrix, its optimizer, one training step, and validation.
+
+Rows are kept in an order (fewer steps, stopped: to the back), so that those still at work are always a prefix and
+every tensor of a step is a view. Every row has its own clip, its own step count and its own loss: nothing is
+shared, so a fleet of K equals K fleets of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cpbmodels.bank import Bank, Scaling
+from cpbmodels.draws import Draws
+from cpbmodels.net import Net
+from cpbmodels.weights import Weights
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+@dataclass
+class Prefix:
+    """Views of the first `count` rows, made once per count: weights to differentiate, and the optimizer's rows."""
+
+    weights: Weights
+    leaves: list[Tensor]
+    grads: list[Tensor]
+    rows: list[Tensor]
+    row_grads: list[Tensor]
+    first: list[Tensor]
+    second: list[Tensor]
+    counts: list[Tensor]
+
+
+class Fleet:
+    """State of K members on one device. `compute` is the dtype of the products (bf16 in mixed precision)."""
+
+    def __init__(self, net: Net, flat: Tensor, seeds: Tensor, scaling: Scaling, compute: torch.dtype) -> None:
+        self.net, self.flat, self.seeds, self.scaling = net, flat, seeds, scaling
+        self.shadow = flat if compute == flat.dtype else flat.to(compute)
+        self.grad = torch.zeros_like(flat)
+        self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
+        self.steps = torch.zeros(
+            len(flat), device=flat.device
+        )  # optimizer steps, float32 as torch wants them
+        self.best = flat.clone()
+        self.loss_sum = torch.zeros(len(flat), device=flat.device, dtype=flat.dtype)
+        self.scale = (
+            torch.full((len(flat), 1), 2.0**14, device=flat.device) if compute == torch.float16 else None
+        )
+        self.prefixes: dict[int, Prefix] = {}
+
+    def prefix(self, count: int) -> Prefix:
+        """Views of the first `count` rows."""
+        if count not in self.prefixes:
+            views = self.net.layout.views(self.shadow[:count])
+            weights = {name: view.detach().requires_grad_() for name, view in views.items()}
+            self.prefixes[count] = Prefix(
+                weights=weights,
+                leaves=list(weights.values()),
+                grads=list(self.net.layout.views(self.grad[:count]).values()),
+                rows=list(self.flat[:count].unbind(0)),
+                row_grads=list(self.grad[:count].unbind(0)),
+                first=list(self.first[:count].unbind(0)),
+                second=list(self.second[:count].unbind(0)),
+                counts=list(self.steps[:count].unbind(0)),
+            )
+        return self.prefixes[count]
+
+    def step(self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor) -> None:
+        """One optimizer step of the first len(origins) members on windows `origins` [K, B], weights 0 or 1."""
+        prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
+        if self.shadow is not self.flat:
+            self.shadow[: len(origins)].copy_(self.flat[: len(origins)])
+        total = weight.sum(1).clamp(min=1)
+        micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
+        for part, (own, own_weight) in enumerate(micro):
+            self._backward(bank, own, own_weight / total[:, None], prefix, part)
+        self._clip(len(origins))
+        self._update(prefix, lr)
+
+    def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> None:
+        """Gradients of one micro-batch into (part 0) or onto the gradient matrix; its loss onto the epoch's sum."""
+        count = len(origins)
+        window = self.net.gather(bank, origins, self.scaling.rows(count), future=True)
+        draws = Draws(self.seeds[:count], self.steps[:count].long(), part) if self._random() else _NO_DRAWS
+        losses = (self.net.loss(window, prefix.weights, draws) * weight).sum(1)
+        self.loss_sum[:count] += losses.detach()
+        total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
+        grads = torch.autograd.grad(total, prefix.leaves)
+        (torch._foreach_add_ if part else torch._foreach_copy_)(prefix.grads, grads)
+
+    def _random(self) -> bool:
+        options = self.net.options
+        return options.dropout > 0 or 0 < options.teacher_forcing < 1
+
+    def _clip(self, count: int) -> None:
+        """Scale every row's gradient to at most `clip`; with fp16, undo the loss scale and skip overflown rows."""
+        grad = self.grad[:count]
+        if self.scale is not None:
+            self._unscale(grad, self.scale[:count])
+        norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        grad.mul_((self.net.options.clip / (norm + 1e-6)).clamp_(max=1.0))
+
+    @staticmethod
+    def _unscale(grad: Tensor, scale: Tensor) -> None:
+        """A row with an overflow gets a zero gradient (momentum alone moves it) and half the scale."""
+        good = torch.isfinite(grad).all(1, keepdim=True)
+        torch.where(good, grad / scale, 0.0, out=grad)
+        scale.mul_(torch.where(good, 1.0005, 0.5)).clamp_(1.0, 2.0**24)
+
+    def _update(self, prefix: Prefix, lr: float | Tensor) -> None:
+        """Adam or AdamW, fused over the rows."""
+        options = self.net.options
+        torch._foreach_add_(prefix.counts, 1)
+        update = torch._fused_adamw_ if options.optimizer == "adamw" else torch._fused_adam_
+        update(
+            prefix.rows,
+            prefix.row_grads,
+            prefix.first,
+            prefix.second,
+            [],
+            prefix.counts,
+            lr=lr,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=options.weight_decay,
+            eps=EPSILON,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=None,
+            found_inf=None,
+        )
+
+    @torch.no_grad()
+    def evaluate(self, bank: Bank, origins: Tensor, weight: Tensor, batch: int) -> Tensor:
+        """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teaching."""
+        count = len(origins)
+        weights = self.net.layout.views(self._current(count))
+        total = self.loss_sum.new_zeros(count)
+        for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
+            window = self.net.gather(bank, own, self.scaling.rows(count), future=True)
+            total += (self.net.loss(window, weights, None) * own_weight).sum(1)
+        return total / weight.sum(1).clamp(min=1)
+
+    def _current(self, count: int) -> Tensor:
+        if self.shadow is not self.flat:
+            self.shadow[:count].copy_(self.flat[:count])
+        return self.shadow[:count]
+
+    def reorder(self, order: Tensor) -> None:
+        """Permute all rows in place: row i becomes the old row order[i]."""
+        state = [self.flat, self.first, self.second, self.steps, self.best, self.seeds, self.loss_sum]
+        state += [self.scaling.mean, self.scaling.inverse, *([self.scale] if self.scale is not None else [])]
+        for tensor in state:
+            tensor.copy_(tensor[order])
+
+
+_NO_DRAWS = Draws.__new__(Draws)  # training with nothing random: says "training", is never asked for a draw

@@ -1,0 +1,224 @@
+"""Heads: what the raw outputs of an architecture mean. Raw is [K, B, H, size]; units are volatility x sqrt(step).
+
+Targets y are [K, B, H, 4]: ln(open, high, low, close / last close) in those units. A head's open is free; its high
+and low are the candle's body plus positive wicks, so the candle is valid by construction.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from cpbmodels.errors import ModelError
+from cpbmodels.presets import Preset
+from cpbmodels.student_t import QUANTILES, t_quantiles
+from cpbmodels.weights import Param, Weights
+
+MIN_DF, MAX_DF, START_DF = 2.05, 200.0, 5.0
+START_SCALE = 0.75  # of a unit-variance t with 5 degrees of freedom
+LEVELS = len(QUANTILES)
+
+
+def candle(open_: Tensor, close: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """[..., 4] open high low close from body and raw wicks; low <= min(open, close), high >= max(open, close)."""
+    high = torch.maximum(open_, close) + F.softplus(up - 1)
+    low = torch.minimum(open_, close) - F.softplus(down - 1)
+    return torch.stack([open_, high, low, close], -1)
+
+
+class Head(ABC):
+    """Outputs per step, loss, what a decoder is fed back, and quantiles."""
+
+    size: int
+
+    def __init__(self, options: Preset) -> None:
+        self.options = options
+
+    @property
+    def steps(self) -> int:
+        """Steps the architecture must put out."""
+        return self.options.horizon
+
+    def params(self) -> list[Param]:
+        """Weights of the head itself, beyond the map that makes the raw outputs."""
+        return []
+
+    @abstractmethod
+    def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
+        """Loss of each window, [K, B]."""
+
+    @abstractmethod
+    def median(self, raw: Tensor) -> Tensor:
+        """Median candle [..., 4] from raw [..., size]; also what an autoregressive decoder reads next."""
+
+    def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
+        """float64 [K, H, 19]: quantiles of the standardised error per step, fixed when training ends."""
+        rows = next(iter(w.values())).shape[0]
+        return np.zeros((rows, self.steps, LEVELS))
+
+    @abstractmethod
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        """[K, B, H, 19] ascending quantiles of the close."""
+
+    needs_residuals = False
+
+    def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Quantiles [K, B, H, 19] and the median candle [K, B, H, 4] whose close is the middle quantile."""
+        q = self.quantiles(raw, table)
+        parts = self.candle_parts(raw)
+        return q, candle(parts[0], q[..., LEVELS // 2], parts[1], parts[2])
+
+    def candle_parts(self, raw: Tensor) -> tuple[Tensor, ...]:
+        """Raw open, upper wick, lower wick: the last three outputs."""
+        return raw[..., -3:].unbind(-1)
+
+    def candle_loss(self, raw: Tensor, close: Tensor, y: Tensor) -> Tensor:
+        """Absolute error of open, high and low [K, B]: its minimum is the median of each."""
+        open_, up, down = self.candle_parts(raw)
+        made = candle(open_, close, up, down)
+        return (made[..., :3] - y[..., :3]).abs().mean((-1, -2))
+
+
+class StudentT(Head):
+    """Location (shrunk), scale per step, and degrees of freedom learned per step. The head with the best skill."""
+
+    size = 5
+
+    def params(self) -> list[Param]:
+        start = math.log(math.expm1(START_DF - MIN_DF))
+        return [Param("head.df", (1, self.options.horizon), 0.0, start)]
+
+    def _df(self, w: Weights) -> Tensor:
+        return (MIN_DF + F.softplus(w["head.df"])).clamp(max=MAX_DF)
+
+    def _location(self, raw: Tensor) -> Tensor:
+        return raw[..., 0] * self.options.location_shrink
+
+    def _log_scale(self, raw: Tensor) -> Tensor:
+        return (raw[..., 1] + math.log(START_SCALE)).clamp(-6, 6)
+
+    def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
+        location, log_scale = self._location(raw), self._log_scale(raw)
+        z = (y[..., 3] - location) * torch.exp(-log_scale)
+        close = self._crps(z, log_scale) if self.options.loss == "crps" else self._nll(z, log_scale, w)
+        if self.options.candle_weight == 0:
+            return close
+        return close + self.options.candle_weight * self.candle_loss(raw, location.detach(), y)
+
+    def _nll(self, z: Tensor, log_scale: Tensor, w: Weights) -> Tensor:
+        df = self._df(w)
+        norm = torch.lgamma(df / 2) - torch.lgamma((df + 1) / 2) + 0.5 * torch.log(df * math.pi)
+        return (norm + log_scale + (df + 1) / 2 * torch.log1p(z * z / df)).mean(-1)
+
+    def _crps(self, z: Tensor, log_scale: Tensor) -> Tensor:
+        """Mean pinball loss over the 19 levels, the project's CRPS; degrees of freedom stay at their start."""
+        levels = z.new_tensor(QUANTILES)
+        error = z.unsqueeze(-1) - z.new_tensor(t_quantiles(np.array(START_DF)))
+        pinball = torch.maximum(levels * error, (levels - 1) * error).mean(-1)
+        return (pinball * torch.exp(log_scale)).mean(-1)
+
+    def median(self, raw: Tensor) -> Tensor:
+        open_, up, down = self.candle_parts(raw)
+        return candle(open_, self._location(raw), up, down)
+
+    def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
+        return t_quantiles(self._df(w)[:, 0].detach().double().cpu().numpy())
+
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        scale = torch.exp(self._log_scale(raw))
+        return self._location(raw).unsqueeze(-1) + scale.unsqueeze(-1) * table.unsqueeze(1)
+
+
+class Point(Head):
+    """Mean squared error on the scaled candle; its quantiles are those of the validation residuals."""
+
+    size = 4
+    needs_residuals = True
+
+    def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
+        return (self.median(raw) - y).square().mean((-1, -2))
+
+    def median(self, raw: Tensor) -> Tensor:
+        open_, up, down = self.candle_parts(raw)
+        return candle(open_, raw[..., 0], up, down)
+
+    def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
+        """Empirical quantiles per step of residuals [K, N, H] (NaN: no such window)."""
+        if residuals is None:
+            raise ModelError(
+                "The point head needs validation residuals for its quantiles: keep a validation split."
+            )
+        table = np.nanquantile(residuals, QUANTILES, axis=1)
+        return np.moveaxis(np.nan_to_num(table), 0, -1)
+
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        return raw[..., 0].unsqueeze(-1) + table.unsqueeze(1)
+
+
+class Quantile(Head):
+    """19 free quantiles: a median and positive gaps on both sides, so they cannot cross. Pinball loss."""
+
+    size = LEVELS + 3
+
+    def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
+        q = self.quantiles(raw, raw)
+        error = y[..., 3:] - q
+        levels = q.new_tensor(QUANTILES)
+        pinball = torch.maximum(levels * error, (levels - 1) * error).mean((-1, -2))
+        return pinball + self.options.candle_weight * self.candle_loss(raw, raw[..., 0].detach(), y)
+
+    def median(self, raw: Tensor) -> Tensor:
+        open_, up, down = self.candle_parts(raw)
+        return candle(open_, raw[..., 0], up, down)
+
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        middle, half = raw[..., :1], LEVELS // 2
+        gaps = F.softplus(raw[..., 1:LEVELS] - 2)
+        up = middle + gaps[..., :half].cumsum(-1)
+        down = middle - gaps[..., half:].cumsum(-1)
+        return torch.cat([down.flip(-1), middle, up], -1)
+
+
+class Classes(Head):
+    """Up, flat or down over the next candle; cross-entropy. `quantiles` are empty: use `probabilities`."""
+
+    size = 3
+
+    @property
+    def steps(self) -> int:
+        return 1
+
+    def truth(self, y: Tensor) -> Tensor:
+        """Class [K, B] of the next close: 0 up, 1 flat, 2 down."""
+        move, band = y[:, :, 0, 3], self.options.flat_band
+        return torch.where(move > band, 0, torch.where(move < -band, 2, 1))
+
+    def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
+        logits = torch.log_softmax(raw[:, :, 0], -1)
+        return -logits.gather(-1, self.truth(y).unsqueeze(-1)).squeeze(-1)
+
+    def probabilities(self, raw: Tensor) -> Tensor:
+        """[K, B, 3]: up, flat, down."""
+        return torch.softmax(raw[:, :, 0], -1)
+
+    def median(self, raw: Tensor) -> Tensor:
+        return raw.new_zeros(*raw.shape[:-1], 4)
+
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        return raw.new_zeros(*raw.shape[:2], 0, LEVELS)
+
+    def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        return self.quantiles(raw, table), raw.new_zeros(*raw.shape[:2], 0, 4)
+
+
+HEADS: dict[str, type[Head]] = {
+    "student-t": StudentT,
+    "point": Point,
+    "quantile": Quantile,
+    "classes": Classes,
+}

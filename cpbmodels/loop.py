@@ -1,0 +1,229 @@
+"""The one training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpbmodels.bank import Bank, Task, epoch_order, steps_per_epoch
+from cpbmodels.checkpoint import Checkpoints, check_same
+from cpbmodels.fleet import Fleet
+from cpbmodels.presets import Preset
+from cpbmodels.schedule import learning_rate
+
+VALIDATION_WINDOWS = 16_384  # in flight, over all members
+MIN_DELTA = 0.0
+
+
+@dataclass
+class Progress:
+    """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: float = float("inf")
+    best_epoch: int = 0
+    waited: int = 0
+    stopped: str = ""
+    reason: str = ""
+
+    def judge(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
+        """Note an epoch's losses; True if it is the best so far. Sets `stopped` where the member must stop."""
+        self.history.append({"epoch": epoch + 1, "train_loss": train, "val_loss": val, "lr": lr})
+        if not (np.isfinite(train) and np.isfinite(val)):
+            self.stopped = "nan"
+            self.reason = (
+                f"the loss was not finite in epoch {epoch + 1}; kept the snapshot of epoch {self.best_epoch}"
+            )
+            return False
+        better = val < self.best - MIN_DELTA
+        self.best, self.best_epoch, self.waited = (
+            (val, epoch + 1, 0) if better else (self.best, self.best_epoch, self.waited + 1)
+        )
+        if self.waited >= options.patience:
+            self.stopped, self.reason = "early_stop", f"no better validation loss for {self.waited} epochs"
+        elif epoch + 1 >= options.epochs:
+            self.stopped, self.reason = "max_epochs", f"all {options.epochs} epochs done"
+        return better
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an epoch took: windows per second over the fleet, seconds, memory in MB."""
+
+    windows_per_s: float
+    seconds: float
+    memory: dict[str, float]
+
+
+class Loop:
+    """Trains one fleet of tasks to the end. Row r of the fleet belongs to task `order[r]`."""
+
+    def __init__(self, fleet: Fleet, bank: Bank, tasks: list[Task], options: Preset) -> None:
+        self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
+        self.progress = [Progress() for _ in tasks]
+        self.steps = [steps_per_epoch(task, options) for task in tasks]
+        self.order = list(range(len(tasks)))
+        self.epoch, self.windows, self.seconds = 0, 0, 0.0
+        self.validation: tuple[Tensor, Tensor] | None = None
+        self.compact()
+
+    @property
+    def alive(self) -> int:
+        """Members still training: the first rows."""
+        return sum(not one.stopped for one in self.progress)
+
+    def compact(self) -> None:
+        """Stopped members to the back, then those with fewer steps: what works is always a prefix."""
+        rank = sorted(
+            range(len(self.order)),
+            key=lambda row: (bool(self.progress[self.order[row]].stopped), -self.steps[self.order[row]]),
+        )
+        if rank != list(range(len(rank))):
+            self.fleet.reorder(torch.tensor(rank, device=self.fleet.flat.device))
+            self.order = [self.order[row] for row in rank]
+            self.validation = None
+
+    def run(self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, Measured], None] | None) -> None:
+        """Epoch after epoch until every member has stopped."""
+        while self.alive:
+            started = time.perf_counter()
+            windows = self.train_epoch()
+            self.judge_epoch()
+            if checkpoints is not None:
+                checkpoints.save(self.epoch, self.tensors(), self.state(), force=not self.alive)
+            seconds = time.perf_counter() - started
+            self.windows, self.seconds = self.windows + windows, self.seconds + seconds
+            if on_epoch is not None:
+                on_epoch(self, Measured(windows / seconds, seconds, memory(self.fleet.flat.device)))
+            self.compact()
+
+    def train_epoch(self) -> int:
+        """All steps of one epoch; nothing leaves the device. Returns the number of windows learnt from."""
+        self.fleet.loss_sum.zero_()
+        origins, weight, counts = self.plan_epoch()
+        B, steps = self.options.batch_size, [self.steps[task] for task in self.order[: self.alive]]
+        for step in range(max(steps)):
+            active = sum(own > step for own in steps)
+            part = slice(step * B, (step + 1) * B)
+            rate = learning_rate(self.options, self.epoch, step)
+            self.fleet.step(self.bank, origins[:active, part], weight[:active, part], rate)
+        return int(counts.sum())
+
+    def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Rows and weights [alive, steps x B] of the epoch's windows, on the device; windows per member."""
+        B, alive = self.options.batch_size, self.order[: self.alive]
+        width = max(self.steps[task] for task in alive) * B
+        rows, counts = np.empty((len(alive), width), np.int64), np.empty(len(alive), np.int64)
+        for row, task in enumerate(alive):
+            own = epoch_order(self.tasks[task], self.epoch, self.steps[task], B)
+            rows[row, : len(own)], rows[row, len(own) :] = own, own[0]
+            counts[row] = len(own)
+        weight = np.arange(width) < counts[:, None]
+        device, kind = self.fleet.flat.device, self.fleet.flat.dtype
+        return torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(device, kind), counts
+
+    def judge_epoch(self) -> None:
+        """Validate, one sync, note losses, keep the best rows."""
+        alive = self.order[: self.alive]
+        origins, weight = self.validation_windows()
+        batch = max(VALIDATION_WINDOWS // len(alive), 1)
+        val = self.fleet.evaluate(self.bank, origins[: len(alive)], weight[: len(alive)], batch)
+        steps = self.fleet.loss_sum.new_tensor([float(self.steps[task]) for task in alive])
+        losses = torch.stack([self.fleet.loss_sum[: len(alive)] / steps, val]).double().tolist()
+        rate, better = learning_rate(self.options, self.epoch), []
+        for row, task in enumerate(alive):
+            train, valid = losses[0][row], losses[1][row]
+            if not len(self.tasks[task].validation):
+                valid = train  # nothing to validate on: the last epoch that lowered the training loss is kept
+            if self.progress[task].judge(self.epoch, train, valid, rate, self.options):
+                better.append(row)
+        rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
+        self.fleet.best[rows] = self.fleet.flat[rows]
+        self.epoch += 1
+
+    def validation_windows(self) -> tuple[Tensor, Tensor]:
+        """Rows and weights [K, V] of all members' validation windows; moved to the device once per ordering."""
+        if self.validation is None:
+            own = [self.tasks[task].validation for task in self.order]
+            width = max(1, *(len(rows) for rows in own))
+            filler = [self.tasks[task].train[0] for task in self.order]
+            rows = np.stack(
+                [np.pad(r, (0, width - len(r)), constant_values=f) for r, f in zip(own, filler, strict=True)]
+            )
+            weight = np.arange(width) < np.array([len(r) for r in own])[:, None]
+            flat = self.fleet.flat
+            self.validation = torch.as_tensor(rows).to(flat.device), torch.as_tensor(weight).to(flat)
+        return self.validation
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything on the device that a resumed training needs."""
+        fleet = self.fleet
+        return {
+            "flat": fleet.flat,
+            "first": fleet.first,
+            "second": fleet.second,
+            "steps": fleet.steps,
+            "best": fleet.best,
+            **({"scale": fleet.scale} if fleet.scale is not None else {}),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything else, as plain values."""
+        return {
+            "epoch": self.epoch,
+            "order": self.order,
+            "progress": [asdict(one) for one in self.progress],
+            "windows": self.windows,
+            "seconds": self.seconds,
+            "training": self.identity(),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to belong to this training."""
+        how = ("fleet_size", "workers", "cuda_graph")
+        options = {k: v for k, v in self.options.as_dict().items() if k not in how}
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            for part in (task.train, task.validation, task.mean, task.inverse):
+                digest.update(np.ascontiguousarray(part).tobytes())
+        seeds = [task.seed for task in self.tasks]
+        return {"options": repr(sorted(options.items())), "seeds": seeds, "windows": digest.hexdigest()}
+
+    def resume(self, checkpoints: Checkpoints) -> bool:
+        """Continue from the newest checkpoint; False where there is none."""
+        found = checkpoints.latest()
+        if found is None:
+            return False
+        tensors, state = found
+        check_same(state["training"], self.identity(), checkpoints.folder)
+        self.fleet.reorder(
+            torch.tensor([self.order.index(task) for task in state["order"]]).to(self.fleet.flat.device)
+        )
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+        self.order, self.epoch = state["order"], state["epoch"]
+        self.windows, self.seconds = state["windows"], state["seconds"]
+        self.progress = [Progress(**one) for one in state["progress"]]
+        self.validation = None
+        self.compact()
+        return True
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """Memory in MB: of the process on a CPU; allocated, reserved and their peaks on a GPU."""
+    import resource
+
+    out = {"rss_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+    if device.type == "cuda":
+        out["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(device) / 2**20
+        out["gpu_mem_reserved_mb"] = torch.cuda.memory_reserved(device) / 2**20
+        out["gpu_mem_allocated_peak_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+        out["gpu_mem_reserved_peak_mb"] = torch.cuda.max_memory_reserved(device) / 2**20
+    return out

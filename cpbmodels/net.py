@@ -1,0 +1,94 @@
+"""A model without its weights: options -> layout, and (weights, windows) -> raw outputs, loss, quantiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cpbmodels.arch import Batch, find
+from cpbmodels.bank import SCALED, Bank, Scaling, bank_columns
+from cpbmodels.draws import Draws
+from cpbmodels.heads import HEADS
+from cpbmodels.layers import embed
+from cpbmodels.presets import Preset
+from cpbmodels.series import RETURNS
+from cpbmodels.weights import Layout, Param, Weights
+
+CALENDAR_CODES = 168
+
+
+@dataclass(frozen=True)
+class Window:
+    """Gathered windows: scaled inputs [K, B, C, F], codes [K, B] or None, origin candle, true candles or None."""
+
+    inputs: Tensor
+    codes: Tensor | None
+    start: Tensor
+    truth: Tensor | None
+
+
+class Net:
+    """Architecture and head of one preset, for any number of members."""
+
+    def __init__(self, architecture: str, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
+        self.options, self.name = options, architecture
+        self.columns = bank_columns(options)
+        names = self.columns[: len(self.columns) - bool(options.calendar)]
+        first = 0 if any(name in RETURNS for name in options.features) else len(RETURNS)
+        self.span = (first, len(names))
+        inputs = len(names) - first + (options.calendar_dim if options.calendar else 0)
+        self.head = HEADS[options.head](options)
+        self.architecture = find(architecture)(options, self.head, inputs)
+        params = [*self.architecture.params(), *self.head.params()]
+        if options.calendar:
+            params.append(Param("calendar", (CALENDAR_CODES, options.calendar_dim), 0.1))
+        self.layout = Layout(tuple(params))
+        self._constants(device, dtype)
+
+    def _constants(self, device: torch.device, dtype: torch.dtype) -> None:
+        C, H = self.options.context, self.options.horizon
+        self.past = torch.arange(1 - C, 1, device=device)
+        self.whole = torch.arange(1 - C, H + 1, device=device)
+        self.unit = torch.arange(1, H + 1, device=device).to(dtype).rsqrt()[:, None]
+        self.scaled = torch.tensor(
+            [float(name in SCALED) for name in self.columns], device=device, dtype=dtype
+        )
+
+    def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, future: bool) -> Window:
+        """Windows that end at `origins` [K, B]: one gather by index, nothing materialised beyond the batch."""
+        C, (first, last) = self.options.context, self.span
+        rows = bank.rows[origins.unsqueeze(-1) + (self.whole if future else self.past)]
+        inverse = bank.inverse_sigma[origins][..., None, None]
+        rows = rows * torch.addcmul(1 - self.scaled, inverse, self.scaled)
+        mean, spread = scaling.mean[:, None, None, first:last], scaling.inverse[:, None, None, first:last]
+        clip = self.options.input_clip
+        inputs = ((rows[:, :, :C, first:last] - mean) * spread).clamp(-clip, clip)
+        codes = rows[:, :, C - 1, -1] if self.options.calendar else None
+        origin = rows[:, :, C - 1, :4]
+        truth = self._truth(rows[:, :, C:, :4]) if future else None
+        return Window(inputs, codes, (origin - origin[..., 3:]).clamp(-clip, clip), truth)
+
+    def _truth(self, returns: Tensor) -> Tensor:
+        """One-candle log-returns [K, B, H, 4] -> ln(x / last close) in volatilities x sqrt(step), clipped."""
+        close = returns[..., 3:]
+        before = close.cumsum(2) - close
+        return ((returns + before) * self.unit).clamp(-self.options.target_clip, self.options.target_clip)
+
+    def raw(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:
+        """Raw outputs [K, B, H, head.size] in the dtype of the truth; products run in the weights' dtype."""
+        kind = next(iter(w.values())).dtype
+        inputs = window.inputs.to(kind)
+        if window.codes is not None:
+            code = embed(window.codes, w["calendar"]).unsqueeze(2)
+            inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
+        truth = window.truth.to(kind) if window.truth is not None and draws is not None else None
+        batch = Batch(inputs, window.start.to(kind), truth)
+        return self.architecture.forward(batch, w, draws).to(window.start.dtype)
+
+    def loss(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:
+        """Loss of each window [K, B]; `draws` None is evaluation: no dropout, no teaching."""
+        assert window.truth is not None
+        head = {name: value.to(window.start.dtype) for name, value in w.items() if name.startswith("head.")}
+        return self.head.loss(self.raw(window, w, draws), window.truth, head or w)

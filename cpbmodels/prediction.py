@@ -1,0 +1,150 @@
+"""Forecasts of many members at once: members of equal options are stacked into one fleet, windows into batches."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpbmodels.bank import Bank, Scaling
+from cpbmodels.errors import ModelError
+from cpbmodels.heads import Classes
+from cpbmodels.member import OPTION_FIELDS, Forecast, Member, QuantilePaths
+from cpbmodels.net import Net
+from cpbmodels.series import Series
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Forecasts from N origins, relative to the close at the origin.
+
+    origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
+    candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
+    candle. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up, flat, down.
+    """
+
+    origins: np.ndarray
+    quantiles: np.ndarray
+    candle: np.ndarray
+    probabilities: np.ndarray | None = None
+
+
+def predict(
+    members: Sequence[Member],
+    series: Sequence[Series],
+    origins: Sequence[np.ndarray],
+    batch_size: int = 16_384,
+    device: str = "cpu",
+) -> list[Prediction]:
+    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once.
+
+    `batch_size` is the number of windows in flight, over all members together.
+    """
+    if not len(members) == len(series) == len(origins):
+        raise ModelError("predict needs one series and one array of origins per member.")
+    out: list[Prediction | None] = [None] * len(members)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, member in enumerate(members):
+        groups[_key(member)].append(index)
+    for indices in groups.values():
+        chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
+        found = _predict_group(
+            [members[i] for i in indices],
+            [series[i] for i in indices],
+            chosen,
+            batch_size,
+            torch.device(device),
+        )
+        for index, one in zip(indices, found, strict=True):
+            out[index] = one
+    return [one for one in out if one is not None]
+
+
+def _key(member: Member) -> str:
+    """Members with the same key have the same architecture, layout and number of rows."""
+    names = ("architecture", "dtype", *OPTION_FIELDS)
+    return json.dumps([len(member.rows), *(member.config.get(name) for name in names)], default=list)
+
+
+@torch.no_grad()
+def _predict_group(
+    members: list[Member], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
+) -> list[Prediction]:
+    """Members of one key. E rows per member are E members of the fleet that look at the same windows."""
+    first, E = members[0], len(members[0].rows)
+    for one, own in zip(series, origins, strict=True):
+        _check_origins(one, own, first.context)
+    net = first.net(device)
+    unique = list({id(one): one for one in series}.values())
+    bank = Bank.build(unique, first.options, device, first.dtype)
+    place = {id(one): start for one, start in zip(unique, bank.starts, strict=True)}
+    padded = _pad(origins, first.context - 1)
+    shift = np.array([place[id(one)] for one in series])[:, None]
+    index = torch.as_tensor(padded + shift, device=device).repeat_interleave(E, 0)
+    share = max(batch // len(index), 1)
+    parts = [_run(net, members, bank, own, device) for own in index.split(share, 1)]
+    sigma = np.stack([one.volatility[own] for one, own in zip(series, padded, strict=True)])
+    return _unpack(members, origins, parts, sigma)
+
+
+def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
+    """int64 [K, longest >= 1]; the filler's forecasts are cut off again."""
+    longest = max(1, *(len(own) for own in origins))
+    return np.stack([np.pad(own, (0, longest - len(own)), constant_values=filler) for own in origins])
+
+
+def _run(
+    net: Net, members: list[Member], bank: Bank, index: Tensor, device: torch.device
+) -> list[np.ndarray]:
+    """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], in scaled units."""
+    rows, mean, inverse, table = (
+        torch.cat([getattr(member, name) for member in members]).to(device)
+        for name in ("rows", "mean", "inverse", "table")
+    )
+    window = net.gather(bank, index, Scaling(mean, inverse), future=False)
+    raw = net.raw(window, net.layout.views(rows), None)
+    out = list(net.head.forecast(raw, table))
+    if isinstance(net.head, Classes):
+        out.append(net.head.probabilities(raw))
+    return [part.double().cpu().numpy() for part in out]
+
+
+def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
+    if len(origins) and (origins.min() < context - 1 or origins.max() >= len(series)):
+        raise ModelError(
+            f"{series.label}: origins must lie in {context - 1} .. {len(series) - 1} (context {context})."
+        )
+
+
+def _unpack(
+    members: list[Member], origins: list[np.ndarray], parts: list[list[np.ndarray]], sigma: np.ndarray
+) -> list[Prediction]:
+    """Average the rows of each member, put the volatility [K, N] back, cut the padding."""
+    joined = [np.concatenate(kind, 1) for kind in zip(*parts, strict=True)]
+    joined = [one.reshape(len(members), len(one) // len(members), *one.shape[1:]).mean(1) for one in joined]
+    steps = np.sqrt(np.arange(1, joined[0].shape[2] + 1))
+    unit = sigma[:, :, None, None] * steps[:, None]
+    quantiles, candles = joined[0] * unit, joined[1] * unit
+    out = []
+    for k, own in enumerate(origins):
+        chances = joined[2][k, : len(own)] if len(joined) > 2 else None
+        out.append(Prediction(own, quantiles[k, : len(own)], candles[k, : len(own)], chances))
+    return out
+
+
+def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Forecast]:
+    """Live forecasts of member i after the last usable candle of series i, in prices."""
+    newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, series, strict=True)]
+    out = []
+    for found, one in zip(predict(members, series, newest), series, strict=True):
+        row = int(found.origins[0])
+        last = float(one.prices[row, 3])
+        chances = found.probabilities[0] if found.probabilities is not None else None
+        close = QuantilePaths(last * np.exp(found.quantiles[0]))
+        out.append(Forecast(close, last * np.exp(found.candle[0]), last, row, chances))
+    return out

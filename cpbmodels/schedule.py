@@ -1,0 +1,24 @@
+"""Learning rates. A rate depends on the epoch and, while warming up, on the step of the first epoch: never on how
+many windows a member or its neighbours have, so a member's rate is the same in any fleet."""
+
+from __future__ import annotations
+
+import math
+
+from cpbmodels.presets import Preset
+
+
+def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
+    """The rate of a step (counted within its epoch, from 0) of an epoch (from 0)."""
+    rate = options.lr * _factor(options, epoch)
+    if epoch == 0 and options.warmup_steps:
+        rate *= min(1.0, (step + 1) / options.warmup_steps)
+    return rate
+
+
+def _factor(options: Preset, epoch: int) -> float:
+    if options.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
+    if options.schedule == "step":
+        return float(options.step_gamma ** (epoch // options.step_size))
+    return 1.0
