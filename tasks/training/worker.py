@@ -11,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ def train_job(folder: Path) -> None:
         architecture=job.base_architecture,
         preset=job.preset,
         seeds=_seeds(job, loaded),
-        device=_device(job.device),
+        device=job.device,
         dtype=job.dtype,
         scope="universal" if job.universal else "per-series",
         checkpoint=folder / "checkpoints",
         resume=True,
         warm_start=_warm(job, loaded),
-        on_epoch=lambda record: write_json(folder / "progress.json", _progress(record)),
+        on_epoch=lambda record: write_json(folder / "progress.json", _progress(job, record)),
         **job.overrides,
     )
     by_member = _assign(job, loaded, members)
@@ -78,10 +79,6 @@ def train_job(folder: Path) -> None:
         },
     )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-
-
-def _device(asked: str) -> str:
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
 
 
 def _load(job: Job) -> tuple[Loaded, list[Failure]]:
@@ -115,10 +112,12 @@ def _seeds(job: Job, loaded: Loaded) -> list[int]:
     return list(first.values())
 
 
-def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member | None] | None:
-    if not job.warm_start:
+def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member] | None:
+    """Return the registered models to continue from; None unless there is a fitting one for every member."""
+    folders = [(job.warm_start or {}).get(member.name) for member, _ in loaded]
+    if job.universal or not all(folders):
         return None
-    return [cpbmodels.load(job.warm_start[m.name]) if m.name in job.warm_start else None for m, _ in loaded]
+    return [cpbmodels.load(folder) for folder in folders if folder]
 
 
 def _assign(job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
@@ -129,8 +128,8 @@ def _assign(job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> list[c
     return [by_timeframe[m.timeframe] for m, _ in loaded]
 
 
-def _progress(record: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(record, default=float))
+def _progress(job: Job, record: cpbmodels.EpochRecord) -> dict[str, Any]:
+    return json.loads(json.dumps({"architecture": job.architecture} | asdict(record), default=float))
 
 
 def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
