@@ -1,0 +1,140 @@
+"""What the API answers: typed, so that `/openapi.json` describes it. Times UTC, prices in the quote currency."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field, create_model
+
+from schemas.forecasts import CANDLE_COLUMNS, QUANTILE_COLUMNS
+
+
+class Health(BaseModel):
+    """The service answers; how much it has to show."""
+
+    status: str = "ok"
+    series: int = Field(description="coin x timeframe pairs with a forecast")
+    newest_forecast: datetime | None
+
+
+class SeriesInfo(BaseModel):
+    """One coin x timeframe in the store; `issued_at` is null where it has candles only."""
+
+    symbol: str
+    timeframe: str
+    issued_at: datetime | None
+    model_version: str | None
+
+
+class _Step(BaseModel):
+    """One step ahead: quantiles of the close, and the median candle (its close is `q50`)."""
+
+    step: int
+    target_time: datetime
+
+
+_prices: dict[str, Any] = dict.fromkeys((*QUANTILE_COLUMNS, *CANDLE_COLUMNS), (float, ...))
+Step = create_model("Step", __base__=_Step, **_prices)
+
+
+class Forecast(BaseModel):
+    """The newest stored forecast of a series; `issued_at` is the close of the last candle used."""
+
+    symbol: str
+    timeframe: str
+    issued_at: datetime
+    model_version: str
+    last_close: float
+    steps: list[Step]  # type: ignore[valid-type]
+
+
+class Candle(BaseModel):
+    """One closed candle; `close_time` is its end, one interval after `open_time`."""
+
+    open_time: datetime
+    close_time: datetime
+    open: float
+    high: float
+    low: float
+    close: float
+    volume: float
+
+
+class Candles(BaseModel):
+    """Stored candles, the newest last."""
+
+    symbol: str
+    timeframe: str
+    candles: list[Candle]
+
+
+class ChampionInfo(BaseModel):
+    """The model that serves a series, with its finding on the test span."""
+
+    symbol: str
+    timeframe: str
+    model_version: str
+    architecture: str | None
+    verdict: str | None
+    reason: str | None
+    metrics: dict[str, float]
+
+
+class Leaderboard(BaseModel):
+    """Architectures against the random walk, and the champions; `note` says why it is empty."""
+
+    rows: list[dict[str, Any]]
+    columns: dict[str, str]
+    champions: list[ChampionInfo]
+    verdict: str | None
+    note: str | None
+
+
+class LedgerSummary(BaseModel):
+    """Hit rates over all scored rows asked for; null where nothing is scored."""
+
+    scored: int
+    forecasts: int
+    crps: float | None
+    coverage_50: float | None
+    coverage_80: float | None
+    coverage_90: float | None
+    directional_accuracy: float | None
+
+
+class LedgerRow(BaseModel):
+    """One scored forecast row; `crps` is of the log-return since `last_close`."""
+
+    model_version: str
+    issued_at: datetime
+    step: int
+    target_time: datetime
+    last_close: float
+    q05: float
+    q10: float
+    q25: float
+    q50: float
+    q75: float
+    q90: float
+    q95: float
+    realised_close: float
+    scored_at: datetime
+    crps: float
+    covered_50: bool
+    covered_80: bool
+    covered_90: bool
+    direction_hit: bool | None
+
+
+class Ledger(BaseModel):
+    """What came true: hit rates of all, and the newest rows, newest last."""
+
+    symbol: str
+    timeframe: str
+    summary: LedgerSummary
+    rows: list[LedgerRow]
+
+
+class Problem(BaseModel):
+    """One sentence: what is wrong and what to do."""
+
+    detail: str

@@ -1,0 +1,210 @@
+// The page: picks a series, shows its forecast, what came true, and the architectures' standing.
+
+import { draw } from "/static/chart.js";
+import { age, change, dayAndTime, percent, priceFormat, time } from "/static/format.js";
+
+const $ = (id) => document.getElementById(id);
+const state = { series: [], board: null, chosen: null, shown: null };
+
+async function get(path) {
+  const answer = await fetch(path);
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(typeof body.detail === "string" ? body.detail : `${path} answered ${answer.status}`);
+  return body;
+}
+
+function element(name, text, className) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (className) made.className = className;
+  return made;
+}
+
+function message(text) {
+  $("message").textContent = text;
+  $("message").hidden = !text;
+}
+
+async function start() {
+  try {
+    state.series = (await get("/api/symbols")).filter((s) => s.issued_at);
+  } catch (error) {
+    message(`The service does not answer (${error.message}); is \`cpb serve\` still running?`);
+    return;
+  }
+  if (state.series.length === 0) {
+    message("There are no forecasts yet. Run `cpb demo` (simulated market, two minutes) or `cpb train-all`, then load this page again.");
+  } else {
+    fillCoins();
+    window.addEventListener("hashchange", choose);
+    window.addEventListener("resize", redraw);
+    await choose();
+  }
+  loadBoard();
+}
+
+function fillCoins() {
+  const symbols = [...new Set(state.series.map((s) => s.symbol))].sort();
+  $("coin").replaceChildren(...symbols.map((s) => new Option(s, s)));
+  $("coin").onchange = () => go($("coin").value, state.chosen.timeframe);
+}
+
+function go(symbol, timeframe) {
+  location.hash = `${symbol}/${timeframe}`;
+}
+
+function seconds(timeframe) {
+  const units = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
+  return parseInt(timeframe, 10) * units[timeframe.slice(-1)];
+}
+
+async function choose() {
+  const [symbol, timeframe] = decodeURIComponent(location.hash.slice(1)).split("/");
+  const ofCoin = state.series.filter((s) => s.symbol === symbol);
+  const candidates = ofCoin.length ? ofCoin : state.series.filter((s) => s.symbol === state.series[0].symbol);
+  state.chosen = candidates.find((s) => s.timeframe === timeframe) || candidates.at(-1);
+  $("coin").value = state.chosen.symbol;
+  const buttons = candidates.sort((a, b) => seconds(a.timeframe) - seconds(b.timeframe)).map((s) => {
+    const button = element("button", s.timeframe);
+    button.setAttribute("aria-pressed", String(s === state.chosen));
+    button.onclick = () => go(s.symbol, s.timeframe);
+    return button;
+  });
+  $("timeframes").replaceChildren(...buttons);
+  try {
+    await show(state.chosen);
+    message("");
+  } catch (error) {
+    $("forecast").hidden = true;
+    $("ledger").hidden = true;
+    message(error.message);
+  }
+}
+
+async function show({ symbol, timeframe }) {
+  const path = `${symbol}/${timeframe}`;
+  const [forecast, ledger] = await Promise.all([get(`/api/forecast/${path}`), get(`/api/ledger/${path}?limit=1`)]);
+  const until = forecast.steps.at(-1).target_time;
+  const stored = await get(`/api/candles/${path}?limit=80&until=${encodeURIComponent(until)}`).catch(() => ({ candles: [] }));
+  if (state.chosen.symbol !== symbol || state.chosen.timeframe !== timeframe) return; // another was picked meanwhile
+  state.shown = { forecast, candles: stored.candles };
+  $("title").textContent = `${symbol} · ${timeframe} · ${priceFormat(forecast.last_close)(forecast.last_close)}`;
+  $("issued").textContent = `issued ${dayAndTime(forecast.issued_at)} UTC, ${age(forecast.issued_at)}`;
+  $("forecast").hidden = false;
+  redraw();
+  steps(forecast);
+  verdict();
+  rates(ledger, forecast);
+}
+
+function redraw() {
+  if (!state.shown) return;
+  const came = draw($("chart"), $("readout"), state.shown.forecast, state.shown.candles);
+  $("legend-real").hidden = !came;
+}
+
+function table(target, head, rows) {
+  const line = document.createElement("tr");
+  line.append(...head.map((h) => element("th", h)));
+  const header = document.createElement("thead");
+  header.append(line);
+  const body = document.createElement("tbody");
+  body.append(...rows);
+  target.replaceChildren(header, body);
+}
+
+function steps(forecast) {
+  const format = priceFormat(forecast.last_close);
+  const rows = forecast.steps.map((s) => {
+    const row = document.createElement("tr");
+    row.append(...[time(s.target_time), ...["q05", "q25", "q50", "q75", "q95"].map((q) => format(s[q]))].map((t) => element("td", t)));
+    row.append(element("td", `${change(s.q10, forecast.last_close)} to ${change(s.q90, forecast.last_close)}`));
+    return row;
+  });
+  table($("steps"), ["close at", "5 %", "25 %", "median", "75 %", "95 %", "80 % move"], rows);
+}
+
+function verdict() {
+  if (!state.board || !state.shown) return;
+  const { symbol, timeframe, model_version } = state.shown.forecast;
+  const champion = state.board.champions.find((c) => c.symbol === symbol && c.timeframe === timeframe);
+  if (!champion) {
+    $("verdict").textContent = `Forecast by ${model_version}; this model's test is not in the MLflow store, so take it as untested.`;
+    return;
+  }
+  const finding = champion.verdict ? `On its test span: ${champion.verdict}.` : "It carries no verdict: take it as untested.";
+  $("verdict").textContent = `Forecast by ${champion.architecture || "model"} (${model_version}). ${finding} `
+    + "It forecasts how far the price may move, not where to.";
+}
+
+function rates({ summary }, forecast) {
+  $("ledger").hidden = false;
+  if (!summary.scored) {
+    $("ledger-note").textContent = `Nothing has come due yet. The first candle of this forecast closes ${dayAndTime(forecast.steps[0].target_time)} UTC; \`cpb forecast\` then scores it.`;
+    $("rates").replaceChildren();
+    return;
+  }
+  $("ledger-note").textContent = `${summary.scored} closes of ${summary.forecasts} forecasts in the last 90 days. A good model's ranges hold as many closes as they promise.`;
+  const cards = [["50 % range", summary.coverage_50, 0.5], ["80 % range", summary.coverage_80, 0.8], ["90 % range", summary.coverage_90, 0.9],
+    ["direction", summary.directional_accuracy, 0.5]];
+  $("rates").replaceChildren(...cards.filter(([, value]) => value !== null).map((card) => rate(...card)));
+}
+
+function rate(name, value, expected) {
+  const card = element("div", "", "rate");
+  const bar = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  bar.setAttribute("viewBox", "0 0 100 8");
+  bar.setAttribute("preserveAspectRatio", "none");
+  for (const [x, width, fill] of [[0, 100, "var(--line)"], [0, 100 * value, "var(--fan)"], [100 * expected - 0.5, 1, "var(--ink)"]]) {
+    const part = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+    for (const [k, v] of Object.entries({ x, width, y: 0, height: 8, fill })) part.setAttribute(k, v);
+    bar.append(part);
+  }
+  const promise = name === "direction" ? "a coin toss: 50 %" : `promised: ${percent(expected)}`;
+  card.append(element("b", percent(value)), element("small", name), bar, element("small", promise));
+  return card;
+}
+
+async function loadBoard() {
+  try {
+    state.board = await get("/api/leaderboard");
+  } catch (error) {
+    $("board").hidden = false;
+    $("board-note").textContent = error.message;
+    return;
+  }
+  verdict();
+  $("board").hidden = state.board.rows.length === 0 && state.series.length === 0;
+  $("board-note").textContent = state.board.verdict || state.board.note || "";
+  const rows = [];
+  let group = "";
+  for (const row of state.board.rows) {
+    if (row.timeframe !== group) rows.push(heading(group = row.timeframe));
+    rows.push(boardRow(row));
+  }
+  if (rows.length) table($("rows"), ["architecture", "CRPS ratio", "95 % interval", "coins < 1", "MAE ratio", "direction", "inside 80 %", "members"], rows);
+}
+
+function heading(timeframe) {
+  const row = element("tr", "", "group");
+  const cell = element("td", `${timeframe} candles`);
+  cell.colSpan = 8;
+  row.append(cell);
+  return row;
+}
+
+function boardRow(row) {
+  const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+  const interval = row.crps_ratio_low === null ? "–" : `${number(row.crps_ratio_low, 3)} to ${number(row.crps_ratio_high, 3)}`;
+  const sure = row.crps_ratio_high !== null && row.crps_ratio_high < 1 ? "better" : row.crps_ratio_low !== null && row.crps_ratio_low > 1 ? "worse" : "";
+  const line = document.createElement("tr");
+  const ratio = element("td", number(row.crps_ratio, 4) + ({ better: " ▼", worse: " ▲" }[sure] || ""), sure);
+  line.append(element("td", row.architecture), ratio, element("td", interval),
+    element("td", row.better_share === null ? "–" : percent(row.better_share)), element("td", number(row.mae_ratio, 4)),
+    element("td", row.directional_accuracy === null ? "–" : percent(row.directional_accuracy, 1)),
+    element("td", row.coverage_80 === null ? "–" : percent(row.coverage_80, 1)),
+    element("td", row.failed ? `${row.members} (${row.failed} failed)` : String(row.members)));
+  return line;
+}
+
+start();
