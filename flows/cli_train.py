@@ -105,7 +105,8 @@ def train(
         "max_epochs": max_epochs, "patience": patience, "context": context, "horizon": horizon,
         "learning_rate": learning_rate, "dropout": dropout, "head": head, "mixed_precision": mixed_precision,
     }  # fmt: skip
-    from flows.train_one import default_preset, train_one
+    from flows.progress import training_bars
+    from flows.train_one import check_options, default_preset, train_one
 
     quiet_libraries()
     if resume not in (None, "latest"):
@@ -115,7 +116,9 @@ def train(
     config = config.model_copy(
         update={"device": device, "seed": seed, "overrides": overrides, "warm_start": warm_start}
     )
-    result = train_one(config, resume=resume == "latest", say=say)
+    check_options(config)
+    with training_bars() as bars:
+        result = train_one(config, resume=resume == "latest", say=say, on_progress=bars)
     if json:
         emit(result)
     else:
@@ -146,12 +149,14 @@ def _config(
 
 def _train_all(config: "TrainConfig", direct: bool = False, tail: bool = False) -> "Summary":
     quiet_libraries()
+    from flows.progress import training_bars
     from flows.runner import Direct, server_in_use
     from flows.train_all import in_prefect, run_train_all
 
     if server_in_use() and not direct:
         return in_prefect(config, tail)
-    return run_train_all(config, Direct(), say, tail=tail)
+    with training_bars() as bars:
+        return run_train_all(config, Direct(), say, tail=tail, on_progress=bars)
 
 
 def _show_board() -> None:

@@ -101,9 +101,16 @@ def run_training(
     return Training(summary, judged)
 
 
-def run_train_all(config: TrainConfig, steps: Runner, say: Say = print, tail: bool = False) -> Summary:
+def run_train_all(
+    config: TrainConfig,
+    steps: Runner,
+    say: Say = print,
+    *,
+    tail: bool = False,
+    on_progress: Progress | None = None,
+) -> Summary:
     """Run the whole job and return its summary; errors as in `run_training`."""
-    training = run_training(config, steps, say, tail=tail)
+    training = run_training(config, steps, say, tail=tail, on_progress=on_progress)
     summary = training.summary
     summary.champions = len(steps.one(promote, training.judged))
     summary.published = steps.one(publish, config.scope.home, config.repo)

@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.runner import Direct
 from flows.train_all import Say, run_training
-from schemas.config import PRESET_ARCHITECTURES, TrainConfig
+from schemas.config import PRESET_ARCHITECTURES, UNIVERSAL, TrainConfig
 from schemas.errors import CpbError, UsageError
 from tasks.files import read_json
 from tasks.tracking.runs import COMPLETE, finish
@@ -25,6 +25,26 @@ def default_preset(architecture: str) -> str:
     return preset
 
 
+def check_options(config: TrainConfig) -> None:
+    """Raise `UsageError` for options the model cannot have, before anything is downloaded."""
+    import cpbmodels
+
+    architecture = config.architectures[0].removesuffix(UNIVERSAL)
+    try:
+        cpbmodels.preset(config.preset, architecture, **config.overrides)
+    except cpbmodels.ModelError as error:
+        raise UsageError(_as_option(str(error))) from None
+
+
+def _as_option(text: str) -> str:
+    """Name the option as it is typed: `batch_size must be …` -> `--batch-size must be …`."""
+    typed = {"epochs": "max-epochs", "lr": "learning-rate"}
+    name, _, rest = text.partition(" ")
+    if not rest.startswith("must"):
+        return text
+    return f"--{typed.get(name, name).replace('_', '-')} {rest}"
+
+
 def train_one(
     config: TrainConfig,
     *,
@@ -37,7 +57,7 @@ def train_one(
     Raises:
         CpbError: the member failed.
     """
-    training = run_training(config, Direct(), say, fresh=not resume, on_progress=on_progress)
+    training = run_training(config, Direct(), say, fresh=not resume, name="train", on_progress=on_progress)
     if training.summary.failures:
         raise CpbError(training.summary.failures[0].reason)
     finish(training.summary.run_id, COMPLETE)

@@ -1,0 +1,46 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+
+class Cpb:
+    """The command line in a folder of its own."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.env = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
+        }
+
+    def __call__(self, *arguments, timeout=600, **env):
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            cwd=self.folder, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def json(self, *arguments, code=0, **env):
+        done = self(*arguments, "--json", **env)
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def start(self, *arguments):
+        return subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            cwd=self.folder, env=self.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    @staticmethod
+    def kill(process):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def cpb(tmp_path):
+    return Cpb(tmp_path)

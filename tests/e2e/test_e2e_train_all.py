@@ -1,0 +1,132 @@
+"""The main job as a user runs it: complete, partial, killed and repeated."""
+
+import random
+import shutil
+import time
+from datetime import datetime
+
+import polars as pl
+import pytest
+from mlflow.tracking import MlflowClient
+
+from schemas.universe import INTERVAL_SECONDS
+from tasks.market.mirror import to_checksum, to_csv, to_zip
+from tasks.market.synthetic import quarter_hours
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+SMALL = ("--timeframes", "1h", "--preset", "smoke", "--architectures", "linear,har")
+
+
+def write_month(root, symbol, month, rows=None):
+    """Put one month of 1h candles of the simulator into a mirror folder."""
+    hours = quarter_hours("BTCUSDT", month).group_by_dynamic("open_time", every="1h").agg(
+        pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
+        pl.exclude("open", "high", "low", "close", "open_time").sum(),
+    ).head(rows or 10_000)  # fmt: skip
+    folder = root / "data/spot/monthly/klines" / symbol / "1h"
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"{symbol}-1h-{month}"
+    body = to_zip(f"{name}.csv", to_csv(hours.select(quarter_hours("BTCUSDT", month).columns), "1h"))
+    (folder / f"{name}.zip").write_bytes(body)
+    (folder / f"{name}.zip.CHECKSUM").write_bytes(to_checksum(f"{name}.zip", body))
+
+
+def member_runs(folder):
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    experiment = client.get_experiment_by_name("cpb")
+    runs = client.search_runs([experiment.experiment_id], "tags.`cpb.kind` = 'member'", max_results=1000)
+    return {f"{r.info.run_name}": r for r in runs}
+
+
+def forecast_rows(folder):
+    files = list((folder / "data/forecasts").rglob("*.parquet"))
+    return (
+        pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]) if files else pl.DataFrame()
+    )
+
+
+def test_one_member_fails_the_rest_go_on(cpb, tmp_path):
+    mirror = tmp_path / "mirror"
+    for month in ("2025-01", "2025-02", "2025-03"):
+        write_month(mirror, "BTCUSDT", month)
+        write_month(mirror, "ETHUSDT", month)
+    write_month(mirror, "ARBUSDT", "2025-03", rows=50)
+    result = cpb.json("train-all", "--source", mirror, "--coins", "BTC,NOPE,ARB,ETH", *SMALL, code=3)
+    reasons = {f["symbol"]: f["reason"] for f in result["failures"]}
+    assert set(reasons) == {"NOPEUSDT", "ARBUSDT"}
+    assert "50 rows" in reasons["ARBUSDT"]
+    assert "NOPEUSDT" in reasons["NOPEUSDT"]
+    runs = member_runs(tmp_path)
+    good = {n: r for n, r in runs.items() if r.info.status == "FINISHED"}
+    assert set(good) == {f"{a}/{s}/1h" for a in ("linear", "har") for s in ("BTCUSDT", "ETHUSDT")}
+    failed = [r for r in runs.values() if r.info.status == "FAILED"]
+    assert {r.data.tags["symbol"] for r in failed} == {"NOPEUSDT", "ARBUSDT"}
+    assert all(r.data.tags["reason"] for r in failed)
+    assert sorted(forecast_rows(tmp_path)["symbol"].unique()) == ["BTCUSDT", "ETHUSDT"]
+    assert len(list((tmp_path / "data/hub").rglob("model.safetensors"))) == 2
+
+
+def test_nothing_to_keep_is_fatal_in_one_sentence(cpb, tmp_path):
+    (tmp_path / "mirror/data/spot/monthly/klines").mkdir(parents=True)
+    done = cpb("train-all", "--source", tmp_path / "mirror", "--coins", "BTC", *SMALL)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "BTCUSDT" in done.stderr.strip().splitlines()[-1]
+
+
+def metrics_of(folder):
+    """Return every member's final metrics and curves, without the clock's and the machine's."""
+    clocks = ("windows_per_s", "seconds", "_mb", "util", "power")
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    result = {}
+    for name, run in member_runs(folder).items():
+        assert run.info.status == "FINISHED"
+        kept = {k: v for k, v in run.data.metrics.items() if not any(c in k for c in clocks)}
+        curve = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "val_loss")]
+        assert len(curve) == len({step for step, _ in curve})
+        result[name] = (kept, sorted(curve))
+    return result
+
+
+def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
+    command = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
+               "--architectures", "gru,har")  # fmt: skip
+    started = time.monotonic()
+    assert cpb(*command).returncode == 0
+    whole = time.monotonic() - started
+    undisturbed, rows = metrics_of(tmp_path), forecast_rows(tmp_path).drop("model_version")
+    for name in ("data", "mlruns"):
+        shutil.rmtree(tmp_path / name)
+
+    chance = random.Random(7)
+    for _ in range(6):
+        process = cpb.start(*command)
+        time.sleep(chance.uniform(0.1, whole))
+        cpb.kill(process)
+    done = cpb(*command)
+    assert done.returncode == 0, done.stderr
+    assert metrics_of(tmp_path) == undisturbed
+    assert (
+        forecast_rows(tmp_path)
+        .drop("model_version")
+        .sort("symbol", "step")
+        .equals(rows.sort("symbol", "step"))
+    )
+    assert not [p for p in (tmp_path / "data/fleets").iterdir() if not (p / "done.json").exists()]
+
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    assert cpb(*command).returncode == 0
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    assert metrics_of(tmp_path) == undisturbed
+
+
+def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
+    as_of = "2025-05-20T12:30"
+    command = ("--source", "sim", "--coins", "BTC", "--as-of", as_of)
+    assert cpb("train-all", *command, *SMALL).returncode == 0
+    rows = forecast_rows(tmp_path)
+    assert rows["issued_at"].max() == datetime.fromisoformat("2025-05-20T12:00:00+00:00")
+    assert rows.height == 10
+    steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
+    assert steps.sort().to_list() == list(range(1, 11))
