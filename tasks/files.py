@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,15 +13,15 @@ from typing import Any
 def write_bytes(path: Path, data: bytes) -> None:
     """Write `data` to a temporary file beside `path`, sync it, then rename it over `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    draft = _draft_name(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with draft.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).replace(path)
+        draft.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
 
 
@@ -39,7 +39,8 @@ def read_json(path: Path) -> Any:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` when the block ends well, and vanishes when it does not."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    draft = _draft_name(path)
+    draft.mkdir()
     try:
         yield draft
         if path.exists():
@@ -47,3 +48,8 @@ def new_folder(path: Path) -> Iterator[Path]:
         draft.rename(path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _draft_name(path: Path) -> Path:
+    # Not tempfile's: its files are for their owner alone, ours follow the umask like any other file.
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
