@@ -1,11 +1,13 @@
 """`cpb ingest`: bring the market store up to date and say what it holds and lacks."""
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from flows.console import emit
+from flows.options import AsOf, Json, Market, Since, Source, Timeframes
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
@@ -14,25 +16,20 @@ if TYPE_CHECKING:
 
 def ingest(
     coins: Annotated[
-        str, typer.Option(help="BTC,ETH; `all` of the universe; `all-usdt`: every listed pair")
+        str, typer.Option("--coins", "--symbols", help="BTC,ETH, all, or all-usdt: every listed USDT pair")
     ] = "all",
-    symbols: Annotated[str | None, typer.Option(help="the same as --coins")] = None,
-    timeframes: Annotated[str, typer.Option(help="any of Binance's kline intervals")] = "15m,1h",
-    source: Annotated[
-        str | None, typer.Option(help="URL or folder of a mirror, or `sim`; default Binance")
-    ] = None,
-    since: Annotated[str | None, typer.Option(help="first candle, as in 2024-01 or 2024-01-31 (UTC)")] = None,
-    as_of: Annotated[
-        str | None, typer.Option(help="no candle that closes after it, as in 2025-06-06")
-    ] = None,
-    market: Annotated[str, typer.Option(help="spot, um (USD futures) or cm (coin futures)")] = "spot",
+    timeframes: Timeframes = "15m,1h",
+    source: Source = None,
+    since: Since = None,
+    as_of: AsOf = None,
+    market: Market = "spot",
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
     report: Annotated[bool, typer.Option("--report", help="print every hole and save the report")] = False,
     tail: Annotated[
         bool, typer.Option("--tail", help="also the newest candles, by REST, as provisional")
     ] = False,
     connections: Annotated[int, typer.Option(min=1, max=64, help="downloads at the same time")] = 16,
-    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
+    json: Json = False,
 ) -> None:
     """Fetch, verify and store klines; a second run fetches only what is new.
 
@@ -40,18 +37,19 @@ def ingest(
 
     Exit code: 0 complete, 1 fatal, 2 usage, 3 partial (good data kept).
     """
-    from schemas.errors import CpbError
+    from tasks.market.ingest import ingest as bring_up_to_date
+    from tasks.market.report import save
 
-    try:
-        scope = _scope(symbols or coins, timeframes, source, market, since, as_of)
-        code = _run(scope, plan, report, tail, connections, as_json)
-    except CpbError as error:
-        print(f"cpb ingest: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from error
-    except KeyboardInterrupt as stop:
-        print("cpb ingest: stopped; what was stored is whole, run it again to go on", file=sys.stderr)
-        raise typer.Exit(130) from stop
-    raise typer.Exit(code)
+    scope = _scope(coins, timeframes, source, market, since, as_of)
+    progress = _progress() if sys.stderr.isatty() and not json else None
+    found = bring_up_to_date(scope, tail=tail, plan=plan, connections=connections, progress=progress)
+    if report and not plan:
+        save(found, scope.home)
+    if json:
+        emit(found.to_dict())
+    else:
+        print(_for_people(found, plan, report))
+    raise typer.Exit(0 if plan else found.exit)
 
 
 def _scope(
@@ -68,21 +66,6 @@ def _scope(
     return scope.model_copy(update={"symbols": tuple(listed_symbols(scope))})
 
 
-def _run(scope: "Scope", plan: bool, full: bool, tail: bool, connections: int, as_json: bool) -> int:
-    from tasks.market.ingest import ingest as bring_up_to_date
-    from tasks.market.report import save
-
-    progress = _progress() if sys.stderr.isatty() and not as_json else None
-    report = bring_up_to_date(scope, tail=tail, plan=plan, connections=connections, progress=progress)
-    if full:
-        save(report, scope.home)
-    if as_json:
-        print(json.dumps(report.to_dict()))
-    else:
-        print(_for_people(report, plan, full))
-    return 0 if plan else report.exit
-
-
 def _for_people(report: "IngestReport", plan: bool, full: bool) -> str:
     from tasks.market.report import details, table
 
@@ -97,7 +80,3 @@ def _progress() -> Callable[[str, int, int], None]:
         print(f"\r\x1b[K{done}/{total} files, {series}", end="\n" if done >= total else "", file=sys.stderr)
 
     return show
-
-
-if __name__ == "__main__":
-    typer.run(ingest)

@@ -14,20 +14,18 @@ if TYPE_CHECKING:
 
 PRICES = ("open", "high", "low", "close")
 
-KLINES = pl.Schema(
-    {
-        "open_time": pl.Datetime("us", "UTC"),
-        "open": pl.Float64,
-        "high": pl.Float64,
-        "low": pl.Float64,
-        "close": pl.Float64,
-        "volume": pl.Float64,
-        "quote_volume": pl.Float64,
-        "count": pl.Int64,
-        "taker_buy_volume": pl.Float64,
-        "taker_buy_quote_volume": pl.Float64,
-    }
-)
+KLINES: dict[str, pl.DataType | type[pl.DataType]] = {
+    "open_time": pl.Datetime("us", "UTC"),
+    "open": pl.Float64,
+    "high": pl.Float64,
+    "low": pl.Float64,
+    "close": pl.Float64,
+    "volume": pl.Float64,
+    "quote_volume": pl.Float64,
+    "count": pl.Int64,
+    "taker_buy_volume": pl.Float64,
+    "taker_buy_quote_volume": pl.Float64,
+}
 """Column names and types of a stored series, in order."""
 
 TAKER_SLACK = 1e-8

@@ -216,7 +216,7 @@ def _deduplicate(checked: Checked) -> None:
     distinct = repeated.unique(values, keep="first", maintain_order=True)
     disputed = distinct.filter(distinct["open_time"].is_duplicated())
     checked.conflicts = list(dict.fromkeys(disputed.select("file", "open_time").iter_rows()))
-    dropped = repeated.group_by("file").len()
-    checked.duplicates = {f: n for f, n in dropped.iter_rows()}
+    surplus = repeated.filter(~repeated["open_time"].is_first_distinct())
+    checked.duplicates = dict(surplus.group_by("file").len().iter_rows())
     kept = rows.filter(~rows["open_time"].is_in(disputed["open_time"].implode()))
     checked.rows = kept.unique("open_time", keep="first", maintain_order=True)

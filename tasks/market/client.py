@@ -6,6 +6,7 @@ requests takes 1.4 s, and aiohttp or obstore end at the same wall time.
 
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -22,7 +23,11 @@ from tasks.market.faults import NotFound, Refused, SourceFault, Unreachable
 
 BINANCE = "https://data.binance.vision"
 BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"
-BINANCE_REST = "https://data-api.binance.vision"
+BINANCE_REST = {
+    "spot": "https://data-api.binance.vision",
+    "um": "https://fapi.binance.com",
+    "cm": "https://dapi.binance.com",
+}
 _AGAIN = {408, 425, 429, 500, 502, 503, 504}
 _REFUSED = {
     403: "forbidden from here",
@@ -152,32 +157,30 @@ class HttpSource:
     def _once(self, method: str, url: str) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
         with self._lock:
             self.requests += 1
-        started = time.monotonic()
         timeout = urllib3.Timeout(connect=self.limits.connect, read=self.limits.read)
-        answer = self._pool.request(
-            method,
-            url,
-            preload_content=False,
-            timeout=timeout,
-            redirect=True,
-            headers={"Accept-Encoding": "identity"},
-        )
+        plain = {"Accept-Encoding": "identity"}
+        deadline = time.monotonic() + self.limits.deadline
+        answer = self._pool.request(method, url, preload_content=False, timeout=timeout, headers=plain)
         try:
-            body = bytearray()
-            while chunk := answer.read1(_CHUNK):
-                body += chunk
-                if time.monotonic() - started > self.limits.deadline:
-                    raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s")
-                if len(body) > self.limits.body:
-                    raise SourceFault(f"answer larger than {self.limits.body >> 20} MB")
-            length = answer.headers.get("Content-Length")
-            if method == "GET" and length and length.isdigit() and int(length) != len(body):
-                raise ConnectionError(f"connection cut: {len(body)} of {length} bytes")
-            answer.release_conn()
-            return answer.status, answer.headers, bytes(body)
+            body = self._body(answer, deadline)
         except BaseException:
             answer.close()  # the rest of a broken body must not be read as the next answer
             raise
+        answer.release_conn()
+        length = answer.headers.get("Content-Length", "")
+        if method == "GET" and length.isdigit() and int(length) != len(body):
+            raise ConnectionError(f"connection cut: {len(body)} of {length} bytes")
+        return answer.status, answer.headers, body
+
+    def _body(self, answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+        body = bytearray()
+        while chunk := answer.read1(_CHUNK):  # read() would wait for a trickling server without end
+            body += chunk
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s")
+            if len(body) > self.limits.body:
+                raise SourceFault(f"answer larger than {self.limits.body >> 20} MB")
+        return bytes(body)
 
     def _heed(self, headers: urllib3.HTTPHeaderDict) -> None:
         """Make every thread wait as long as the server asks."""
@@ -242,6 +245,6 @@ _NO_DELAY = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 
 
 def _reason(error: Exception) -> str:
-    """Return the part of a network error that helps: urllib3 prefixes objects' addresses."""
-    message = str(error).split(">: ")[-1] or type(error).__name__
+    """Return the part of a network error that helps: urllib3 puts the connection object before it."""
+    message = re.sub(r"^(<.*?>|\w+\(.*?\)): ", "", str(error)) or type(error).__name__
     return "timed out" if "timed out" in message and "not finished" not in message else message

@@ -4,6 +4,7 @@ The exchange's outages are derived from the data: a candle that is missing in ev
 no second symbol can testify, a gap of at most two days strictly inside a file counts as an outage too.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import log
@@ -150,6 +151,10 @@ class OutageCalendar:
         silent = known & (self.present[at] == 0)
         return silent & (self.expected[at] > 1), silent & (self.expected[at] <= 1)
 
+    def lonely(self, time: int) -> bool:
+        """Tell whether no second symbol can testify for a time."""
+        return bool(self.testify(np.array([time]))[1][0])
+
 
 def _narrow(holdings: Holdings) -> Runs:
     """Gaps inside published files; months that nobody published are no outage."""
@@ -182,7 +187,7 @@ def _apart(gaps: Runs, bars: list[int], step: int) -> Runs:
     pieces = []
     for start, end in gaps:
         edges = [start, *(t for t in cuts if start < t < end), end]
-        pieces += list(zip(edges, edges[1:], strict=False))
+        pieces += list(itertools.pairwise(edges))
     return pieces
 
 
@@ -229,7 +234,7 @@ def _split(codes: np.ndarray, times: np.ndarray, step: int) -> list[Hole]:
     bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
     return [
         Hole(int(times[a]), int(times[b - 1]) + step, int(b - a), _CAUSES[codes[a]])
-        for a, b in zip(bounds, bounds[1:], strict=False)
+        for a, b in itertools.pairwise(bounds)
     ]
 
 

@@ -96,14 +96,12 @@ class Manifest:
     def files(self, series: SeriesKey) -> dict[str, FileRecord]:
         """Return the records of a series' files by period."""
         rows = self._select("period, key, version, sha256, rows, status, reason, facts", "files", series)
-        return {r[0]: FileRecord(*r[:7], json.loads(r[7])) for r in rows}
+        return {p: FileRecord(p, k, v, sha, n, status, why, json.loads(f)) for p, k, v, sha, n, status, why, f in rows}
 
     def parts(self, series: SeriesKey) -> dict[str, Part]:
         """Return the parts of a series by month, oldest first."""
         rows = self._select("month, rows, bytes, digest, runs, zeros, edges", "parts", series)
-        found = {
-            r[0]: Part(*r[:4], [tuple(x) for x in json.loads(r[4])], r[5], json.loads(r[6])) for r in rows
-        }
+        found = {m: Part(m, n, b, d, _pairs(r), z, _pairs(e)) for m, n, b, d, r, z, e in rows}
         return dict(sorted(found.items()))
 
     def oddities(self, series: SeriesKey) -> list[Oddity]:
@@ -131,6 +129,10 @@ class Manifest:
         """Enter files, parts and odd candles at once; oddities inside `span` are replaced."""
         name = (series.market, series.symbol, series.interval)
         with self._transaction():
+            for file in files:  # a monthly file in good order replaces the daily ones of its month
+                if file.status == "ok" and len(file.period) == 7:
+                    where = "market=? AND symbol=? AND interval=? AND period LIKE ?"
+                    self._db.execute(f"DELETE FROM files WHERE {where}", (*name, f"{file.period}-%"))
             self._insert("files", [(*name, *_flat(f)) for f in files])
             self._insert("parts", [(*name, *_flat(p)) for p in parts])
             within = "market=? AND symbol=? AND interval=? AND open_time>=? AND open_time<?"
@@ -173,6 +175,10 @@ class _Transaction:
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         self.db.execute("ROLLBACK" if kind else "COMMIT")
+
+
+def _pairs(text: str) -> list:
+    return [tuple(pair) for pair in json.loads(text)]
 
 
 def _flat(record: FileRecord | Part) -> tuple:

@@ -116,7 +116,7 @@ def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, 
 
 
 Answer = tuple[int, dict[str, str], bytes]
-Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Answer | None | bool]
+Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Answer | bool | None]
 """May answer a request itself (an `Answer`, or True if it wrote to the socket); None leaves it to the mirror."""
 
 

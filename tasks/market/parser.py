@@ -120,9 +120,8 @@ def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]
     counts = np.array([block.lines for block in blocks], dtype=np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
     times = frame.select("open_time", "close_time")
-    if bad := times.select(((pl.all() < 0) | (pl.all() > _LAST_US)).any()).row(0):
-        if any(bad):
-            raise BadFile("a time is out of range")
+    if (bad := times.select(((pl.all() < 0) | (pl.all() > _LAST_US)).any()).row(0)) and any(bad):
+        raise BadFile("a time is out of range")
     micro = pl.col("open_time") >= _MICRO
     closes_micro = pl.col("close_time") >= _MICRO
     return frame.with_columns(

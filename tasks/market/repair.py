@@ -1,5 +1,111 @@
-"""Filling holes."""
+"""Filling holes: what a file lacks or garbles is looked for in the daily files, then in REST.
+
+Each hole is searched once; what was not found is remembered as confirmed absent until its file changes.
+"""
+
+from collections.abc import Iterable
+
+from tasks.market.faults import SourceFault
+from tasks.market.holes import ABSENT, CONFLICT, FAILED, OUTAGE, QUARANTINED, Hole, OutageCalendar, find_holes
+from tasks.market.layout import SeriesKey, SourceFile, days, period_bounds
+from tasks.market.rest import available, fetch_day
+from tasks.market.run import Run, calendars, holdings_of
+from tasks.market.transfer import batches, store_all
+from tasks.market.writer import Fetched, store_batch
+
+WRONG_DAYS = ("2020-12-21", "2021-09-29")
+"""The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
+
+_REST_DAYS = 400  # of one run; more would be rude
+_SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT)
 
 
-def repair(run) -> None:
-    pass
+def repair(run: Run) -> None:
+    """Look for the suspicious holes of every planned series elsewhere, and remember what was not found."""
+    mine, calendar = calendars(run)
+    for series, holdings in mine.items():
+        holes = [
+            h for h in find_holes(holdings, calendar[series.interval]) if _worth_it(run, series, h, calendar)
+        ]
+        wrong = _wrong_days(run, series)
+        if not holes and not wrong:
+            continue
+        wanted = {day for hole in holes for day in days(hole.start, hole.end)}
+        used = _from_daily_files(run, series, sorted(wanted | wrong))
+        left = _still_missing(run, series, calendar[series.interval], holes)
+        filled = (
+            _from_rest(run, series, sorted({day for h in left for day in days(h.start, h.end)}))
+            if left
+            else []
+        )
+        _explain(run, series, used, "daily files")
+        _explain(run, series, filled, "days of REST")
+        left = _still_missing(run, series, calendar[series.interval], holes) if filled else left
+        run.manifest.save_searched(series, [(h.start, h.end, "nowhere") for h in left if h.cause != FAILED])
+
+
+def _worth_it(run: Run, series: SeriesKey, hole: Hole, calendar: dict[str, OutageCalendar]) -> bool:
+    searched = any(a <= hole.start and hole.end <= b for a, b, _ in run.manifest.searched(series))
+    if searched or run.plans[series].fault:
+        return False
+    return hole.cause in _SUSPICIOUS or (
+        hole.cause == OUTAGE and calendar[series.interval].lonely(hole.start)
+    )
+
+
+def _wrong_days(run: Run, series: SeriesKey) -> set[str]:
+    """Return the days to overlay in the months fetched just now."""
+    if series.market != "spot" or series.interval not in ("15m", "1h"):
+        return set()
+    fetched = {file.period for file in run.plans[series].fetch}
+    return {day for day in WRONG_DAYS if day[:7] in fetched}
+
+
+def _from_daily_files(run: Run, series: SeriesKey, wanted: list[str]) -> list[str]:
+    """Store the daily files published for these days; return the days that came in good order."""
+    try:
+        start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
+        listed = run.catalogue.files(series, "daily", start, end)
+    except SourceFault as fault:
+        run.notes.append(f"{series}: daily files could not be asked for: {fault}")
+        return []
+    known = {p: r for p, r in run.manifest.files(series).items() if len(p) == 10}
+    files = [f for f in listed if f.period in set(wanted) and not _seen(f, known)]
+    bad = store_all(run, [batches(series, files)], "repaired")
+    return [f.period for f in files if f not in bad]
+
+
+def _seen(file: SourceFile, known: dict) -> bool:
+    record = known.get(file.period)
+    return record is not None and record.version == file.version and record.status != "failed"
+
+
+def _from_rest(run: Run, series: SeriesKey, wanted: list[str]) -> list[str]:
+    if not available(run) or len(wanted) > _REST_DAYS:
+        return []
+    fetched: list[Fetched] = []
+    for day in wanted:
+        item = fetch_day(run, series, day)
+        if item:
+            fetched.append(item)
+    if not fetched:
+        return []
+    bad = store_batch(run.home, run.manifest, series, fetched, "repaired").bad
+    return [item.file.period for item in fetched if item.file not in bad]
+
+
+def _still_missing(run: Run, series: SeriesKey, calendar: OutageCalendar, holes: list[Hole]) -> list[Hole]:
+    now = find_holes(holdings_of(run, series), calendar)
+    return [h for h in now if any(h.start < old.end and h.end > old.start for old in holes)]
+
+
+def _explain(run: Run, series: SeriesKey, used: Iterable[str], what: str) -> None:
+    """Add to the reason of each quarantined month how many files stood in for it."""
+    records = run.manifest.files(series)
+    for month in sorted({day[:7] for day in used}):
+        count = sum(day.startswith(month) for day in used)
+        note = f"used {count} {what}"
+        run.notes.append(f"{series} {month}: {note}")
+        if month in records and records[month].reason:
+            records[month].reason += f"; {note}"
+            run.manifest.save(series, [records[month]])

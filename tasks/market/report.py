@@ -139,14 +139,18 @@ def table(report: IngestReport) -> str:
         f"{'series':<16}{'status':<10}{'rows':>10}  {'first':<17}{'last':<17}{'holes':>6}{'bars':>8}"
         f"{'zero':>6}{'offgrid':>8}{'odd':>5}{'unver.':>7}{'quar.':>6}"
     ]
-    for s in report.series:
-        lines.append(
-            f"{s.symbol + ' ' + s.timeframe:<16}{s.status:<10}{s.rows:>10,}  {_minute(s.first):<17}{_minute(s.last):<17}"
-            f"{len(s.holes):>6}{sum(h['bars'] for h in s.holes):>8}{s.zero_volume:>6}{s.off_grid:>8}"
-            f"{len(s.odd_close):>5}{s.files.get('unverified', 0):>7}{s.files.get('quarantined', 0):>6}"
-        )
+    lines += [_row(s) for s in report.series]
     lines += [f"  {s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.reason]
     return "\n".join(lines)
+
+
+def _row(s: SeriesReport) -> str:
+    name, missing = f"{s.symbol} {s.timeframe}", sum(hole["bars"] for hole in s.holes)
+    return (
+        f"{name:<16}{s.status:<10}{s.rows:>10,}  {_minute(s.first):<17}{_minute(s.last):<17}"
+        f"{len(s.holes):>6}{missing:>8}{s.zero_volume:>6}{s.off_grid:>8}{len(s.odd_close):>5}"
+        f"{s.files.get('unverified', 0):>7}{s.files.get('quarantined', 0):>6}"
+    )
 
 
 def details(report: IngestReport) -> str:

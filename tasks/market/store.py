@@ -72,8 +72,8 @@ def part_paths(home: Path, series: SeriesKey) -> list[Path]:
     folder = series_folder(home, series)
     if not folder.is_dir():
         return []
-    names = [n for n in os.listdir(folder) if n.endswith(".parquet") and not n.startswith(_TEMP)]
-    return [folder / n for n in sorted(names)]
+    names = sorted(entry.name for entry in os.scandir(folder))
+    return [folder / n for n in names if n.endswith(".parquet") and not n.startswith(_TEMP)]
 
 
 def _overlaps(month: str, first: int, last: int) -> bool:

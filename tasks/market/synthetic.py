@@ -118,7 +118,7 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
     count = np.maximum(1, np.round(activity * 4000)).astype(np.int64)
     quote = volume * (high + low + close) / 3
     columns = (times, open_, high, low, close, volume, quote, count, volume * share, quote * share)
-    frame = pl.DataFrame({name: column for name, column in zip(KLINES, columns, strict=True)})
+    frame = pl.DataFrame(dict(zip(KLINES, columns, strict=True)))
     return frame.with_columns(pl.col("open_time").cast(KLINES["open_time"]), pl.col(pl.Float64).round(8))
 
 

@@ -52,7 +52,7 @@ def store_batch(
     known = manifest.files(series)
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
     changed = _rows_changed(home, series, checked.rows, good, known)
-    parts = _write_months(home, manifest, series, checked.rows, list(good.values()))
+    parts = _write_months(home, series, checked.rows, list(good.values()), fill=status == "repaired")
     _write_off_grid(home, series, checked.off_grid)
     records = [_record(home, item, outcome, known) for item in batch if item.fault]
     counts = dict(checked.rows.group_by("file").len().iter_rows())
@@ -82,9 +82,13 @@ def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
 
 
 def _write_months(
-    home: Path, manifest: Manifest, series: SeriesKey, rows: pl.DataFrame, good: list[Fetched]
+    home: Path, series: SeriesKey, rows: pl.DataFrame, good: list[Fetched], fill: bool
 ) -> list[Part]:
-    """Write each month the batch touches; candles of files that are not in the batch are kept."""
+    """Write each month the batch touches; candles of files that are not in the batch are kept.
+
+    With `fill` the new candles join the old ones and win where both exist: a daily file that lacks a candle
+    does not take it away.
+    """
     clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
     validate_klines(clean)
     replaced: dict[str, list[Fetched]] = {}
@@ -103,12 +107,12 @@ def _write_months(
 
 
 def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) -> pl.DataFrame:
-    """Return `old` with everything inside the spans replaced by `new`, sorted."""
-    if not old.height:
-        return new
-    time = pl.col("open_time").to_physical()
-    inside = pl.any_horizontal(time.is_between(a, b, closed="left") for a, b in spans)
-    return pl.concat([old.filter(~inside), new]).sort("open_time")
+    """Return `old` with everything inside the spans dropped and `new` put in, sorted; `new` wins."""
+    for start, end in spans:
+        old = old.filter(~pl.col("open_time").to_physical().is_between(start, end, closed="left"))
+    return (
+        pl.concat([old.join(new, on="open_time", how="anti"), new]).sort("open_time") if old.height else new
+    )
 
 
 def _rows_changed(

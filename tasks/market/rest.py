@@ -1,0 +1,100 @@
+"""Binance's REST candles: to fill holes that no file fills, and for the newest candles (`--tail`).
+
+REST is the source of last resort: it is refused in some countries (451) and bans those who ask too often
+(418). The first refusal ends it for the run.
+"""
+
+import polars as pl
+
+from schemas.klines import KLINES, validate_klines
+from tasks.market.checks import check
+from tasks.market.client import FolderSource
+from tasks.market.faults import BadFile, NotFound, Refused, SourceFault, Unreachable
+from tasks.market.layout import DAY, SeriesKey, SourceFile, day_of, days, period_bounds, text
+from tasks.market.parser import Block, read, trim
+from tasks.market.run import Run
+from tasks.market.store import series_folder, write_parquet
+from tasks.market.writer import Fetched
+
+PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines"}
+_PAGE = 1000
+_LONGEST_TAIL = 40  # days of provisional candles; an older gap is for the files to fill
+
+
+def fetch_day(run: Run, series: SeriesKey, day: str) -> Fetched | None:
+    """Return a day of candles that ended before the run's end; None where REST is not to be had."""
+    file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.interval}/{day}.json", "rest")
+    if not available(run):
+        return None
+    try:
+        rows = _ask(run, series, *period_bounds(day))
+    except (Refused, NotFound, Unreachable) as fault:
+        run.rest_off = f"REST {fault}" if not isinstance(fault, NotFound) else "the source has no REST"
+        if not isinstance(fault, NotFound):
+            run.notes.append(f"REST not available: {fault}")
+        return None
+    except SourceFault as fault:
+        return Fetched(file, fault=fault)
+    closed = [row for row in rows if row[0] * _unit(row[0]) + series.step <= run.end]
+    csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
+    return Fetched(file, csv.encode(), "rest") if closed else None
+
+
+def available(run: Run) -> bool:
+    """Tell whether REST may be asked: only servers have it, and only until they refuse."""
+    return not run.rest_off and not isinstance(run.source, FolderSource)
+
+
+def _unit(time: int) -> int:
+    return 1 if time >= 10**14 else 1000
+
+
+def _ask(run: Run, series: SeriesKey, start: int, end: int) -> list[list]:
+    assert not isinstance(run.source, FolderSource)
+    rows: list[list] = []
+    while start < end:
+        query: dict[str, str | int] = {"symbol": series.symbol, "interval": series.interval}
+        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": _PAGE}
+        page = run.source.klines(PATHS[series.market], query)
+        if any(not isinstance(row, list) or len(row) != 12 or not isinstance(row[0], int) for row in page):
+            raise SourceFault("REST answered something that is not a list of candles")
+        rows += page
+        if len(page) < _PAGE:
+            break
+        start = page[-1][0] * _unit(page[-1][0]) + series.step
+    return rows
+
+
+def refresh_tail(run: Run) -> None:
+    """Fetch the closed candles after each series' last stored one into `provisional/`, replacing the old tail."""
+    for series in run.plans:
+        parts = [p for p in run.manifest.parts(series).values() if p.runs]
+        if not parts or not available(run):
+            continue
+        last = parts[-1].runs[-1][1]
+        if run.end - last > _LONGEST_TAIL * DAY:
+            run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
+            continue
+        fetched = [f for day in days(last, run.end) if (f := fetch_day(run, series, day)) and not f.fault]
+        rows = _clean(series, fetched).filter(pl.col("open_time").to_physical() >= last)
+        path = series_folder(run.home, series, "provisional") / "tail.parquet"
+        if rows.height:
+            write_parquet(path, rows, {"cpb.provisional": f"REST, up to {day_of(run.end)}"})
+        else:
+            path.unlink(missing_ok=True)
+    if run.rest_off:
+        run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
+
+
+def _clean(series: SeriesKey, fetched: list[Fetched]) -> pl.DataFrame:
+    """Parse and check REST candles like those of a file."""
+    blocks: list[Block] = []
+    for item in fetched:
+        try:
+            blocks.append(trim(item.file, item.csv))
+        except BadFile:
+            continue
+    frame, _ = read(blocks)
+    rows = check(series, blocks, frame)[0].rows if blocks else frame
+    clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
+    return validate_klines(clean)

@@ -1,0 +1,75 @@
+"""Getting files: downloads run ahead of parsing, but never by more than a fixed number of bytes.
+
+Memory does not grow with the number of files. Series are parsed one after another in the calling thread;
+polars uses the other cores.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+
+from tasks.market.client import Source
+from tasks.market.faults import BadFile, NotFound, SourceFault
+from tasks.market.layout import SeriesKey, SourceFile
+from tasks.market.run import Run
+from tasks.market.unpack import fetch
+from tasks.market.writer import Fetched, store_batch
+
+_BATCH = 12 << 20  # zipped and unzipped bytes of one batch
+_AHEAD = 40 << 20  # of all files that are on their way or waiting to be parsed
+_GROWTH = 5  # a kline zip and its CSV together, as a multiple of the zip
+_GUESS = 100_000  # size of a zip that no listing tells
+
+Batch = tuple[SeriesKey, list[SourceFile]]
+
+
+def batches(series: SeriesKey, files: list[SourceFile]) -> Iterator[Batch]:
+    """Cut a series' files into batches of bounded size."""
+    batch: list[SourceFile] = []
+    for file in files:
+        if batch and sum(map(_weight, batch)) + _weight(file) > _BATCH:
+            yield series, batch
+            batch = []
+        batch.append(file)
+    if batch:
+        yield series, batch
+
+
+def _weight(file: SourceFile) -> int:
+    return (file.size if file.size >= 0 else _GUESS) * _GROWTH
+
+
+def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -> list[SourceFile]:
+    """Fetch batches ahead of storing them, within the memory budget; return the files at fault."""
+    flat = (batch for group in groups for batch in group)
+    flying: deque[tuple[SeriesKey, list[Future[Fetched]], int]] = deque()
+    bad: list[SourceFile] = []
+    weight, following = 0, next(flat, None)
+    while flying or following:
+        while following and (not flying or weight < _AHEAD):
+            series, files = following
+            size = sum(map(_weight, files))
+            flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
+            weight, following = weight + size, next(flat, None)
+        series, futures, size = flying.popleft()
+        batch = [future.result() for future in futures]
+        del futures  # the bytes must go as soon as they are stored
+        weight -= size
+        outcome = store_batch(run.home, run.manifest, series, batch, status)
+        run.fetched_files += len(batch)
+        run.notes += outcome.notes
+        bad += outcome.bad
+        if run.progress:
+            run.progress(str(series), run.fetched_files, sum(len(p.fetch) for p in run.plans.values()))
+    return bad
+
+
+def fetch_one(source: Source, file: SourceFile) -> Fetched:
+    """Fetch a file; whatever goes wrong is part of the answer."""
+    try:
+        csv, sha, verified, payload = fetch(source, file)
+        return Fetched(file, csv, sha, verified, payload)
+    except NotFound:
+        return Fetched(file, fault=SourceFault("listed, but not there (404)"))
+    except (BadFile, SourceFault) as fault:
+        return Fetched(file, fault=fault)

@@ -1,0 +1,146 @@
+"""Small mirrors to ingest from, and the ways in which servers and files go wrong."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+
+from schemas.scope import Scope
+from tasks.market import mirror
+from tasks.market.client import Limits
+from tasks.market.layout import SeriesKey, step_us
+from tasks.market.synthetic import candles
+
+FAST = Limits(connect=2, read=2, deadline=0.8, tries=3, backoff=0.01, longest_wait=5)
+AS_OF = datetime(2024, 4, 1, tzinfo=UTC)
+
+
+def key(symbol="BTCUSDT", interval="1h", market="spot"):
+    return SeriesKey(market, symbol, interval)
+
+
+def frame(file, symbol=None):
+    """The synthetic candles of a file's period."""
+    return candles(symbol or file.series.symbol, step_us(file.series.interval), *file.bounds)
+
+
+def csv_of(file, rows=None):
+    return mirror.to_csv(frame(file) if rows is None else rows, file.series.interval)
+
+
+def put(root: Path, file, csv=None, *, payload=None, checksum=True):
+    """Publish a file in a mirror folder; by default with its synthetic candles."""
+    path = root / file.key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    body = (
+        payload
+        if payload is not None
+        else mirror.to_zip(file.member, csv_of(file) if csv is None else csv, 1)
+    )
+    path.write_bytes(body)
+    if checksum:
+        path.with_name(path.name + ".CHECKSUM").write_bytes(mirror.to_checksum(path.name, body))
+    return body
+
+
+def build(
+    root: Path, symbols=("BTCUSDT", "ETHUSDT"), months=("2024-01", "2024-02", "2024-03"), interval="1h"
+):
+    for symbol in symbols:
+        for month in months:
+            put(root, key(symbol, interval).file(month))
+    return root
+
+
+def scope(home: Path, source, coins="BTC,ETH", timeframes="1h", as_of="2024-04-01", **more):
+    made = Scope.of(coins=coins, timeframes=timeframes, source=str(source), as_of=as_of, **more)
+    return made.model_copy(update={"home": home})
+
+
+def stored(home: Path) -> dict[str, bytes]:
+    """Every file of a store except the manifest, for comparing before and after."""
+    names = [p for p in home.rglob("*") if p.is_file() and not p.name.startswith(("manifest", "writer"))]
+    return {str(p.relative_to(home)): p.read_bytes() for p in names}
+
+
+def lines(csv: bytes) -> list[bytes]:
+    return csv.splitlines(keepends=True)
+
+
+def rows_of(file) -> pl.DataFrame:
+    return frame(file)
+
+
+@dataclass
+class Misbehaving:
+    """A server's hook: answers requests for keys that contain `where` in the way of `fault`.
+
+    `times` limits how often; the requests of every key are counted.
+    """
+
+    where: str
+    fault: str
+    times: int = 10**9
+    asked: Counter = field(default_factory=Counter)
+    body: bytes = b""
+
+    def __call__(self, handler, key, query):
+        self.asked[key or query.get("prefix", "")] += 1
+        if (
+            self.where not in key
+            or key.endswith(".CHECKSUM") != self.where.endswith(".CHECKSUM")
+            or self.times <= 0
+        ):
+            return None
+        self.times -= 1
+        return getattr(self, f"_{self.fault}")(handler)
+
+    def _status(self, code, **headers):
+        return code, headers, b"<html>sorry</html>"
+
+    def _429(self, handler):
+        return self._status(429, **{"Retry-After": "1"})
+
+    def _418(self, handler):
+        return self._status(418, **{"Retry-After": "120"})
+
+    def _451(self, handler):
+        return self._status(451)
+
+    def _403(self, handler):
+        return self._status(403)
+
+    def _404(self, handler):
+        return self._status(404)
+
+    def _500(self, handler):
+        return self._status(500)
+
+    def _html(self, handler):
+        return 200, {}, b"<!DOCTYPE html><html>maintenance</html>"
+
+    def _bytes(self, handler):
+        return 200, {}, self.body
+
+    def _reset(self, handler):
+        """Close in mid-body."""
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nPK\x03\x04half")
+        handler.wfile.flush()
+        handler.close_connection = True
+        return True
+
+    def _trickle(self, handler):
+        """Send a byte now and then: every read succeeds, the whole never ends."""
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        for _ in range(60):
+            try:
+                handler.wfile.write(b"P")
+                handler.wfile.flush()
+            except OSError:
+                break
+            time.sleep(0.1)
+        handler.close_connection = True
+        return True

@@ -1,0 +1,370 @@
+"""Each row of the fault table, against a server or a file that is wrong on purpose."""
+
+import io
+import zipfile
+
+import polars as pl
+import pytest
+from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows_of, scope, stored
+
+from tasks.market import mirror
+from tasks.market.ingest import ingest
+from tasks.market.store import read_klines
+
+BTC, MONTH = key(), key().file("2024-02")
+NAME = "BTCUSDT-1h-2024-02.zip"
+
+
+def served(tmp_path, hook=None, **options):
+    """Ingest tmp_path/mirror over loopback HTTP."""
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+        return ingest(scope(tmp_path / "home", url, **options), limits=FAST)
+
+
+def btc(report):
+    return next(s for s in report.series if s.symbol == "BTCUSDT")
+
+
+def check_store(tmp_path, report):
+    """No accepted bad row, no temp file, and every missing candle is accounted for."""
+    home = tmp_path / "home"
+    assert not list(home.rglob(".tmp-*"))
+    truth = pl.concat([rows_of(BTC.file(m)) for m in ("2024-01", "2024-02", "2024-03")])
+    got = read_klines(home, "BTCUSDT", "1h")
+    assert got.join(truth, on=got.columns, how="anti").height == 0
+    assert got.height + sum(h["bars"] for h in btc(report).holes) == truth.height
+    return got
+
+
+@pytest.fixture
+def market(tmp_path):
+    build(tmp_path / "mirror")
+    return tmp_path
+
+
+def test_a_clean_mirror_is_stored_to_the_last_digit(market):
+    report = served(market)
+    assert report.exit == 0
+    assert btc(report).files == {"ok": 3, "repaired": 0, "quarantined": 0, "unverified": 0, "missing": 0}
+    assert check_store(market, report).height == 91 * 24
+
+
+@pytest.mark.parametrize("fault", ["500", "reset", "429", "html", "trickle"])
+def test_a_passing_fault_is_tried_again(market, fault):
+    report = served(market, Misbehaving(NAME, fault, times=1))
+    assert report.exit == 0
+    check_store(market, report)
+
+
+def test_a_server_that_asks_to_wait_is_obeyed_and_quoted(market):
+    report = served(market, Misbehaving(NAME, "429", times=1))
+    assert "server asked to wait 1 s" in report.notes
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("500", "server error 500"),
+        ("reset", "after 3 tries"),
+        ("trickle", "timed out"),
+        ("404", "not there (404)"),
+        ("451", "not available from your location (451)"),
+        ("403", "(403)"),
+        ("418", "(418)"),
+    ],
+)
+def test_a_file_that_never_arrives_is_said_to_lack(market, fault, reason):
+    report = served(market, Misbehaving(NAME, fault))
+    assert report.exit == 3
+    assert any(reason in note and "2024-02" in note for note in btc(report).notes), btc(report).notes
+    assert [h["cause"] for h in btc(report).holes] == ["download failed"]
+    assert btc(report).files["missing"] == 1
+    check_store(market, report)
+
+
+def test_what_failed_is_fetched_by_the_next_run(market):
+    served(market, Misbehaving(NAME, "500"))
+    report = served(market)
+    assert report.exit == 0
+    assert check_store(market, report).height == 91 * 24
+
+
+def test_daily_files_stand_in_for_a_month_that_never_arrives(market):
+    for day in range(1, 30):
+        put(market / "mirror", BTC.file(f"2024-02-{day:02}"))
+    report = served(market, Misbehaving(NAME, "500"))
+    assert btc(report).holes == []
+    assert btc(report).files["repaired"] == 29
+    assert check_store(market, report).height == 91 * 24
+
+
+def flip(body: bytes) -> bytes:
+    middle = len(body) // 2
+    return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
+
+
+def zipped(*members) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, body in members:
+            archive.writestr(name, body)
+    return buffer.getvalue()
+
+
+def bad_payloads():
+    good = mirror.to_zip(MONTH.member, csv_of(MONTH), 1)
+    yield "truncated", good[:-100], "checksum mismatch", good
+    yield "flipped byte", flip(good), "checksum mismatch", good
+    yield "crc", flip(good), "damaged zip", None
+    yield "html", b"<html>not here</html>", "not a zip (HTML error page)", None
+    yield "empty", b"", "not a zip (empty)", None
+    yield "two members", zipped((MONTH.member, csv_of(MONTH)), ("more.csv", b"1")), "alone", None
+    yield "no member", zipped(), "holds nothing", None
+    yield "path in the name", zipped(("../../etc/" + MONTH.member, csv_of(MONTH))), "../../etc/", None
+    yield "bomb", zipped((MONTH.member, b"1" * (30 << 20))), "would inflate", None
+    yield "huge", zipped((MONTH.member, b"1" * (70 << 20))), "would inflate to 70 MB", None
+
+
+@pytest.mark.parametrize(
+    ("name", "payload", "reason", "checksum_of"), list(bad_payloads()), ids=lambda v: str(v)[:12]
+)
+def test_a_bad_zip_is_quarantined_with_its_reason(market, name, payload, reason, checksum_of):
+    path = market / "mirror" / MONTH.key
+    path.write_bytes(payload)
+    path.with_name(NAME + ".CHECKSUM").write_bytes(mirror.to_checksum(NAME, checksum_of or payload))
+    report = served(market)
+    kept = market / "home/quarantine" / MONTH.key.removeprefix("data/")
+    assert kept.read_bytes() == payload
+    assert reason in kept.with_name(NAME + ".reason.txt").read_text()
+    assert report.exit == 3
+    assert btc(report).files["quarantined"] == 1
+    assert [h["cause"] for h in btc(report).holes] == ["quarantined"]
+    check_store(market, report)
+
+
+def test_a_wrong_length_is_noticed(market):
+    good = (market / "mirror" / MONTH.key).read_bytes()
+    hook = Misbehaving(NAME, "bytes", body=good + b"x")
+    path = market / "mirror" / (MONTH.key + ".CHECKSUM")
+    path.write_bytes(mirror.to_checksum(NAME, good + b"x"))
+    report = served(market, hook)
+    assert any("wrong length" in n for n in btc(report).notes)
+    check_store(market, report)
+
+
+def test_a_file_without_checksum_is_accepted_if_its_etag_is_its_md5_and_marked(market):
+    (market / "mirror" / (MONTH.key + ".CHECKSUM")).unlink()
+    report = served(market)
+    assert report.exit == 0
+    assert btc(report).files["unverified"] == 1
+    assert any("unverified, no CHECKSUM published" in n for n in btc(report).notes)
+
+
+def test_a_file_without_checksum_and_with_another_etag_is_refused(market):
+    (market / "mirror" / (MONTH.key + ".CHECKSUM")).unlink()
+    body = (market / "mirror" / MONTH.key).read_bytes()
+    report = served(market, Misbehaving(NAME, "bytes", body=flip(body)))
+    assert any("the ETag is of other bytes" in n for n in btc(report).notes)
+
+
+def edit(csv, line, column, value):
+    rows = lines(csv)
+    cells = rows[line].split(b",")
+    cells[column] = value
+    rows[line] = b",".join(cells)
+    return b"".join(rows)
+
+
+GOOD = csv_of(MONTH)
+BAD_CONTENTS = {
+    "cut last line": (GOOD[:-40], "is missing"),
+    "NaN": (edit(GOOD, 5, 4, b"NaN"), "close is not finite"),
+    "infinite": (edit(GOOD, 5, 2, b"inf"), "not finite"),
+    "null": (edit(GOOD, 5, 4, b""), "line 6: close is missing"),
+    "zero price": (edit(GOOD, 7, 3, b"0.00000000"), "line 8"),
+    "negative volume": (edit(GOOD, 7, 5, b"-1.0"), "volume is negative (-1)"),
+    "high below low": (edit(GOOD, 7, 2, b"0.00000001"), "high is below"),
+    "taker above total": (edit(GOOD, 7, 9, b"99999999"), "taker volume exceeds"),
+    "other month": (csv_of(BTC.file("2024-03")), "outside the file's period"),
+    "wrong interval": (
+        csv_of(key(interval="4h").file("2024-02")),
+        "expected 3600 s between candles, found 14400 s",
+    ),
+    "finer interval": (
+        csv_of(key(interval="15m").file("2024-02")),
+        "expected 3600 s between candles, found 900 s",
+    ),
+    "other symbol": (csv_of(key("SHIBUSDT").file("2024-02")), "another symbol"),
+    "unknown header": (b"time,price\n" + GOOD, "header 'time,price'"),
+    "words": (GOOD.replace(b"170", b"abc", 1), "header"),
+    "words inside": (edit(GOOD, 9, 1, b"abc"), "not twelve numbers"),
+    "too many columns": (edit(GOOD, 9, 11, b"0,0\n"), "not twelve numbers"),
+    "blank line inside": (GOOD.replace(b"\n", b"\n\n", 5), "open_time is missing"),
+    "nothing": (b"\n", "holds no candle"),
+    "off the grid": (GOOD.replace(b"1706832000000", b"1706832007000"), "off the grid"),
+}
+
+
+@pytest.mark.parametrize("fault", BAD_CONTENTS)
+def test_bad_contents_are_quarantined_although_the_checksum_is_right(market, fault):
+    csv, reason = BAD_CONTENTS[fault]
+    put(market / "mirror", MONTH, csv)
+    report = served(market)
+    assert btc(report).files["quarantined"] == 1
+    assert any(reason in note for note in btc(report).notes), btc(report).notes
+    got = check_store(market, report)
+    assert got.height == (31 + 31) * 24
+
+
+@pytest.mark.parametrize("fault", ["NaN", "wrong interval"])
+def test_daily_files_replace_a_quarantined_month(market, fault):
+    put(market / "mirror", MONTH, BAD_CONTENTS[fault][0])
+    for day in range(1, 30):
+        put(market / "mirror", BTC.file(f"2024-02-{day:02}"))
+    report = served(market)
+    assert report.exit == 0
+    assert any("used 29 daily files" in note for note in btc(report).notes), btc(report).notes
+    assert check_store(market, report).height == 91 * 24
+    again = served(market)
+    assert again.series == report.series
+    assert again.requests == 2  # one listing for each series
+
+
+def test_rest_fills_what_no_file_has(market):
+    put(market / "mirror", MONTH, BAD_CONTENTS["NaN"][0])
+    truth = rows_of(MONTH)
+
+    def rest(handler, path, query):
+        if path != "api/v3/klines":
+            return None
+        rows = truth.filter(
+            pl.col("open_time").dt.epoch("ms").is_between(int(query["startTime"]), int(query["endTime"]))
+        )
+        table = [line.split(",") for line in mirror.to_csv(rows, "1h").decode().splitlines()]
+        body = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in table]
+        return 200, {}, __import__("json").dumps(body).encode()
+
+    report = served(market, rest)
+    assert btc(report).holes == []
+    assert any("used 29 days of REST" in n for n in btc(report).notes)
+    assert check_store(market, report).height == 91 * 24
+
+
+def shuffled(csv):
+    rows = lines(csv)
+    return b"".join(rows[10:] + rows[:10])
+
+
+def microseconds(csv, upto):
+    rows = [line.split(b",") for line in lines(csv)]
+    for cells in rows[:upto]:
+        cells[0], cells[6] = cells[0] + b"000", cells[6] + b"999"
+    return b"".join(b",".join(cells) for cells in rows)
+
+
+HEADER = b"open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,ignore\n"
+
+
+@pytest.mark.parametrize(
+    "csv",
+    [
+        HEADER + GOOD,
+        b"\xef\xbb\xbf" + GOOD,
+        b"\xef\xbb\xbf" + HEADER + GOOD,
+        GOOD[:-1],
+        GOOD.replace(b"\n", b"\r\n"),
+        shuffled(GOOD),
+        microseconds(GOOD, 100),
+        microseconds(GOOD, 10**6),
+        GOOD + lines(GOOD)[3],
+    ],
+    ids=[
+        "header",
+        "bom",
+        "bom and header",
+        "no last newline",
+        "crlf",
+        "shuffled",
+        "ms and us",
+        "us",
+        "duplicate",
+    ],
+)
+def test_odd_forms_are_normalised_without_losing_a_row(market, csv):
+    put(market / "mirror", MONTH, csv)
+    report = served(market)
+    assert report.exit == 0
+    assert check_store(market, report).height == 91 * 24
+
+
+def test_identical_duplicates_are_counted(market):
+    put(market / "mirror", MONTH, GOOD + lines(GOOD)[3] + lines(GOOD)[4])
+    assert btc(served(market)).duplicates == 2
+
+
+def test_of_conflicting_duplicates_none_is_believed_until_a_daily_file_decides(market):
+    conflicting = edit(GOOD, 30, 8, b"7")
+    put(market / "mirror", MONTH, GOOD + lines(conflicting)[30])
+    report = served(market)
+    assert [(h["bars"], h["cause"]) for h in btc(report).holes] == [(1, "conflicting candles")]
+    assert report.exit == 3
+    check_store(market, report)
+    put(market / "mirror", BTC.file("2024-02-02"))
+    put(market / "mirror", MONTH, GOOD + lines(conflicting)[30] + lines(GOOD)[3])  # published again
+    report = served(market)
+    assert btc(report).holes == []
+    assert check_store(market, report).height == 91 * 24
+
+
+def test_a_short_month_is_partial_and_daily_files_repair_it(market):
+    put(market / "mirror", MONTH, b"".join(lines(GOOD)[:168]))
+    report = served(market)
+    assert report.exit == 3
+    assert btc(report).holes == [
+        {
+            "from": "2024-02-08T00:00:00Z",
+            "to": "2024-03-01T00:00:00Z",
+            "bars": 528,
+            "cause": "confirmed absent",
+        }
+    ]
+    put(market / "mirror", MONTH, b"".join(lines(GOOD)[:169]))
+    for day in range(8, 30):
+        put(market / "mirror", BTC.file(f"2024-02-{day:02}"))
+    report = served(market)
+    assert btc(report).holes == []
+    assert report.exit == 0
+    check_store(market, report)
+
+
+def test_a_republished_file_replaces_its_part_and_reports_the_rows_changed(market):
+    served(market)
+    changed = edit(edit(GOOD, 3, 8, b"7"), 4, 8, b"7")
+    put(market / "mirror", MONTH, changed)
+    report = served(market)
+    assert btc(report).changed == 2
+    assert any("changed upstream, 2 rows" in n for n in report.notes)
+    got = read_klines(market / "home", "BTCUSDT", "1h").filter(pl.col("count") == 7)
+    assert got.height == 2
+
+
+def test_a_good_file_published_later_leaves_the_quarantine(market):
+    put(market / "mirror", MONTH, BAD_CONTENTS["NaN"][0])
+    served(market)
+    put(market / "mirror", MONTH)
+    report = served(market)
+    assert report.exit == 0
+    assert not [p for p in (market / "home/quarantine").rglob("*") if p.is_file()]
+    check_store(market, report)
+
+
+def test_nothing_new_means_listings_only_and_no_write(market):
+    first = served(market)
+    before = stored(market / "home")
+    stamps = {p: p.stat().st_mtime_ns for p in (market / "home").rglob("*") if p.is_file()}
+    hook = Misbehaving("nothing", "500")
+    again = served(market, hook)
+    assert again.series == first.series
+    assert all(name.startswith("data/") and name.endswith("/1h/") for name in hook.asked)
+    assert stored(market / "home") == before
+    assert {p: p.stat().st_mtime_ns for p in (market / "home").rglob("*") if p.is_file()} == stamps
