@@ -88,8 +88,8 @@ def _gpu(index: int) -> dict[str, Any]:
         "name": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
         "multiprocessors": properties.multi_processor_count,
-        "memory_total_mb": total / 1e6,
-        "memory_free_mb": free / 1e6,
+        "memory_total_mb": total / 2**20,
+        "memory_free_mb": free / 2**20,
     }
 
 

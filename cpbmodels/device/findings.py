@@ -94,4 +94,4 @@ def gpu_memory() -> dict[int, float]:
     """Free memory of each visible GPU in MB."""
     if not torch.cuda.is_available():
         return {}
-    return {i: torch.cuda.mem_get_info(i)[0] / 1e6 for i in range(torch.cuda.device_count())}
+    return {i: torch.cuda.mem_get_info(i)[0] / 2**20 for i in range(torch.cuda.device_count())}

@@ -115,8 +115,8 @@ def cpu() -> Cpu:
         torch_threads=torch.get_num_threads(),
         capability=torch.backends.cpu.get_cpu_capability(),
         flags=tuple(f for f in interesting if f in flags),
-        memory_total_mb=int(memory.get("MemTotal", 0)) * 1024 / 1e6,
-        memory_free_mb=int(memory.get("MemAvailable", 0)) * 1024 / 1e6,
+        memory_total_mb=int(memory.get("MemTotal", 0)) * 1024 / 2**20,
+        memory_free_mb=int(memory.get("MemAvailable", 0)) * 1024 / 2**20,
     )
 
 

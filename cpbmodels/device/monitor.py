@@ -17,7 +17,7 @@ import torch
 
 from cpbmodels.device.nvml import GpuCounters, GpuState
 
-MB = 1e6
+MB = 2**20  # as nvidia-smi counts
 LOW_UTILISATION = 20.0  # percent; below it the device mostly waits
 ENOUGH_SAMPLES = 10  # a mean over fewer says nothing about a run
 

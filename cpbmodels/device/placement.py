@@ -116,7 +116,7 @@ def lstm_truth(device: torch.device) -> dict[str, Any]:
         "kernels": dict(list(seen.kernels.items())[:8]),
         "recurrent_kernels": [name for name in seen.kernels if is_recurrent(name)],
         "cpu_ops": list(seen.cpu_ops),
-        "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / 1e6 if gpu else 0.0,
+        "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / 2**20 if gpu else 0.0,
         "explanation": LSTM_EXPLANATION if gpu and ran else "",
     }
 

@@ -73,4 +73,4 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _gb(megabytes: float) -> str:
-    return f"{megabytes / 1e3:.1f} GB"
+    return f"{megabytes / 1024:.1f} GiB"

@@ -1,13 +1,116 @@
-"""One training step of every architecture at its seed size: where it runs, how long it takes, what it holds.
+"""One training step of every architecture at its seed size: where it runs, how long it takes, what it holds."""
 
-A step is measured as the difference between a long and a short training of the same fleet, so that set-up,
-warm-up, graph capture and validation cancel out.
-"""
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
-SEED_PRESETS = {
-    "transformer": "seed-transformer",
-    "gru": "seed-gru",
-    "classifier-gru": "seed-gru",
-    "lstm": "seed-lstm",
-    "lstm-manual": "seed-lstm",
-}
+import numpy as np
+import torch
+
+from cpbmodels.bank import Bank, make_task
+from cpbmodels.device.placement import OpLog
+from cpbmodels.device.probe import seconds
+from cpbmodels.errors import ModelError
+from cpbmodels.fleet import Fleet
+from cpbmodels.net import Net
+from cpbmodels.presets import SEED_ARCHITECTURES, Preset, architectures, preset
+from cpbmodels.series import Series
+from cpbmodels.training import Job, compute_dtype, make_fleet
+
+
+@dataclass(frozen=True)
+class FleetStep:
+    """A fleet with one batch for each member; calling it takes one optimizer step."""
+
+    fleet: Fleet
+    bank: Bank
+    origins: torch.Tensor
+    weight: torch.Tensor
+
+    def __call__(self) -> None:
+        """One step; adds each member's loss to `fleet.loss_sum`."""
+        self.fleet.step(self.bank, self.origins, self.weight, self.fleet.net.options.lr)
+
+
+def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
+    """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement."""
+    return {name: time_one(name, device) for name in architectures()}
+
+
+def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
+    """Time one step of a full fleet on a GPU, of one member on a CPU."""
+    members = 40 if device.type == "cuda" else 1
+    options = size_of(architecture)
+    step = fleet_step(architecture, options, members, device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    spent = seconds(step, device, repeats=3 if device.type == "cuda" else 1)
+    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
+    return {
+        "members": members,
+        "batch": options.batch_size,
+        "step_ms": spent * 1e3,
+        "windows_per_s": members * options.batch_size / spent,
+        "gpu_mem_peak_mb": gpu,
+        "placement": placement_of(step, device),
+    }
+
+
+def size_of(architecture: str) -> Preset:
+    """The seed preset that belongs to an architecture, or else its default."""
+    name = next((p for p, owners in SEED_ARCHITECTURES.items() if architecture in owners), "default")
+    return preset(name, architecture)
+
+
+def placement_of(step: Callable[[], object], device: torch.device) -> str:
+    """ "all on cuda:0", or which ops of a step left the device."""
+    with OpLog() as log:
+        step()
+    if device.type == "cpu" or not log.on_cpu:
+        return f"all on {device}"
+    return f"on the CPU: {', '.join(log.on_cpu)}"
+
+
+def fleet_step(
+    architecture: str,
+    options: Preset,
+    members: int,
+    device: torch.device,
+    compute: torch.dtype | None = None,
+    rows: int = 900,
+) -> "FleetStep":
+    """One optimizer step of a fresh fleet, on the same windows every time, to be called and timed.
+
+    `compute` is the dtype of the products, by default what a training would choose. ModelError where `rows`
+    candles do not give one batch.
+    """
+    series = [walk(rows, seed, options) for seed in range(members)]
+    options = replace(options, steps_per_epoch=1)
+    kind = compute or compute_dtype(options, architecture, device, torch.float32)
+    job = Job(series, architecture, options, device, torch.float32, kind, None, False, None, None)
+    bank = Bank.build(series, options, device, torch.float32)
+    tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
+    fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks, 0)
+    if min(len(task.train) for task in tasks) < options.batch_size:
+        raise ModelError(f"{rows} rows give less than one batch of {options.batch_size} windows.")
+    origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
+    weight = torch.ones(origins.shape, device=device)
+    return FleetStep(fleet, bank, origins, weight)
+
+
+def walk(rows: int, seed: int, options: Preset) -> Series:
+    """Random-walk candles; columns that candles alone do not give are noise, calendar codes count hours."""
+    draw = np.random.default_rng(seed)
+    close = 100 * np.exp(np.cumsum(draw.normal(0, 0.01, rows)))
+    opened = np.concatenate([[100.0], close[:-1]])
+    wick = 1 + np.abs(draw.normal(0, 0.003, (2, rows)))
+    high, low = np.maximum(opened, close) * wick[0], np.minimum(opened, close) / wick[1]
+    prices = np.stack([opened, high, low, close], axis=1)
+    plain = Series.from_ohlc(prices, symbol=f"WALK{seed}", timeframe="1h")
+    wanted = (*options.features, *((options.calendar,) if options.calendar else ()))
+    added = tuple(dict.fromkeys(name for name in wanted if name not in plain.names))
+    extra = [np.arange(rows) % 168.0 if n == options.calendar else draw.normal(0, 1, rows) for n in added]
+    if not added:
+        return plain
+    features = np.column_stack([plain.features, *extra])
+    return replace(plain, features=features, names=(*plain.names, *added))

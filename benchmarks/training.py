@@ -1,0 +1,263 @@
+"""How fast and how large training is: the fleet against the usual way (benchmarks/naive.py) and a peer.
+
+    python -m benchmarks.training                      # all parts
+    python -m benchmarks.training --only proxy --json  # {"proxy": {"transformer": …, "gru": …, "lstm": …}}
+
+Sizes, windows and batch sizes are those of the seed presets unless a part says otherwise; `--rows`,
+`--members`, `--epochs` and `--repeats` trade time for steadiness.
+"""
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import _peer, naive
+from benchmarks._fleet import fleet_step, train
+from benchmarks._isolated import isolated, peak_mb
+from benchmarks._paired import main, paired
+from benchmarks._walks import walk, walks
+from cpbmodels.device.placement import OpLog
+
+SEEDS = ("transformer", "gru", "lstm")
+TINY = {"hidden_dim": 8, "n_heads": 2, "ff_dim": 32, "batch_size": 2}
+RAMP = (1, 8, 40, 160, 800)
+VIEWS = (
+    "view",
+    "transpose",
+    "permute",
+    "expand",
+    "slice",
+    "select",
+    "split",
+    "unbind",
+    "unsqueeze",
+    "squeeze",
+)
+VIEWS += ("detach", "alias", "_unsafe_view", "as_strided", "t", "chunk", "_reshape_alias", "split_with_sizes")
+
+
+def cpu(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Wall time of the same epochs over the same windows: naive, model after model, against train_fleet."""
+    out = {}
+    for architecture in SEEDS:
+        series = walks(args.members, args.rows)
+        pairs = paired(
+            lambda a=architecture, s=series: naive.train_naive(s, a, epochs=args.epochs),
+            lambda a=architecture, s=series: train(s, a, epochs=args.epochs, workers=_cores()),
+            repeats=args.repeats,
+            warm_up=False,
+        )
+        windows = sum(len(s.origins("train", 30, 10)) for s in series) * args.epochs
+        rate = windows / statistics.median(pairs.fast)
+        out[architecture] = pairs.as_dict() | {"members": args.members, "fleet_windows_per_s": rate}
+    return out
+
+
+def neuralforecast(args: argparse.Namespace) -> dict[str, Any]:
+    """Windows per CPU-second, one thread: the marginal cost of a step, start-up taken out on both sides."""
+    if reason := _peer.missing():
+        return {"skipped": reason}
+    torch.set_num_threads(1)
+    out, frame = {}, _peer.frame(5000)
+    for architecture in SEEDS:
+        batch, members = naive.RECIPES[architecture].batch, 8
+        step = fleet_step(architecture, members, compute=_compute())
+        ours, theirs = [], []
+        step()
+        for _ in range(args.repeats):
+            theirs.append(batch / _marginal(lambda n, a=architecture: _peer.fit(a, n, frame)))
+            ours.append(batch * members / _marginal(lambda n, s=step: [s() for _ in range(n)]))
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        rates = {"fleet": statistics.median(ours), "neuralforecast": statistics.median(theirs)}
+        out[architecture] = {"ratio": ratio, **rates, "unit": "windows/CPU-s"}
+    return out
+
+
+def _marginal(run: Callable[[int], object], few: int = 3, many: int = 9) -> float:
+    """CPU seconds per step: a long run minus a short one."""
+    spent = []
+    for count in (few, many):
+        start = time.process_time()
+        run(count)
+        spent.append(time.process_time() - start)
+    return (spent[1] - spent[0]) / (many - few)
+
+
+def proxy(args: argparse.Namespace) -> dict[str, float]:
+    """Overhead alone, as on a GPU: 40 members of width 8, batch 2; one fleet step against 40 naive steps."""
+    torch.set_num_threads(1)
+    out = {}
+    for architecture in SEEDS:
+        step = fleet_step(architecture, 40, **_only_known(architecture))
+        pairs = paired(_naive_steps(architecture, 40), step, repeats=max(args.repeats, 9))
+        out[architecture] = round(pairs.ratio, 1)
+    return out
+
+
+def _only_known(architecture: str) -> dict[str, Any]:
+    return TINY if architecture == "transformer" else {k: v for k, v in TINY.items() if k != "ff_dim"}
+
+
+def _naive_steps(architecture: str, steps: int) -> Callable[[], None]:
+    """`steps` steps of the usual loop, its DataLoader included."""
+    seed = naive.RECIPES[architecture]
+    recipe = naive.Recipe(8, seed.layers, 2, 2, seed.dropout, seed.weight_decay, seed.adamw)
+    model = naive.build(architecture, recipe)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    x, y = naive.windows(walk(400, seed=0), "train")
+    count = steps * recipe.batch
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(x[:count], y[:count]), batch_size=recipe.batch, shuffle=True
+    )
+
+    def run() -> None:
+        for own_x, own_y in loader:
+            naive.train_batch(model, optimizer, own_x.to("cpu"), own_y.to("cpu"))
+
+    return run
+
+
+def ops(args: argparse.Namespace) -> dict[str, dict[str, int]]:
+    """Dispatched ops of one fleet step of 40 (views launch nothing), and host syncs that grow with the steps."""
+    out = {}
+    for architecture in SEEDS:
+        step = fleet_step(architecture, 40, **_only_known(architecture))
+        step()
+        with OpLog() as log:
+            step()
+        kernels = sum(n for name, n in log.counts.items() if name.split(".")[1] not in VIEWS)
+        total = sum(log.counts.values())
+        out[architecture] = {
+            "ops": kernels,
+            "with_views": total,
+            "host_syncs_in_an_epoch": _syncs(architecture),
+        }
+    return out
+
+
+def _syncs(architecture: str) -> int:
+    """Syncs of an epoch of 12 steps beyond those of an epoch of 4: what a step costs, not what an epoch ends with."""
+    counts = []
+    for steps in (4, 12):
+        with OpLog() as log:
+            train(walks(2, 400), architecture, epochs=1, steps_per_epoch=steps, **_only_known(architecture))
+        counts.append(log.syncs)
+    return counts[1] - counts[0]
+
+
+def ramp(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Time per member-step and memory as the fleet grows, each size in a process of its own."""
+    sizes = [n for n in RAMP if n <= args.largest]
+    return {f"{n} members": isolated(ramp_one, n, args.ramp_architecture) for n in sizes}
+
+
+def ramp_one(members: int, architecture: str) -> dict[str, float]:
+    """Train `members` small members for 10 and for 40 steps; the difference is the steps alone."""
+    torch.set_num_threads(1)
+    series = walks(members, 400)
+    small = {"hidden_dim": 32, "batch_size": 32, "max_validation_windows": 32}
+    before, spent = peak_mb(), []
+    for steps in (10, 40):
+        start = time.process_time()
+        train(series, architecture, epochs=1, steps_per_epoch=steps, **small)
+        spent.append(time.process_time() - start)
+    each = (spent[1] - spent[0]) / (30 * members)
+    grown = peak_mb() - before
+    return {"us_per_member_step": each * 1e6, "rss_grown_mb": grown, "mb_per_member": grown / members}
+
+
+def forecast(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Forecasts of all 40 members from loaded folders, in ms: one call for all."""
+    return {a: isolated(forecast_one, a, args.repeats) for a in SEEDS}
+
+
+def forecast_one(architecture: str, repeats: int) -> dict[str, float]:
+    """Save and load 40 members of the seed size, then forecast from each one's newest candle."""
+    from cpbmodels import forecast_all, load
+
+    series = walks(40, 400)
+    quick = {"steps_per_epoch": 1, "max_validation_windows": 32}
+    trained = train(series, architecture, epochs=1, **quick)
+    with tempfile.TemporaryDirectory() as folder:
+        for k, member in enumerate(trained):
+            member.save(Path(folder) / str(k))
+        members = [load(Path(folder) / str(k)) for k in range(40)]
+    pairs = paired(
+        lambda: [m.forecast(s) for m, s in zip(members, series, strict=True)],
+        lambda: forecast_all(members, series),
+        repeats=max(repeats, 5),
+    )
+    return {
+        "all_at_once_ms": statistics.median(pairs.fast) * 1e3,
+        "one_by_one_ms": statistics.median(pairs.slow) * 1e3,
+    }
+
+
+def memory(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Memory beyond the flat candle tensor and weights + optimizer state, 40 members x `--memory-rows` rows."""
+    return {a: isolated(memory_one, a, args.memory_rows) for a in args.memory_architectures.split(",")}
+
+
+def memory_one(architecture: str, rows: int) -> dict[str, float]:
+    """Peak RSS of two training steps, what must be there, and the rest: activations of one batch."""
+    torch.set_num_threads(1)
+    series = walks(40, rows)
+    columns = len(naive.COLUMNS)
+    candles = 40 * rows * (columns + 1) * 4 / 1e6
+    before = peak_mb()
+    members = train(
+        series, architecture, epochs=1, steps_per_epoch=2, max_validation_windows=64, max_train_rows=0
+    )
+    grown = peak_mb() - before
+    weights = (
+        sum(m.rows.numel() for m in members) * 4 * 5 / 1e6
+    )  # weights, gradient, two moments, best snapshot
+    return {
+        "grown_mb": grown,
+        "candles_mb": candles,
+        "weights_and_state_mb": weights,
+        "beyond_mb": grown - candles - weights,
+    }
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _compute() -> torch.dtype:
+    from cpbmodels.device import host
+
+    return torch.bfloat16 if host.cpu().fast_bf16 else torch.float32
+
+
+PARTS: Mapping[str, Callable[[argparse.Namespace], Mapping[str, Any]]] = {
+    "cpu": cpu,
+    "neuralforecast": neuralforecast,
+    "proxy": proxy,
+    "ops": ops,
+    "ramp": ramp,
+    "forecast": forecast,
+    "memory": memory,
+}
+
+
+def _options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--members", type=int, default=8, help="models trained in the part cpu")
+    parser.add_argument("--rows", type=int, default=1000, help="candles per model in the part cpu")
+    parser.add_argument("--epochs", type=int, default=1, help="epochs in the part cpu")
+    parser.add_argument("--repeats", type=int, default=3, help="pairs per measurement")
+    parser.add_argument("--largest", type=int, default=800, help="largest fleet of the part ramp")
+    parser.add_argument("--ramp-architecture", default="gru", choices=SEEDS)
+    parser.add_argument("--memory-rows", type=int, default=300_000)
+    parser.add_argument("--memory-architectures", default="gru", help="as in transformer,gru,lstm")
+
+
+if __name__ == "__main__":
+    main("training", PARTS, options=_options)

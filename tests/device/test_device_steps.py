@@ -1,0 +1,40 @@
+import pytest
+import torch
+
+from cpbmodels.device import steps
+from cpbmodels.errors import ModelError
+from cpbmodels.presets import architectures, preset
+
+CPU = torch.device("cpu")
+TINY = {"hidden_dim": 8, "n_heads": 2, "batch_size": 4, "dropout": 0.0}
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_a_step_of_every_architecture_runs_and_learns(architecture):
+    options = preset("default", architecture, **TINY)
+    step = steps.fleet_step(architecture, options, 2, CPU, rows=400)
+    losses = []
+    for _ in range(30):
+        step.fleet.loss_sum.zero_()
+        step()
+        losses.append(step.fleet.loss_sum.sum().item())
+    assert losses[-1] < losses[0]
+    assert steps.placement_of(step, CPU) == "all on cpu"
+
+
+def test_timing_names_what_was_timed(monkeypatch):
+    monkeypatch.setattr(steps, "size_of", lambda name: preset("default", name, **TINY))
+    row = steps.time_one("gru", CPU)
+    assert row["members"] == 1
+    assert row["batch"] == 4
+    assert row["windows_per_s"] == pytest.approx(4 / (row["step_ms"] / 1e3))
+
+
+def test_a_seed_architecture_is_timed_at_its_seed_size():
+    assert steps.size_of("lstm").hidden_dim == 256
+    assert steps.size_of("har") == preset("default", "har")
+
+
+def test_too_little_history_for_a_batch_is_one_sentence():
+    with pytest.raises(ModelError, match="less than one batch"):
+        steps.fleet_step("gru", preset("seed-gru", "gru", batch_size=5000), 1, CPU)
