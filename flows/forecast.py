@@ -4,7 +4,6 @@ from typing import Any
 
 from prefect import flow
 from prefect.states import Completed, State
-from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.runner import Runner, ThroughPrefect
 from flows.train_all import Say
@@ -28,7 +27,7 @@ def run_forecast(scope: Scope, steps: Runner, say: Say = print, tail: bool = Fal
     return {"rows": issued.rows, "series": issued.series, "scored": scored, "failed": problems, "exit": code}
 
 
-@flow(name="forecast", task_runner=ThreadPoolTaskRunner(max_workers=2))
+@flow(name="forecast")
 def forecast_flow(
     coins: str = "all",
     timeframes: str = "15m,1h",

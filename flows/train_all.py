@@ -220,7 +220,10 @@ def _tags(config: TrainConfig) -> dict[str, str]:
     return {"preset": config.preset, "as_of": as_of.isoformat() if as_of else "newest"}
 
 
-@flow(name="train-all", task_runner=ThreadPoolTaskRunner(max_workers=4))
+_THREADS: Any = ThreadPoolTaskRunner(max_workers=4)  # as many fleets side by side as there are slots, up to 4
+
+
+@flow(name="train-all", task_runner=_THREADS)
 def train_all(
     coins: str = "all",
     timeframes: str = "15m,1h",
@@ -253,7 +256,8 @@ def train_all(
 def in_prefect(config: TrainConfig, tail: bool) -> Summary:
     """Run the same job as a Prefect flow run on the server in use."""
     scope = config.scope
-    result = train_all(
+    # Called directly, a flow gives the data of the state that it returned.
+    result: Any = train_all(
         coins=",".join(scope.symbols),
         timeframes=",".join(scope.timeframes),
         architectures=",".join(config.architectures),

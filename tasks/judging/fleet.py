@@ -1,23 +1,28 @@
 """Judges a trained fleet: every member's forecasts against the reference on the same rows, written beside it.
 
-Each member's folder gains `score.npz` (losses per origin, for pooling), and its `model` folder `metrics.json`,
+Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
 `forecast.png` and `loss.png`, and the metrics in `config.json`. A score that is there
 already is read, not computed again.
 """
 
+import hashlib
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from cpbmodels.member import load
+from cpbmodels.prediction import predict
 from cpbmodels.series import Series
 from tasks.files import read_json, write_json
 from tasks.judging.baselines import realised, reference
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pictures import forecast_png, loss_png
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
+from tasks.judging.scores import pinball
 from tasks.signals.store import load_series
 from tasks.training.job import Job, JobMember
 
@@ -44,11 +49,11 @@ def judge_fleet(folder: Path) -> FleetScore:
 
 
 def _judge(folder: Path, job: Job, spec: JobMember) -> MemberScore:
-    kept = folder / "score.npz"
+    kept = folder / f"score-{code_digest()}.npz"
     if kept.exists():
         return MemberScore.from_npz(kept)
     series = load_series(spec.features, job.bounds[spec.timeframe], spec.symbol)
-    test, validation = _forecasts(folder, "test"), _forecasts(folder, "validation")
+    test, validation = (_forecasts(folder, series, split) for split in ("test", "validation"))
     score = judge_member(
         series, test, _reference(series, test), architecture=job.architecture, seed=spec.seed
     )
@@ -58,10 +63,26 @@ def _judge(folder: Path, job: Job, spec: JobMember) -> MemberScore:
     forecast_png(folder / "model" / "forecast.png", series, test)
     loss_png(folder / "model" / "loss.png", trained["history"])
     score.to_npz(kept)
+    for split in ("test", "validation"):  # 4 MB a member, and the model can make them again
+        (folder / f"{split}.npz").unlink(missing_ok=True)
     return score
 
 
-def _forecasts(folder: Path, split: str) -> Any:
+@cache
+def code_digest() -> str:
+    """Return a digest of the sources that decide a score: a stored one of other code is not used."""
+    digest = hashlib.sha256()
+    for name in ("scores", "baselines", "inference", "member", "fleet"):
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _forecasts(folder: Path, series: Series, split: str) -> Any:
+    """Return a split's forecasts as the worker left them, or made again by the model."""
+    if not (folder / f"{split}.npz").exists():
+        member = load(folder / "model")
+        origins = series.origins(split, member.context, member.horizon)
+        return predict([member], [series], [origins])[0]
     with np.load(folder / f"{split}.npz") as kept:
         return SimpleNamespace(
             origins=kept["origins"], quantiles=kept["quantiles"].astype(np.float64), candle=kept["candle"]
@@ -74,8 +95,6 @@ def _reference(series: Series, forecasts: Any) -> Any:
 
 
 def _crps_ratio(series: Series, forecasts: Any) -> float:
-    from tasks.judging.scores import pinball
-
     truth = realised(series, forecasts.origins, forecasts.quantiles.shape[1])
     own = pinball(forecasts.quantiles, truth).mean()
     return float(own / pinball(_reference(series, forecasts), truth).mean())

@@ -106,7 +106,7 @@ def _failure(job: Job, member: JobMember, error: Exception) -> Failure:
 def _seeds(job: Job, loaded: Loaded) -> list[int]:
     if not job.universal:
         return [member.seed for member, _ in loaded]
-    first = {}
+    first: dict[str, int] = {}
     for member, _ in loaded:
         first.setdefault(member.timeframe, member.seed)
     return list(first.values())
