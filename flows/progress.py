@@ -29,7 +29,7 @@ def training_bars() -> Iterator[Progress | None]:
             name = record["architecture"]
             if name not in rows:
                 rows[name] = bars.add_task(name, total=record["epochs"], note="")
-            bars.update(rows[name], completed=record["epoch"] + 1, note=_note(record))
+            bars.update(rows[name], completed=record["epoch"], note=_note(record))
 
         yield show
 

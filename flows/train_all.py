@@ -220,7 +220,7 @@ def _tags(config: TrainConfig) -> dict[str, str]:
     return {"preset": config.preset, "as_of": as_of.isoformat() if as_of else "newest"}
 
 
-_THREADS: Any = ThreadPoolTaskRunner(max_workers=4)  # as many fleets side by side as there are slots, up to 4
+_THREADS: Any = ThreadPoolTaskRunner(max_workers=16)  # they wait for a device slot in `tasks.training.launch`
 
 
 @flow(name="train-all", task_runner=_THREADS)

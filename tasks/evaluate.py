@@ -66,11 +66,11 @@ def _record(config: TrainConfig, job: Job, fleet: FleetRecord, name: str, score:
         preset=job.preset,
         data_digest=spec.digest,
         as_of=_as_of(config),
-        config={k: v for k, v in model.items() if k != "metrics"} | {"seed": spec.seed},
+        config={k: v for k, v in model.items() if k not in ("metrics", "history", "report")},
         history=trained["history"],
         metrics=measured | judged.metrics,
         folder=folder / "model",
-        dataset=Dataset(name, spec.digest, str(spec.features), int(judged.metrics["test_n"])),
+        dataset=Dataset(name, spec.digest, str(spec.features), spec.rows),
         tags={"verdict": judged.verdict},
     )
 

@@ -27,6 +27,7 @@ class JobMember(BaseModel):
     timeframe: str
     features: Path
     digest: str
+    rows: int
     seed: int
 
     @property
@@ -107,6 +108,7 @@ def plan_job(
             timeframe=r.timeframe,
             features=r.path,
             digest=r.digest,
+            rows=r.rows,
             seed=member_seed(config.seed, architecture, r.symbol, r.timeframe),
         )
         for r in records

@@ -11,10 +11,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +67,25 @@ def plan_slots(device: str, fleets: int) -> Slots:
     return Slots((), workers, max(1, cores // workers))
 
 
+@cache
+def _cpu_slots(workers: int) -> threading.Semaphore:
+    return threading.Semaphore(workers)
+
+
 @contextmanager
-def gpu_slot(gpus: tuple[int, ...], poll_s: float = 0.5) -> Iterator[int | None]:
-    """Yield the index of a free GPU, waiting for one; None where there is no GPU."""
-    if not gpus:
-        yield None
-        return
+def slot(slots: Slots) -> Iterator[int | None]:
+    """Yield a free GPU's index, or None for one of this process's CPU slots; waits until one is free."""
+    if slots.gpus:
+        with gpu_slot(slots.gpus) as gpu:
+            yield gpu
+    else:
+        with _cpu_slots(slots.workers):
+            yield None
+
+
+@contextmanager
+def gpu_slot(gpus: tuple[int, ...], poll_s: float = 0.5) -> Iterator[int]:
+    """Yield the index of a free GPU, waiting for one."""
     while True:
         for gpu in gpus:
             with (Path(tempfile.gettempdir()) / f"cpb-gpu-{gpu}.lock").open("a") as lock:
@@ -93,7 +108,7 @@ def launch(
     """
     if (folder / "done.json").exists():
         return
-    with gpu_slot(slots.gpus) as gpu:
+    with slot(slots) as gpu:
         env = (
             os.environ | _MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
         )

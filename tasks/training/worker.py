@@ -146,7 +146,7 @@ def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodel
     }
     for i, ((spec, series), member) in enumerate(zip(loaded, members, strict=True)):
         target = draft / spec.name
-        member.save(target / "model", extra=_extra(job, spec, series))
+        member.save(target / "model", extra=_extra(job, spec, series, member))
         write_json(target / "history.json", {"history": member.history, "report": member.report})
         for split, outputs in predictions.items():
             np.savez(
@@ -157,10 +157,12 @@ def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodel
             )
 
 
-def _extra(job: Job, spec: JobMember, series: cpbmodels.Series) -> dict[str, Any]:
+def _extra(job: Job, spec: JobMember, series: cpbmodels.Series, member: cpbmodels.Member) -> dict[str, Any]:
     times = series.times
     assert times is not None
     first, stop = series.spans["train"]
+    if most := member.options.max_train_rows:
+        first = max(first, stop - most)
     return {
         "symbol": spec.symbol,
         "timeframe": spec.timeframe,
