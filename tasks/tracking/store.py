@@ -89,12 +89,13 @@ def _connect(uri: str, database: Path | None) -> Store:
     _quiet()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
+    from sqlalchemy.exc import SQLAlchemyError
 
     try:
         with _exclusive(_lock_file(uri, database)):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             return Store(uri, client, _experiment(client, database))
-    except (MlflowException, sqlite3.Error) as error:
+    except (MlflowException, SQLAlchemyError) as error:
         reason = str(error).splitlines()[0].replace(uri, public_uri(uri))
         raise CpbError(
             f"the MLflow store {public_uri(uri)} cannot be opened ({reason}); "

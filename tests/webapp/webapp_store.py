@@ -11,13 +11,26 @@ from schemas.universe import INTERVAL_SECONDS
 from tasks.judging.forecast_store import append, forecast_rows
 from tasks.judging.ledger import score_due
 from tasks.market.store import read_klines
-from tasks.tracking import MemberRecord, finish, log_members, log_metrics, register_champion, start_fleet, start_parent
+from tasks.tracking import (
+    MemberRecord,
+    finish,
+    log_members,
+    log_metrics,
+    register_champion,
+    start_fleet,
+    start_parent,
+)
 
 START = datetime(2025, 5, 28, tzinfo=UTC)
 NORMAL = np.array(
     [-1.645, -1.282, -1.036, -0.842, -0.674, -0.524, -0.385, -0.253, -0.126, 0,
      0.126, 0.253, 0.385, 0.524, 0.674, 0.842, 1.036, 1.282, 1.645]
 )  # fmt: skip
+
+
+VERDICT = (
+    "better than the random walk with EWMA volatility (CRPS ratio 0.981 [0.971, 0.991], p<0.001, n=2000)"
+)
 
 
 def write_candles(home, symbol, timeframe, rows=300, price=108_000.0, seed=0, sigma=0.004):
@@ -79,16 +92,16 @@ def track(folder, pairs):
                                        f"pooled_crps_ratio_{timeframe}_high": ratio + 0.01})  # fmt: skip
         finish(fleet.run_id)
         if architecture == "har":
-            verdict = "better than the random walk with EWMA volatility (CRPS ratio 0.981 [0.971, 0.991], p<0.001, n=2000)"
             for (symbol, timeframe), run_id in zip(pairs, ids, strict=True):
-                tags = {"architecture": architecture, "verdict": verdict}
+                tags = {"architecture": architecture, "verdict": VERDICT}
                 register_champion(symbol, timeframe, run_id, reason="lowest ratio", tags=tags)
     finish(flow.run_id)
 
 
 def _record(architecture, symbol, timeframe, ratio, folder):
     metrics = {"test_crps_ratio": ratio, "test_mae_ratio": 1.0, "test_directional_accuracy": 0.503,
-               "test_coverage_80": 0.797, "test_crps_ratio_low": ratio - 0.01, "test_crps_ratio_high": ratio + 0.01}  # fmt: skip
+               "test_coverage_80": 0.797,
+               "test_crps_ratio_low": ratio - 0.01, "test_crps_ratio_high": ratio + 0.01}  # fmt: skip
     return MemberRecord(
         key=f"{architecture}/{symbol}/{timeframe}", architecture=architecture, symbol=symbol, timeframe=timeframe,
         device="cpu", preset="smoke", data_digest="d", as_of="newest", metrics=metrics, folder=folder,

@@ -54,10 +54,12 @@ function axes(svg, ticks, slots, { x, y, box, format }) {
   const step = slots.length > 1 ? slots.at(-1).at - slots.at(-2).at : 3600000;
   const daily = step >= 4 * 3600000;
   const every = Math.ceil((daily ? 80 : 60) / (x(1) - x(0)));
-  for (let i = slots.length - 1 - Math.floor(every / 2); i >= 0; i -= every) {
-    if (x(i) < box.left + 22) break;
+  let day = 0;
+  for (let i = Math.ceil(22 / (x(1) - x(0))); i < slots.length; i += every) {
+    const today = Math.floor(slots[i].at / 86400000); // a label on a new day shows the date
     const label = node("text", { class: "tick", x: x(i), y: box.bottom + 18, "text-anchor": "middle" }, svg);
-    label.textContent = clock(slots[i].at, daily);
+    label.textContent = clock(slots[i].at, daily || today !== day);
+    day = today;
   }
 }
 

@@ -89,7 +89,8 @@ async function show({ symbol, timeframe }) {
   if (state.chosen.symbol !== symbol || state.chosen.timeframe !== timeframe) return; // another was picked meanwhile
   state.shown = { forecast, candles: stored.candles };
   $("title").textContent = `${symbol} · ${timeframe} · ${priceFormat(forecast.last_close)(forecast.last_close)}`;
-  $("issued").textContent = `issued ${dayAndTime(forecast.issued_at)} UTC, ${age(forecast.issued_at)}`;
+  const over = Date.parse(until) < Date.now() ? "; all of it lies in the past, `cpb forecast` makes a new one" : "";
+  $("issued").textContent = `issued ${dayAndTime(forecast.issued_at)} UTC, ${age(forecast.issued_at)}${over}`;
   $("forecast").hidden = false;
   redraw();
   steps(forecast);
@@ -144,7 +145,7 @@ function rates({ summary }, forecast) {
     $("rates").replaceChildren();
     return;
   }
-  $("ledger-note").textContent = `${summary.scored} closes of ${summary.forecasts} forecasts in the last 90 days. A good model's ranges hold as many closes as they promise.`;
+  $("ledger-note").textContent = `${summary.scored} closes of ${summary.forecasts} forecasts in the last 90 days. A good model's ranges hold as many closes as they promise; neighbours overlap, so small differences mean little.`;
   const cards = [["50 % range", summary.coverage_50, 0.5], ["80 % range", summary.coverage_80, 0.8], ["90 % range", summary.coverage_90, 0.9],
     ["direction", summary.directional_accuracy, 0.5]];
   $("rates").replaceChildren(...cards.filter(([, value]) => value !== null).map((card) => rate(...card)));

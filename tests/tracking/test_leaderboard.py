@@ -1,0 +1,98 @@
+import pytest
+from test_runs import member
+
+from schemas.errors import CpbError
+from tasks.tracking import COLUMNS, finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
+
+
+def flow(key, ratios, shards=1, finished=True):
+    """One flow with a fleet (in shards) per architecture; `ratios` are its members' CRPS ratios on 1h."""
+    parent = start_parent(key, {})
+    for architecture, values in ratios.items():
+        for shard in range(shards):
+            fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}/{shard}")
+            records = [
+                member(key=f"{key}/{architecture}/{i}", symbol=f"C{i}USDT", architecture=architecture,
+                       metrics={"test_crps_ratio": v, "windows_per_s": 10.0 * (i + 1), "rss_peak_mb": 100.0 + i})
+                for i, v in enumerate(values) if i % shards == shard
+            ]  # fmt: skip
+            log_members(fleet.run_id, records)
+            log_metrics(fleet.run_id, {"train_seconds": 3.0})
+            finish(fleet.run_id)
+    if finished:
+        finish(parent.run_id)
+    return parent.run_id
+
+
+def test_best_first_with_each_coin_weighing_the_same(store):
+    flow("a", {"gru": [1.02, 1.0], "har": [0.97, 0.99]})
+
+    rows = leaderboard()
+
+    assert [r["architecture"] for r in rows] == ["har", "gru"]
+    assert rows[0]["crps_ratio"] == pytest.approx(0.98)
+    assert rows[0]["better_share"] == 1.0
+    assert rows[1]["better_share"] == 0.0
+    assert (rows[0]["members"], rows[0]["windows_per_s"], rows[0]["rss_peak_mb"]) == (2, 15.0, 101.0)
+    assert rows[0]["train_seconds"] == 3.0
+    assert list(rows[0]) == list(COLUMNS)
+
+
+def test_pooled_metrics_of_the_fleet_bring_the_interval(store):
+    parent = start_parent("k", {})
+    fleet = start_fleet(parent.run_id, "har", "har")
+    log_members(fleet.run_id, [member(architecture="har")])
+    pooled = {
+        "pooled_crps_ratio_1h": 0.975,
+        "pooled_crps_ratio_1h_low": 0.96,
+        "pooled_crps_ratio_1h_high": 0.99,
+    }
+    log_metrics(fleet.run_id, pooled | {"pooled_p_1h": 0.01})
+    finish(parent.run_id)
+
+    row = leaderboard()[0]
+
+    assert (row["crps_ratio"], row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]) == (
+        0.975,
+        0.96,
+        0.99,
+        0.01,
+    )
+
+
+def test_the_newest_finished_flow_is_shown_unless_one_is_named(store):
+    old = flow("old", {"har": [0.9]})
+    flow("new", {"gru": [1.1]})
+    flow("running", {"lstm": [1.0]}, finished=False)
+
+    assert [r["architecture"] for r in leaderboard()] == ["gru"]
+    assert [r["architecture"] for r in leaderboard(old)] == ["har"]
+
+
+def test_shards_of_one_architecture_are_one_row(store):
+    flow("s", {"gru": [0.9, 1.0, 1.1]}, shards=2)
+
+    (row,) = leaderboard()
+
+    assert row["members"] == 3
+    assert row["crps_ratio"] == pytest.approx(1.0)
+    assert row["rss_peak_mb"] == 102.0
+    assert row["train_seconds"] == 6.0
+
+
+def test_failed_members_are_counted_not_averaged(store):
+    parent = start_parent("k", {})
+    fleet = start_fleet(parent.run_id, "gru", "gru")
+    log_members(
+        fleet.run_id, [member(metrics={"test_crps_ratio": 1.01}), member(symbol="LUNAUSDT", reason="50 rows")]
+    )
+    finish(parent.run_id, "partial")
+
+    (row,) = leaderboard()
+
+    assert (row["members"], row["failed"], row["crps_ratio"]) == (1, 1, 1.01)
+
+
+def test_before_the_first_run_it_says_so(store):
+    with pytest.raises(CpbError, match="no finished training run"):
+        leaderboard()

@@ -1,0 +1,182 @@
+from dataclasses import replace
+
+import pytest
+
+from schemas.errors import CpbError
+from tasks.tracking import (
+    Dataset,
+    MemberRecord,
+    find_by_key,
+    finish,
+    log_member,
+    log_members,
+    start_fleet,
+    start_parent,
+)
+from tasks.tracking.runs import PARTIAL, search
+
+FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
+TAGS = {
+    "architecture",
+    "symbol",
+    "timeframe",
+    "fleet",
+    "device",
+    "preset",
+    "git_commit",
+    "data_digest",
+    "as_of",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    made = tmp_path / "model"
+    made.mkdir()
+    for name in FILES:
+        (made / name).write_bytes(name.encode())
+    return made
+
+
+def member(folder=None, symbol="BTCUSDT", **changes):
+    record = MemberRecord(
+        key=f"gru/{symbol}/1h",
+        architecture="gru",
+        symbol=symbol,
+        timeframe="1h",
+        device="cpu",
+        preset="smoke",
+        data_digest="abc",
+        as_of="2025-06-06",
+        config={"hidden": 128, "optimizer": {"name": "adam", "lr": 1e-3}, "features": ["r_open", "r_close"]},
+        history=[
+            {"epoch": e, "train_loss": 1 / (e + 1), "val_loss": 2 / (e + 1), "lr": 1e-3} for e in range(3)
+        ],
+        metrics={
+            "test_crps_ratio": 0.98,
+            "gpu_util_mean": None,
+            "windows_per_s": 100,
+            "test_rmse": float("nan"),
+        },
+        folder=folder,
+        dataset=Dataset(f"{symbol}-1h", "d" * 64, "features.parquet", 500, ("r_open",)),
+    )
+    return replace(record, **changes)
+
+
+def fleet_of(key="flow"):
+    flow = start_parent(key, {"seed": 1})
+    return start_fleet(flow.run_id, "gru", f"{key}/gru")
+
+
+def test_a_member_run_holds_the_contract(store, folder):
+    fleet = fleet_of()
+    run = store.client.get_run(log_member(fleet.run_id, member(folder)))
+
+    assert run.info.run_name == "gru/BTCUSDT/1h"
+    assert run.info.status == "FINISHED"
+    assert set(run.data.tags) >= TAGS
+    assert run.data.tags["mlflow.parentRunId"] == fleet.run_id
+    assert run.data.params == {
+        "hidden": "128", "optimizer.name": "adam", "optimizer.lr": "0.001", "features": '["r_open", "r_close"]',
+    }  # fmt: skip
+    assert run.data.metrics["test_crps_ratio"] == 0.98
+    assert {f.path for f in store.client.list_artifacts(run.info.run_id)} == set(FILES)
+    data = run.inputs.dataset_inputs[0].dataset
+    assert (data.name, data.digest) == ("BTCUSDT-1h", "d" * 36)
+
+
+def test_every_epoch_is_a_step(store):
+    run_id = log_member(fleet_of().run_id, member())
+
+    history = store.client.get_metric_history(run_id, "train_loss")
+
+    assert [(m.step, m.value) for m in history] == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
+
+
+def test_what_was_not_measured_is_no_metric(store):
+    metrics = store.client.get_run(log_member(fleet_of().run_id, member())).data.metrics
+
+    assert "gpu_util_mean" not in metrics
+    assert "test_rmse" not in metrics
+
+
+def test_more_than_mlflows_batch_limits(store):
+    history = [{"epoch": e, **{f"m{i}": float(e) for i in range(6)}} for e in range(400)]
+    config = {f"p{i}": i for i in range(250)} | {"long": "x" * 9000}
+    run_id = log_member(fleet_of().run_id, member(history=history, config=config))
+
+    run = store.client.get_run(run_id)
+    assert len(run.data.params) == 251
+    assert run.data.params["long"].endswith("… [9000 chars]")
+    assert len(store.client.get_metric_history(run_id, "m5")) == 400
+
+
+def test_a_failed_member_is_marked_with_its_reason(store):
+    run_id = log_member(fleet_of().run_id, member(reason="50 rows, 300 needed", history=[], metrics={}))
+
+    run = store.client.get_run(run_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["reason"] == "50 rows, 300 needed"
+
+
+def test_a_finished_member_is_reused(store):
+    fleet = fleet_of()
+    records = [member(), member(symbol="ETHUSDT")]
+    first = log_members(fleet.run_id, records)
+
+    assert log_members(fleet.run_id, records) == first
+    assert len(search(store, f"tags.`mlflow.parentRunId` = '{fleet.run_id}'")) == 2
+
+
+@pytest.mark.parametrize("left_behind", ["RUNNING", "FAILED"])
+def test_an_interrupted_member_is_made_anew(store, left_behind):
+    fleet = fleet_of()
+    old = log_member(fleet.run_id, member())
+    store.client.update_run(old, status=left_behind)  # as a kill leaves it
+
+    new = log_member(fleet.run_id, member())
+
+    assert new != old
+    assert [r.info.run_id for r in search(store, "tags.`cpb.key` = 'gru/BTCUSDT/1h'")] == [new]
+
+
+def test_find_by_key_returns_finished_runs_only(store):
+    fleet = fleet_of()
+    run_id = log_member(fleet.run_id, member())
+    assert find_by_key("gru/BTCUSDT/1h") == run_id
+
+    store.client.update_run(run_id, status="RUNNING")
+    assert find_by_key("gru/BTCUSDT/1h") is None
+    assert search(store, "tags.`cpb.key` = 'gru/BTCUSDT/1h'") == []
+
+
+def test_an_unfinished_flow_is_continued_and_a_complete_one_reported(store):
+    first = start_parent("key", {"seed": 1})
+    again = start_parent("key", {"seed": 1})
+    assert (again.run_id, again.finished) == (first.run_id, False)
+
+    finish(first.run_id, PARTIAL)
+    partial = start_parent("key", {"seed": 1})
+    assert (partial.run_id, partial.finished) == (first.run_id, False)
+
+    finish(first.run_id)
+    done = start_parent("key", {"seed": 1})
+    assert (done.run_id, done.finished) == (first.run_id, True)
+    assert start_parent("other", {}).run_id != first.run_id
+
+
+def test_the_same_fleet_under_another_flow_is_its_own_run(store):
+    one, two = fleet_of("one"), fleet_of("two")
+
+    assert log_member(one.run_id, member()) != log_member(two.run_id, member())
+
+
+def test_a_missing_model_folder_is_named(store, tmp_path):
+    with pytest.raises(CpbError, match="nowhere"):
+        log_member(fleet_of().run_id, member(tmp_path / "nowhere"))
+
+
+def test_a_key_cannot_break_the_filter(store):
+    with pytest.raises(CpbError, match="quotes"):
+        find_by_key("x' or '1' = '1")

@@ -1,0 +1,72 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import CpbError
+from tasks.tracking.ui import address, check_port, serve_ui
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_taken_port_names_the_remedy(store):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(CpbError, match="--port"):
+            serve_ui(port=taken.getsockname()[1])
+
+
+def test_a_free_port_passes():
+    check_port("127.0.0.1", free_port())
+
+
+def test_without_a_store_it_says_how_to_make_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+    with pytest.raises(CpbError, match="train first"):
+        serve_ui(port=free_port())
+
+
+def test_the_filter_is_part_of_the_address(store):
+    where = address("http://127.0.0.1:5000", store)
+
+    assert where.filtered_url.startswith(
+        f"http://127.0.0.1:5000/#/experiments/{store.experiment_id}/runs?searchFilter="
+    )
+    assert "test_crps_ratio" in where.filtered_url
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
+    port = free_port()
+    code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from tasks.tracking.ui import serve_ui\n"
+        f"serve_ui(port={port}, ready=lambda where: print(where.url, flush=True))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        url = process.stdout.readline().strip()
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            assert b"MLflow" in answer.read()
+    finally:
+        process.send_signal(stop)
+    assert process.wait(30) == 0
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
