@@ -56,7 +56,7 @@ class Job:
     compute: torch.dtype
     checkpoint: Path | None
     resume: bool
-    warm: list[Member] | None
+    warm: list[Member | None] | None
     on_epoch: Callable[[EpochRecord], None] | None
 
 
@@ -70,7 +70,7 @@ def train_fleet(
     scope: str = "per-series",
     checkpoint: str | Path | None = None,
     resume: bool = False,
-    warm_start: Sequence[Member] | None = None,
+    warm_start: Sequence[Member | None] | None = None,
     on_epoch: Callable[[EpochRecord], None] | None = None,
     profile: str | None = None,
     **overrides: Any,
@@ -79,7 +79,8 @@ def train_fleet(
 
     seeds: one per series; for universal members, each seed gives one member per timeframe. Default 0.
     checkpoint: folder for a checkpoint per epoch; `resume` continues from its newest one.
-    warm_start: trained members with equal options, one per new member, to continue from.
+    warm_start: trained members with equal options, one per new member, to continue from; None starts
+        that member anew.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..).
     Raises ModelError for impossible options or data.
     """
@@ -230,11 +231,11 @@ def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
 
 def make_fleet(job: Job, net: Net, tasks: list[Task], start: int) -> Fleet:
     """Initial (or warm) weights and scaling of the tasks, on the device."""
-    if job.warm is None:
-        rows = np.stack([net.layout.initial(task.seed) for task in tasks])
-        flat = torch.as_tensor(rows)
-    else:
-        flat = torch.cat([_warm_row(net, one) for one in job.warm[start : start + len(tasks)]])
+    warm = job.warm[start : start + len(tasks)] if job.warm is not None else [None] * len(tasks)
+    rows = [
+        _warm_row(net, old) if old else _new_row(net, task) for task, old in zip(tasks, warm, strict=True)
+    ]
+    flat = torch.cat(rows)
     scaling = Scaling(*(_stack(tasks, name, job) for name in ("mean", "inverse")))
     seeds = torch.tensor([task.seed for task in tasks], device=job.device)
     return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute)
@@ -242,6 +243,10 @@ def make_fleet(job: Job, net: Net, tasks: list[Task], start: int) -> Fleet:
 
 def _stack(tasks: list[Task], name: str, job: Job) -> Tensor:
     return torch.as_tensor(np.stack([getattr(task, name) for task in tasks])).to(job.device, job.dtype)
+
+
+def _new_row(net: Net, task: Task) -> Tensor:
+    return torch.as_tensor(net.layout.initial(task.seed))[None]
 
 
 def _warm_row(net: Net, member: Member) -> Tensor:
