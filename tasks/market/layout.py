@@ -7,6 +7,7 @@ All times in this package are integers: microseconds since 1970, UTC.
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from schemas.universe import INTERVAL_SECONDS, MARKETS
 
@@ -41,6 +42,7 @@ def grid_offset(interval: str) -> int:
     return 4 * DAY if interval == "1w" else 0
 
 
+@lru_cache(maxsize=1 << 14)
 def period_bounds(period: str) -> tuple[int, int]:
     """Return `[start, end)` of `2024-01` or `2024-01-31`."""
     if len(period) == 10:

@@ -96,7 +96,10 @@ class Manifest:
     def files(self, series: SeriesKey) -> dict[str, FileRecord]:
         """Return the records of a series' files by period."""
         rows = self._select("period, key, version, sha256, rows, status, reason, facts", "files", series)
-        return {p: FileRecord(p, k, v, sha, n, status, why, json.loads(f)) for p, k, v, sha, n, status, why, f in rows}
+        return {
+            p: FileRecord(p, k, v, sha, n, status, why, json.loads(f))
+            for p, k, v, sha, n, status, why, f in rows
+        }
 
     def parts(self, series: SeriesKey) -> dict[str, Part]:
         """Return the parts of a series by month, oldest first."""

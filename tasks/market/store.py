@@ -88,7 +88,7 @@ def _read(path: Path, columns: list[str] | None) -> pl.DataFrame:
 
 def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
     """Cut sorted candles by binary search: a filter would copy every column."""
-    times = frame["open_time"].to_physical().to_numpy()
+    times = times_of(frame)
     start, end = np.searchsorted(times, [first, last + 1])
     return frame if (start, end) == (0, len(times)) else frame.slice(start, end - start)
 
@@ -104,7 +104,7 @@ def write_part(home: Path, series: SeriesKey, month: str, rows: pl.DataFrame, or
     path = series_folder(home, series) / f"{month}.parquet"
     size = write_parquet(path, rows, origin)
     runs, edges = find_runs(rows, series.step)
-    zeros = int((rows["volume"] == 0).sum())
+    zeros = int((rows["volume"].to_numpy() == 0).sum())
     return Part(month, rows.height, size, digest_of(rows), runs, zeros, edges)
 
 
@@ -117,14 +117,16 @@ def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str]) -> i
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder; move it to `path` once it is safely on disk."""
+    """Give a temporary name in the same folder; move it to `path` once it is safely on disk.
+
+    The new name itself is safe after a `sync` of the folder: once for many files.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(f"{_TEMP}{path.name}")
     try:
         yield temp
-        _sync(temp)
+        sync(temp)
         temp.replace(path)
-        _sync(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
@@ -143,7 +145,8 @@ def is_full(error: BaseException) -> bool:
     )
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -151,9 +154,14 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
+def times_of(rows: pl.DataFrame) -> np.ndarray:
+    """Return open times as int64 microseconds, without a copy (polars' own cast starts a query each time)."""
+    return rows["open_time"].to_numpy().view(np.int64)
+
+
 def find_runs(rows: pl.DataFrame, step: int) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
     """Return the unbroken stretches `[from, until)` of sorted candles and each one's first open, last close."""
-    times = rows["open_time"].to_physical().to_numpy()
+    times = times_of(rows)
     if not len(times):
         return [], []
     breaks = np.flatnonzero(np.diff(times) != step)
@@ -167,7 +175,7 @@ def digest_of(rows: pl.DataFrame) -> str:
     """Return a digest of the candles' values, whatever file they came from."""
     state = hashlib.sha256()
     for name in KLINES:
-        state.update(np.ascontiguousarray(rows[name].to_physical().to_numpy()).data)
+        state.update(np.ascontiguousarray(rows[name].to_numpy()).view(np.int64).data)
     return state.hexdigest()
 
 
@@ -187,7 +195,7 @@ def series_digest(home: Path, series: SeriesKey, parts: list[Part], first: int, 
 
 def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield sorted candles month by month."""
-    times = rows["open_time"].to_physical().to_numpy()
+    times = times_of(rows)
     start = 0
     while start < len(times):
         month = month_of(int(times[start]))

@@ -1,5 +1,6 @@
 """From downloaded files to parts of the store: parse, judge, quarantine, merge, write, enter in the manifest."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from tasks.market.layout import SeriesKey, SourceFile, text
 from tasks.market.manifest import FileRecord, Manifest, Oddity, Part
 from tasks.market.parser import Block, read, trim
 from tasks.market.quarantine import quarantine, release
-from tasks.market.store import read_part, series_folder, split_months, write_parquet, write_part
+from tasks.market.store import read_part, series_folder, split_months, sync, write_parquet, write_part
+
+
+_WRITERS = 4
 
 
 @dataclass
@@ -95,14 +99,19 @@ def _write_months(
     for item in good:
         replaced.setdefault(item.file.period[:7], []).append(item)
     fresh = dict(split_months(clean))
-    parts = []
-    for month, items in replaced.items():
-        part = merge(
-            read_part(home, series, month), fresh.get(month, clean.clear()), [i.file.bounds for i in items]
-        )
-        if part.height:
-            origin = {"cpb.files": " ".join(f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in items)}
-            parts.append(write_part(home, series, month, part, origin))
+
+    def write(month: str) -> Part | None:
+        spans = [] if fill else [i.file.bounds for i in replaced[month]]
+        part = merge(read_part(home, series, month), fresh.get(month, clean.clear()), spans)
+        origin = {
+            "cpb.files": " ".join(f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in replaced[month])
+        }
+        return write_part(home, series, month, part, origin) if part.height else None
+
+    with ThreadPoolExecutor(_WRITERS) as writers:  # while one waits for the disk, another compresses
+        parts = [part for part in writers.map(write, replaced) if part]
+    if parts:
+        sync(series_folder(home, series))
     return parts
 
 
