@@ -58,13 +58,13 @@ def step_scale(series: Series, origins: Rows, horizon: int) -> Array:
 
 def random_walk(series: Series, origins: Rows, horizon: int) -> EmpiricalWalk:
     """Fit the plain random walk: the same quantiles whatever the volatility."""
-    return EmpiricalWalk(_levels(realised(series, origins, horizon)), scaled=False)
+    return EmpiricalWalk(levels(realised(series, origins, horizon)), scaled=False)
 
 
 def ewma_walk(series: Series, origins: Rows, horizon: int) -> EmpiricalWalk:
     """Fit the reference: random walk, EWMA volatility (λ = 0.96), standardised quantiles per step."""
     moves = realised(series, origins, horizon) / step_scale(series, origins, horizon)
-    return EmpiricalWalk(_levels(moves), scaled=True)
+    return EmpiricalWalk(levels(moves), scaled=True)
 
 
 def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: int) -> Array:
@@ -80,5 +80,6 @@ def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: in
     return ewma_walk(series, fit_origins, horizon).quantiles(series, eval_origins)
 
 
-def _levels(moves: Array) -> Array:
+def levels(moves: Array) -> Array:
+    """Return the empirical quantiles [H, 19] of moves [N, H]."""
     return np.ascontiguousarray(np.quantile(moves, LEVELS, axis=0).T)

@@ -75,12 +75,17 @@ def load_series(path: Path, bounds: SplitBounds, symbol: str = "") -> Series:
     Raises:
         MemberError: too few candles in a span.
     """
-    series = _series(pl.read_parquet(path), _symbol(path, symbol), bounds.timeframe)
-    times = series.times
-    assert times is not None
-    spans = {name: _rows(times, *span) for name, span in bounds.items()}
-    check_enough(series.symbol, {name: b - a for name, (a, b) in spans.items()}, len(times), bounds)
-    return replace(series, spans=spans)
+    series = series_of(pl.read_parquet(path), bounds, _symbol(path, symbol))
+    rows = {name: b - a for name, (a, b) in series.spans.items()}
+    check_enough(series.symbol, rows, len(series.prices), bounds)
+    return series
+
+
+def series_of(frame: pl.DataFrame, bounds: SplitBounds, symbol: str = "") -> Series:
+    """Return a feature frame as a `Series` whose spans are the bounds' rows, however few those are."""
+    series = _series(frame, symbol, bounds.timeframe)
+    assert series.times is not None
+    return replace(series, spans={name: _rows(series.times, *span) for name, span in bounds.items()})
 
 
 def load_newest(path: Path, symbol: str, timeframe: str, rows: int = 1024) -> Series:

@@ -1,0 +1,68 @@
+"""LightGBM on the scale (extra `judging`): the usual tabular champion, on the same columns as the robust HAR.
+
+One booster per step forecasts the log of the mean coming range relative to σ, the robust HAR's own target;
+trees find interactions, the line does not.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpbmodels.series import Series
+from schemas.errors import CpbError
+from tasks.judging.baselines import Rows, levels, realised, step_scale
+from tasks.judging.robust_har import HOUR, INPUTS, future_range
+from tasks.judging.scores import Array
+
+PARAMETERS = {
+    "objective": "l2", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 500,
+    "feature_fraction": 0.7, "lambda_l2": 10.0, "verbosity": -1, "num_threads": 1,
+    "deterministic": True, "seed": 1,
+}  # fmt: skip
+ROUNDS = 120
+
+
+@dataclass(frozen=True)
+class Boosted:
+    """A booster per step, and the shape `table` [H, 19]."""
+
+    boosters: tuple[Any, ...]
+    table: Array
+
+    def scale(self, series: Series, origins: Rows) -> Array:
+        """Return the predicted scale [N, H] in log-return."""
+        inputs = _inputs(series, origins)
+        relative = np.column_stack([np.exp(b.predict(inputs)) for b in self.boosters])
+        return relative * step_scale(series, origins, len(self.boosters))
+
+    def quantiles(self, series: Series, origins: Rows) -> Array:
+        """Return [N, H, 19]."""
+        return self.scale(series, origins)[..., None] * self.table
+
+
+def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
+    """Fit on the training origins.
+
+    Raises:
+        CpbError: the extra `judging` is not installed.
+    """
+    try:
+        import lightgbm
+    except ImportError:
+        raise CpbError(
+            "the LightGBM baseline needs the extra `judging`: pip install 'cpb[judging]'"
+        ) from None
+    inputs, targets = _inputs(series, origins), future_range(series, origins, horizon)
+    boosters = [
+        lightgbm.train(PARAMETERS, lightgbm.Dataset(inputs, label=target, free_raw_data=True), ROUNDS)
+        for target in targets.T
+    ]
+    plain = Boosted(tuple(boosters), np.ones((horizon, 1)))
+    moves = realised(series, origins, horizon) / plain.scale(series, origins)
+    return Boosted(plain.boosters, levels(moves))
+
+
+def _inputs(series: Series, origins: Rows) -> Array:
+    hour = series.columns((HOUR,))[origins]
+    return np.hstack([series.columns((*INPUTS, "close_location"))[origins], hour % 24, hour // 24])

@@ -1,0 +1,88 @@
+"""Money, soberly: a long/flat/short account traded from the forecasts, with costs. An illustration.
+
+Never used to choose or promote a model: a Sharpe ratio of four months has an interval from despair to glory.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpbmodels.series import Series
+from tasks.judging import inference
+from tasks.judging.baselines import realised
+from tasks.judging.scores import MEDIAN, Array
+
+COST = 0.0015
+"""Of what is traded, one way: 0.10 % taker fee and 0.05 % slippage."""
+
+YEAR_US = 365.25 * 86_400e6
+
+
+@dataclass(frozen=True)
+class Account:
+    """What trading the forecasts would have done. Returns are log-returns; yearly figures on 365 days."""
+
+    times: NDArray[np.int64]
+    equity: Array
+    hold: Array
+    figures: dict[str, float]
+
+
+def trade(
+    series: Series, origins: NDArray[np.int64], quantiles: Array, *, cost: float = COST, most: float = 1.0
+) -> Account:
+    """Trade one candle ahead from each origin and compare with buy-and-hold over the same candles.
+
+    The position is the forecast median over the forecast's own spread (80 % band), held for one candle and
+    clipped to ±`most` of the account; a median within the costs of a round trip is no position.
+
+    Args:
+        series: the series that was forecast.
+        origins: int64 [N], ascending.
+        quantiles: [N, H, 19]; only the first step is used.
+        cost: of the traded amount, one way.
+        most: largest position as a share of the account.
+    """
+    median = quantiles[:, 0, MEDIAN]
+    spread = np.maximum(quantiles[:, 0, 17] - quantiles[:, 0, 1], 1e-9)
+    position = np.where(np.abs(median) > 2 * cost, np.clip(median / spread * 4, -most, most), 0.0)
+    moves = realised(series, origins, 1)[:, 0]
+    traded = np.abs(np.diff(position, prepend=0.0))
+    returns = position * moves - cost * traded
+    times = series.times[origins] if series.times is not None else origins
+    per_year = YEAR_US / float(np.median(np.diff(times))) if len(times) > 1 else 1.0
+    figures = {f"strategy_{k}": v for k, v in _figures(returns, per_year).items()}
+    figures |= {f"hold_{k}": v for k, v in _figures(moves, per_year).items()}
+    figures["turnover_per_year"] = float(traded.mean() * per_year)
+    figures["exposure"] = float(np.abs(position).mean())
+    return Account(times, np.cumsum(returns), np.cumsum(moves), figures)
+
+
+def _figures(returns: Array, per_year: float) -> dict[str, float]:
+    equity = np.concatenate([[0.0], np.cumsum(returns)])
+    low, high = _sharpe_interval(returns, per_year)
+    return {
+        "return": float(returns.sum()),
+        "volatility": float(returns.std() * np.sqrt(per_year)),
+        "sharpe": _sharpe(returns.mean(), (returns**2).mean(), per_year),
+        "sharpe_low": low,
+        "sharpe_high": high,
+        "drawdown": float((np.maximum.accumulate(equity) - equity).max()),
+    }
+
+
+def _sharpe(mean: float, square: float, per_year: float) -> float:
+    spread = np.sqrt(max(square - mean**2, 0.0))
+    return float(mean / spread * np.sqrt(per_year)) if spread > 0 else 0.0
+
+
+def _sharpe_interval(returns: Array, per_year: float) -> tuple[float, float]:
+    """Return the 95 % interval from resampled blocks of √n candles."""
+    length = inference.block_length(1, len(returns))
+    ids = np.arange(len(returns)) // length
+    counts, sums, squares = (np.bincount(ids, w) for w in (np.ones_like(returns), returns, returns**2))
+    weights = inference.bootstrap_weights(len(counts))
+    n = weights @ counts
+    means, spread = weights @ sums / n, weights @ squares / n
+    return inference.interval(np.array([_sharpe(m, s, per_year) for m, s in zip(means, spread, strict=True)]))

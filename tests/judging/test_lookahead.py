@@ -1,0 +1,88 @@
+"""The look-ahead test: silent on what is causal, loud on what is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from test_baselines import H, bounds_of, busy_hours
+
+from tasks.judging import baselines
+from tasks.judging.lookahead import check_lookahead, explain, feature_columns, pipeline, shuffled
+from tasks.judging.robust_har import robust_har
+from tasks.judging.scores import crps
+from tasks.signals.columns import feature_frame
+from tasks.signals.store import series_of
+
+ROWS = 3600
+
+
+@pytest.fixture(scope="module")
+def klines():
+    return busy_hours(ROWS)
+
+
+def test_the_feature_columns_are_causal(klines):
+    assert check_lookahead(feature_columns("1h"), klines, cuts=6) == []
+
+
+def leaky(column):
+    """Return the feature computation with one more column that peeks."""
+    compute = feature_columns("1h")
+    return lambda k: {**compute(k), "peek": k.select(column).to_series().to_numpy().astype(float)}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pl.col("close").shift(-1),
+        pl.col("close") - pl.col("close").mean(),
+        pl.col("close").rolling_mean(5, center=True),
+        pl.col("close").rank() / pl.len(),
+        pl.col("volume").fill_null(strategy="backward").reverse().cum_max().reverse(),
+    ],
+    ids=["next candle", "mean of all", "centred window", "rank", "backward"],
+)
+def test_a_leaky_column_is_named(klines, column):
+    leaks = check_lookahead(leaky(column), klines)
+    assert [leak.column for leak in leaks] == ["peek"]
+    assert "LOOK-AHEAD: peek: row" in explain(leaks)
+
+
+def test_the_whole_chain_is_causal(klines):
+    bounds = bounds_of(ROWS)
+    chain = pipeline(bounds, {"reference": baselines.ewma_walk, "har": robust_har})
+    assert check_lookahead(chain, klines, cuts=3, first=ROWS - 900) == []
+
+
+def test_a_baseline_that_peeks_is_named(klines):
+    class Peek:
+        def quantiles(self, series, origins):
+            following = np.minimum(origins + 1, len(series.prices) - 1)
+            known = baselines.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
+            return known + np.log(series.prices[following, 3] / series.prices[origins, 3])[:, None, None]
+
+    chain = pipeline(bounds_of(ROWS), {"peek": lambda *_: Peek(), "reference": baselines.ewma_walk})
+    leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
+    assert [leak.column for leak in leaks] == ["baseline peek"]
+
+
+def ratio(series):
+    """CRPS ratio of the robust HAR learnt from `series` on the true test span."""
+    train, test = (series.origins(s, 1, H) for s in ("train", "test"))
+    truth = baselines.realised(series, test, H)
+    known = baselines.reference(series, train, test, H)
+    return (
+        crps(robust_har(series, train, H).quantiles(series, test), truth).mean() / crps(known, truth).mean()
+    )
+
+
+def test_shuffled_targets_show_no_skill():
+    series = series_of(feature_frame(busy_hours(6000), "1h"), bounds_of(), "AUSDT")
+    assert ratio(series) < 0.97
+    nothing = shuffled(series)
+    assert ratio(nothing) >= 0.99
+    first, last = series.spans["test"]
+    np.testing.assert_array_equal(nothing.features[first:last], series.features[first:last])
+    np.testing.assert_array_equal(nothing.prices, series.prices)
+    assert shuffled(replace(series), seed=1).features[300, 8] != nothing.features[300, 8]
