@@ -17,6 +17,7 @@ from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.runner import Runner, ThroughPrefect
+from flows.warm import warm_folders
 from schemas.config import TrainConfig, parse_architectures
 from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
 from schemas.records import Failure, FleetRecord, SeriesRecord
@@ -178,7 +179,8 @@ def _fleets(
     on_progress: Progress | None,
 ) -> list[FleetRecord]:
     """Train one fleet per architecture, side by side, and return those that were finished."""
-    jobs = [plan_job(config, name, records, bounds) for name in config.architectures]
+    warm = warm_folders(config, records)
+    jobs = [plan_job(config, name, records, bounds, warm.get(name)) for name in config.architectures]
     slots = plan_slots(config.device, len(jobs))
     folders = [config.scope.home / "fleets" / job.key for job in jobs]
     for job, folder in zip(jobs, folders, strict=True):
@@ -237,6 +239,7 @@ def train_all(
     seed: int = 1,
     repo: str | None = None,
     tail: bool = False,
+    warm_start: str | None = None,
 ) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     config = TrainConfig(
@@ -246,6 +249,7 @@ def train_all(
         device=device,
         seed=seed,
         repo=repo,
+        warm_start=warm_start,
     )
     summary = run_train_all(config, ThroughPrefect(), tail=tail)
     name = "Partial" if summary.failures else "Completed"
@@ -270,6 +274,7 @@ def in_prefect(config: TrainConfig, tail: bool) -> Summary:
         seed=config.seed,
         repo=config.repo,
         tail=tail,
+        warm_start=config.warm_start,
     )
     fields = {k: v for k, v in result.items() if k != "exit"}
     fields["failures"] = [Failure.model_validate(f) for f in fields["failures"]]

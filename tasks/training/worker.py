@@ -112,12 +112,34 @@ def _seeds(job: Job, loaded: Loaded) -> list[int]:
     return list(first.values())
 
 
-def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member] | None:
-    """Return the registered models to continue from; None unless there is a fitting one for every member."""
-    folders = [(job.warm_start or {}).get(member.name) for member, _ in loaded]
-    if job.universal or not all(folders):
+def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member | None] | None:
+    """Return the registered model that each new member continues, None for those that start anew."""
+    if not job.warm_start:
         return None
-    return [cpbmodels.load(folder) for folder in folders if folder]
+    folders = {m.name: job.warm_start.get(m.name) for m, _ in loaded}
+    if job.universal:  # any of a timeframe's folders: they hold the same model
+        groups: dict[str, list[Path]] = {m.timeframe: [] for m, _ in loaded}
+        for member, _ in loaded:
+            groups[member.timeframe] += [f for f in [folders[member.name]] if f]
+        chosen = [group[0] if group else None for group in groups.values()]
+    else:
+        chosen = list(folders.values())
+    return [_fitting(job, folder) if folder else None for folder in chosen]
+
+
+def _fitting(job: Job, folder: Path) -> cpbmodels.Member | None:
+    """Return the model, unless its options are not those of the new one: then it starts anew, and says so."""
+    old = cpbmodels.load(folder)
+    wanted = cpbmodels.preset(job.preset, job.base_architecture, **job.overrides)
+    same = ("context", "horizon", "features", "calendar", "hidden_dim", "n_layers", "head")
+    differing = [k for k in same if getattr(old.options, k) != getattr(wanted, k)]
+    if differing:
+        print(
+            f"warm start: {folder} has another {', '.join(differing)}; this member starts anew",
+            file=sys.stderr,
+        )
+        return None
+    return old
 
 
 def _assign(job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
@@ -168,6 +190,8 @@ def _extra(job: Job, spec: JobMember, series: cpbmodels.Series, member: cpbmodel
         "timeframe": spec.timeframe,
         "scope": "universal" if job.universal else "per-series",
         "data_digest": spec.digest,
+        "rows": spec.rows,
+        "warm_start": str((job.warm_start or {}).get(spec.name, "")) or None,
         "training_span": [
             str(np.datetime64(int(times[first]), "us")) + "Z",
             str(np.datetime64(int(times[max(first, stop - 1)]), "us")) + "Z",
