@@ -53,10 +53,13 @@ class Draws:
         count = shape.numel() // shape[0]
         return (self.bits(count) < int(probability * 2**31)).view(shape)
 
+    def factors(self, rate: float, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""
+        return self.below(1 - rate, shape).to(dtype).mul_(1 / (1 - rate))
+
 
 def dropout(x: Tensor, rate: float, draws: Draws | None) -> Tensor:
     """x [K, ...] with values dropped at `rate` and the rest scaled up; x itself where `draws` is None."""
     if draws is None or rate == 0:
         return x
-    keep = draws.below(1 - rate, x.shape)
-    return x * (keep.to(x.dtype) * (1 / (1 - rate)))
+    return x * draws.factors(rate, x.shape, x.dtype)

@@ -31,6 +31,14 @@ def candle(open_: Tensor, close: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return torch.stack([open_, high, low, close], -1)
 
 
+def to_feedback(candles: Tensor) -> Tensor:
+    """[..., 4] open high low close -> close, open, upper wick, lower wick: a candle as decoders read it."""
+    open_, high, low, close = candles.unbind(-1)
+    return torch.stack(
+        [close, open_, high - torch.maximum(open_, close), torch.minimum(open_, close) - low], -1
+    )
+
+
 class Head(ABC):
     """Outputs per step, loss, what a decoder is fed back, and quantiles."""
 
@@ -52,9 +60,17 @@ class Head(ABC):
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         """Loss of each window, [K, B]."""
 
-    @abstractmethod
     def median(self, raw: Tensor) -> Tensor:
-        """Median candle [..., 4] from raw [..., size]; also what an autoregressive decoder reads next."""
+        """Median candle [..., 4] from raw [..., size]."""
+        return candle(raw[..., -3], self.location(raw)[..., 0], raw[..., -2], raw[..., -1])
+
+    def location(self, raw: Tensor) -> Tensor:
+        """Median close [..., 1]."""
+        return raw[..., :1]
+
+    def feedback(self, raw: Tensor) -> Tensor:
+        """What an autoregressive decoder reads next, as `to_feedback` of the median candle."""
+        return torch.cat([self.location(raw), raw[..., -3:-2], F.softplus(raw[..., -2:] - 1)], -1)
 
     def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
         """float64 [K, H, 19]: quantiles of the standardised error per step, fixed when training ends."""
@@ -96,14 +112,14 @@ class StudentT(Head):
     def _df(self, w: Weights) -> Tensor:
         return (MIN_DF + F.softplus(w["head.df"])).clamp(max=MAX_DF)
 
-    def _location(self, raw: Tensor) -> Tensor:
-        return raw[..., 0] * self.options.location_shrink
+    def location(self, raw: Tensor) -> Tensor:
+        return raw[..., :1] * self.options.location_shrink
 
     def _log_scale(self, raw: Tensor) -> Tensor:
         return (raw[..., 1] + math.log(START_SCALE)).clamp(-6, 6)
 
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
-        location, log_scale = self._location(raw), self._log_scale(raw)
+        location, log_scale = self.location(raw)[..., 0], self._log_scale(raw)
         z = (y[..., 3] - location) * torch.exp(-log_scale)
         close = self._crps(z, log_scale) if self.options.loss == "crps" else self._nll(z, log_scale, w)
         if self.options.candle_weight == 0:
@@ -122,16 +138,12 @@ class StudentT(Head):
         pinball = torch.maximum(levels * error, (levels - 1) * error).mean(-1)
         return (pinball * torch.exp(log_scale)).mean(-1)
 
-    def median(self, raw: Tensor) -> Tensor:
-        open_, up, down = self.candle_parts(raw)
-        return candle(open_, self._location(raw), up, down)
-
     def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
         return t_quantiles(self._df(w)[:, 0].detach().double().cpu().numpy())
 
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         scale = torch.exp(self._log_scale(raw))
-        return self._location(raw).unsqueeze(-1) + scale.unsqueeze(-1) * table.unsqueeze(1)
+        return self.location(raw) + scale.unsqueeze(-1) * table.unsqueeze(1)
 
 
 class Point(Head):
@@ -142,10 +154,6 @@ class Point(Head):
 
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         return (self.median(raw) - y).square().mean((-1, -2))
-
-    def median(self, raw: Tensor) -> Tensor:
-        open_, up, down = self.candle_parts(raw)
-        return candle(open_, raw[..., 0], up, down)
 
     def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
         """Empirical quantiles per step of residuals [K, N, H] (NaN: no such window)."""
@@ -171,10 +179,6 @@ class Quantile(Head):
         levels = q.new_tensor(QUANTILES)
         pinball = torch.maximum(levels * error, (levels - 1) * error).mean((-1, -2))
         return pinball + self.options.candle_weight * self.candle_loss(raw, raw[..., 0].detach(), y)
-
-    def median(self, raw: Tensor) -> Tensor:
-        open_, up, down = self.candle_parts(raw)
-        return candle(open_, raw[..., 0], up, down)
 
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         middle, half = raw[..., :1], LEVELS // 2

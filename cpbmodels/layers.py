@@ -31,9 +31,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     Plain products on purpose: at 30 steps they beat scaled_dot_product_attention on a CPU, whose bf16 backward
     took two thirds of a training step.
     """
-    scores = torch.bmm(query, key.transpose(1, 2)) * (1 / math.sqrt(query.shape[-1]))
-    if mask is not None:
-        scores = scores + mask
+    scale = 1 / math.sqrt(query.shape[-1])
+    beta = 0 if mask is None else 1
+    seen = query.new_zeros(1, 1) if mask is None else mask
+    scores = torch.baddbmm(seen, query, key.transpose(1, 2), beta=beta, alpha=scale)
     return torch.bmm(torch.softmax(scores, -1), value)
 
 

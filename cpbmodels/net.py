@@ -10,7 +10,7 @@ from torch import Tensor
 from cpbmodels.arch import Batch, find
 from cpbmodels.bank import SCALED, Bank, Scaling, bank_columns
 from cpbmodels.draws import Draws
-from cpbmodels.heads import HEADS
+from cpbmodels.heads import HEADS, to_feedback
 from cpbmodels.layers import embed
 from cpbmodels.presets import Preset
 from cpbmodels.series import RETURNS
@@ -83,8 +83,9 @@ class Net:
         if window.codes is not None:
             code = embed(window.codes, w["calendar"]).unsqueeze(2)
             inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
-        truth = window.truth.to(kind) if window.truth is not None and draws is not None else None
-        batch = Batch(inputs, window.start.to(kind), truth)
+        teach = window.truth is not None and draws is not None and self.options.teacher_forcing > 0
+        truth = to_feedback(window.truth).to(kind) if teach and window.truth is not None else None
+        batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
         return self.architecture.forward(batch, w, draws).to(window.start.dtype)
 
     def loss(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:

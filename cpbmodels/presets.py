@@ -122,7 +122,7 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "n_heads": 8,
             "n_layers": 2,
             "ff_dim": 512,
-            "dropout": 0.1,
+            "dropout": 0.0,
             "teacher_forcing": 1.0,
             "batch_size": 128,
             "epochs": 50,

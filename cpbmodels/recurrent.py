@@ -1,211 +1,211 @@
-"""Recurrent layers with a member axis: x [K, B, T, in] -> [K, B, T, H].
+"""Recurrent encoders with a member axis: x [K, B, T, in] -> [K, B, T, H], state starting at zero.
 
-Each cell exists as a readable step (`gru_step`, `lstm_step`), and as a sequence with hand-written backpropagation
-through time: the same numbers with 40 % fewer launches. Gate order and weight layout are torch's, so weights can
-be exchanged with nn.GRU and nn.LSTM. Large LSTMs on a CPU go to oneDNN's, one member after another.
+On a CPU a layer is one autograd node with backpropagation through time written by hand: whatever does not wait for
+the next step's gradient is computed for all steps at once, which leaves four (GRU) or five (LSTM) operations per
+step and backward, a third of autograd's. On a GPU torch's fused cells need as few. Wide LSTMs on a CPU go to
+oneDNN's kernel, one member after another, which beats any batched product there.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from cpbmodels.cells import State, Tied, gru_cell, lstm_cell, lstm_cell_by_hand
 from cpbmodels.draws import Draws, dropout
-from cpbmodels.weights import Param, Weights
+from cpbmodels.weights import Weights
 
-GATES = {"gru": 3, "lstm": 4}
 ONEDNN_FROM = 48  # hidden width from which oneDNN's LSTM per member beats the batched product on a CPU
-
-
-def cell_params(name: str, kind: str, inputs: int, hidden: int) -> list[Param]:
-    """Input and recurrent weights of one layer, [gates x H, in] and [gates x H, H], uniform as in torch."""
-    rows, bound = GATES[kind] * hidden, 1 / math.sqrt(hidden)
-    return [
-        Param(f"{name}.w_ih", (rows, inputs), bound),
-        Param(f"{name}.w_hh", (rows, hidden), bound),
-        Param(f"{name}.b_ih", (1, rows), bound),
-        Param(f"{name}.b_hh", (1, rows), bound),
-    ]
-
-
-def input_gates(x: Tensor, w: Weights, name: str) -> Tensor:
-    """[K, N, in] -> [K, N, gates x H]: the part of the gates that does not wait for the previous step."""
-    return torch.baddbmm(w[f"{name}.b_ih"], x, w[f"{name}.w_ih"].transpose(1, 2))
-
-
-def gru_step(gates: Tensor, h: Tensor, w: Weights, name: str) -> Tensor:
-    """One GRU step: input gates [K, B, 3H], state [K, B, H] -> next state."""
-    hidden = torch.baddbmm(w[f"{name}.b_hh"], h, w[f"{name}.w_hh"].transpose(1, 2))
-    i_r, i_z, i_n = gates.chunk(3, -1)
-    h_r, h_z, h_n = hidden.chunk(3, -1)
-    reset = torch.sigmoid(i_r + h_r)
-    update = torch.sigmoid(i_z + h_z)
-    fresh = torch.tanh(i_n + reset * h_n)
-    return fresh + update * (h - fresh)
-
-
-def lstm_step(gates: Tensor, state: tuple[Tensor, Tensor], w: Weights, name: str) -> tuple[Tensor, Tensor]:
-    """One LSTM step, every gate written out: input gates [K, B, 4H], (h, c) -> next (h, c)."""
-    h, c = state
-    total = gates + torch.baddbmm(w[f"{name}.b_hh"], h, w[f"{name}.w_hh"].transpose(1, 2))
-    i, f, g, o = total.chunk(4, -1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    return torch.sigmoid(o) * torch.tanh(c), c
-
-
-class GruSequence(torch.autograd.Function):
-    """All steps of one GRU layer from input gates [K, T, B, 3H]; state starts at zero."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
-        """States [K, T, B, H]."""
-        K, T, B, G = gates.shape
-        H = G // 3
-        wt = w_hh.transpose(1, 2)
-        states = gates.new_zeros(K, T + 1, B, H)
-        sums = gates.new_empty(K, T, B, 2 * H)  # reset and update gates
-        fresh, inner = gates.new_empty(K, T, B, H), gates.new_empty(K, T, B, H)
-        for t in range(T):
-            h = states.select(1, t)
-            hidden = torch.baddbmm(b_hh, h, wt)
-            now = gates.select(1, t)
-            both = torch.sigmoid(now[..., : 2 * H] + hidden[..., : 2 * H], out=sums.select(1, t))
-            h_n = inner.select(1, t).copy_(hidden[..., 2 * H :])
-            n = torch.tanh(torch.addcmul(now[..., 2 * H :], both[..., :H], h_n), out=fresh.select(1, t))
-            torch.addcmul(n, both[..., H:], h - n, out=states.select(1, t + 1))
-        ctx.save_for_backward(states, sums, fresh, inner, w_hh)
-        return states[:, 1:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of gates, w_hh and b_hh."""
-        states, sums, fresh, inner, w_hh = ctx.saved_tensors
-        K, T, B, H = fresh.shape
-        d_gates, d_hidden = fresh.new_empty(K, T, B, 3 * H), fresh.new_empty(K, T, B, 3 * H)
-        reset, update = sums[..., :H], sums[..., H:]
-        # what does not depend on the incoming gradient, for all steps at once
-        slope_n = (1 - update) * (1 - fresh * fresh)
-        slope_z = (states[:, :-1] - fresh) * (update * (1 - update))
-        slope_r = inner * (reset * (1 - reset))
-        dh = torch.zeros_like(fresh[:, 0])
-        for t in range(T - 1, -1, -1):
-            dh = dh + grad.select(1, t)
-            d = d_gates.select(1, t)
-            dn = torch.mul(dh, slope_n.select(1, t), out=d[..., 2 * H :])
-            torch.mul(dn, slope_r.select(1, t), out=d[..., :H])
-            torch.mul(dh, slope_z.select(1, t), out=d[..., H : 2 * H])
-            e = d_hidden.select(1, t)
-            e[..., : 2 * H] = d[..., : 2 * H]
-            torch.mul(dn, reset.select(1, t), out=e[..., 2 * H :])
-            dh = torch.baddbmm(dh * update.select(1, t), e, w_hh)
-        flat = d_hidden.view(K, T * B, 3 * H)
-        before = states[:, :-1].reshape(K, T * B, H)
-        return d_gates, torch.bmm(flat.transpose(1, 2), before), flat.sum(1, keepdim=True)
-
-
-class LstmSequence(torch.autograd.Function):
-    """All steps of one LSTM layer from input gates [K, T, B, 4H]; state starts at zero."""
-
-    @staticmethod
-    def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> tuple[Tensor, Tensor]:
-        """States [K, T, B, H] and the last cell [K, B, H]."""
-        K, T, B, G = gates.shape
-        H = G // 4
-        wt = w_hh.transpose(1, 2)
-        states, cells = gates.new_zeros(K, T + 1, B, H), gates.new_zeros(K, T + 1, B, H)
-        acts, squash = torch.empty_like(gates), gates.new_empty(K, T, B, H)
-        for t in range(T):
-            total = torch.baddbmm(b_hh, states.select(1, t), wt).add_(gates.select(1, t))
-            a = torch.sigmoid(total, out=acts.select(1, t))
-            torch.tanh(total[..., 2 * H : 3 * H], out=a[..., 2 * H : 3 * H])
-            i, f, g, o = a.chunk(4, -1)
-            c = torch.addcmul(i * g, f, cells.select(1, t), out=cells.select(1, t + 1))
-            torch.mul(o, torch.tanh(c, out=squash.select(1, t)), out=states.select(1, t + 1))
-        ctx.save_for_backward(states, cells, acts, squash, w_hh)
-        return states[:, 1:], cells[:, -1].clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of gates, w_hh and b_hh."""
-        states, cells, acts, squash, w_hh = ctx.saved_tensors
-        K, T, B, H = squash.shape
-        i, f, g, o = acts.chunk(4, -1)
-        slope_c = o * (1 - squash * squash)
-        slope_o = squash * (o * (1 - o))
-        # one factor per gate, so that a step is a single product: d(i, f, g) = dc x factor
-        factor = torch.stack([g * (i * (1 - i)), cells[:, :-1] * (f * (1 - f)), i * (1 - g * g)], 3)
-        d_gates = torch.empty_like(acts)
-        dh, dc = torch.zeros_like(squash[:, 0]), grad_cell
-        for t in range(T - 1, -1, -1):
-            dh = dh + grad.select(1, t)
-            dc = torch.addcmul(dc, dh, slope_c.select(1, t))
-            d = d_gates.select(1, t)
-            torch.mul(dc.unsqueeze(2), factor.select(1, t), out=d[..., : 3 * H].view(K, B, 3, H))
-            torch.mul(dh, slope_o.select(1, t), out=d[..., 3 * H :])
-            dh = torch.bmm(d, w_hh)
-            dc = dc * f.select(1, t)
-        flat = d_gates.view(K, T * B, 4 * H)
-        before = states[:, :-1].reshape(K, T * B, H)
-        return d_gates, torch.bmm(flat.transpose(1, 2), before), flat.sum(1, keepdim=True)
 
 
 def gru(
     x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None
 ) -> tuple[Tensor, list[Tensor]]:
     """Stacked GRU with dropout between layers: all top states [K, B, T, H], and each layer's last state."""
-    K, B, T, _ = x.shape
     last = []
-    x = x.transpose(1, 2)  # [K, T, B, in]: a step is then one contiguous slice per member
+    x = x.transpose(1, 2)  # [K, T, B, in]
     for depth, name in enumerate(names):
-        x = dropout(x, rate if depth else 0.0, draws)
-        gates = input_gates(x.reshape(K, T * B, -1), w, name).view(K, T, B, -1)
-        x = GruSequence.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
+        gates = input_gates(dropout(x, rate if depth else 0.0, draws), w[f"{name}.b_ih"], w[f"{name}.w_ih"])
+        recurrent = (gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
+        x = gru_fused(*recurrent) if x.is_cuda else GruSequence.apply(*recurrent)
         last.append(x[:, -1])
     return x.transpose(1, 2), last
 
 
 def lstm(
     x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None, manual: bool = False
-) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+) -> tuple[Tensor, list[State]]:
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
-    K, B, T, _ = x.shape
-    last = []
-    layer = _manual_layer if manual else _onednn_layer if _use_onednn(x, w, names) else _fleet_layer
+    last: list[State] = []
+    wide = w[f"{names[0]}.w_hh"].shape[-1] >= ONEDNN_FROM
+    layer = _by_hand if manual else _fused if x.is_cuda else _onednn if wide else _sequence
     x = x.transpose(1, 2)
     for depth, name in enumerate(names):
-        x = dropout(x, rate if depth else 0.0, draws)
-        x, cell = layer(x, w, name)
+        x, cell = layer(dropout(x, rate if depth else 0.0, draws), w, name)
         last.append((x[:, -1], cell))
     return x.transpose(1, 2), last
 
 
-def _use_onednn(x: Tensor, w: Weights, names: list[str]) -> bool:
-    return x.device.type == "cpu" and w[f"{names[0]}.w_hh"].shape[-1] >= ONEDNN_FROM
-
-
-def _manual_layer(x: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
-    """The readable reference: explicit gates, autograd through every step."""
+def input_gates(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+    """[K, T, B, in] -> [K, T, B, gates x H]: the part of the gates that waits for no state, for all steps at once."""
     K, T, B, _ = x.shape
-    gates = input_gates(x.reshape(K, T * B, -1), w, name).view(K, T, B, -1)
-    h = c = x.new_zeros(K, B, w[f"{name}.w_hh"].shape[-1])
+    return torch.baddbmm(bias, x.reshape(K, T * B, -1), weight.transpose(1, 2)).view(K, T, B, -1)
+
+
+class GruSequence(torch.autograd.Function):
+    """All steps of one GRU layer from its input gates [K, T, B, 3H]."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
+        """States [K, T, B, H]."""
+        K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
+        weight, (b_both, b_n) = w_hh.transpose(1, 2), b_hh.split([2 * H, H], -1)
+        w_both, w_n = weight.split([2 * H, H], -1)
+        i_both, i_n = (gates[..., : 2 * H] + b_both.unsqueeze(1)).unbind(1), gates[..., 2 * H :].unbind(1)
+        h = gates.new_zeros(K, B, H)
+        states, both, inner, fresh = [h], [], [], []
+        for t in range(T):
+            both.append(torch.baddbmm(i_both[t], h, w_both).sigmoid_())
+            inner.append(torch.baddbmm(b_n, h, w_n))
+            reset, update = both[t].chunk(2, -1)
+            fresh.append(torch.addcmul(i_n[t], reset, inner[t]).tanh_())
+            h = torch.lerp(fresh[t], h, update)
+            states.append(h)
+        out = torch.stack(states, 1)
+        ctx.save_for_backward(out, *(torch.stack(part, 1) for part in (both, inner, fresh)), w_hh)
+        return out[:, 1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of gates, w_hh and b_hh. Work order of the gates: new, update, reset, new's hidden part."""
+        states, both, inner, fresh, w_hh = ctx.saved_tensors
+        K, T, B, H = fresh.shape
+        reset, update = both.chunk(2, -1)
+        slope_n = torch.addcmul(1 - update, 1 - update, fresh * fresh, value=-1)
+        slope_z = (states[:, :-1] - fresh) * torch.addcmul(update, update, update, value=-1)
+        slope_r = inner * torch.addcmul(reset, reset, reset, value=-1)
+        by_state = torch.stack([slope_n, slope_z], 3).unbind(1)  # times the state's gradient
+        by_fresh = torch.stack([slope_r, reset], 3).unbind(1)  # times the new gate's gradient
+        work = fresh.new_empty(K, T, B, 4, H)
+        d_nz, d_rh, d_n = (
+            work[:, :, :, :2].unbind(1),
+            work[:, :, :, 2:].unbind(1),
+            work[:, :, :, :1].unbind(1),
+        )
+        d_hidden = work.view(K, T, B, 4 * H)[..., H:].unbind(1)  # update, reset, new
+        w_r, w_z, w_n = w_hh.chunk(3, 1)
+        weight = torch.cat([w_z, w_r, w_n], 1)
+        grads, kept = grad.unbind(1), update.unbind(1)
+        dh = grads[-1]
+        for t in range(T - 1, -1, -1):
+            torch.mul(dh.unsqueeze(2), by_state[t], out=d_nz[t])
+            torch.mul(d_n[t], by_fresh[t], out=d_rh[t])
+            if t:
+                dh = torch.baddbmm(torch.addcmul(grads[t - 1], dh, kept[t]), d_hidden[t], weight)
+        d_n, d_z, d_r, d_h = work.unbind(3)
+        flat = torch.cat([d_r, d_z, d_h], -1).view(K, T * B, 3 * H)
+        before = states[:, :-1].reshape(K, T * B, H)
+        d_weight = torch.bmm(flat.transpose(1, 2), before)
+        return torch.cat([d_r, d_z, d_n], -1), d_weight, flat.sum(1, keepdim=True)
+
+
+def gru_fused(gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
+    """The same layer as a loop over torch's fused cell: two launches a step."""
+    tied = Tied(w_hh, b_hh)
+    h = gates.new_zeros(gates.shape[0], gates.shape[2], w_hh.shape[-1])
     states = []
     for now in gates.unbind(1):
-        h, c = lstm_step(now, (h, c), w, name)
+        h = gru_cell(now, tied(h), h)
+        states.append(h)
+    return torch.stack(states, 1)
+
+
+class LstmSequence(torch.autograd.Function):
+    """All steps of one LSTM layer from its gates [K, T, B, 4H] (all biases added)."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, w_hh: Tensor) -> State:
+        """States [K, T, B, H] and the last cell [K, B, H]."""
+        K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
+        weight, now = w_hh.transpose(1, 2), gates.unbind(1)
+        h = c = gates.new_zeros(K, B, H)
+        states, cells, acts, fresh, squashed = [h], [c], [], [], []
+        for t in range(T):
+            total = torch.baddbmm(now[t], h, weight)
+            fresh.append(torch.tanh(total[..., 2 * H : 3 * H]))
+            acts.append(total.sigmoid_())
+            i, f, _, o = total.chunk(4, -1)
+            c = torch.addcmul(i * fresh[t], f, c)
+            squashed.append(torch.tanh(c))
+            h = o * squashed[t]
+            states.append(h)
+            cells.append(c)
+        parts = [torch.stack(part, 1) for part in (states, cells, acts, fresh, squashed)]
+        ctx.save_for_backward(*parts, w_hh)
+        return parts[0][:, 1:], c
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of gates and w_hh."""
+        states, cells, acts, fresh, squashed, w_hh = ctx.saved_tensors
+        K, T, B, H = squashed.shape
+        i, f, _, o = acts.chunk(4, -1)
+        slope = torch.addcmul(acts, acts, acts, value=-1)
+        s_i, s_f, _, s_o = slope.chunk(4, -1)
+        slope_c = torch.addcmul(o, o, squashed * squashed, value=-1).unbind(1)
+        slope_g = torch.addcmul(i, i, fresh * fresh, value=-1)
+        by_cell = torch.stack([fresh * s_i, cells[:, :-1] * s_f, slope_g], 3).unbind(1)
+        by_state, kept, grads = (squashed * s_o).unbind(1), f.unbind(1), grad.unbind(1)
+        work = fresh.new_empty(K, T, B, 4, H)
+        d_ifg, d_o = work[:, :, :, :3].unbind(1), work[:, :, :, 3].unbind(1)
+        d_gates = work.view(K, T, B, 4 * H)
+        rows = d_gates.unbind(1)
+        dh, dc = grads[-1], grad_c
+        for t in range(T - 1, -1, -1):
+            dc = torch.addcmul(dc, dh, slope_c[t])
+            torch.mul(dc.unsqueeze(2), by_cell[t], out=d_ifg[t])
+            torch.mul(dh, by_state[t], out=d_o[t])
+            if t:
+                dc = dc * kept[t]
+                dh = torch.baddbmm(grads[t - 1], rows[t], w_hh)
+        flat = d_gates.view(K, T * B, 4 * H)
+        before = states[:, :-1].reshape(K, T * B, H)
+        return d_gates, torch.bmm(flat.transpose(1, 2), before)
+
+
+def _sequence(x: Tensor, w: Weights, name: str) -> State:
+    """All members in one product per step."""
+    gates = input_gates(x, w[f"{name}.b_ih"] + w[f"{name}.b_hh"], w[f"{name}.w_ih"])
+    return LstmSequence.apply(gates, w[f"{name}.w_hh"])
+
+
+def _fused(x: Tensor, w: Weights, name: str) -> State:
+    """The same layer as a loop over torch's fused cell: two launches a step."""
+    tied = Tied(w[f"{name}.w_hh"], w[f"{name}.b_hh"])
+    gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
+    h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
+    states = []
+    for now in gates.unbind(1):
+        h, c = lstm_cell(now, tied(h), c)
         states.append(h)
     return torch.stack(states, 1), c
 
 
-def _fleet_layer(x: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
-    """All members in one product per step, hand-written backward."""
-    K, T, B, _ = x.shape
-    gates = input_gates(x.reshape(K, T * B, -1), w, name).view(K, T, B, -1)
-    return LstmSequence.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
+def _by_hand(x: Tensor, w: Weights, name: str) -> State:
+    """Explicit gates, autograd through every step: the readable reference."""
+    gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
+    h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
+    states = []
+    for now in gates.unbind(1):
+        hidden = torch.baddbmm(w[f"{name}.b_hh"], h, w[f"{name}.w_hh"].transpose(1, 2))
+        h, c = lstm_cell_by_hand(now, hidden, c)
+        states.append(h)
+    return torch.stack(states, 1), c
 
 
-def _onednn_layer(x: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
+def _onednn(x: Tensor, w: Weights, name: str) -> State:
     """torch's own LSTM kernel, member by member."""
     parts = [w[f"{name}.{part}"].unbind(0) for part in ("w_ih", "w_hh", "b_ih", "b_hh")]
     outs, cells = [], []

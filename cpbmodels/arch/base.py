@@ -13,10 +13,13 @@ from cpbmodels.heads import Head
 from cpbmodels.presets import Preset
 from cpbmodels.weights import Param, Weights
 
+Masks = list[list[Tensor | None]]
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows of K members: inputs [K, B, C, F], origin candle [K, B, 4], true candles [K, B, H, 4] when teaching."""
+    """Windows of K members: inputs [K, B, C, F], and as decoders read them (`heads.to_feedback`) the origin's candle
+    [K, B, 4] and, when teaching, the true candles [K, B, H, 4]."""
 
     inputs: Tensor
     start: Tensor
@@ -53,7 +56,16 @@ class Architecture(ABC):
 
     def next_input(self, raw: Tensor, step: int, batch: Batch, taught: list[Tensor] | None) -> Tensor:
         """The candle [K, B, 4] the decoder reads after `step`: its own median, or the truth where it is taught."""
-        own = self.head.median(raw).to(raw.dtype)
+        own = self.head.feedback(raw)
         if taught is None or batch.truth is None:
             return own
         return torch.where(taught[step], batch.truth[:, :, step], own)
+
+    def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
+        """Per step and layer after the first, dropout factors [K, B, H] for a decoder whose state is `like`."""
+        steps, rate, layers = self.head.steps, self.options.dropout, self.options.n_layers
+        if draws is None or rate == 0 or layers == 1:
+            return [[None] * layers] * steps
+        K, B, H = like.shape
+        factors = draws.factors(rate, torch.Size([K, steps, layers - 1, B, H]), like.dtype)
+        return [[None, *step.unbind(1)] for step in factors.unbind(1)]

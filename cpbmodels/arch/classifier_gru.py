@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from cpbmodels.arch.base import Architecture, Batch
+from cpbmodels.cells import cell_params
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import linear
-from cpbmodels.recurrent import cell_params, gru
+from cpbmodels.recurrent import gru
 from cpbmodels.weights import Param, Weights, linear_params
 
 

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.base import Architecture, Batch
-from cpbmodels.draws import Draws, dropout
-from cpbmodels.layers import attend, linear
-from cpbmodels.recurrent import cell_params, gru, gru_step, input_gates
+from cpbmodels.cells import Tied, TiedAttention, cell_params, gru_cell, step_params
+from cpbmodels.draws import Draws
+from cpbmodels.layers import linear
+from cpbmodels.recurrent import gru
 from cpbmodels.weights import Param, Weights, linear_params
 
 
@@ -25,31 +26,46 @@ class Gru(Architecture):
         for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
             for depth, name in enumerate(self.names(part)):
                 out += cell_params(name, "gru", H if depth else inputs, H)
-        return [*out, *linear_params("key", H, H), *linear_params("out", 2 * H, self.head.size)]
+        return [*out, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
 
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = gru(batch.inputs, w, self.names("encoder"), self.options.dropout, draws)
         K, B, T, H = states.shape
         states = states.reshape(K, B * T, H)
         keys = linear(states, w, "key").view(K * B, T, H)
-        memory = (keys, states.view(K * B, T, H))
+        memory = TiedAttention(keys, states.view(K * B, T, H))
+        maps, masks = self.tie(w), self.decoder_masks(last[-1], draws)
         taught, read, raws = self.taught(batch, draws), batch.start, []
         for step in range(self.head.steps):
-            raw, last = self.decode(read, last, memory, w, draws)
+            raw, last = self.decode(read, last, memory, maps, masks[step])
             raws.append(raw)
             if step + 1 < self.head.steps:
                 read = self.next_input(raw, step, batch, taught)
         return torch.stack(raws, 2)
 
+    def tie(self, w: Weights) -> dict[str, Tied]:
+        """The decoder's maps, each used at every step."""
+        maps = {"out": Tied(w["out.weight"], w["out.bias"])}
+        for name in self.names("decoder"):
+            for side in ("ih", "hh"):
+                maps[f"{name}.{side}"] = Tied(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"])
+        return maps
+
     def decode(
-        self, read: Tensor, last: list[Tensor], memory: tuple[Tensor, Tensor], w: Weights, draws: Draws | None
+        self,
+        read: Tensor,
+        last: list[Tensor],
+        memory: TiedAttention,
+        maps: dict[str, Tied],
+        factors: list[Tensor | None],
     ) -> tuple[Tensor, list[Tensor]]:
         """One step: candle read [K, B, 4] and states -> raw [K, B, size] and states."""
         x, states = read, []
         for depth, (name, h) in enumerate(zip(self.names("decoder"), last, strict=True)):
-            x = dropout(x, self.options.dropout if depth else 0.0, draws)
-            x = gru_step(input_gates(x, w, name), h, w, name)
+            factor = factors[depth]
+            x = x if factor is None else x * factor
+            x = gru_cell(maps[f"{name}.ih"](x), maps[f"{name}.hh"](h), h)
             states.append(x)
         K, B, H = x.shape
-        found = attend(x.reshape(K * B, 1, H), *memory).view(K, B, H)
-        return linear(torch.cat([x, found], -1), w, "out"), states
+        found = memory(x.reshape(K * B, 1, H)).view(K, B, H)
+        return maps["out"](torch.cat([x, found], -1)), states

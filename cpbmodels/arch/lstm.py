@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.base import Architecture, Batch
-from cpbmodels.draws import Draws, dropout
-from cpbmodels.layers import attend, linear
-from cpbmodels.recurrent import cell_params, input_gates, lstm, lstm_step
+from cpbmodels.cells import State, Tied, TiedAttention, cell_params, lstm_cell, lstm_cell_by_hand, step_params
+from cpbmodels.draws import Draws
+from cpbmodels.layers import linear
+from cpbmodels.recurrent import lstm
 from cpbmodels.weights import Param, Weights, linear_params
-
-State = list[tuple[Tensor, Tensor]]
 
 
 class Lstm(Architecture):
@@ -29,43 +28,58 @@ class Lstm(Architecture):
         for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
             for depth, name in enumerate(self.names(part)):
                 out += cell_params(name, "lstm", H if depth else inputs, H)
-        out += [*linear_params("query", H, H), *linear_params("memory", H, 2 * H)]
-        return [*out, *linear_params("mix", H, H), *linear_params("out", 2 * H, self.head.size)]
+        out += [*step_params("query", H, H), *linear_params("memory", H, 2 * H)]
+        return [*out, *step_params("mix", H, H), *step_params("out", 2 * H, self.head.size)]
 
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = lstm(batch.inputs, w, self.names("encoder"), self.options.dropout, draws, self.manual)
         memory = self.project(states, w)
+        maps, masks = self.tie(w), self.decoder_masks(last[-1][0], draws)
         taught, read, raws = self.taught(batch, draws), batch.start, []
         for step in range(self.head.steps):
-            raw, last = self.decode(read, last, memory, w, draws)
+            raw, last = self.decode(read, last, memory, maps, masks[step])
             raws.append(raw)
             if step + 1 < self.head.steps:
                 read = self.next_input(raw, step, batch, taught)
         return torch.stack(raws, 2)
 
-    def project(self, states: Tensor, w: Weights) -> tuple[Tensor, Tensor]:
+    def project(self, states: Tensor, w: Weights) -> TiedAttention:
         """Keys and values [K x B x heads, T, H / heads] of all encoder states [K, B, T, H]."""
         K, B, T, H = states.shape
         heads = self.options.n_heads
         both = linear(states.reshape(K, B * T, H), w, "memory").view(K, B, T, 2, heads, H // heads)
         both = both.permute(3, 0, 1, 4, 2, 5).reshape(2, K * B * heads, T, H // heads)
-        keys, values = both.unbind(0)
-        return keys, values
+        return TiedAttention(*both.unbind(0))
+
+    def tie(self, w: Weights) -> dict[str, Tied]:
+        """The decoder's maps, each used at every step."""
+        maps = {name: Tied(w[f"{name}.weight"], w[f"{name}.bias"]) for name in ("query", "mix", "out")}
+        for name in self.names("decoder"):
+            for side in ("ih", "hh"):
+                maps[f"{name}.{side}"] = Tied(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"])
+        return maps
 
     def decode(
-        self, read: Tensor, last: State, memory: tuple[Tensor, Tensor], w: Weights, draws: Draws | None
-    ) -> tuple[Tensor, State]:
+        self,
+        read: Tensor,
+        last: list[State],
+        memory: TiedAttention,
+        maps: dict[str, Tied],
+        factors: list[Tensor | None],
+    ) -> tuple[Tensor, list[State]]:
         """One step: candle read [K, B, 4] and states -> raw [K, B, size] and states."""
+        cell_of = lstm_cell_by_hand if self.manual else lstm_cell
         x, states = read, []
-        for depth, (name, state) in enumerate(zip(self.names("decoder"), last, strict=True)):
-            x = dropout(x, self.options.dropout if depth else 0.0, draws)
-            x, cell = lstm_step(input_gates(x, w, name), state, w, name)
-            states.append((x, cell))
+        for depth, (name, (h, c)) in enumerate(zip(self.names("decoder"), last, strict=True)):
+            factor = factors[depth]
+            x = x if factor is None else x * factor
+            x, c = cell_of(maps[f"{name}.ih"](x), maps[f"{name}.hh"](h), c)
+            states.append((x, c))
         K, B, H = x.shape
         heads = self.options.n_heads
-        query = linear(x, w, "query").reshape(K * B * heads, 1, H // heads)
-        found = linear(attend(query, *memory).view(K, B, H), w, "mix")
-        return linear(torch.cat([x, found], -1), w, "out"), states
+        query = maps["query"](x).reshape(K * B * heads, 1, H // heads)
+        found = maps["mix"](memory(query).view(K, B, H))
+        return maps["out"](torch.cat([x, found], -1)), states
 
 
 class LstmManual(Lstm):

@@ -98,7 +98,7 @@ class Transformer(Architecture):
                 x = self._cross(x, keys, values, w, name, None)
                 x = self._feed(x, w, name, None)
             raws.append(linear(normalise(x), w, "out"))
-            read = self.head.median(raws[-1]).to(start.dtype)
+            read = self.head.feedback(raws[-1])
         return torch.stack(raws, 2)
 
     def _cross(
