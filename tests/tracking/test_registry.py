@@ -68,13 +68,12 @@ def test_mlflow_itself_finds_the_model(store, trained, tmp_path):
     import mlflow
 
     register_champion("BTCUSDT", "1h", trained[0])
-    mlflow.set_tracking_uri(store.uri)
 
-    got = mlflow.artifacts.download_artifacts(
-        "models:/cpb-BTCUSDT-1h@champion", dst_path=str(tmp_path / "got")
+    mlflow.artifacts.download_artifacts(
+        "models:/cpb-BTCUSDT-1h@champion", dst_path=str(tmp_path / "got"), tracking_uri=store.uri
     )
 
-    assert (tmp_path / "got" / "model.safetensors").read_bytes() == b"weights", got
+    assert (tmp_path / "got" / "model.safetensors").read_bytes() == b"weights"
 
 
 def test_a_champion_without_files_is_left_out_with_a_warning(trained, caplog):

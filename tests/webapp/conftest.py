@@ -15,6 +15,7 @@ def filled(tmp_path_factory):
     fill(folder / "data", "ETHUSDT", "1h", 2500.0, open_end=False, seed=1)
     fill(folder / "data", "PEPEUSDT", "15m", 1.2e-5, seed=2)
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.chdir(folder)
         track(folder, PAIRS)
     return folder
@@ -22,6 +23,7 @@ def filled(tmp_path_factory):
 
 @pytest.fixture
 def client(filled, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(filled)
     with TestClient(create_app(filled / "data")) as made:
         yield made
@@ -29,6 +31,7 @@ def client(filled, monkeypatch):
 
 @pytest.fixture
 def empty_client(tmp_path, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     with TestClient(create_app(tmp_path / "data")) as made:
         yield made

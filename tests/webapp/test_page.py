@@ -82,12 +82,14 @@ def test_a_forecast_is_drawn_with_its_verdict_and_hit_rates(open_page, filled):
 
 
 def test_picking_another_coin_redraws(open_page, filled):
+    from playwright.sync_api import expect
+
     page = open_page(filled)
     page.wait_for_selector("#chart svg")
 
     page.select_option("#coin", "PEPEUSDT")
 
-    page.wait_for_function("document.querySelector('#title').textContent.startsWith('PEPEUSDT')")
+    expect(page.locator("#title")).to_contain_text("PEPEUSDT")
     assert re.search(r"0\.0000\d{5}", page.locator("#title").inner_text())
     assert page.locator("#timeframes button[aria-pressed=true]").inner_text() == "15m"
 
