@@ -6,6 +6,7 @@ batch at once: per file they would cost twenty times as much.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import polars as pl
 
@@ -145,7 +146,7 @@ def _foreign(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dic
         return {}
     late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
     in_ms = set(late_ms.filter(pl.col("ms"))["file"])
-    usual, votes = Counter(b.decimals for b in blocks).most_common(1)[0]
+    usual, votes = max(Counter(b.decimals for b in blocks).items(), key=itemgetter(1), default=(0, 0))
     faults = {}
     for index, block in enumerate(blocks):
         signs = ["a header line"] if block.header else []

@@ -56,7 +56,8 @@ class Block:
     @property
     def decimals(self) -> int:
         """Digits after the point of the first price: a market prints all its prices alike."""
-        return len(self.body[: self.body.find(b"\n")].split(b",")[1].partition(b".")[2])
+        cells = self.body[: self.body.find(b"\n")].split(b",", 2)
+        return len(cells[1].partition(b".")[2]) if len(cells) > 1 else 0
 
 
 def trim(file: SourceFile, csv: bytes) -> Block:

@@ -15,7 +15,6 @@ from tasks.market.parser import Block, read, trim
 from tasks.market.quarantine import quarantine, release
 from tasks.market.store import read_part, series_folder, split_months, sync, write_parquet, write_part
 
-
 _WRITERS = 4
 
 

@@ -1,6 +1,7 @@
 """Each row of the fault table, against a server or a file that is wrong on purpose."""
 
 import io
+import json
 import zipfile
 
 import polars as pl
@@ -242,7 +243,7 @@ def test_rest_fills_what_no_file_has(market):
         )
         table = [line.split(",") for line in mirror.to_csv(rows, "1h").decode().splitlines()]
         body = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in table]
-        return 200, {}, __import__("json").dumps(body).encode()
+        return 200, {}, json.dumps(body).encode()
 
     report = served(market, rest)
     assert btc(report).holes == []

@@ -1,0 +1,181 @@
+"""Any bytes give a complete frame or one typed error; what is printed survives to the last digit."""
+
+import math
+from decimal import Decimal
+
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from market_tools import csv_of, key, lines
+
+from schemas.klines import KLINES, validate_klines
+from tasks.market import mirror
+from tasks.market.checks import check
+from tasks.market.faults import BadFile
+from tasks.market.layout import period_bounds
+from tasks.market.parser import COLUMNS, read, trim
+
+DAY = key().file("2024-02-01")
+GOOD = csv_of(DAY)
+START = period_bounds("2024-02-01")[0]
+relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def parse(csv, file=DAY):
+    """The candles of a file; raises BadFile."""
+    blocks = [trim(file, csv)]
+    frame, faults = read(blocks)
+    checked, more = check(file.series, blocks, frame)
+    for fault in {**faults, **more}.values():
+        raise fault
+    return checked.rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
+
+
+def parsed(csv):
+    """The candles, or None and the reason."""
+    try:
+        return parse(csv), ""
+    except BadFile as fault:
+        return None, str(fault)
+
+
+def is_valid_or_refused(csv):
+    """Nothing but a valid frame or a BadFile with a reason may come out."""
+    rows, reason = parsed(csv)
+    if rows is None:
+        assert reason
+        return
+    assert rows.null_count().sum_horizontal()[0] == 0
+    validate_klines(rows)
+
+
+@relaxed
+@given(st.binary(max_size=400))
+def test_any_bytes(body):
+    is_valid_or_refused(body)
+
+
+@relaxed
+@given(st.text(alphabet="0123456789.,-+eEnaif\n\r\x00 \"'#", max_size=300))
+def test_any_text_that_looks_like_numbers(text):
+    is_valid_or_refused(text.encode())
+
+
+@relaxed
+@given(st.data())
+def test_any_mutation_of_a_good_file(data):
+    body = bytearray(GOOD)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body) - 1))
+        kind = data.draw(st.sampled_from(["flip", "delete", "insert", "cut", "double"]))
+        if kind == "flip":
+            body[at] = data.draw(st.integers(0, 255))
+        elif kind == "delete":
+            del body[at : at + data.draw(st.integers(1, 200))]
+        elif kind == "insert":
+            body[at:at] = data.draw(st.binary(min_size=1, max_size=6))
+        elif kind == "cut":
+            del body[at:]
+        else:
+            body[at:at] = body[at : at + 150]
+        if not body:
+            break
+    is_valid_or_refused(bytes(body))
+
+
+@relaxed
+@given(
+    st.integers(0, 23),
+    st.integers(0, len(COLUMNS) - 2),
+    st.sampled_from(["", "nan", "inf", "-1", "1e999", "x", "0x1", " "]),
+)
+def test_no_cell_may_be_silently_lost(line, column, value):
+    rows = lines(GOOD)
+    cells = rows[line].split(b",")
+    cells[column] = value.encode()
+    rows[line] = b",".join(cells)
+    with pytest.raises(BadFile):
+        parse(b"".join(rows))
+
+
+def digits(least=0):
+    """Numbers as Binance prints them: 8 decimals."""
+    return st.integers(least, 10**15).map(lambda n: Decimal(n).scaleb(-8))
+
+
+@st.composite
+def candle_lines(draw):
+    count = draw(st.integers(1, 12))
+    rows = []
+    for i in range(count):
+        prices = sorted(draw(st.lists(digits(1), min_size=4, max_size=4)))
+        low, (a, b), high = prices[0], draw(st.permutations(prices[1:3])), prices[3]
+        total, quote = draw(digits()), draw(digits())
+        taker = draw(st.sampled_from([Decimal("0.00000000"), total]))
+        opened = START // 1000 + i * 3_600_000
+        cells = [
+            opened,
+            a,
+            high,
+            low,
+            b,
+            total,
+            opened + 3_599_999,
+            quote,
+            draw(st.integers(0, 10**9)),
+            taker,
+            quote,
+            0,
+        ]
+        rows.append(",".join(f"{c:.8f}" if isinstance(c, Decimal) else str(c) for c in cells))
+    return "\n".join(rows) + "\n"
+
+
+@relaxed
+@given(candle_lines())
+def test_round_trip_is_exact_to_the_last_printed_digit(text):
+    rows, reason = parsed(text.encode())
+    if rows is None:  # random prices may look like a test network's; nothing else may be refused
+        assert "test network" in reason
+        return
+    assert mirror.to_csv(rows, "1h").decode() == text
+
+
+@given(st.integers(1, 10**15))
+def test_a_float64_holds_the_printed_price(n):
+    printed = f"{Decimal(n).scaleb(-8):.8f}"
+    assert f"{float(printed):.8f}" == printed
+
+
+def test_files_without_a_last_newline_do_not_fuse():
+    files = [key().file("2024-02-01"), key().file("2024-02-02")]
+    blocks = [trim(f, csv_of(f).rstrip(b"\n")) for f in files]
+    frame, faults = read(blocks)
+    assert not faults
+    assert frame.group_by("file").len().sort("file")["len"].to_list() == [24, 24]
+
+
+def test_only_the_file_at_fault_is_refused():
+    files = [key().file(f"2024-02-{d:02}") for d in (1, 2, 3)]
+    bodies = [csv_of(files[0]), csv_of(files[1])[:-30], csv_of(files[2])]
+    frame, faults = read([trim(f, b) for f, b in zip(files, bodies, strict=True)])
+    assert list(faults) == [1]
+    assert sorted(frame["file"].unique()) == [0, 2]
+    assert frame.filter(pl.col("file") == 2)["line"].to_list() == list(range(1, 25))
+
+
+def test_units_are_decided_row_by_row():
+    rows = [line.split(b",") for line in lines(GOOD)]
+    for cells in rows[5:9]:
+        cells[0], cells[6] = cells[0] + b"000", cells[6] + b"999"
+    mixed = parse(b"".join(b",".join(cells) for cells in rows))
+    assert mixed.equals(parse(GOOD))
+    assert mixed["open_time"].dt.year().unique().to_list() == [2024]
+
+
+def test_a_price_of_eight_decimals_survives():
+    file = key("PEPEUSDT").file("2024-02-01")
+    rows = parse(csv_of(file), file)
+    assert mirror.to_csv(rows, "1h") == csv_of(file)
+    assert math.isclose(rows["close"].min(), 1e-5, rel_tol=1)

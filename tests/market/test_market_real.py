@@ -1,0 +1,117 @@
+"""Real files with their real defects; skipped where the mirror is not at hand."""
+
+from pathlib import Path
+
+import pytest
+from market_tools import put, scope
+
+from tasks.market.faults import BadFile
+from tasks.market.ingest import ingest
+from tasks.market.layout import SeriesKey
+from tasks.market.store import read_klines
+from tasks.market.unpack import open_zip
+
+MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
+pytestmark = pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market")
+
+
+def defect(name):
+    return next((MARKET / "defects").glob(f"{name}*")).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def bitcoin(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    return home, ingest(scope(home, MARKET, coins="BTC,LUNA", as_of="2025-06-06"))
+
+
+def test_every_defect_of_bitcoin_since_2017(bitcoin):
+    _, report = bitcoin
+    series = report.series[0]
+    outages = [h for h in series.holes if h["cause"] == "exchange outage"]
+    off_grid = [h for h in series.holes if h["cause"] == "off-grid"]
+    assert len(outages) == 28
+    assert [(h["from"], h["to"], h["bars"]) for h in off_grid] == [
+        ("2018-02-09T09:00:00Z", "2018-02-11T04:00:00Z", 43)
+    ]
+    assert len(series.holes) == 29
+    assert series.off_grid == 43
+    assert len(series.odd_close) == 13
+    assert series.zero_volume == 5
+    assert series.first == "2017-08-17T04:00:00Z"
+    assert series.last == "2025-06-05T23:00:00Z"
+    assert (series.status, series.files["ok"]) == ("complete", 99)
+
+
+def test_luna_is_two_coins(bitcoin):
+    home, report = bitcoin
+    series = report.series[1]
+    relisting = next(h for h in series.holes if h["cause"] == "relisting")
+    assert relisting == {
+        "from": "2022-05-13T01:00:00Z", "to": "2022-05-31T06:00:00Z", "bars": 437, "cause": "relisting"
+    }  # fmt: skip
+    assert series.relistings == ["2022-05-31T06:00:00Z"]
+    last = series.holes[-1]
+    hole = (last["from"], last["to"], last["cause"])
+    assert hole == (
+        "2024-09-06T03:00:00Z",
+        "2025-01-01T00:00:00Z",
+        "not published",
+    )
+    rows = read_klines(home, "LUNAUSDT", "1h")
+    assert rows.height == series.rows
+
+
+def test_the_stored_rows_are_the_published_ones(bitcoin):
+    home, report = bitcoin
+    assert read_klines(home, "BTCUSDT", "1h").height == report.series[0].rows == 68_227
+
+
+@pytest.mark.parametrize(
+    ("name", "interval", "period", "reason"),
+    [
+        ("testnet", "1h", "2025-07", "header 'timestamp,open,high,low,close,volume,close_time"),
+        ("um-futures", "5m", "2025-01", "looks like a futures file under a spot name"),
+    ],
+)
+def test_a_foreign_file_under_a_spot_name_is_refused(tmp_path, name, interval, period, reason):
+    file = SeriesKey("spot", "BTCUSDT", interval).file(period)
+    put(tmp_path / "mirror", file, defect(name))
+    report = ingest(
+        scope(tmp_path / "home", tmp_path / "mirror", coins="BTC", timeframes=interval, as_of="2025-08-01")
+    )
+    assert any(reason in n for n in report.series[0].notes), report.series[0].notes
+    assert report.exit == 3
+
+
+def test_testnet_prices_in_spot_dress_are_refused(tmp_path):
+    """The same candles with Binance's own times, without the header and beside real months."""
+    rows = [line.split(",") for line in defect("testnet").decode().splitlines()[1:]]
+    for cells in rows:
+        cells[0] = str(int(cells[6]) - 3_599_999)
+        cells[1:6] = [f"{float(c):.8f}" for c in cells[1:6]]
+    july = [",".join(c) for c in rows if int(c[0]) < 1_754_006_400_000]
+    put(tmp_path / "mirror", SeriesKey("spot", "BTCUSDT", "1h").file("2025-07"), "\n".join(july).encode())
+    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTC", as_of="2025-08-01"))
+    assert any("test network" in n for n in report.series[0].notes), report.series[0].notes
+
+
+def test_off_grid_candles_are_kept_apart(tmp_path):
+    file = SeriesKey("spot", "BTCUSDT", "1h").file("2018-02")
+    put(tmp_path / "mirror", file, defect("offgrid"))
+    home = tmp_path / "home"
+    report = ingest(scope(home, tmp_path / "mirror", coins="BTC", as_of="2018-03-01"))
+    assert report.series[0].off_grid == 43
+    assert read_klines(home, "BTCUSDT", "1h").height == 597
+    assert list(home.glob("offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"))
+
+
+def test_genuine_zips_carry_their_own_checksum():
+    for path in sorted((MARKET / "genuine").glob("*.zip")):
+        file = SeriesKey("spot", "BTCUSDT", "1m").file(path.stem.removeprefix("BTCUSDT-1m-"))
+        published = path.with_name(path.name + ".CHECKSUM").read_text().split()[0]
+        csv, _, verified = open_zip(path.read_bytes(), file, published)
+        assert verified
+        assert csv.count(b"\n") == 1440
+        with pytest.raises(BadFile, match="checksum mismatch"):
+            open_zip(path.read_bytes(), file, "0" * 64)
