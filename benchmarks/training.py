@@ -95,14 +95,10 @@ def proxy(args: argparse.Namespace) -> dict[str, float]:
     torch.set_num_threads(1)
     out = {}
     for architecture in SEEDS:
-        step = fleet_step(architecture, 40, **_only_known(architecture))
+        step = fleet_step(architecture, 40, **TINY)
         pairs = paired(_naive_steps(architecture, 40), step, repeats=max(args.repeats, 9))
         out[architecture] = round(pairs.ratio, 1)
     return out
-
-
-def _only_known(architecture: str) -> dict[str, Any]:
-    return TINY if architecture == "transformer" else {k: v for k, v in TINY.items() if k != "ff_dim"}
 
 
 def _naive_steps(architecture: str, steps: int) -> Callable[[], None]:
@@ -128,7 +124,7 @@ def ops(args: argparse.Namespace) -> dict[str, dict[str, int]]:
     """Dispatched ops of one fleet step of 40 (views launch nothing), and host syncs that grow with the steps."""
     out = {}
     for architecture in SEEDS:
-        step = fleet_step(architecture, 40, **_only_known(architecture))
+        step = fleet_step(architecture, 40, **TINY)
         step()
         with OpLog() as log:
             step()
@@ -147,7 +143,7 @@ def _syncs(architecture: str) -> int:
     counts = []
     for steps in (4, 12):
         with OpLog() as log:
-            train(walks(2, 400), architecture, epochs=1, steps_per_epoch=steps, **_only_known(architecture))
+            train(walks(2, 400), architecture, epochs=1, steps_per_epoch=steps, **TINY)
         counts.append(log.syncs)
     return counts[1] - counts[0]
 

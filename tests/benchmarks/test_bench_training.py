@@ -1,0 +1,41 @@
+import json
+
+import pytest
+
+from benchmarks import _peer, training
+from benchmarks._paired import main
+
+
+def run(capsys, *words: str) -> dict:
+    main("training", training.PARTS, [*words, "--json"], training._options)
+    return json.loads(capsys.readouterr().out)
+
+
+def test_ops_are_counted_and_no_step_waits_for_the_device(capsys):
+    found = run(capsys, "--only", "ops")["ops"]
+    assert set(found) == {"transformer", "gru", "lstm"}
+    for name, row in found.items():
+        assert 0 < row["ops"] < row["with_views"], name
+        assert row["host_syncs_in_an_epoch"] == 0, name
+
+
+def test_the_peer_is_skipped_with_a_sentence_where_it_is_not_installed(capsys, monkeypatch):
+    monkeypatch.setattr(_peer.importlib.util, "find_spec", lambda name: None)
+    assert "pip install" in run(capsys, "--only", "neuralforecast")["neuralforecast"]["skipped"]
+
+
+@pytest.mark.slow
+def test_the_proxy_answers_with_one_number_per_architecture(capsys):
+    found = run(capsys, "--only", "proxy")["proxy"]
+    assert set(found) == {"transformer", "gru", "lstm"}
+    assert all(ratio > 1 for ratio in found.values())
+
+
+@pytest.mark.slow
+def test_every_other_part_runs_small(capsys):
+    found = run(capsys, "--only", "cpu", "--members", "1", "--rows", "300", "--repeats", "1")["cpu"]
+    assert found["gru"]["fleet_windows_per_s"] > 0
+    found = run(capsys, "--only", "ramp", "--largest", "8")["ramp"]
+    assert found["8 members"]["us_per_member_step"] > 0
+    found = run(capsys, "--only", "memory", "--memory-rows", "2000")["memory"]
+    assert found["gru"]["grown_mb"] > 0
