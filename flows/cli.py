@@ -11,6 +11,7 @@ COMMANDS = {
     "ingest": ("flows.cli_ingest", "ingest"),
     "train": ("flows.cli_train", "train"),
     "train-all": ("flows.cli_train", "train_all"),
+    "backtest": ("flows.cli_backtest", "backtest"),
     "leaderboard": ("flows.cli_models", "leaderboard"),
     "forecast": ("flows.cli_models", "forecast"),
     "publish": ("flows.cli_models", "publish"),

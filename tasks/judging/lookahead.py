@@ -127,7 +127,7 @@ def shuffled(series: Series, seed: int = 0) -> Series:
     for name in ("train", "validation"):
         first, last = series.spans[name]
         rows = first + np.flatnonzero(complete[first:last])
-        features[np.ix_(rows, moved)] = features[np.ix_(random.permutation(rows), moved)]
+        features[rows[:, None], moved] = features[random.permutation(rows)[:, None], moved]
     return replace(series, features=features)
 
 

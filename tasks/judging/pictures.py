@@ -48,12 +48,17 @@ def forecast_png(path: Path, series: Series, prediction: Prediction, index: int 
 
 def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
     """Write the training and validation loss per epoch; an empty history gives empty axes."""
+    write_bytes(path, png(loss_figure(history)))
+
+
+def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
+    """Return training and validation loss per epoch."""
     figure, axes = _figure("Loss per epoch", "epoch", "loss")
     for key, colour, name in (("train_loss", BLUE, "training"), ("val_loss", ORANGE, "validation")):
         values = [row.get(key, np.nan) for row in history]
         axes.plot(range(1, len(values) + 1), values, color=colour, label=name)
     axes.legend(frameon=False)
-    write_bytes(path, png(figure))
+    return figure
 
 
 def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> Figure:

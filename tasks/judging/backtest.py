@@ -1,0 +1,221 @@
+"""Rolling-origin backtest: train on each fold's past, forecast its test span, judge all folds together.
+
+Knows no trainer: a `Trainer` learns from coins × folds (a fold is a member of the fleet like any other) and
+returns a function that forecasts. Baselines are trainers too, so all are judged on the same rows.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cpbmodels.series import Series
+from schemas.errors import MemberError
+from schemas.records import Failure, SeriesRecord
+from tasks.judging.baselines import Fit, reference
+from tasks.judging.member import MemberScore, judge_member
+from tasks.judging.pool import PoolScore, apply_holm, judge_pools
+from tasks.judging.scores import Array
+from tasks.signals.splits import SplitBounds
+from tasks.signals.store import load_series
+
+log = logging.getLogger("cpb")
+
+
+class Forecasts(Protocol):
+    """Origins [N], quantiles [N, H, 19] and, of models, the median candle [N, H, 4], all as log-ratios."""
+
+    origins: NDArray[np.int64]
+    quantiles: Array
+    candle: Array | None
+
+
+Forecaster = Callable[[Sequence[Series], str], Sequence[Forecasts]]
+"""(series, split) -> forecasts of each series from every origin of that split; element i by member i."""
+
+Trainer = Callable[["Sequence[FoldSeries]"], Forecaster]
+Keep = Callable[[str, int, Series, Forecasts], None]
+"""Told (name, fold, series, forecasts) of every fold's test span: to write the rows, or to draw."""
+
+
+@dataclass
+class Backtest:
+    """What a backtest found."""
+
+    members: list[MemberScore] = field(default_factory=list)
+    pools: list[PoolScore] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FoldSeries:
+    """One coin in one fold."""
+
+    fold: int
+    series: Series
+
+
+def load_folds(
+    records: Sequence[SeriesRecord], bounds: Mapping[str, Sequence[SplitBounds]], failures: list[Failure]
+) -> list[FoldSeries]:
+    """Load every series with every fold's spans, fold by fold; one with too little data in a fold is noted.
+
+    A coin that has its newest fold alone is no failure of the backtest; a coin without any fold is.
+    """
+    loaded, reasons = [], {}
+    for fold in range(max(len(b) for b in bounds.values())):
+        for record in records:
+            try:
+                series = load_series(record.path, bounds[record.timeframe][fold], record.symbol)
+                loaded.append(FoldSeries(fold, series))
+            except MemberError as error:
+                reasons[record.symbol, record.timeframe] = str(error)
+                log.info("fold %d without %s", fold + 1, error)
+    having = {(one.series.symbol, one.series.timeframe) for one in loaded}
+    for (symbol, timeframe), reason in reasons.items():
+        if (symbol, timeframe) not in having:
+            failures.append(Failure(symbol=symbol, timeframe=timeframe, step="split", reason=reason))
+    return loaded
+
+
+def run_backtest(
+    loaded: Sequence[FoldSeries],
+    trainers: Mapping[str, Trainer],
+    *,
+    refit: bool = True,
+    keep: Keep | None = None,
+) -> Backtest:
+    """Train, forecast and judge every trainer over the folds.
+
+    Args:
+        loaded: coins × folds, from `load_folds`.
+        trainers: name -> trainer, models and baselines alike.
+        refit: train anew for every fold; else each coin's first fold serves all of them.
+        keep: is told every fold's forecasts.
+    """
+    result = Backtest()
+    for name, trainer in trainers.items():
+        result.members += _judge_trainer(name, trainer, loaded, refit, keep, result.failures)
+    result.members = apply_holm(result.members)
+    result.pools = judge_pools(result.members)
+    return result
+
+
+def _judge_trainer(
+    name: str,
+    trainer: Trainer,
+    loaded: Sequence[FoldSeries],
+    refit: bool,
+    keep: Keep | None,
+    failures: list[Failure],
+) -> Iterator[MemberScore]:
+    parts: dict[tuple[str, str], list[tuple[FoldSeries, Forecasts, Array]]] = defaultdict(list)
+    for one, forecasts in _forecast(trainer, loaded, refit):
+        if keep is not None:
+            keep(name, one.fold, one.series, forecasts)
+        key = one.series.symbol, one.series.timeframe
+        known = _reference(one.series, forecasts, loaded, refit)
+        parts[key].append((one, forecasts, known))
+    for (symbol, timeframe), folds in parts.items():
+        try:
+            yield _judge_coin(name, folds)
+        except ValueError as error:
+            failures.append(
+                Failure(
+                    symbol=symbol, timeframe=timeframe, step="judge", reason=str(error), architecture=name
+                )
+            )
+
+
+def _forecast(
+    trainer: Trainer, loaded: Sequence[FoldSeries], refit: bool
+) -> Iterator[tuple[FoldSeries, Forecasts]]:
+    if refit:
+        series = [one.series for one in loaded]
+        yield from zip(loaded, trainer(loaded)(series, "test"), strict=True)
+        return
+    first = {_key(one): one for one in reversed(loaded)}
+    forecaster = trainer(list(first.values()))
+    for fold in sorted({one.fold for one in loaded}):
+        # Every member forecasts its own coin; a coin that has no such fold is asked about its first again.
+        now = {_key(one): one for one in loaded if one.fold == fold}
+        asked = [now.get(key, one) for key, one in first.items()]
+        for one, forecasts in zip(asked, forecaster([one.series for one in asked], "test"), strict=True):
+            if one.fold == fold:
+                yield one, forecasts
+
+
+def _key(one: FoldSeries) -> tuple[str, str]:
+    return one.series.symbol, one.series.timeframe
+
+
+def _reference(series: Series, forecasts: Forecasts, loaded: Sequence[FoldSeries], refit: bool) -> Array:
+    """Return the reference, fitted on the same training span that the model had."""
+    horizon = forecasts.quantiles.shape[1]
+    learnt = (
+        series if refit else next(o.series for o in loaded if _key(o) == (series.symbol, series.timeframe))
+    )
+    return reference(learnt, learnt.origins("train", 1, horizon), forecasts.origins, horizon)
+
+
+def _judge_coin(name: str, folds: list[tuple[FoldSeries, Forecasts, Array]]) -> MemberScore:
+    joined = SimpleNamespace(
+        origins=np.concatenate([f.origins for _, f, _ in folds]),
+        quantiles=np.concatenate([f.quantiles for _, f, _ in folds]),
+    )
+    known = np.concatenate([r for _, _, r in folds])
+    return judge_member(folds[0][0].series, joined, known, architecture=name)
+
+
+def baseline_trainer(fit: Fit, horizon: int = 10) -> Trainer:
+    """Return a baseline as a trainer: fitted per series on its training origins."""
+
+    def train(loaded: Sequence[FoldSeries]) -> Forecaster:
+        series = [one.series for one in loaded]
+        fitted = [fit(one, one.origins("train", 1, horizon), horizon) for one in series]
+
+        def forecast(asked: Sequence[Series], split: str) -> list[Forecasts]:
+            found: list[Forecasts] = []
+            for baseline, one in zip(fitted, asked, strict=True):
+                origins = one.origins(split, 1, horizon)
+                found.append(
+                    SimpleNamespace(origins=origins, quantiles=baseline.quantiles(one, origins), candle=None)
+                )
+            return found
+
+        return forecast
+
+    return train
+
+
+def as_json(result: Backtest) -> dict[str, object]:
+    """Return `pooled[ARCHITECTURE][TIMEFRAME]` and `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]`, short names."""
+    pooled: dict[str, dict[str, object]] = defaultdict(dict)
+    for pool in result.pools:
+        pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {
+            "coins": len(pool.symbols),
+            "coins_below_one": pool.metrics["coins_below_one"],
+            "verdict": pool.verdict,
+        }
+    members = {
+        f"{m.architecture}/{m.symbol}/{m.timeframe}": _short(m.metrics) | {"verdict": m.verdict}
+        for m in result.members
+    }
+    return {"pooled": dict(pooled), "members": members}
+
+
+def _short(metrics: Mapping[str, float]) -> dict[str, object]:
+    names = (
+        "crps", "crps_ratio", "p", "mae_ratio", "mase", "directional_accuracy", "coverage_50", "coverage_80",
+        "coverage_90", "tail_pinball_ratio",
+    )  # fmt: skip
+    short: dict[str, object] = {name: metrics[f"test_{name}"] for name in names}
+    short["interval"] = [metrics["test_crps_ratio_low"], metrics["test_crps_ratio_high"]]
+    if "test_p_holm" in metrics:
+        short["p_holm"] = metrics["test_p_holm"]
+    return short | {"n": int(metrics["test_n"])}
