@@ -64,14 +64,13 @@ def test_champions_can_be_narrowed(trained):
     assert [c.timeframe for c in champions(timeframes=["1h"])] == ["1h"]
 
 
-def test_mlflow_itself_finds_the_model(store, trained, tmp_path):
+def test_mlflow_itself_finds_the_model(store, trained, tmp_path, monkeypatch):
     import mlflow
 
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     register_champion("BTCUSDT", "1h", trained[0])
 
-    mlflow.artifacts.download_artifacts(
-        "models:/cpb-BTCUSDT-1h@champion", dst_path=str(tmp_path / "got"), tracking_uri=store.uri
-    )
+    mlflow.artifacts.download_artifacts("models:/cpb-BTCUSDT-1h@champion", dst_path=str(tmp_path / "got"))
 
     assert (tmp_path / "got" / "model.safetensors").read_bytes() == b"weights"
 
