@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cpbmodels.bank import Bank, make_task
-from cpbmodels.device.placement import OpLog
+from cpbmodels.device.placement import OpLog, kernels
 from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
@@ -33,7 +33,7 @@ class FleetStep:
 
 
 def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
-    """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement."""
+    """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement and kernels."""
     return {name: time_one(name, device) for name in architectures()}
 
 
@@ -53,6 +53,7 @@ def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
         "windows_per_s": members * options.batch_size / spent,
         "gpu_mem_peak_mb": gpu,
         "placement": placement_of(step, device),
+        "top_kernels": list(kernels(step, device))[:3] if device.type == "cuda" else [],
     }
 
 
