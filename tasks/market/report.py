@@ -7,7 +7,7 @@ from pathlib import Path
 from schemas.errors import COMPLETE, PARTIAL
 from tasks.market.holes import LACKING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.layout import text
-from tasks.market.store import replacing, series_digest
+from tasks.market.store import provisional_rows, replacing, series_digest, zeros_of
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
 
@@ -74,7 +74,7 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
         {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
     ]
     _count_files(report, holdings, holes)
-    _tell_oddities(report, holdings, holes)
+    _tell_oddities(report, home, holdings, holes)
     _judge(report, holdings, holes, reason)
     return report
 
@@ -100,18 +100,15 @@ def _count_files(report: SeriesReport, holdings: Holdings, holes: list[Hole]) ->
             report.notes.append(f"{holdings.series} {record.period}: unverified, no CHECKSUM published")
 
 
-def _tell_oddities(report: SeriesReport, holdings: Holdings, holes: list[Hole]) -> None:
+def _tell_oddities(report: SeriesReport, home: Path, holdings: Holdings, holes: list[Hole]) -> None:
+    last = holdings.last - holdings.series.step
     seen = [o for o in holdings.oddities if holdings.first <= o.open_time < holdings.last]
     report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
     report.off_grid = len(report.off_grid_times)
     report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
-    report.zero_volume = sum(p.zeros for p in holdings.parts if p.runs and clipped(p.runs, holdings))
+    report.zero_volume = sum(zeros_of(home, holdings.series, p, holdings.first, last) for p in holdings.parts)
+    report.provisional = provisional_rows(home, holdings.series, holdings.first, last)
     report.relistings = [text(h.end) for h in holes if h.cause == "relisting"]
-
-
-def clipped(runs: list[tuple[int, int]], holdings: Holdings) -> bool:
-    """Tell whether any of the runs lies in the time range."""
-    return any(b > holdings.first and a < holdings.last for a, b in runs)
 
 
 def _judge(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
@@ -163,10 +160,14 @@ def details(report: IngestReport) -> str:
             for h in s.holes
         ]
         lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
-        lines += [
-            f"{name}: {s.off_grid} off-grid candles from {_minute(s.off_grid_times[0])}, kept apart"
-        ] * bool(s.off_grid)
-        lines += [f"{name}: {len(s.odd_close)} candles were cut short"] * bool(s.odd_close)
+        if s.off_grid:
+            lines.append(
+                f"{name}: {s.off_grid} off-grid candles from {_minute(s.off_grid_times[0])}, kept apart"
+            )
+        if s.odd_close:
+            lines.append(
+                f"{name}: {len(s.odd_close)} candles with an odd close time, first {_minute(s.odd_close[0])}"
+            )
         lines += s.notes
     return "\n".join(lines)
 

@@ -183,14 +183,37 @@ def series_digest(home: Path, series: SeriesKey, parts: list[Part], first: int, 
     """Return a digest of the candles with `first <= open_time <= last`: whole months are known by theirs."""
     state = hashlib.sha256()
     for part in parts:
-        if not part.runs or part.runs[0][0] > last or part.runs[-1][1] - series.step < first:
-            continue
-        whole = part.runs[0][0] >= first and part.runs[-1][1] - series.step <= last
-        digest = (
-            part.digest if whole else digest_of(_between(read_part(home, series, part.month), first, last))
-        )
-        state.update(f"{part.month}:{digest};".encode())
+        share = _share(part, series, first, last)
+        if share:
+            cut = share == "some"
+            digest = digest_of(_cut_part(home, series, part, first, last)) if cut else part.digest
+            state.update(f"{part.month}:{digest};".encode())
     return state.hexdigest()
+
+
+def zeros_of(home: Path, series: SeriesKey, part: Part, first: int, last: int) -> int:
+    """Return how many of a part's candles in `[first, last]` have no volume."""
+    share = _share(part, series, first, last)
+    if share == "some" and part.zeros:
+        return int((_cut_part(home, series, part, first, last)["volume"] == 0).sum())
+    return part.zeros if share else 0
+
+
+def provisional_rows(home: Path, series: SeriesKey, first: int, last: int) -> int:
+    """Return how many unconfirmed candles lie in `[first, last]`."""
+    tail = series_folder(home, series, "provisional") / "tail.parquet"
+    return _between(_read(tail, ["open_time"]), first, last).height if tail.is_file() else 0
+
+
+def _share(part: Part, series: SeriesKey, first: int, last: int) -> str:
+    """Tell how much of a part lies in `[first, last]`: `all`, `some` or nothing (an empty text)."""
+    if not part.runs or part.runs[0][0] > last or part.runs[-1][1] - series.step < first:
+        return ""
+    return "all" if part.runs[0][0] >= first and part.runs[-1][1] - series.step <= last else "some"
+
+
+def _cut_part(home: Path, series: SeriesKey, part: Part, first: int, last: int) -> pl.DataFrame:
+    return _between(read_part(home, series, part.month), first, last)
 
 
 def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:

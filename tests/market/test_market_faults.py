@@ -10,6 +10,7 @@ from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows
 
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.parser import COLUMNS
 from tasks.market.store import read_klines
 
 BTC, MONTH = key(), key().file("2024-02")
@@ -263,7 +264,7 @@ def microseconds(csv, upto):
     return b"".join(b",".join(cells) for cells in rows)
 
 
-HEADER = b"open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,ignore\n"
+HEADER = ",".join(COLUMNS).encode() + b"\n"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,306 @@
+"""Whole ingestions: planning, increments, time ranges, outages, one writer, honest ends."""
+
+import json
+import os
+import sqlite3
+from datetime import UTC, datetime
+
+import polars as pl
+import pytest
+from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows_of, scope, stored
+
+from schemas.errors import CpbError, MemberError, UsageError
+from tasks.market import mirror
+from tasks.market.client import FolderSource, HttpSource
+from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.listing import Catalogue
+from tasks.market.report import details, save, table
+from tasks.market.store import read_klines, writer_lock
+
+BTC = key()
+
+
+def utc(*parts):
+    return datetime(*parts, tzinfo=UTC)
+
+
+def test_months_without_a_monthly_file_come_from_daily_ones(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-03"])
+    for day in range(1, 30):
+        put(root, BTC.file(f"2024-02-{day:02}"))
+    for day in (1, 2, 3):
+        put(root, BTC.file(f"2024-04-{day:02}"))
+    report = ingest(scope(tmp_path / "home", root, coins="BTC", as_of="2024-04-04"))
+    series = report.series[0]
+    assert (series.status, series.holes, series.files["ok"]) == ("complete", [], 2 + 29 + 3)
+    assert series.last == "2024-04-03T23:00:00Z"
+
+
+def test_a_month_grows_by_days_and_the_monthly_file_takes_over(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01"]), tmp_path / "home"
+    for day in (1, 2):
+        put(root, BTC.file(f"2024-02-{day:02}"))
+    ingest(scope(home, root, coins="BTC"))
+    put(root, BTC.file("2024-02-03"))
+    report = ingest(scope(home, root, coins="BTC"))
+    assert report.series[0].rows == (31 + 3) * 24
+    put(root, BTC.file("2024-02"))
+    report = ingest(scope(home, root, coins="BTC"))
+    assert report.series[0].rows == (31 + 29) * 24
+    assert report.series[0].files["ok"] == 2
+    with sqlite3.connect(home / "manifest.db") as db:
+        assert [p for (p,) in db.execute("SELECT period FROM files ORDER BY period")] == [
+            "2024-01",
+            "2024-02",
+        ]
+
+
+def test_plan_names_the_files_and_writes_nothing(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
+    report = ingest(scope(tmp_path / "home", root, coins="BTC"), plan=True)
+    assert sum(note.endswith(".zip") for note in report.notes) == 3
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_coin_that_is_not_listed_fails_alone(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
+    report = ingest(scope(tmp_path / "home", root, coins="NOPE,BTC"))
+    assert [s.status for s in report.series] == ["failed", "complete"]
+    assert f"not listed at {root}" in report.series[0].reason
+    assert report.exit == 3
+
+
+def test_no_candle_that_closes_after_as_of_is_seen(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    late = ingest(scope(home, root, coins="BTC")).series[0]
+    early = ingest(scope(home, root, coins="BTC", as_of="2024-02-10T12:30")).series[0]
+    assert early.last == "2024-02-10T11:00:00Z"
+    assert early.rows == (31 + 9) * 24 + 12
+    fresh = ingest(scope(tmp_path / "other", root, coins="BTC", as_of="2024-02-10T12:30")).series[0]
+    assert early.digest == fresh.digest != late.digest
+    rows = read_klines(home, "BTCUSDT", "1h", as_of=utc(2024, 2, 10, 12, 30))
+    assert rows.height == early.rows
+    assert not (tmp_path / "other/klines/interval=1h/symbol=BTCUSDT/2024-03.parquet").exists()
+
+
+def test_since_limits_what_is_fetched_and_read(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    series = ingest(scope(home, root, coins="BTC", since="2024-02-15")).series[0]
+    assert series.first == "2024-02-15T00:00:00Z"
+    assert series.files["ok"] == 2
+    assert read_klines(home, "BTCUSDT", "1h", since=utc(2024, 2, 15)).height == series.rows
+
+
+def test_digests_tell_values_not_files(tmp_path):
+    root = build(tmp_path / "a", symbols=["BTCUSDT"], months=["2024-01"])
+    other = tmp_path / "b"
+    for day in range(1, 32):
+        put(other, BTC.file(f"2024-01-{day:02}"))
+    digests = {
+        ingest(scope(tmp_path / f"home{r.name}", r, coins="BTC")).series[0].digest for r in (root, other)
+    }
+    assert len(digests) == 1
+
+
+def without(file, *spans):
+    """A file's CSV without the candles of some line ranges."""
+    rows = lines(csv_of(file))
+    return b"".join(r for i, r in enumerate(rows) if not any(a <= i < b for a, b in spans))
+
+
+def test_an_outage_is_what_every_symbol_lacks(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT", "ETHUSDT", "SOLUSDT"])
+    month = "2024-02"
+    put(root, key("BTCUSDT").file(month), without(key("BTCUSDT").file(month), (100, 103), (300, 302)))
+    put(root, key("ETHUSDT").file(month), without(key("ETHUSDT").file(month), (100, 103)))
+    put(root, key("SOLUSDT").file(month), without(key("SOLUSDT").file(month), (100, 104)))
+    report = ingest(scope(tmp_path / "home", root, coins="BTC,ETH,SOL"))
+    causes = {s.symbol: [(h["bars"], h["cause"]) for h in s.holes] for s in report.series}
+    assert causes == {
+        "BTCUSDT": [(3, "exchange outage"), (2, "confirmed absent")],
+        "ETHUSDT": [(3, "exchange outage")],
+        "SOLUSDT": [(3, "exchange outage"), (1, "confirmed absent")],
+    }
+    assert [s.status for s in report.series] == ["partial", "complete", "partial"]
+    alone = ingest(scope(tmp_path / "home", root, coins="BTC"))  # the store's other symbols still testify
+    assert [h["cause"] for h in alone.series[0].holes] == ["exchange outage", "confirmed absent"]
+
+
+def test_unpublished_months_are_a_hole_of_their_own_kind(tmp_path):
+    root = build(tmp_path / "mirror", months=["2024-01", "2024-03"])
+    report = ingest(scope(tmp_path / "home", root))
+    assert [(h["from"], h["to"], h["cause"]) for h in report.series[0].holes] == [
+        ("2024-02-01T00:00:00Z", "2024-03-01T00:00:00Z", "not published")
+    ]
+    assert report.exit == 0
+
+
+def test_a_lost_part_is_fetched_again(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    ingest(scope(home, root, coins="BTC"))
+    before = stored(home)
+    (home / "klines/interval=1h/symbol=BTCUSDT/2024-02.parquet").unlink()
+    assert ingest(scope(home, root, coins="BTC")).series[0].holes == []
+    assert stored(home) == before
+
+
+def test_a_lost_manifest_is_built_again(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    first = ingest(scope(home, root, coins="BTC"))
+    (home / "manifest.db").unlink()
+    assert ingest(scope(home, root, coins="BTC")).series == first.series
+
+
+def test_one_writer_at_a_time(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01"])
+    with writer_lock(tmp_path / "home"), pytest.raises(CpbError, match="another cpb is writing in"):
+        ingest(scope(tmp_path / "home", root, coins="BTC"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_named(tmp_path):
+    (tmp_path / "home").mkdir(mode=0o500)
+    with pytest.raises(CpbError, match="cannot write in"):
+        ingest(scope(tmp_path / "home", build(tmp_path / "mirror"), coins="BTC"))
+
+
+def test_a_home_that_is_a_file_is_named(tmp_path):
+    (tmp_path / "home").write_text("")
+    with pytest.raises(CpbError, match="cannot write in"):
+        ingest(scope(tmp_path / "home", build(tmp_path / "mirror"), coins="BTC"))
+
+
+def test_an_unreachable_source_names_the_ways_out(tmp_path):
+    with pytest.raises(CpbError, match="--source sim") as caught:
+        ingest(scope(tmp_path / "home", "http://127.0.0.1:9", coins="BTC"), limits=FAST)
+    assert "cannot be reached" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_source_that_is_nothing_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="neither a URL nor a folder"):
+        ingest(scope(tmp_path / "home", tmp_path / "nowhere", coins="BTC"))
+
+
+def test_names_are_probed_where_nothing_is_listed(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-02"])
+    put(root, BTC.file("2024-03-01"))
+    with mirror.serve(mirror.FolderMirror(root), lists=False) as url:
+        report = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
+        again = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
+    assert report.series[0].files["ok"] == 3
+    assert report.series[0].rows == (31 + 29 + 1) * 24
+    assert again.series == report.series
+
+
+def test_long_listings_are_read_page_by_page(tmp_path, monkeypatch):
+    monkeypatch.setattr(mirror, "PAGE", 7)
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
+    for day in range(1, 21):
+        put(root, BTC.file(f"2024-04-{day:02}"))
+    with mirror.serve(mirror.FolderMirror(root)) as url:
+        source = HttpSource(url, limits=FAST)
+        daily = Catalogue(source).files(BTC, "daily", *key().file("2024-04").bounds)
+        assert [f.period[-2:] for f in daily] == [f"{d:02}" for d in range(1, 21)]
+        assert source.requests == 6  # 40 keys, 7 a page
+        source.requests = 0
+        late = Catalogue(source).files(
+            BTC, "daily", key().file("2024-04-18").bounds[0], key().file("2024-04").bounds[1]
+        )
+        assert [f.period[-2:] for f in late] == ["18", "19", "20"]
+        assert source.requests == 1  # the marker skips what came before
+
+
+def test_any_market_and_every_listed_pair(tmp_path):
+    root = tmp_path / "mirror"
+    for symbol in ("BTCUSDT", "ETHUSDT", "ETHBTC"):
+        put(root, key(symbol, "4h", "um").file("2024-01"))
+    made = scope(tmp_path / "home", root, coins="BTC", timeframes="4h", market="um")
+    assert listed_symbols(made) == ["BTCUSDT", "ETHUSDT"]
+    with mirror.serve(mirror.FolderMirror(root)) as url:
+        assert listed_symbols(made.model_copy(update={"source": url})) == ["BTCUSDT", "ETHUSDT"]
+    report = ingest(made.model_copy(update={"symbols": ("BTCUSDT", "ETHUSDT")}))
+    assert report.exit == 0
+    assert read_klines(tmp_path / "home", "ETHUSDT", "4h", market="um").height == 31 * 6
+    with pytest.raises(MemberError, match="no candles"):
+        read_klines(tmp_path / "home", "ETHUSDT", "4h")
+
+
+def test_coin_futures_have_symbols_of_their_own(tmp_path):
+    file = key("BTCUSD_PERP", "1h", "cm").file("2024-01")
+    put(tmp_path / "mirror", file, csv_of(file, rows_of(key().file("2024-01"))))
+    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTCUSD_PERP", market="cm"))
+    assert report.exit == 0
+
+
+def rest_of(rows, **changes):
+    """A hook that answers REST questions from a frame."""
+
+    def hook(handler, path, query):
+        if path != "api/v3/klines":
+            return None
+        if "status" in changes:
+            return changes["status"], {}, b"{}"
+        times = pl.col("open_time").dt.epoch("ms")
+        part = rows.filter(times.is_between(int(query["startTime"]), int(query["endTime"])))
+        cells = [line.split(",") for line in mirror.to_csv(part, "1h").decode().splitlines()]
+        body = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in cells]
+        return 200, {}, json.dumps(body).encode()
+
+    return hook
+
+
+def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    april = rows_of(key().file("2024-04"))
+    with mirror.serve(mirror.FolderMirror(root), rest_of(april)) as url:
+        report = ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
+    assert report.series[0].provisional == 29
+    assert report.series[0].last == "2024-03-31T23:00:00Z"
+    assert read_klines(home, "BTCUSDT", "1h").height == 91 * 24
+    with_tail = read_klines(home, "BTCUSDT", "1h", provisional=True)
+    assert with_tail.height == 91 * 24 + 29
+    assert with_tail["open_time"].is_sorted()
+    assert (
+        read_klines(home, "BTCUSDT", "1h", provisional=True, as_of=utc(2024, 4, 1, 2)).height == 91 * 24 + 2
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "says"), [(451, "not available from your location (451)"), (418, "(418)")]
+)
+def test_a_refused_tail_is_said_and_the_rest_goes_on(tmp_path, status, says):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
+    hook = Misbehaving("api/v3/klines", str(status))
+    with mirror.serve(mirror.FolderMirror(root), hook) as url:
+        report = ingest(scope(tmp_path / "home", url, as_of="2024-04-02"), tail=True, limits=FAST)
+    assert any(says in note for note in report.notes), report.notes
+    assert hook.asked["api/v3/klines"] == 1
+    assert report.series[0].status == "complete"
+
+
+def test_the_report_is_printed_and_saved(tmp_path):
+    root = build(tmp_path / "mirror", months=["2024-01", "2024-03"])
+    report = ingest(scope(tmp_path / "home", root))
+    path = save(report, tmp_path / "home")
+    told = json.loads(path.read_text())
+    assert told["exit"] == 0
+    assert told["series"][0]["holes"][0]["bars"] == 29 * 24
+    assert {"requests", "seconds", "series"} <= set(told)
+    assert "not published" in details(report)
+    assert "BTCUSDT 1h" in table(report)
+
+
+def test_reading_what_was_never_fetched_says_how_to_get_it(tmp_path):
+    with pytest.raises(MemberError, match="cpb ingest --coins BTCUSDT"):
+        read_klines(tmp_path, "BTCUSDT", "1h")
+
+
+def test_a_folder_and_its_server_give_the_same_store(tmp_path):
+    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
+    by_folder = ingest(scope(tmp_path / "a", root, coins="BTC"))
+    with mirror.serve(mirror.FolderMirror(root)) as url:
+        by_url = ingest(scope(tmp_path / "b", url, coins="BTC"), limits=FAST)
+    assert by_folder.series == by_url.series
+    assert stored(tmp_path / "a") == stored(tmp_path / "b")
+    assert isinstance(FolderSource(root).name, str)
