@@ -36,7 +36,7 @@ def member_runs(folder):
     client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
     experiment = client.get_experiment_by_name("cpb")
     runs = client.search_runs([experiment.experiment_id], "tags.`cpb.kind` = 'member'", max_results=1000)
-    return {f"{r.info.run_name}": r for r in runs}
+    return {r.info.run_name: r for r in reversed(runs)}
 
 
 def forecast_rows(folder):
@@ -122,11 +122,27 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
 
 
 def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
-    as_of = "2025-05-20T12:30"
-    command = ("--source", "sim", "--coins", "BTC", "--as-of", as_of)
+    for month in ("2025-01", "2025-02", "2025-03"):
+        write_month(tmp_path / "mirror", "BTCUSDT", month)
+    command = ("--source", tmp_path / "mirror", "--coins", "BTC", "--as-of", "2025-03-20T12:30")
     assert cpb("train-all", *command, *SMALL).returncode == 0
     rows = forecast_rows(tmp_path)
-    assert rows["issued_at"].max() == datetime.fromisoformat("2025-05-20T12:00:00+00:00")
+    assert rows["issued_at"].max() == datetime.fromisoformat("2025-03-20T12:00:00+00:00")
     assert rows.height == 10
     steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
     assert steps.sort().to_list() == list(range(1, 11))
+
+
+def test_warm_start_continues_from_the_champions(cpb, tmp_path):
+    command = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
+               "--architectures", "har", "--warm-start", "champion")  # fmt: skip
+    assert cpb(*command, "--as-of", "2025-05-20").returncode == 0
+    first = {n: r.data.params["warm_start"] for n, r in member_runs(tmp_path).items()}
+    assert set(first.values()) == {"null"}
+    assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
+    second = [r for r in member_runs(tmp_path).values() if "2025-05-25" in r.data.tags["as_of"]]
+    assert len(second) == 2
+    assert all("artifacts" in r.data.params["warm_start"] for r in second)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
