@@ -64,7 +64,9 @@ def serve_ui(
     try:
         _wait_until_up(server, f"http://{host}:{port}", log)
         _announce(ready, address(f"http://{host}:{port}", store))
-        server.wait()
+        while server.poll() is None:
+            # Not `wait()`: a signal that the kernel hands to a library's thread does not wake the main one.
+            time.sleep(0.2)
         raise CpbError(f"MLflow's server ended by itself with code {server.returncode}; read {log}")
     except KeyboardInterrupt:
         return

@@ -65,8 +65,9 @@ def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
         url = process.stdout.readline().strip()
         with urllib.request.urlopen(url, timeout=30) as answer:
             assert b"MLflow" in answer.read()
-    finally:
         process.send_signal(stop)
-    assert process.wait(30) == 0
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
