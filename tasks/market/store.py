@@ -21,7 +21,7 @@ from tasks.market.layout import SeriesKey, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 
 MANIFEST = "manifest.db"
-_TEMP = ".tmp-"
+_TEMP = ".tmp"  # at the end of the name: nobody's `*.parquet` may match half a file
 
 
 def series_folder(home: Path, series: SeriesKey, tree: str = "klines") -> Path:
@@ -73,7 +73,7 @@ def part_paths(home: Path, series: SeriesKey) -> list[Path]:
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
-    return [folder / n for n in names if n.endswith(".parquet") and not n.startswith(_TEMP)]
+    return [folder / n for n in names if n.endswith(".parquet")]
 
 
 def _overlaps(month: str, first: int, last: int) -> bool:
@@ -122,7 +122,7 @@ def replacing(path: Path) -> Iterator[Path]:
     The new name itself is safe after a `sync` of the folder: once for many files.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f"{_TEMP}{path.name}")
+    temp = path.with_name(f"{path.name}{_TEMP}")
     try:
         yield temp
         sync(temp)
@@ -229,7 +229,7 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 def sweep(home: Path) -> int:
     """Remove what a killed run left half-written; return how many files that were."""
-    leftovers = [path for path in home.rglob(f"{_TEMP}*") if path.is_file()]
+    leftovers = [path for path in home.rglob(f"*{_TEMP}") if path.is_file()]
     for path in leftovers:
         path.unlink()
     return len(leftovers)

@@ -30,7 +30,7 @@ def btc(report):
 def check_store(tmp_path, report):
     """No accepted bad row, no temp file, and every missing candle is accounted for."""
     home = tmp_path / "home"
-    assert not list(home.rglob(".tmp-*"))
+    assert not list(home.rglob("*.tmp"))
     truth = pl.concat([rows_of(BTC.file(m)) for m in ("2024-01", "2024-02", "2024-03")])
     got = read_klines(home, "BTCUSDT", "1h")
     assert got.join(truth, on=got.columns, how="anti").height == 0
