@@ -139,7 +139,9 @@ def _forecast(
         series = [one.series for one in loaded]
         yield from zip(loaded, trainer(loaded)(series, "test"), strict=True)
         return
-    first = {_key(one): one for one in reversed(loaded)}
+    first: dict[tuple[str, str], FoldSeries] = {}
+    for one in loaded:
+        first.setdefault(_key(one), one)
     forecaster = trainer(list(first.values()))
     for fold in sorted({one.fold for one in loaded}):
         # Every member forecasts its own coin; a coin that has no such fold is asked about its first again.

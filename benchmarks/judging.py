@@ -1,0 +1,107 @@
+"""How fast judging and features are: `python -m benchmarks.judging [--only judge|features|pictures] [--json]`.
+
+`judge` scores 40 members × 4 architectures × 2,000 origins × 10 steps (3.2 million forecast rows of 19
+quantiles) with intervals, tests, Holm's correction and pooling, on two threads at most.
+"""
+
+import argparse
+import json
+import resource
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+
+from cpbmodels.series import Series, candle_columns
+from tasks.judging import baselines
+from tasks.judging.member import judge_member
+from tasks.judging.pictures import forecast_png, loss_png
+from tasks.judging.pool import apply_holm, judge_pools
+from tasks.signals.columns import feature_frame
+
+HOUR = 3_600_000_000
+
+
+def market(seed: int, rows: int = 8000) -> Series:
+    random = np.random.default_rng(seed)
+    close = 100 * np.exp(np.cumsum(random.standard_t(4, rows) * 0.005))
+    opened = np.r_[100, close[:-1]]
+    prices = np.column_stack([opened, np.maximum(opened, close), np.minimum(opened, close), close])
+    segments = np.zeros(rows, dtype=np.int64)
+    names, features, volatility = candle_columns(prices, segments)
+    spans = {"train": (0, 5000), "validation": (5200, 5800), "test": (rows - 2010, rows)}
+    times = np.arange(rows) * HOUR
+    return Series(prices, features, names, volatility, segments, spans, f"C{seed}USDT", "1h", times)
+
+
+def judge(members: int = 40, architectures: int = 4) -> dict[str, float]:
+    series = [market(i) for i in range(members)]
+    started, forecast_rows, scores = time.perf_counter(), 0, []
+    for a in range(architectures):
+        for one in series:
+            train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
+            known = baselines.reference(one, train, test, 10)
+            forecast = SimpleNamespace(origins=test, quantiles=known * (0.9 + 0.05 * a))
+            scores.append(judge_member(one, forecast, known, architecture=f"a{a}"))
+            forecast_rows += known.shape[0] * known.shape[1]
+    pools = judge_pools(apply_holm(scores))
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": seconds, "forecast_rows": forecast_rows, "pools": len(pools), "rss_peak_mb": peak}
+
+
+def features(rows: int = 500_000) -> dict[str, float]:
+    one = market(1, rows)
+    start = datetime(2000, 1, 1, tzinfo=UTC)
+    times = pl.datetime_range(start, start + timedelta(hours=rows - 1), "1h", time_unit="us", eager=True)
+    frame = pl.DataFrame(
+        {"open_time": times, **{n: one.prices[:, i] for i, n in enumerate(("open", "high", "low", "close"))}}
+    ).with_columns(volume=pl.lit(1.0))
+    feature_frame(frame.head(1000), "1h")
+    started = time.perf_counter()
+    feature_frame(frame, "1h")
+    seconds = time.perf_counter() - started
+    return {"seconds": seconds, "rows_per_s": rows / seconds}
+
+
+def pictures(count: int = 50) -> dict[str, float]:
+    one = market(1)
+    train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
+    forecast = SimpleNamespace(origins=test, quantiles=baselines.reference(one, train, test, 10))
+    history = [{"train_loss": 2 / (e + 1), "val_loss": 2.1 / (e + 1)} for e in range(50)]
+    with TemporaryDirectory() as folder:
+        forecast_png(Path(folder) / "warm.png", one, forecast)
+        started = time.perf_counter()
+        for i in range(count):
+            forecast_png(Path(folder) / "f.png", one, forecast, -1 - i)
+        middle = time.perf_counter()
+        for _ in range(count):
+            loss_png(Path(folder) / "l.png", history)
+        end = time.perf_counter()
+    return {"forecast_png_ms": (middle - started) / count * 1e3, "loss_png_ms": (end - middle) / count * 1e3}
+
+
+PARTS = {"judge": judge, "features": features, "pictures": pictures}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=list(PARTS))
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    found = {name: part() for name, part in PARTS.items() if asked.only in (None, name)}
+    if asked.json:
+        print(json.dumps(found))
+        return
+    for name, figures in found.items():
+        print(f"{name:>10}  " + "  ".join(f"{k} {v:,.1f}" for k, v in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
