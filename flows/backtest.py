@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 import cpbmodels
-from cpbmodels.series import Series
+from cpbmodels.series import RETURNS, Series
 from flows.runner import Runner
 from schemas.config import UNIVERSAL, TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
@@ -34,9 +34,10 @@ from tasks.judging.backtest import (
     load_folds,
     run_backtest,
 )
-from tasks.judging.baselines import Fit, ewma_walk, random_walk
+from tasks.judging.baselines import Fit, ewma_walk, random_walk, reference
 from tasks.judging.boosted import boosted
 from tasks.judging.garch import garch
+from tasks.judging.member import judge_member
 from tasks.judging.money import trade
 from tasks.judging.report import write_report
 from tasks.judging.robust_har import robust_har
@@ -52,6 +53,9 @@ BASELINES: dict[str, Fit] = {
     "lightgbm": boosted,
 }
 """Baselines by name. The first two run always; the others need the extra `judging` and are asked for."""
+
+NO_SKILL = 0.99
+"""A model that learnt from shuffled features and still falls under this CRPS ratio has another source."""
 
 Say = Callable[[str], None]
 
@@ -149,7 +153,7 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = print) 
     say(table.as_text(table.leaderboard_rows(judged.pools)))
     for pool in judged.pools:
         say(f"{pool.architecture} {pool.timeframe} is {pool.verdict}")
-    leaking = options.check_lookahead and notes[-1].startswith("LOOK-AHEAD")
+    leaking = options.check_lookahead and "LOOK-AHEAD" in notes[-1]
     return as_json(judged) | {
         "failures": [f.model_dump() for f in judged.failures],
         "lookahead": notes[-1] if options.check_lookahead else None,
@@ -226,22 +230,38 @@ def _check_lookahead(
     fleets: Mapping[str, FleetTrainer],
     loaded: Sequence[FoldSeries],
 ) -> str:
-    """Return the finding for one series: columns, window list, baselines, every architecture's forecasts.
-
-    And, for models on feature columns, the ratio that a training on shuffled features reaches.
-    """
+    """Return the finding for one series: columns, window list, baselines, forecasts, shuffled training."""
     scope = config.scope
     klines = read_klines(
         scope.home, record.symbol, record.timeframe, since=scope.since, as_of=scope.as_of, market=scope.market
     )
     one = next(o for o in reversed(loaded) if o.series.symbol == record.symbol)
-    models: dict[str, lookahead.Forecaster] = {}
-    for name in fleets:
-        trainer = FleetTrainer(name, config)
-        models[name] = _live(trainer._own([one])[0])
+    trained = {name: FleetTrainer(name, config)._own([one])[0] for name in fleets}
+    models = {name: _live(member) for name, member in trained.items()}
     compute = lookahead.pipeline(bounds, {"reference": ewma_walk, "robust-har": robust_har}, models)
     first = one.series.spans["test"][0] + 200
-    return lookahead.explain(lookahead.check_lookahead(compute, klines, cuts=4, first=first, tolerance=1e-4))
+    leaks = lookahead.check_lookahead(compute, klines, cuts=4, first=first, tolerance=1e-4)
+    return lookahead.explain(leaks) + _shuffled(config, one, trained)
+
+
+def _shuffled(config: TrainConfig, one: FoldSeries, trained: Mapping[str, cpbmodels.Member]) -> str:
+    """Return what models learn from shuffled features: nothing, or something knows the future.
+
+    Only for models that read no returns: those are the target's own columns and cannot be shuffled.
+    """
+    found = ""
+    nonsense = FoldSeries(one.fold, lookahead.shuffled(one.series))
+    for name, member in trained.items():
+        if set(member.config["features"]) & set(RETURNS):
+            continue
+        learnt = FleetTrainer(name, config)._own([nonsense])[0]
+        origins = one.series.origins("test", learnt.context, learnt.horizon)
+        forecasts = cpbmodels.predict([learnt], [one.series], [origins])[0]
+        known = reference(one.series, one.series.origins("train", 1, learnt.horizon), origins, learnt.horizon)
+        ratio = judge_member(one.series, forecasts, known, architecture=name).metrics["test_crps_ratio"]
+        verdict = "no skill, as it must be" if ratio >= NO_SKILL else "LOOK-AHEAD: skill from nothing"
+        found += f"; {name} trained on shuffled features: ratio {ratio:.3f}, {verdict}"
+    return found
 
 
 def _live(member: cpbmodels.Member) -> lookahead.Forecaster:

@@ -1,7 +1,7 @@
 """`cpb demo`, `cpb train-all` and `cpb train`."""
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,7 @@ def train_all(
     as_of: o.AsOf = None,
     market: o.Market = "spot",
     device: o.Device = "auto",
+    profile: o.Profile = "auto",
     seed: o.Seed = 1,
     repo: o.Repo = None,
     tail: Annotated[bool, typer.Option("--tail", help="add the newest candles from the REST API")] = False,
@@ -51,10 +52,10 @@ def train_all(
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
-    config = _config(coins, timeframes, architectures, preset, source, since, as_of, market)
-    config = config.model_copy(
-        update={"device": device, "seed": seed, "repo": repo, "warm_start": warm_start}
-    )
+    config = _config(
+        coins, timeframes, architectures, preset, source, since, as_of, market,
+        device=device, profile=profile, seed=seed, repo=repo, warm_start=warm_start,
+    )  # fmt: skip
     summary = _train_all(config, tail=tail)
     if json:
         emit(summary.as_json())
@@ -83,6 +84,7 @@ def train(
     head: Annotated[str | None, typer.Option(help="student-t, quantile or point")] = None,
     mixed_precision: Annotated[bool | None, typer.Option("--mixed-precision/--no-mixed-precision")] = None,
     device: o.Device = "auto",
+    profile: o.Profile = "auto",
     seed: o.Seed = 1,
     resume: Annotated[
         str | None, typer.Option("--resume", help="latest: go on from the last checkpoint")
@@ -111,11 +113,11 @@ def train(
     quiet_libraries()
     if resume not in (None, "latest"):
         fail_with(f"--resume {resume!r} is unknown: the only value is latest")
-    config = _config(coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market)
     overrides = {name: value for name, value in given.items() if value is not None}
-    config = config.model_copy(
-        update={"device": device, "seed": seed, "overrides": overrides, "warm_start": warm_start}
-    )
+    config = _config(
+        coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market,
+        device=device, profile=profile, seed=seed, overrides=overrides, warm_start=warm_start,
+    )  # fmt: skip
     check_options(config)
     with training_bars() as bars:
         result = train_one(config, resume=resume == "latest", say=say, on_progress=bars)
@@ -136,14 +138,16 @@ def _config(
     since: str | None,
     as_of: str | None,
     market: str = "spot",
+    **fields: Any,
 ) -> "TrainConfig":
-    from schemas.config import TrainConfig, parse_architectures
+    from schemas.config import TrainConfig, check_profile, parse_architectures
     from schemas.scope import Scope
 
     return TrainConfig(
         scope=Scope.of(coins, timeframes, source, market, since, as_of),
         preset=preset,
         architectures=parse_architectures(architectures, preset),
+        **fields | {"profile": check_profile(fields.get("profile", "auto"))},
     )
 
 

@@ -21,6 +21,7 @@ AsOf = Annotated[
     str | None, typer.Option("--as-of", help="no candle that closes after it is seen, as in 2025-06-06T12:00")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda")]
+Profile = Annotated[str, typer.Option("--profile", help="auto, cpu, gpu-6gb, gpu-16gb or gpu-80gb")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="every member's own seed derives from it")]
 Repo = Annotated[str | None, typer.Option("--repo", help="Hub repository USER/NAME; without it: a dry run")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]

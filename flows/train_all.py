@@ -18,7 +18,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.runner import Runner, ThroughPrefect
 from flows.warm import warm_folders
-from schemas.config import TrainConfig, parse_architectures
+from schemas.config import TrainConfig, check_profile, parse_architectures
 from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
 from schemas.records import Failure, FleetRecord, SeriesRecord
 from schemas.scope import Scope
@@ -236,6 +236,7 @@ def train_all(
     as_of: str | None = None,
     market: str = "spot",
     device: str = "auto",
+    profile: str = "auto",
     seed: int = 1,
     repo: str | None = None,
     tail: bool = False,
@@ -247,6 +248,7 @@ def train_all(
         preset=preset,
         architectures=parse_architectures(architectures, preset),
         device=device,
+        profile=check_profile(profile),
         seed=seed,
         repo=repo,
         warm_start=warm_start,
@@ -271,6 +273,7 @@ def in_prefect(config: TrainConfig, tail: bool) -> Summary:
         as_of=scope.as_of.strftime("%Y-%m-%dT%H:%M") if scope.as_of else None,
         market=scope.market,
         device=config.device,
+        profile=config.profile,
         seed=config.seed,
         repo=config.repo,
         tail=tail,

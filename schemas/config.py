@@ -43,6 +43,17 @@ def parse_architectures(text: str | None, preset: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+PROFILES = ("auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb")
+"""Hardware profiles: batch, precision and fleet size for a device; `auto` looks at the GPU there is."""
+
+
+def check_profile(name: str) -> str:
+    """Return the profile's name; raises `UsageError` for one that does not exist."""
+    if name not in PROFILES:
+        raise UsageError(f"--profile {name!r} is unknown: choose from {', '.join(PROFILES)}")
+    return name
+
+
 class TrainConfig(BaseModel):
     """One run of the main job. `overrides` are fields of the model preset, such as `batch_size`."""
 
@@ -52,6 +63,7 @@ class TrainConfig(BaseModel):
     preset: str = "smoke"
     architectures: tuple[str, ...]
     device: str = "auto"
+    profile: str = "auto"
     dtype: str = "float32"
     seed: int = 1
     overrides: dict[str, Any] = Field(default_factory=dict)

@@ -45,6 +45,7 @@ class Job(BaseModel):
     preset: str
     overrides: dict[str, Any]
     device: str
+    profile: str
     dtype: str
     members: tuple[JobMember, ...]
     bounds: dict[str, SplitBounds]
@@ -118,6 +119,7 @@ def plan_job(
         preset=config.preset,
         overrides=config.overrides,
         device=config.device,
+        profile=config.profile,
         dtype=config.dtype,
         members=members,
         bounds=bounds,

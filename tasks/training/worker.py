@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 import cpbmodels
+from cpbmodels.device.doctor import profile_for
 from schemas.errors import CpbError, MemberError
 from schemas.records import Failure
 from tasks.files import new_folder, write_json
@@ -59,6 +60,7 @@ def train_job(folder: Path) -> None:
         preset=job.preset,
         seeds=_seeds(job, loaded),
         device=job.device,
+        profile=_profile(job),
         dtype=job.dtype,
         scope="universal" if job.universal else "per-series",
         checkpoint=folder / "checkpoints",
@@ -79,6 +81,15 @@ def train_job(folder: Path) -> None:
         },
     )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+def _profile(job: Job) -> str | None:
+    """Return the hardware profile: as asked, or by the GPU's memory; on a CPU the preset stands as it is."""
+    if job.profile != "auto":
+        return job.profile
+    if job.device == "cpu" or not torch.cuda.is_available():
+        return None
+    return profile_for(torch.cuda.get_device_properties(0).total_memory)
 
 
 def _load(job: Job) -> tuple[Loaded, list[Failure]]:
