@@ -76,6 +76,7 @@ class ChampionInfo(BaseModel):
     architecture: str | None
     verdict: str | None
     reason: str | None
+    simulated: bool = Field(description="it learned the built-in simulator's klines, not a market's")
     metrics: dict[str, float]
 
 

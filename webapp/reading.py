@@ -131,6 +131,7 @@ def _champion(champion: Any) -> ChampionInfo:
         architecture=champion.tags.get("architecture"),
         verdict=champion.tags.get("verdict"),
         reason=champion.tags.get("reason"),
+        simulated=champion.tags.get("source") == "sim",
         metrics={k: v for k, v in champion.metrics.items() if k.startswith("test_")},
     )
 

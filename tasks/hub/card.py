@@ -19,7 +19,9 @@ Binance market: 19 quantiles and a median candle per step. Trained and judged wi
 ## Verdict
 
 {{ verdict }}
-
+{% if simulated %}
+**{{ simulated }} of these models learned simulated klines: a demonstration, worth nothing on a real market.**
+{% endif %}
 **These models do not predict whether a price rises or falls.** What they forecast is how far it may move.
 
 ## Results
@@ -83,6 +85,7 @@ def model_card(champions: Sequence[Champion], repo: str = "USER/NAME") -> str:
         timeframes=" and ".join(timeframes),
         count=len(champions),
         verdict=verdict(champions),
+        simulated=sum(c.tags.get("source") == "sim" for c in champions),
         rows=[_row(c) for c in champions],
         first=champions[0],
         repo=repo,
@@ -121,7 +124,9 @@ def _results(champions: Sequence[Champion]) -> list[Any]:
         EvalResult(
             task_type="time-series-forecasting",
             dataset_type="binance-klines",
-            dataset_name=f"{c.symbol} {c.timeframe}, test span",
+            dataset_name=f"{c.symbol} {c.timeframe}",
+            dataset_config=f"{c.symbol}-{c.timeframe}",  # without it the Hub takes all for one data set
+            dataset_split="test",
             metric_type="crps_ratio",
             metric_name="CRPS / random walk's CRPS",
             metric_value=round(c.metrics["test_crps_ratio"], 6),

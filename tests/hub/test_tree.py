@@ -54,7 +54,8 @@ def test_the_card_states_results_licence_limits_and_metadata(tmp_path):
     card = ModelCard(model_card(models, "alice/cpb"))
 
     assert card.data.license == "mit"
-    assert [r.metric_value for r in card.data.eval_results] == [0.9731, 1.02]
+    results = [(r.dataset_name, r.metric_value) for r in card.data.eval_results]
+    assert results == [("BTCUSDT 1h", 0.9731), ("ETHUSDT 1h", 1.02)]
     assert "| BTCUSDT | 1h | har | 0.9731 |" in card.text
     assert 'snapshot_download("alice/cpb")' in card.text
     assert "## Limits" in card.text
@@ -82,3 +83,11 @@ def test_without_scores_the_verdict_says_so(tmp_path):
 
     assert "Not judged" in verdict([model])
     assert "–" in model_card([model])
+
+
+def test_models_of_the_simulator_are_called_a_demonstration(tmp_path):
+    real, simulated = champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT")
+    simulated.tags["source"] = "sim"
+
+    assert "1 of these models learned simulated klines" in model_card([real, simulated])
+    assert "simulated" not in model_card([real])

@@ -135,7 +135,8 @@ function verdict() {
   }
   const finding = champion.verdict ? `On its test span: ${champion.verdict}.` : "It carries no verdict: take it as untested.";
   $("verdict").textContent = `Forecast by ${champion.architecture || "model"} (${model_version}). ${finding} `
-    + "It forecasts how far the price may move, not where to.";
+    + "It forecasts how far the price may move, not where to."
+    + (champion.simulated ? " It learned a simulated market: a demonstration only." : "");
 }
 
 function rates({ summary }, forecast) {
