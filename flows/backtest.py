@@ -4,29 +4,28 @@ Folds of per-coin models are members of one fleet; a universal model is trained 
 MLflow and nothing is promoted: this answers what a method is worth, not which model to ship.
 """
 
-import zlib
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
+from prefect import flow
 
-import cpbmodels
-from cpbmodels.series import RETURNS, Series
-from flows.runner import Runner
-from schemas.config import UNIVERSAL, TrainConfig
+from cpbmodels.series import Series
+from flows.backtest_audit import check
+from flows.console import say
+from flows.fleet_trainer import FleetTrainer
+from flows.runner import Runner, ThroughPrefect
+from schemas.config import TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.records import Failure, SeriesRecord
 from tasks.features import features
 from tasks.files import write_bytes, write_json
 from tasks.ingest import ingest
-from tasks.judging import lookahead, pictures, table
+from tasks.judging import pictures, table
 from tasks.judging.backtest import (
     Backtest,
     FoldSeries,
-    Forecaster,
     Forecasts,
     Trainer,
     as_json,
@@ -34,15 +33,13 @@ from tasks.judging.backtest import (
     load_folds,
     run_backtest,
 )
-from tasks.judging.baselines import Fit, ewma_walk, random_walk, reference
+from tasks.judging.baselines import Fit, random_walk
 from tasks.judging.boosted import boosted
 from tasks.judging.garch import garch
-from tasks.judging.member import judge_member
 from tasks.judging.money import trade
 from tasks.judging.report import write_report
 from tasks.judging.robust_har import robust_har
 from tasks.judging.rows import backtest_rows, write_rows
-from tasks.market.store import read_klines
 from tasks.signals.splits import SplitBounds
 from tasks.signals.splits import folds as make_folds
 
@@ -53,9 +50,6 @@ BASELINES: dict[str, Fit] = {
     "lightgbm": boosted,
 }
 """Baselines by name. The first two run always; the others need the extra `judging` and are asked for."""
-
-NO_SKILL = 0.99
-"""A model that learnt from shuffled features and still falls under this CRPS ratio has another source."""
 
 Say = Callable[[str], None]
 
@@ -73,59 +67,7 @@ class Options:
     report: Path | None = None
 
 
-@dataclass
-class FleetTrainer:
-    """Trains one architecture with `cpbmodels`; keeps the loss histories for the report."""
-
-    name: str
-    config: TrainConfig
-    histories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def __call__(self, loaded: Sequence[FoldSeries]) -> Forecaster:
-        """Return a forecaster of the trained members."""
-        members = self._universal(loaded) if self.name.endswith(UNIVERSAL) else self._own(loaded)
-        for one, member in zip(loaded, members, strict=True):
-            self.histories.setdefault(
-                f"{self.name} {one.series.symbol} {one.series.timeframe}", member.history
-            )
-
-        def forecast(series: Sequence[Series], split: str) -> Sequence[Forecasts]:
-            origins = [s.origins(split, m.context, m.horizon) for s, m in zip(series, members, strict=True)]
-            return cpbmodels.predict(members, list(series), origins)
-
-        return forecast
-
-    def _own(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
-        return self._train([one.series for one in loaded], [self._seed(one) for one in loaded], "per-series")
-
-    def _universal(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
-        groups: dict[tuple[int, str], list[FoldSeries]] = defaultdict(list)
-        for one in loaded:
-            groups[one.fold, one.series.timeframe].append(one)
-        trained = {
-            key: self._train([o.series for o in group], [self._seed(group[0])], "universal")[0]
-            for key, group in groups.items()
-        }
-        return [trained[one.fold, one.series.timeframe] for one in loaded]
-
-    def _train(self, series: list[Series], seeds: list[int], scope: str) -> list[cpbmodels.Member]:
-        return cpbmodels.train_fleet(
-            series,
-            architecture=self.name.removesuffix(UNIVERSAL),
-            preset=self.config.preset,
-            seeds=seeds,
-            device=self.config.device,
-            dtype=self.config.dtype,
-            scope=scope,
-            **self.config.overrides,
-        )
-
-    def _seed(self, one: FoldSeries) -> int:
-        text = f"{self.config.seed}/{self.name}/{one.series.symbol}/{one.series.timeframe}/{one.fold}"
-        return zlib.crc32(text.encode())
-
-
-def run(config: TrainConfig, options: Options, steps: Runner, say: Say = print) -> dict[str, Any]:
+def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) -> dict[str, Any]:
     """Run the backtest and return what `--json` prints: `pooled`, `members`, `failures`, `exit`.
 
     Raises:
@@ -147,7 +89,7 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = print) 
     judged.failures = [*result.failures, *judged.failures]
     notes = _notes(config, options, judged.failures)
     if options.check_lookahead:
-        notes.append(_check_lookahead(config, records[0], bounds[records[0].timeframe][-1], fleets, loaded))
+        notes.append(check(config, records[0], bounds[records[0].timeframe][-1], fleets, loaded))
         say(notes[-1])
     _write(config, options, judged, fleets, shown, notes)
     say(table.as_text(table.leaderboard_rows(judged.pools)))
@@ -159,6 +101,12 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = print) 
         "lookahead": notes[-1] if options.check_lookahead else None,
         "exit": PARTIAL if judged.failures or leaking else COMPLETE,
     }
+
+
+@flow(name="backtest")
+def backtest(config: TrainConfig, options: Options) -> dict[str, Any]:
+    """Run the same backtest as a Prefect flow run on the server in use."""
+    return run(config, options, ThroughPrefect(), say)
 
 
 def _records(config: TrainConfig, steps: Runner, say: Say, failures: list[Failure]) -> list[SeriesRecord]:
@@ -221,54 +169,6 @@ def _shown(name: str, series: Series, forecasts: Forecasts) -> list[tuple[str, A
         (f"{name}: one forecast", pictures.forecast_figure(series, forecasts, middle)),
         (caption, pictures.equity_figure(account.times, curves)),
     ]
-
-
-def _check_lookahead(
-    config: TrainConfig,
-    record: SeriesRecord,
-    bounds: SplitBounds,
-    fleets: Mapping[str, FleetTrainer],
-    loaded: Sequence[FoldSeries],
-) -> str:
-    """Return the finding for one series: columns, window list, baselines, forecasts, shuffled training."""
-    scope = config.scope
-    klines = read_klines(
-        scope.home, record.symbol, record.timeframe, since=scope.since, as_of=scope.as_of, market=scope.market
-    )
-    one = next(o for o in reversed(loaded) if o.series.symbol == record.symbol)
-    trained = {name: FleetTrainer(name, config)._own([one])[0] for name in fleets}
-    models = {name: _live(member) for name, member in trained.items()}
-    compute = lookahead.pipeline(bounds, {"reference": ewma_walk, "robust-har": robust_har}, models)
-    first = one.series.spans["test"][0] + 200
-    leaks = lookahead.check_lookahead(compute, klines, cuts=4, first=first, tolerance=1e-4)
-    return lookahead.explain(leaks) + _shuffled(config, one, trained)
-
-
-def _shuffled(config: TrainConfig, one: FoldSeries, trained: Mapping[str, cpbmodels.Member]) -> str:
-    """Return what models learn from shuffled features: nothing, or something knows the future.
-
-    Only for models that read no returns: those are the target's own columns and cannot be shuffled.
-    """
-    found = ""
-    nonsense = FoldSeries(one.fold, lookahead.shuffled(one.series))
-    for name, member in trained.items():
-        if set(member.config["features"]) & set(RETURNS):
-            continue
-        learnt = FleetTrainer(name, config)._own([nonsense])[0]
-        origins = one.series.origins("test", learnt.context, learnt.horizon)
-        forecasts = cpbmodels.predict([learnt], [one.series], [origins])[0]
-        known = reference(one.series, one.series.origins("train", 1, learnt.horizon), origins, learnt.horizon)
-        ratio = judge_member(one.series, forecasts, known, architecture=name).metrics["test_crps_ratio"]
-        verdict = "no skill, as it must be" if ratio >= NO_SKILL else "LOOK-AHEAD: skill from nothing"
-        found += f"; {name} trained on shuffled features: ratio {ratio:.3f}, {verdict}"
-    return found
-
-
-def _live(member: cpbmodels.Member) -> lookahead.Forecaster:
-    def forecast(series: Series, origins: np.ndarray) -> np.ndarray:
-        return cpbmodels.predict([member], [series], [origins])[0].quantiles
-
-    return forecast
 
 
 def _notes(config: TrainConfig, options: Options, failures: Sequence[Failure]) -> list[str]:

@@ -44,7 +44,8 @@ def backtest(
     """
     quiet_libraries()
     from flows.backtest import Options, parse_baselines, run
-    from flows.runner import Direct
+    from flows.backtest import backtest as as_flow
+    from flows.runner import Direct, server_in_use
     from schemas.config import TrainConfig, parse_architectures
     from schemas.scope import Scope
 
@@ -64,7 +65,7 @@ def backtest(
         out=out,
         report=report,
     )
-    result = run(config, options, Direct(), say)
+    result = as_flow(config, options) if server_in_use() else run(config, options, Direct(), say)
     for folder in (out, report):
         if folder:
             say(f"written to {folder}")

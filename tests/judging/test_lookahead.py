@@ -7,6 +7,7 @@ import polars as pl
 import pytest
 from test_baselines import H, bounds_of, busy_hours
 
+import cpbmodels
 from tasks.judging import baselines
 from tasks.judging.lookahead import check_lookahead, explain, feature_columns, pipeline, shuffled
 from tasks.judging.robust_har import robust_har
@@ -86,3 +87,15 @@ def test_shuffled_targets_show_no_skill():
     np.testing.assert_array_equal(nothing.features[first:last], series.features[first:last])
     np.testing.assert_array_equal(nothing.prices, series.prices)
     assert shuffled(replace(series), seed=1).features[300, 8] != nothing.features[300, 8]
+
+
+def test_the_forecasts_of_a_trained_model_are_causal(klines):
+    bounds = bounds_of(ROWS)
+    series = series_of(feature_frame(klines, "1h"), bounds, "AUSDT")
+    member = cpbmodels.train_fleet([series], architecture="har", preset="smoke", seeds=[1], device="cpu")[0]
+
+    def forecast(asked, origins):
+        return cpbmodels.predict([member], [asked], [origins])[0].quantiles
+
+    chain = pipeline(bounds, {}, {"har": forecast})
+    assert check_lookahead(chain, klines, cuts=2, first=ROWS - 900, tolerance=1e-4) == []

@@ -1,0 +1,65 @@
+"""Trains `cpbmodels` fleets for a backtest: folds of per-coin models side by side, universal models fold by fold."""
+
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import cpbmodels
+from cpbmodels.series import Series
+from schemas.config import UNIVERSAL, TrainConfig
+from tasks.judging.backtest import FoldSeries, Forecaster, Forecasts
+
+
+@dataclass
+class FleetTrainer:
+    """Trains one architecture with `cpbmodels`; keeps the loss histories for the report."""
+
+    name: str
+    config: TrainConfig
+    histories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def __call__(self, loaded: Sequence[FoldSeries]) -> Forecaster:
+        """Return a forecaster of the trained members."""
+        members = self._universal(loaded) if self.name.endswith(UNIVERSAL) else self.per_series(loaded)
+        for one, member in zip(loaded, members, strict=True):
+            self.histories.setdefault(
+                f"{self.name} {one.series.symbol} {one.series.timeframe}", member.history
+            )
+
+        def forecast(series: Sequence[Series], split: str) -> Sequence[Forecasts]:
+            origins = [s.origins(split, m.context, m.horizon) for s, m in zip(series, members, strict=True)]
+            return cpbmodels.predict(members, list(series), origins)
+
+        return forecast
+
+    def per_series(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
+        """Return one member per coin and fold, trained as one fleet."""
+        return self._train([one.series for one in loaded], [self._seed(one) for one in loaded], "per-series")
+
+    def _universal(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
+        groups: dict[tuple[int, str], list[FoldSeries]] = defaultdict(list)
+        for one in loaded:
+            groups[one.fold, one.series.timeframe].append(one)
+        trained = {
+            key: self._train([o.series for o in group], [self._seed(group[0])], "universal")[0]
+            for key, group in groups.items()
+        }
+        return [trained[one.fold, one.series.timeframe] for one in loaded]
+
+    def _train(self, series: list[Series], seeds: list[int], scope: str) -> list[cpbmodels.Member]:
+        return cpbmodels.train_fleet(
+            series,
+            architecture=self.name.removesuffix(UNIVERSAL),
+            preset=self.config.preset,
+            seeds=seeds,
+            device=self.config.device,
+            dtype=self.config.dtype,
+            scope=scope,
+            **self.config.overrides,
+        )
+
+    def _seed(self, one: FoldSeries) -> int:
+        text = f"{self.config.seed}/{self.name}/{one.series.symbol}/{one.series.timeframe}/{one.fold}"
+        return zlib.crc32(text.encode())
