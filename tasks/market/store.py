@@ -17,11 +17,15 @@ import polars as pl
 
 from schemas.errors import CpbError, MemberError
 from schemas.klines import KLINES
+from tasks.market import cache
 from tasks.market.layout import SeriesKey, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 
 MANIFEST = "manifest.db"
 _TEMP = ".tmp"  # at the end of the name: nobody's `*.parquet` may match half a file
+
+
+_TREES = ("cache", "klines", "offgrid", "provisional", "quarantine", "reports")
 
 
 def series_folder(home: Path, series: SeriesKey, tree: str = "klines") -> Path:
@@ -50,21 +54,33 @@ def read_klines(
     series = SeriesKey(market, symbol, timeframe)
     first = to_us(since) if since else 0
     last = (to_us(as_of) if as_of else 1 << 62) - series.step
-    paths = [p for p in part_paths(home, series) if _overlaps(p.stem, first, last)]
-    if not paths and not any(part_paths(home, series)):
+    parts = part_paths(home, series)
+    if not parts:
         raise MemberError(
             f"{series}: no candles in {home}; fetch them first with `cpb ingest --coins {symbol}`"
         )
-    frames = [_read(path, columns) for path in paths]
+    frame = _between(_load(home, series, parts, first, last, columns), first, last)
     tail = series_folder(home, series, "provisional") / "tail.parquet"
     if provisional and tail.is_file():
-        frames.append(_read(tail, columns))
-    frame = (
-        pl.concat(frames, rechunk=True) if frames else pl.DataFrame(schema=KLINES).select(columns or pl.all())
-    )
-    if provisional:
-        frame = frame.unique("open_time", keep="first", maintain_order=True)
-    return _between(frame, first, last)
+        newest = _between(_read([tail], columns), first, last)
+        frame = pl.concat([frame, newest]).unique("open_time", keep="first", maintain_order=True)
+    return frame
+
+
+def _load(
+    home: Path, series: SeriesKey, parts: list[Path], first: int, last: int, columns: list[str] | None
+) -> pl.DataFrame:
+    """Return at least the candles in `[first, last]`, from the cache of the whole series if there is one."""
+    cached = cache.cache_path(series_folder(home, series, "cache"), parts)
+    if (frame := cache.load(cached, _names(columns))) is not None:
+        return frame
+    needed = [p for p in parts if _overlaps(p.stem, first, last)]
+    if needed != parts:
+        return _read(needed, columns)
+    whole = _read(parts, None)
+    if whole.height <= cache.MAX_ROWS:
+        cache.keep(cached, whole)
+    return whole.select(_names(columns))
 
 
 def part_paths(home: Path, series: SeriesKey) -> list[Path]:
@@ -81,9 +97,14 @@ def _overlaps(month: str, first: int, last: int) -> bool:
     return start <= last and end > first
 
 
-def _read(path: Path, columns: list[str] | None) -> pl.DataFrame:
-    names = [*dict.fromkeys(["open_time", *columns])] if columns else list(KLINES)
-    return pl.read_parquet(path, columns=names, glob=False, hive_partitioning=False)
+def _names(columns: list[str] | None) -> list[str]:
+    return [*dict.fromkeys(["open_time", *columns])] if columns else list(KLINES)
+
+
+def _read(paths: list[Path], columns: list[str] | None) -> pl.DataFrame:
+    if not paths:
+        return pl.DataFrame(schema=KLINES).select(_names(columns))
+    return pl.read_parquet(paths, columns=_names(columns), glob=False, hive_partitioning=False)
 
 
 def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
@@ -96,7 +117,7 @@ def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
 def read_part(home: Path, series: SeriesKey, month: str) -> pl.DataFrame:
     """Return a month's candles; empty if there is no such part."""
     path = series_folder(home, series) / f"{month}.parquet"
-    return _read(path, None) if path.is_file() else pl.DataFrame(schema=KLINES)
+    return _read([path], None) if path.is_file() else pl.DataFrame(schema=KLINES)
 
 
 def write_part(home: Path, series: SeriesKey, month: str, rows: pl.DataFrame, origin: dict[str, str]) -> Part:
@@ -202,7 +223,7 @@ def zeros_of(home: Path, series: SeriesKey, part: Part, first: int, last: int) -
 def provisional_rows(home: Path, series: SeriesKey, first: int, last: int) -> int:
     """Return how many unconfirmed candles lie in `[first, last]`."""
     tail = series_folder(home, series, "provisional") / "tail.parquet"
-    return _between(_read(tail, ["open_time"]), first, last).height if tail.is_file() else 0
+    return _between(_read([tail], ["open_time"]), first, last).height if tail.is_file() else 0
 
 
 def _share(part: Part, series: SeriesKey, first: int, last: int) -> str:
@@ -229,9 +250,10 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 def sweep(home: Path) -> int:
     """Remove what a killed run left half-written; return how many files that were."""
-    leftovers = [path for path in home.rglob(f"*{_TEMP}") if path.is_file()]
+    trees = [p for name in _TREES for p in home.glob(f"{name}*") if p.is_dir()]
+    leftovers = [path for tree in trees for path in tree.rglob(f"*{_TEMP}") if path.is_file()]
     for path in leftovers:
-        path.unlink()
+        path.unlink(missing_ok=True)
     return len(leftovers)
 
 
