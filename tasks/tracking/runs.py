@@ -213,10 +213,22 @@ def _log_one(store: Store, fleet_run: str, record: MemberRecord, before: list["R
     if record.folder:
         keep_files(store, run, record.folder)
     if record.dataset:
-        store.client.log_inputs(run_id, datasets=[dataset_input(record.dataset)])
+        _log_dataset(store, run_id, record.dataset)
     _log_values(store, run_id, record)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
+
+
+def _log_dataset(store: Store, run_id: str, dataset: Dataset) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.client.log_inputs(run_id, datasets=[dataset_input(dataset)])
+    except MlflowException as error:
+        if "constraint" not in str(error):
+            raise
+        # MLflow looks, then inserts: of two processes with the same dataset one collides, and finds it now.
+        store.client.log_inputs(run_id, datasets=[dataset_input(dataset)])
 
 
 def _member_tags(fleet_run: str, record: MemberRecord) -> dict[str, str]:

@@ -1,0 +1,65 @@
+import os
+import signal
+from collections import Counter
+from multiprocessing import get_context
+
+from test_runs import fleet_of, member
+
+from tasks.tracking import log_members
+from tasks.tracking.runs import KEY, search
+
+FORK = get_context("fork")
+
+
+def records(prefix, count):
+    return [member(key=f"{prefix}{i}", symbol=f"C{i}USDT") for i in range(count)]
+
+
+def children_of(store, fleet_run):
+    return search(store, f"tags.`mlflow.parentRunId` = '{fleet_run}'")
+
+
+def test_processes_that_log_at_once_lose_nothing(store):
+    fleet = fleet_of()
+    store.client._tracking_client.store.engine.dispose()  # no connection may cross the fork
+    writers = [FORK.Process(target=log_members, args=(fleet.run_id, records(f"w{n}-", 8))) for n in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+
+    assert [w.exitcode for w in writers] == [0, 0, 0]
+    runs = children_of(store, fleet.run_id)
+    assert len(runs) == 24
+    assert {r.info.status for r in runs} == {"FINISHED"}
+    assert all(r.data.metrics["val_loss"] == 2 / 3 for r in runs)
+
+
+def test_after_a_kill_the_same_call_completes_the_fleet_once(store, monkeypatch):
+    fleet = fleet_of()
+    wanted = records("k", 6)
+    store.client._tracking_client.store.engine.dispose()
+
+    def killed():
+        def die_at_the_fourth(*arguments):
+            if arguments[2].key == "k3":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(*arguments)
+
+        from tasks.tracking import runs
+
+        write, runs._log_values = runs._log_values, die_at_the_fourth
+        log_members(fleet.run_id, wanted)
+
+    victim = FORK.Process(target=killed)
+    victim.start()
+    victim.join(60)
+    assert victim.exitcode == -signal.SIGKILL
+    assert Counter(r.info.status for r in children_of(store, fleet.run_id)) == {"FINISHED": 3, "RUNNING": 1}
+
+    ids = log_members(fleet.run_id, wanted)
+
+    runs = children_of(store, fleet.run_id)
+    assert {r.info.run_id for r in runs} == set(ids)
+    assert sorted(r.data.tags[KEY] for r in runs) == [f"k{i}" for i in range(6)]
+    assert {r.info.status for r in runs} == {"FINISHED"}
