@@ -79,7 +79,9 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     loaded = load_folds(records, bounds, result.failures)
     if not loaded:
         raise CpbError(f"nothing to backtest: {result.failures[0].reason}")
-    fleets = {name: FleetTrainer(name, config) for name in config.architectures if name != "classifier-gru"}
+    if "classifier-gru" in config.architectures:
+        raise UsageError("backtest judges forecasts of prices: leave classifier-gru out of --architectures")
+    fleets = {name: FleetTrainer(name, config) for name in config.architectures}
     trainers: dict[str, Trainer] = {n: baseline_trainer(BASELINES[n]) for n in options.baselines} | dict(
         fleets
     )
@@ -144,7 +146,9 @@ def _keeper(
         if name not in seen:
             seen.add(name)
             say(f"judging {name}")
-        if options.out is not None:
+        if (
+            options.out is not None and name not in BASELINES
+        ):  # baselines are cheap to compute again, rows are large
             frame = backtest_rows(
                 series, forecasts.origins, forecasts.quantiles, forecasts.candle, model=name, fold=fold + 1
             )

@@ -113,9 +113,9 @@ def judge_member(
     score = MemberScore(
         symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
         metrics=_metrics(series, quantiles, truth, losses, steps),
-        times=_times(series, origins), losses=losses, steps=steps, step_us=_step_us(series),
+        times=times_of(series, origins), losses=losses, steps=steps, step_us=step_us(series),
     )  # fmt: skip
-    score.metrics.update(_certainty(score, seed))
+    score.metrics.update(certainty(score, seed))
     return score
 
 
@@ -176,7 +176,8 @@ def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -
     return float(own / other) if other > 0 else 1.0  # a market that never moves: nothing to win
 
 
-def _certainty(score: MemberScore, seed: int) -> dict[str, float]:
+def certainty(score: MemberScore, seed: int) -> dict[str, float]:
+    """Return `test_crps_ratio_low`, `_high` (block bootstrap) and `test_p` (Diebold-Mariano) of kept losses."""
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
     own, other = (
@@ -196,11 +197,13 @@ def _training_returns(series: Series) -> Array:
     return returns if np.any(returns) else np.ones(1)  # a flat market has no scale; 1 = 100 % keeps it finite
 
 
-def _times(series: Series, origins: NDArray[np.int64]) -> NDArray[np.int64]:
+def times_of(series: Series, origins: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the open times [N] of the origins (µs UTC), or the rows where times are not known."""
     return series.times[origins] if series.times is not None else origins.astype(np.int64)
 
 
-def _step_us(series: Series) -> int:
+def step_us(series: Series) -> int:
+    """Return the length of a candle in the unit of `times_of`."""
     if series.times is None or len(series.times) < 2:
         return 1
     return int(np.diff(series.times).min())

@@ -55,7 +55,7 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))
     metrics |= _certainty(members, seed)
     steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
-    for name in LOSSES:  # ratios per step, each coin alike
+    for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, each coin alike
         ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]
         steps[f"{name}_ratio"] = np.mean(ratios, axis=0)
     return PoolScore(architecture, timeframe, tuple(m.symbol for m in members), metrics, steps)
