@@ -1,0 +1,181 @@
+"""Small parts by themselves: periods, holes, outages, patience, the contract."""
+
+from datetime import UTC, datetime
+
+import numpy as np
+import pandera.errors
+import polars as pl
+import pytest
+from market_tools import key, rows_of
+
+from schemas.klines import KLINES, validate_klines
+from tasks.market.client import HttpSource, Limits
+from tasks.market.faults import Unreachable
+from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
+from tasks.market.layout import (
+    SeriesKey,
+    day_of,
+    days,
+    file_of,
+    grid_offset,
+    month_of,
+    months,
+    period_bounds,
+    to_datetime,
+    to_us,
+)
+from tasks.market.manifest import FileRecord, Manifest, Oddity, Part
+from tasks.market.writer import merge
+
+HOUR = 3_600_000_000
+MAY = period_bounds("2022-05")
+
+
+def test_periods_are_half_open_utc():
+    assert [to_datetime(t) for t in period_bounds("2024-02")] == [
+        datetime(2024, 2, 1, tzinfo=UTC),
+        datetime(2024, 3, 1, tzinfo=UTC),
+    ]
+    assert period_bounds("2024-12-31")[1] == period_bounds("2025-01")[0]
+    assert months(period_bounds("2023-11-15")[0], period_bounds("2024-02")[0]) == [
+        "2023-11",
+        "2023-12",
+        "2024-01",
+    ]
+    assert days(period_bounds("2024-02-28")[0] + 5, period_bounds("2024-03-01")[1]) == [
+        "2024-02-28",
+        "2024-02-29",
+        "2024-03-01",
+    ]
+    moment = to_us(datetime(2024, 2, 29, 23, 59, tzinfo=UTC))
+    assert (month_of(moment), day_of(moment)) == ("2024-02", "2024-02-29")
+
+
+def test_weeks_open_on_mondays():
+    monday = to_us(datetime(2024, 1, 1, tzinfo=UTC))
+    assert (monday - grid_offset("1w")) % (7 * 24 * HOUR) == 0
+
+
+def test_only_the_series_own_keys_are_files():
+    btc = key()
+    good = btc.file("2024-01")
+    assert file_of(btc, good.key, "", -1, "") == good
+    assert file_of(btc, good.key + ".CHECKSUM", "", -1, "") is None
+    assert file_of(btc, good.key.replace("BTCUSDT", "ETHUSDT"), "", -1, "") is None
+    assert file_of(btc, "data/spot/monthly/klines/BTCUSDT/1h/../BTCUSDT-1h-2024-01.zip", "", -1, "") is None
+    assert key("BTCUSD_PERP", market="cm").file("2024-01").key.startswith("data/futures/cm/monthly/")
+
+
+def test_runs_join_cut_and_contain():
+    assert join_runs([(0, 2), (2, 5), (7, 9), (8, 12)]) == [(0, 5), (7, 12)]
+    assert clip([(0, 5), (7, 12)], 3, 8) == [(3, 5), (7, 8)]
+    assert inside(np.array([0, 4, 5, 7, 12]), [(0, 5), (7, 12)]).tolist() == [True, True, False, True, False]
+    assert not inside(np.array([1]), []).any()
+
+
+def holdings(runs, edges=None, symbol="LUNAUSDT", oddities=(), searched=()):
+    """One month with these runs of hours."""
+    series = SeriesKey("spot", symbol, "1h")
+    runs = [(MAY[0] + a * HOUR, MAY[0] + b * HOUR) for a, b in runs]
+    part = Part("2022-05", 0, 0, "", runs, 0, edges or [(1.0, 1.0)] * len(runs))
+    record = FileRecord("2022-05", "", "", "x", 1)
+    return Holdings(
+        series, [series.file("2022-05")], {"2022-05": record}, [part], list(oddities), list(searched)
+    )
+
+
+def causes(mine, *others):
+    return [(h.bars, h.cause) for h in find_holes(mine, OutageCalendar([mine, *others]))]
+
+
+WITNESS = holdings([(0, 744)], symbol="BTCUSDT")
+
+
+def test_a_coin_that_comes_back_as_another_is_a_relisting():
+    luna = holdings([(0, 300), (730, 744)], [(80.0, 0.00005), (1.0, 5.0)])
+    assert causes(luna, WITNESS) == [(430, "relisting")]
+    assert causes(luna) == [(430, "relisting")]
+
+
+def test_a_long_silence_at_the_same_price_is_no_relisting():
+    assert causes(holdings([(0, 300), (730, 744)]), WITNESS) == [(430, "absent at source")]
+
+
+def test_a_short_gap_without_witness_counts_as_an_outage_unless_the_file_is_cut():
+    assert causes(holdings([(0, 300), (310, 744)])) == [(10, "exchange outage")]
+    assert causes(holdings([(0, 300), (310, 744)]), WITNESS) == [(10, "absent at source")]
+    assert causes(holdings([(0, 734)])) == [(10, "absent at source")]
+    assert causes(holdings([(0, 300), (360, 744)])) == [(60, "absent at source")]
+
+
+def test_off_grid_candles_are_trade():
+    strays = [Oddity(MAY[0] + t * HOUR + 77, "off-grid", "") for t in range(305, 310)]
+    mine = holdings([(0, 300), (310, 744)], oddities=strays)
+    other = holdings([(0, 300), (310, 744)], symbol="ETHUSDT")
+    assert causes(mine, other) == [(5, "exchange outage"), (5, "off-grid")]
+    assert causes(other, mine) == [(5, "exchange outage"), (5, "absent at source")]
+
+
+def test_what_was_searched_in_vain_is_confirmed_absent():
+    searched = [(MAY[0] + 300 * HOUR, MAY[0] + 310 * HOUR, "nowhere")]
+    assert causes(holdings([(0, 300), (310, 744)], searched=searched), WITNESS) == [(10, "confirmed absent")]
+
+
+def test_merging_keeps_what_a_poorer_file_lacks():
+    whole = rows_of(key().file("2024-02-01"))
+    poorer = whole.head(5).with_columns(count=pl.lit(1, pl.Int64))
+    filled = merge(whole, poorer, [])
+    assert filled.height == 24
+    assert filled["count"].head(5).to_list() == [1] * 5
+    assert merge(whole, poorer, [period_bounds("2024-02-01")]).height == 5
+
+
+def test_the_manifest_survives_reopening_and_starts_over_when_it_is_of_another_version(tmp_path):
+    part = Part("2024-01", 2, 10, "d", [(1, 2), (5, 6)], 0, [(1.5, 2.5), (3.0, 4.0)])
+    with Manifest(tmp_path / "m.db") as manifest:
+        manifest.save(
+            key(),
+            [FileRecord("2024-01", "k", "v", facts={"a": [1]})],
+            [part],
+            [Oddity(5, "odd close", "x")],
+            (0, 9),
+        )
+    with Manifest(tmp_path / "m.db") as manifest:
+        assert manifest.parts(key()) == {"2024-01": part}
+        assert manifest.files(key())["2024-01"].facts == {"a": [1]}
+        assert manifest.oddities(key()) == [Oddity(5, "odd close", "x")]
+        manifest._db.execute("PRAGMA user_version=99")
+    with Manifest(tmp_path / "m.db") as manifest:
+        assert manifest.parts(key()) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pl.col("close") * -1,
+        pl.col("high") * 0.5,
+        pl.lit(float("inf")).alias("volume"),
+        pl.lit(float("nan")).alias("low"),
+        pl.lit(None, pl.Float64).alias("open"),
+        pl.col("open_time").reverse(),
+        pl.col("count").cast(pl.Float64),
+    ],
+    ids=["negative", "high too low", "infinite", "nan", "null", "order", "type"],
+)
+def test_the_contract_refuses(change):
+    good = rows_of(key().file("2024-02-01"))
+    assert validate_klines(good).columns == list(KLINES)
+    with pytest.raises((pandera.errors.SchemaError, pandera.errors.SchemaErrors)):
+        validate_klines(good.with_columns(change))
+
+
+def test_the_contract_refuses_repeated_times():
+    good = rows_of(key().file("2024-02-01"))
+    with pytest.raises(pandera.errors.SchemaError):
+        validate_klines(pl.concat([good, good.tail(1)]))
+
+
+def test_a_server_that_asks_for_an_hour_is_given_up():
+    source = HttpSource("http://127.0.0.1:9", limits=Limits(longest_wait=60))
+    with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
+        source._heed({"Retry-After": "3600"})
