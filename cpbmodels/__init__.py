@@ -29,7 +29,7 @@ _HOMES = {
     "predict": "prediction",
     "forecast_all": "prediction",
     "train_fleet": "training",
-    "EpochRecord": "training",
+    "EpochRecord": "job",
 }
 __all__ = list(_HOMES)
 

@@ -142,9 +142,9 @@ class _TiedLook(torch.autograd.Function):
 def gru_cell(inputs: Tensor, hidden: Tensor, h: Tensor) -> Tensor:
     """Next state [K, B, H] from input gates and hidden gates [K, B, 3H] (reset, update, new) and the state."""
     if h.is_cuda:
-        return torch._thnn_fused_gru_cell(inputs.flatten(0, 1), hidden.flatten(0, 1), h.flatten(0, 1))[
-            0
-        ].view_as(h)
+        return torch.ops.aten._thnn_fused_gru_cell(
+            inputs.flatten(0, 1), hidden.flatten(0, 1), h.flatten(0, 1)
+        )[0].view_as(h)
     return _GruCell.apply(inputs, hidden, h)
 
 
@@ -173,7 +173,9 @@ class _GruCell(torch.autograd.Function):
 def lstm_cell(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
     """Next (h, c) from input gates and hidden gates [K, B, 4H] (input, forget, cell, output) and the cell."""
     if c.is_cuda:
-        h, new, _ = torch._thnn_fused_lstm_cell(inputs.flatten(0, 1), hidden.flatten(0, 1), c.flatten(0, 1))
+        h, new, _ = torch.ops.aten._thnn_fused_lstm_cell(
+            inputs.flatten(0, 1), hidden.flatten(0, 1), c.flatten(0, 1)
+        )
         return h.view_as(c), new.view_as(c)
     return _LstmCell.apply(inputs, hidden, c)
 

@@ -108,7 +108,7 @@ class Fleet:
     def _unscale(grad: Tensor, scale: Tensor) -> None:
         """A row with an overflow gets a zero gradient (momentum alone moves it) and half the scale."""
         good = torch.isfinite(grad).all(1, keepdim=True)
-        torch.where(good, grad / scale, 0.0, out=grad)
+        grad.copy_(torch.where(good, grad / scale, 0.0))
         scale.mul_(torch.where(good, 1.0005, 0.5)).clamp_(1.0, 2.0**24)
 
     def _update(self, prefix: Prefix, lr: float | Tensor) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from cpbmodels.errors import ModelError
 from cpbmodels.presets import Preset
@@ -39,13 +40,19 @@ def to_feedback(candles: Tensor) -> Tensor:
     )
 
 
+def pinball(error: Tensor, levels: Tensor) -> Tensor:
+    """Quantile loss [..., L] of truth minus quantile [..., L] at `levels` [L]."""
+    return torch.maximum(levels * error, (levels - 1) * error)
+
+
 class Head(ABC):
     """Outputs per step, loss, what a decoder is fed back, and quantiles."""
 
     size: int
 
-    def __init__(self, options: Preset) -> None:
+    def __init__(self, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
         self.options = options
+        self.levels = torch.as_tensor(QUANTILES).to(device, dtype)
 
     @property
     def steps(self) -> int:
@@ -105,6 +112,11 @@ class StudentT(Head):
 
     size = 5
 
+    def __init__(self, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(options, device, dtype)
+        self.start_quantiles = torch.as_tensor(t_quantiles(np.array(START_DF))).to(device, dtype)
+
+    @override
     def params(self) -> list[Param]:
         start = math.log(math.expm1(START_DF - MIN_DF))
         return [Param("head.df", (1, self.options.horizon), 0.0, start)]
@@ -112,12 +124,14 @@ class StudentT(Head):
     def _df(self, w: Weights) -> Tensor:
         return (MIN_DF + F.softplus(w["head.df"])).clamp(max=MAX_DF)
 
+    @override
     def location(self, raw: Tensor) -> Tensor:
         return raw[..., :1] * self.options.location_shrink
 
     def _log_scale(self, raw: Tensor) -> Tensor:
         return (raw[..., 1] + math.log(START_SCALE)).clamp(-6, 6)
 
+    @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         location, log_scale = self.location(raw)[..., 0], self._log_scale(raw)
         z = (y[..., 3] - location) * torch.exp(-log_scale)
@@ -133,14 +147,14 @@ class StudentT(Head):
 
     def _crps(self, z: Tensor, log_scale: Tensor) -> Tensor:
         """Mean pinball loss over the 19 levels, the project's CRPS; degrees of freedom stay at their start."""
-        levels = z.new_tensor(QUANTILES)
-        error = z.unsqueeze(-1) - z.new_tensor(t_quantiles(np.array(START_DF)))
-        pinball = torch.maximum(levels * error, (levels - 1) * error).mean(-1)
-        return (pinball * torch.exp(log_scale)).mean(-1)
+        error = z.unsqueeze(-1) - self.start_quantiles
+        return (pinball(error, self.levels).mean(-1) * torch.exp(log_scale)).mean(-1)
 
+    @override
     def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
         return t_quantiles(self._df(w)[:, 0].detach().double().cpu().numpy())
 
+    @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         scale = torch.exp(self._log_scale(raw))
         return self.location(raw) + scale.unsqueeze(-1) * table.unsqueeze(1)
@@ -152,6 +166,7 @@ class Point(Head):
     size = 4
     needs_residuals = True
 
+    @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         return (self.median(raw) - y).square().mean((-1, -2))
 
@@ -164,6 +179,7 @@ class Point(Head):
         table = np.nanquantile(residuals, QUANTILES, axis=1)
         return np.moveaxis(np.nan_to_num(table), 0, -1)
 
+    @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         return raw[..., 0].unsqueeze(-1) + table.unsqueeze(1)
 
@@ -173,13 +189,13 @@ class Quantile(Head):
 
     size = LEVELS + 3
 
+    @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         q = self.quantiles(raw, raw)
-        error = y[..., 3:] - q
-        levels = q.new_tensor(QUANTILES)
-        pinball = torch.maximum(levels * error, (levels - 1) * error).mean((-1, -2))
-        return pinball + self.options.candle_weight * self.candle_loss(raw, raw[..., 0].detach(), y)
+        close = pinball(y[..., 3:] - q, self.levels).mean((-1, -2))
+        return close + self.options.candle_weight * self.candle_loss(raw, raw[..., 0].detach(), y)
 
+    @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         middle, half = raw[..., :1], LEVELS // 2
         gaps = F.softplus(raw[..., 1:LEVELS] - 2)
@@ -193,6 +209,7 @@ class Classes(Head):
 
     size = 3
 
+    @override
     @property
     def steps(self) -> int:
         return 1
@@ -202,6 +219,7 @@ class Classes(Head):
         move, band = y[:, :, 0, 3], self.options.flat_band
         return torch.where(move > band, 0, torch.where(move < -band, 2, 1))
 
+    @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         logits = torch.log_softmax(raw[:, :, 0], -1)
         return -logits.gather(-1, self.truth(y).unsqueeze(-1)).squeeze(-1)
@@ -210,12 +228,15 @@ class Classes(Head):
         """[K, B, 3]: up, flat, down."""
         return torch.softmax(raw[:, :, 0], -1)
 
+    @override
     def median(self, raw: Tensor) -> Tensor:
         return raw.new_zeros(*raw.shape[:-1], 4)
 
+    @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         return raw.new_zeros(*raw.shape[:2], 0, LEVELS)
 
+    @override
     def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         return self.quantiles(raw, table), raw.new_zeros(*raw.shape[:2], 0, 4)
 

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from cpbmodels.bank import Bank, Task, epoch_order, steps_per_epoch
 from cpbmodels.checkpoint import Checkpoints, check_same
+from cpbmodels.device.monitor import Monitor, check_placement
 from cpbmodels.fleet import Fleet
+from cpbmodels.graphs import StepRunner
 from cpbmodels.presets import Preset
 from cpbmodels.schedule import learning_rate
 
 VALIDATION_WINDOWS = 16_384  # in flight, over all members
-MIN_DELTA = 0.0
+CUDA_BUCKET = 8  # working members are rounded up to a multiple: a graph is captured once per multiple
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Progress:
                 f"the loss was not finite in epoch {epoch + 1}; kept the snapshot of epoch {self.best_epoch}"
             )
             return False
-        better = val < self.best - MIN_DELTA
+        better = val < self.best
         self.best, self.best_epoch, self.waited = (
             (val, epoch + 1, 0) if better else (self.best, self.best_epoch, self.waited + 1)
         )
@@ -65,13 +67,18 @@ class Measured:
 class Loop:
     """Trains one fleet of tasks to the end. Row r of the fleet belongs to task `order[r]`."""
 
-    def __init__(self, fleet: Fleet, bank: Bank, tasks: list[Task], options: Preset) -> None:
+    def __init__(
+        self, fleet: Fleet, bank: Bank, tasks: list[Task], options: Preset, monitor: Monitor | None = None
+    ) -> None:
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
+        self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
         self.steps = [steps_per_epoch(task, options) for task in tasks]
         self.order = list(range(len(tasks)))
         self.epoch, self.windows, self.seconds = 0, 0, 0.0
         self.validation: tuple[Tensor, Tensor] | None = None
+        graph = options.cuda_graph and fleet.flat.device.type == "cuda"
+        self.runner, self.bucket = StepRunner(fleet, bank, graph), CUDA_BUCKET if graph else 1
         self.compact()
 
     @property
@@ -79,12 +86,19 @@ class Loop:
         """Members still training: the first rows."""
         return sum(not one.stopped for one in self.progress)
 
+    @property
+    def working(self) -> int:
+        """Rows that take part in a step: those alive, on a GPU rounded up so that few graphs are needed.
+
+        A stopped row among them goes on moving to no effect: its result is its snapshot.
+        """
+        return min(-(-self.alive // self.bucket) * self.bucket, len(self.tasks))
+
     def compact(self) -> None:
-        """Stopped members to the back, then those with fewer steps: what works is always a prefix."""
-        rank = sorted(
-            range(len(self.order)),
-            key=lambda row: (bool(self.progress[self.order[row]].stopped), -self.steps[self.order[row]]),
-        )
+        """Stopped members to the back, and in front the ones with more steps: what works is always a prefix."""
+        rows = sorted(range(len(self.order)), key=lambda row: bool(self.progress[self.order[row]].stopped))
+        working = sorted(rows[: self.working], key=lambda row: -self.steps[self.order[row]])
+        rank = working + rows[self.working :]
         if rank != list(range(len(rank))):
             self.fleet.reorder(torch.tensor(rank, device=self.fleet.flat.device))
             self.order = [self.order[row] for row in rank]
@@ -101,24 +115,24 @@ class Loop:
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
             if on_epoch is not None:
-                on_epoch(self, Measured(windows / seconds, seconds, memory(self.fleet.flat.device)))
+                on_epoch(self, Measured(windows / seconds, seconds, self.monitor.latest()))
             self.compact()
 
     def train_epoch(self) -> int:
         """All steps of one epoch; nothing leaves the device. Returns the number of windows learnt from."""
         self.fleet.loss_sum.zero_()
         origins, weight, counts = self.plan_epoch()
-        B, steps = self.options.batch_size, [self.steps[task] for task in self.order[: self.alive]]
+        steps = [self.steps[task] for task in self.order[: self.working]]
+        rates = [learning_rate(self.options, self.epoch, step) for step in range(max(steps))]
+        kind = torch.float32 if origins.is_cuda else torch.float64  # what the fused optimizer reads
+        self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
         for step in range(max(steps)):
-            active = sum(own > step for own in steps)
-            part = slice(step * B, (step + 1) * B)
-            rate = learning_rate(self.options, self.epoch, step)
-            self.fleet.step(self.bank, origins[:active, part], weight[:active, part], rate)
+            self.runner.step(sum(own > step for own in steps))
         return int(counts.sum())
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Rows and weights [alive, steps x B] of the epoch's windows, on the device; windows per member."""
-        B, alive = self.options.batch_size, self.order[: self.alive]
+        """Rows and weights [working, steps x B] of the epoch's windows, on the device; windows per member."""
+        B, alive = self.options.batch_size, self.order[: self.working]
         width = max(self.steps[task] for task in alive) * B
         rows, counts = np.empty((len(alive), width), np.int64), np.empty(len(alive), np.int64)
         for row, task in enumerate(alive):
@@ -130,8 +144,9 @@ class Loop:
         return torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(device, kind), counts
 
     def judge_epoch(self) -> None:
-        """Validate, one sync, note losses, keep the best rows."""
-        alive = self.order[: self.alive]
+        """Validate, one sync, note losses, keep the best rows. The device of weights and data is checked here."""
+        check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
+        alive = self.order[: self.working]
         origins, weight = self.validation_windows()
         batch = max(VALIDATION_WINDOWS // len(alive), 1)
         val = self.fleet.evaluate(self.bank, origins[: len(alive)], weight[: len(alive)], batch)
@@ -142,7 +157,9 @@ class Loop:
             train, valid = losses[0][row], losses[1][row]
             if not len(self.tasks[task].validation):
                 valid = train  # nothing to validate on: the last epoch that lowered the training loss is kept
-            if self.progress[task].judge(self.epoch, train, valid, rate, self.options):
+            if not self.progress[task].stopped and self.progress[task].judge(
+                self.epoch, train, valid, rate, self.options
+            ):
                 better.append(row)
         rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
         self.fleet.best[rows] = self.fleet.flat[rows]
@@ -214,16 +231,3 @@ class Loop:
         self.validation = None
         self.compact()
         return True
-
-
-def memory(device: torch.device) -> dict[str, float]:
-    """Memory in MB: of the process on a CPU; allocated, reserved and their peaks on a GPU."""
-    import resource
-
-    out = {"rss_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-    if device.type == "cuda":
-        out["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(device) / 2**20
-        out["gpu_mem_reserved_mb"] = torch.cuda.memory_reserved(device) / 2**20
-        out["gpu_mem_allocated_peak_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
-        out["gpu_mem_reserved_peak_mb"] = torch.cuda.max_memory_reserved(device) / 2**20
-    return out

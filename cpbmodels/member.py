@@ -88,8 +88,9 @@ class Member:
     @property
     def options(self) -> Preset:
         """The preset it was trained with."""
-        values = {name: self.config[name] for name in OPTION_FIELDS if name in self.config}
-        return Preset(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        found = {name: self.config[name] for name in OPTION_FIELDS if name in self.config}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        return Preset(**values)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -39,7 +39,7 @@ class Net:
         first = 0 if any(name in RETURNS for name in options.features) else len(RETURNS)
         self.span = (first, len(names))
         inputs = len(names) - first + (options.calendar_dim if options.calendar else 0)
-        self.head = HEADS[options.head](options)
+        self.head = HEADS[options.head](options, device, dtype)
         self.architecture = find(architecture)(options, self.head, inputs)
         params = [*self.architecture.params(), *self.head.params()]
         if options.calendar:

@@ -68,7 +68,7 @@ class Preset:
     mixed_precision: str = "off"  # "off", "auto", "bf16", "fp16"
     checkpoint_gradients: bool = False
     cuda_graph: bool = True
-    workers: int = 1  # CPU: fleets trained side by side, one core each
+    workers: int = 0  # CPU: fleets trained side by side, one core each; 0: one per core
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for config.json and MLflow."""
@@ -204,7 +204,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "stride": (1, 10_000),
     "max_validation_windows": (1, 10_000_000),
     "fleet_size": (1, 10_000),
-    "workers": (1, 256),
+    "workers": (0, 256),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
     "head": ("student-t", "point", "quantile", "classes"),

@@ -61,14 +61,14 @@ class GruSequence(torch.autograd.Function):
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
         """States [K, T, B, H]."""
         K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
-        weight, (b_both, b_n) = w_hh.transpose(1, 2), b_hh.split([2 * H, H], -1)
-        w_both, w_n = weight.split([2 * H, H], -1)
-        i_both, i_n = (gates[..., : 2 * H] + b_both.unsqueeze(1)).unbind(1), gates[..., 2 * H :].unbind(1)
+        weight, (i_both, i_n) = w_hh.transpose(1, 2), gates.split([2 * H, H], -1)
+        i_both, i_n = i_both.unbind(1), i_n.unbind(1)
         h = gates.new_zeros(K, B, H)
         states, both, inner, fresh = [h], [], [], []
         for t in range(T):
-            both.append(torch.baddbmm(i_both[t], h, w_both).sigmoid_())
-            inner.append(torch.baddbmm(b_n, h, w_n))
+            h_both, h_n = torch.baddbmm(b_hh, h, weight).split([2 * H, H], -1)
+            both.append((i_both[t] + h_both).sigmoid_())
+            inner.append(h_n)
             reset, update = both[t].chunk(2, -1)
             fresh.append(torch.addcmul(i_n[t], reset, inner[t]).tanh_())
             h = torch.lerp(fresh[t], h, update)

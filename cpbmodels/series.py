@@ -6,6 +6,7 @@ Numpy only, so that reading or judging data never loads torch. Everything at row
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -196,7 +197,7 @@ def ewma_volatility(returns: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Bias-corrected EWMA std [rows], restarted at each True in `starts`; NaN in a segment's first row."""
     volatility = np.full(len(returns), np.nan)
     bounds = [*np.flatnonzero(starts).tolist(), len(returns)]
-    for first, end in zip(bounds, bounds[1:], strict=False):
+    for first, end in pairwise(bounds):
         if end - first > 1:
             count = np.arange(1, end - first)
             squares = _ewma(returns[first + 1 : end] ** 2) / (1 - LAMBDA**count)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import platform
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,49 +16,22 @@ from torch import Tensor
 
 from cpbmodels.bank import Bank, Scaling, Task, make_task
 from cpbmodels.checkpoint import Checkpoints
+from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
+from cpbmodels.export import export
 from cpbmodels.fleet import Fleet
-from cpbmodels.loop import Loop, Measured, memory
-from cpbmodels.member import DTYPES, FORMAT, Member
+from cpbmodels.job import EpochRecord, Job
+from cpbmodels.loop import Loop, Measured
+from cpbmodels.member import DTYPES, Member
 from cpbmodels.net import Net
 from cpbmodels.presets import Preset
 from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
-from cpbmodels.student_t import QUANTILES
 
 log = logging.getLogger(__name__)
 SCOPES = ("per-series", "universal", "both")
+WIDE = 128  # hidden width from which a single model's products are worth more than one core
 UNIVERSAL = "ALL"  # symbol of a member that learnt every series of its timeframe
-
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """What `on_epoch` is told. `members`: one dict per member that trained in this epoch (symbol, timeframe, seed,
-    index in the returned list, train_loss, val_loss, best_val_loss, stopped)."""
-
-    epoch: int
-    epochs: int
-    lr: float
-    members: list[dict[str, Any]]
-    windows_per_s: float
-    seconds: float
-    memory: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a fleet needs besides its tasks."""
-
-    series: list[Series]
-    architecture: str
-    options: Preset
-    device: torch.device
-    dtype: torch.dtype
-    compute: torch.dtype
-    checkpoint: Path | None
-    resume: bool
-    warm: list[Member | None] | None
-    on_epoch: Callable[[EpochRecord], None] | None
 
 
 def train_fleet(
@@ -175,13 +149,37 @@ def _seed_per_series(seeds: Sequence[int] | int | None, count: int) -> list[int]
 
 
 def _train_chunks(job: Job, tasks: list[Task]) -> list[Member]:
+    """Fleet after fleet; on a CPU, `workers` fleets side by side with one core each.
+
+    Threads within an operation wait for one another at every step: on two busy cores that was ten times slower.
+    """
+    if job.device.type != "cpu":
+        return _train_until_fits(job, tasks, 0)
+    cores = torch.get_num_threads()
+    workers = min(job.options.workers or cores, len(tasks))
+    share = -(-len(tasks) // workers)
+    starts = range(0, len(tasks), share)
+    threads = 1 if job.options.hidden_dim < WIDE else max(cores // workers, 1)
+
+    def on_own_cores(start: int) -> list[Member]:
+        torch.set_num_threads(threads)  # of this thread: OpenMP's and MKL's setting is per thread
+        return _train_until_fits(job, tasks[start : start + share], start)
+
+    try:
+        with ThreadPoolExecutor(workers, thread_name_prefix="fleet") as pool:
+            return [member for part in pool.map(on_own_cores, starts) for member in part]
+    finally:
+        torch.set_num_threads(cores)
+
+
+def _train_until_fits(job: Job, tasks: list[Task], first: int) -> list[Member]:
     """Fleet after fleet; out of memory halves the fleet, then the micro-batch (same batch, in two parts)."""
     members: list[Member] = []
     size, start = job.options.fleet_size, 0
     while start < len(tasks):
         chunk = tasks[start : start + size]
         try:
-            members += _train_one(job, chunk, start)
+            members += _train_one(job, chunk, first + start)
             start += len(chunk)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
@@ -217,16 +215,29 @@ def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
     net = Net(job.architecture, job.options, job.device, job.dtype)
     bank = Bank.build(job.series, job.options, job.device, job.dtype)
-    loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options)
-    store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
-    if store is not None and not (job.resume and loop.resume(store)):
-        store.clear()
+    with Monitor(job.device) as monitor, fast_matmul(job):
+        loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor)
+        store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
+        if store is not None and not (job.resume and loop.resume(store)):
+            store.clear()
+        try:
+            loop.run(store, _reporter(job, start) if job.on_epoch is not None else None)
+        finally:
+            if store is not None:
+                store.close()
+        return export(job, net, bank, loop)
+
+
+@contextmanager
+def fast_matmul(job: Job) -> Iterator[None]:
+    """TF32 for float32 products on a GPU, for the time of a training."""
+    before = torch.get_float32_matmul_precision()
+    if job.device.type == "cuda" and job.dtype == torch.float32:
+        torch.set_float32_matmul_precision("high")
     try:
-        loop.run(store, _reporter(job, start) if job.on_epoch is not None else None)
+        yield
     finally:
-        if store is not None:
-            store.close()
-    return export(job, net, bank, loop)
+        torch.set_float32_matmul_precision(before)
 
 
 def make_fleet(job: Job, net: Net, tasks: list[Task], start: int) -> Fleet:
@@ -259,6 +270,8 @@ def _warm_row(net: Net, member: Member) -> Tensor:
 
 
 def _reporter(job: Job, start: int) -> Callable[[Loop, Measured], None]:
+    lock = job.lock
+
     def report(loop: Loop, measured: Measured) -> None:
         told = [
             {
@@ -283,105 +296,7 @@ def _reporter(job: Job, start: int) -> Callable[[Loop, Measured], None]:
             seconds=measured.seconds,
             memory=measured.memory,
         )
-        job.on_epoch(record)
+        with lock:  # fleets side by side report one at a time
+            job.on_epoch(record)
 
     return report
-
-
-@torch.no_grad()
-def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
-    """Members from the best rows, in the order of the tasks."""
-    loop.fleet.reorder(torch.tensor([loop.order.index(k) for k in range(len(loop.tasks))]).to(job.device))
-    loop.order, loop.validation = list(range(len(loop.tasks))), None
-    fleet = loop.fleet
-    raw, truth, weight = _validate(net, bank, loop)
-    weights = net.layout.views(fleet.best)
-    table = net.head.table(weights, _residuals(net, raw, truth, weight) if net.head.needs_residuals else None)
-    extra = _classification(net, raw, truth, weight)
-    used = memory(job.device)
-    members = []
-    for k, (task, progress) in enumerate(zip(loop.tasks, loop.progress, strict=True)):
-        members.append(
-            Member(
-                config=_config(job, task),
-                rows=fleet.best[k : k + 1].cpu().clone(),
-                mean=fleet.scaling.mean[k : k + 1].cpu().clone(),
-                inverse=fleet.scaling.inverse[k : k + 1].cpu().clone(),
-                table=torch.as_tensor(table[k : k + 1]).to(job.dtype),
-                history=progress.history,
-                report={
-                    "epochs_run": len(progress.history),
-                    "best_epoch": progress.best_epoch,
-                    "best_val_loss": progress.best,
-                    "stopped": progress.stopped,
-                    "reason": progress.reason,
-                    "windows_per_s": loop.windows / loop.seconds if loop.seconds else 0.0,
-                    "train_seconds": loop.seconds,
-                    "fleet_members": len(loop.tasks),
-                    "device": str(job.device),
-                    "compute_dtype": str(job.compute).removeprefix("torch."),
-                    "accumulate": job.options.accumulate,
-                    "train_windows": len(task.train),
-                    "validation_windows": len(task.validation),
-                    "gpu_mem_allocated_peak_mb": used.get("gpu_mem_allocated_peak_mb", 0.0),
-                    "gpu_mem_reserved_peak_mb": used.get("gpu_mem_reserved_peak_mb", 0.0),
-                    "gpu_util_mean": 0.0,
-                    "rss_peak_mb": used["rss_peak_mb"],
-                    **extra[k],
-                },
-            )
-        )
-    return members
-
-
-def _config(job: Job, task: Task) -> dict[str, Any]:
-    """Everything needed to rebuild the model, and where it came from."""
-    return {
-        "format": FORMAT,
-        "architecture": job.architecture,
-        "symbol": task.symbol,
-        "timeframe": task.timeframe,
-        "symbols": [job.series[index].symbol for index in task.members],
-        "seed": task.seed,
-        "dtype": str(job.dtype).removeprefix("torch."),
-        "quantiles": QUANTILES.tolist(),
-        **job.options.as_dict(),
-        "versions": {
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "python": platform.python_version(),
-        },
-    }
-
-
-def _validate(net: Net, bank: Bank, loop: Loop) -> tuple[Tensor, Tensor, Tensor]:
-    """Raw outputs [K, V, H, size], truth [K, V, H, 4] and weights [K, V] of the best rows on the validation windows."""
-    origins, weight = loop.validation_windows()
-    raws, truths = [], []
-    weights = net.layout.views(loop.fleet.best)
-    for part in origins.split(max(16_384 // len(origins), 1), 1):
-        window = net.gather(bank, part, loop.fleet.scaling, future=True)
-        raws.append(net.raw(window, weights, None).cpu())
-        assert window.truth is not None
-        truths.append(window.truth.cpu())
-    return torch.cat(raws, 1), torch.cat(truths, 1), weight.cpu()
-
-
-def _residuals(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> np.ndarray:
-    error = truth[..., 3] - net.head.median(raw)[..., 3]
-    return torch.where(weight.unsqueeze(-1) > 0, error, torch.nan).double().numpy()
-
-
-def _classification(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> list[dict[str, Any]]:
-    """Validation accuracy and confusion matrix (rows: truth up, flat, down) of classifiers."""
-    from cpbmodels.heads import Classes
-
-    if not isinstance(net.head, Classes):
-        return [{}] * len(raw)
-    out = []
-    for own, real, valid in zip(raw[:, :, 0].argmax(-1), net.head.truth(truth), weight > 0, strict=True):
-        counts = torch.bincount(real[valid] * 3 + own[valid], minlength=9).view(3, 3)
-        total = int(counts.sum())
-        accuracy = float(counts.diagonal().sum()) / total if total else float("nan")
-        out.append({"accuracy": accuracy, "confusion": counts.tolist()})
-    return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, Batch
 from cpbmodels.cells import cell_params
@@ -19,6 +20,7 @@ class ClassifierGru(Architecture):
         """Layer names."""
         return [f"encoder.{depth}" for depth in range(self.options.n_layers)]
 
+    @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
         out = []
@@ -26,6 +28,7 @@ class ClassifierGru(Architecture):
             out += cell_params(name, "gru", H if depth else self.inputs, H)
         return [*out, *linear_params("out", H, self.head.size)]
 
+    @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         _, last = gru(batch.inputs, w, self.names(), self.options.dropout, draws)
         return linear(dropout(last[-1], self.options.dropout, draws), w, "out").unsqueeze(2)

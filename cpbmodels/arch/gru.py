@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, Batch
 from cpbmodels.cells import Tied, TiedAttention, cell_params, gru_cell, step_params
@@ -20,6 +21,7 @@ class Gru(Architecture):
         """Layer names of "encoder" or "decoder"."""
         return [f"{part}.{depth}" for depth in range(self.options.n_layers)]
 
+    @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
         out = []
@@ -28,6 +30,7 @@ class Gru(Architecture):
                 out += cell_params(name, "gru", H if depth else inputs, H)
         return [*out, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
 
+    @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = gru(batch.inputs, w, self.names("encoder"), self.options.dropout, draws)
         K, B, T, H = states.shape

@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, Batch
 from cpbmodels.draws import Draws
@@ -15,6 +16,7 @@ from cpbmodels.weights import Param, Weights
 class Linear(Architecture):
     """The honest lower bound of a sequence model: no non-linearity anywhere."""
 
+    @override
     def params(self) -> list[Param]:
         context, steps = self.options.context, self.head.steps
         return [
@@ -24,6 +26,7 @@ class Linear(Architecture):
             Param("mix.bias", (1, self.head.size), 0.0),
         ]
 
+    @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         K, B, C, F = batch.inputs.shape
         steps = self.head.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, Batch
 from cpbmodels.cells import State, Tied, TiedAttention, cell_params, lstm_cell, lstm_cell_by_hand, step_params
@@ -22,6 +23,7 @@ class Lstm(Architecture):
         """Layer names of "encoder" or "decoder"."""
         return [f"{part}.{depth}" for depth in range(self.options.n_layers)]
 
+    @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
         out = []
@@ -31,6 +33,7 @@ class Lstm(Architecture):
         out += [*step_params("query", H, H), *linear_params("memory", H, 2 * H)]
         return [*out, *step_params("mix", H, H), *step_params("out", 2 * H, self.head.size)]
 
+    @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = lstm(batch.inputs, w, self.names("encoder"), self.options.dropout, draws, self.manual)
         memory = self.project(states, w)

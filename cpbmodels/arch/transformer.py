@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, Batch
 from cpbmodels.draws import Draws, dropout
@@ -23,6 +24,7 @@ Cache = list[tuple[Tensor, Tensor]]
 class Transformer(Architecture):
     """LayerNorms carry no weights: the linear map behind each one absorbs them (same functions, fewer launches)."""
 
+    @override
     def params(self) -> list[Param]:
         d, C, S = self.options.hidden_dim, self.options.context, self.head.steps
         out = [*linear_params("embed", self.inputs, d), Param("position", (C, d), 0.05)]
@@ -40,6 +42,7 @@ class Transformer(Architecture):
         out = linear_params(f"{name}.qkv", d, 3 * d) + linear_params(f"{name}.mix", d, d)
         return out + linear_params(f"{name}.up", d, ff) + linear_params(f"{name}.down", ff, d)
 
+    @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         memory = self.memories(self.encode(batch, w, draws), w)
         if self.options.teacher_forcing == 0:

@@ -1,0 +1,123 @@
+"""From a fleet that has finished to members: best rows, quantile tables, what was measured."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpbmodels.bank import Bank, Task
+from cpbmodels.heads import Classes
+from cpbmodels.job import Job
+from cpbmodels.loop import Loop, Progress
+from cpbmodels.member import FORMAT, Member
+from cpbmodels.net import Net
+from cpbmodels.student_t import QUANTILES
+
+WINDOWS = 16_384  # in flight, over all members
+
+
+@torch.no_grad()
+def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
+    """Members from the best rows, in the order of the tasks."""
+    loop.fleet.reorder(torch.tensor([loop.order.index(k) for k in range(len(loop.tasks))]).to(job.device))
+    loop.order, loop.validation = list(range(len(loop.tasks))), None
+    fleet = loop.fleet
+    raw, truth, weight = _validate(net, bank, loop)
+    weights = net.layout.views(fleet.best)
+    table = net.head.table(weights, _residuals(net, raw, truth, weight) if net.head.needs_residuals else None)
+    extra = _classification(net, raw, truth, weight)
+    used = loop.monitor.summary()
+    members = []
+    for k, (task, progress) in enumerate(zip(loop.tasks, loop.progress, strict=True)):
+        members.append(
+            Member(
+                config=_config(job, task),
+                rows=fleet.best[k : k + 1].cpu().clone(),
+                mean=fleet.scaling.mean[k : k + 1].cpu().clone(),
+                inverse=fleet.scaling.inverse[k : k + 1].cpu().clone(),
+                table=torch.as_tensor(table[k : k + 1]).to(job.dtype),
+                history=progress.history,
+                report={**_outcome(progress), **_run(job, loop, task), **used, **extra[k]},
+            )
+        )
+    return members
+
+
+def _outcome(progress: Progress) -> dict[str, Any]:
+    """How far the member came, and why it stopped."""
+    return {
+        "epochs_run": len(progress.history),
+        "best_epoch": progress.best_epoch,
+        "best_val_loss": progress.best,
+        "stopped": progress.stopped,
+        "reason": progress.reason,
+    }
+
+
+def _run(job: Job, loop: Loop, task: Task) -> dict[str, Any]:
+    """How it was trained. Speed and seconds are those of its fleet."""
+    return {
+        "windows_per_s": loop.windows / loop.seconds if loop.seconds else 0.0,
+        "train_seconds": loop.seconds,
+        "fleet_members": len(loop.tasks),
+        "device": str(job.device),
+        "compute_dtype": str(job.compute).removeprefix("torch."),
+        "accumulate": job.options.accumulate,
+        "train_windows": len(task.train),
+        "validation_windows": len(task.validation),
+    }
+
+
+def _config(job: Job, task: Task) -> dict[str, Any]:
+    """Everything needed to rebuild the model, and where it came from."""
+    return {
+        "format": FORMAT,
+        "architecture": job.architecture,
+        "symbol": task.symbol,
+        "timeframe": task.timeframe,
+        "symbols": [job.series[index].symbol for index in task.members],
+        "seed": task.seed,
+        "dtype": str(job.dtype).removeprefix("torch."),
+        "quantiles": QUANTILES.tolist(),
+        **job.options.as_dict(),
+        "versions": {
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _validate(net: Net, bank: Bank, loop: Loop) -> tuple[Tensor, Tensor, Tensor]:
+    """Raw outputs [K, V, H, size], truth [K, V, H, 4] and weights [K, V] of the best rows on the validation windows."""
+    origins, weight = loop.validation_windows()
+    raws, truths = [], []
+    weights = net.layout.views(loop.fleet.best)
+    for part in origins.split(max(WINDOWS // len(origins), 1), 1):
+        window = net.gather(bank, part, loop.fleet.scaling, future=True)
+        raws.append(net.raw(window, weights, None).cpu())
+        assert window.truth is not None
+        truths.append(window.truth.cpu())
+    return torch.cat(raws, 1), torch.cat(truths, 1), weight.cpu()
+
+
+def _residuals(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> np.ndarray:
+    error = truth[..., 3] - net.head.median(raw)[..., 3]
+    return torch.where(weight.unsqueeze(-1) > 0, error, torch.nan).double().numpy()
+
+
+def _classification(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> list[dict[str, Any]]:
+    """Validation accuracy and confusion matrix (rows: truth up, flat, down) of classifiers."""
+    if not isinstance(net.head, Classes):
+        return [{}] * len(raw)
+    out = []
+    for own, real, valid in zip(raw[:, :, 0].argmax(-1), net.head.truth(truth), weight > 0, strict=True):
+        counts = torch.bincount(real[valid] * 3 + own[valid], minlength=9).view(3, 3)
+        total = int(counts.sum())
+        accuracy = float(counts.diagonal().sum()) / total if total else float("nan")
+        out.append({"accuracy": accuracy, "confusion": counts.tolist()})
+    return out

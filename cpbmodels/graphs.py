@@ -1,0 +1,78 @@
+"""A whole training step as one CUDA graph: gather, forward, backward, clip, optimizer, schedule and random draws.
+
+The epoch's windows and learning rates lie in buffers that never move; a counter on the device says which step it
+is. So an epoch is `replay()` n times: no launch from Python, no copy, no sync. One graph per number of active
+members; all graphs share a memory pool.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from cpbmodels.bank import Bank
+from cpbmodels.fleet import Fleet
+
+WARM_UP = 3  # eager steps before the first capture: cuBLAS handles, autograd's buffers, cached constants
+
+
+class StepRunner:
+    """Runs the steps of an epoch from device buffers; with `graph`, captured once and replayed."""
+
+    def __init__(self, fleet: Fleet, bank: Bank, graph: bool) -> None:
+        self.fleet, self.bank, self.graph = fleet, bank, graph
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.warm = 0
+        self.columns = torch.arange(fleet.net.options.batch_size, device=fleet.flat.device)
+        self.counter = torch.zeros(1, dtype=torch.long, device=fleet.flat.device)
+        self.origins = self.weight = self.rates = torch.empty(0)
+        self.stream = torch.cuda.Stream(fleet.flat.device) if graph else None
+
+    def load(self, origins: Tensor, weight: Tensor, rates: Tensor) -> None:
+        """Put an epoch's windows [K, steps x B], their weights and the rates [steps] into the fixed buffers."""
+        if origins.shape[0] > self.origins.shape[0] or origins.shape[1] > self.origins.shape[-1]:
+            self.graphs.clear()  # they hold the old addresses
+            self.origins, self.weight, self.rates = origins.clone(), weight.clone(), rates.clone()
+        rows, width = origins.shape
+        self.origins[:rows, :width].copy_(origins)
+        self.weight[:rows, :width].copy_(weight)
+        self.rates[: len(rates)].copy_(rates)
+        self.counter.zero_()
+
+    def step(self, active: int) -> None:
+        """The next step, of the first `active` members."""
+        if not self.graph:
+            self._body(active)
+        elif active in self.graphs:
+            self.graphs[active].replay()
+        elif self.warm < WARM_UP:
+            self._aside(active)
+        else:
+            self._capture(active)
+            self.graphs[active].replay()
+
+    def _body(self, active: int) -> None:
+        columns = self.columns + self.counter * len(self.columns)
+        origins = self.origins[:active].index_select(1, columns)
+        weight = self.weight[:active].index_select(1, columns)
+        rate = self.rates.index_select(0, self.counter).view(())
+        self.fleet.step(self.bank, origins, weight, rate)
+        self.counter.add_(1)
+
+    def _aside(self, active: int) -> None:
+        """An eager step on a side stream, as captures want it."""
+        assert self.stream is not None
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self._body(active)
+        torch.cuda.current_stream().wait_stream(self.stream)
+        self.warm += 1
+
+    def _capture(self, active: int) -> None:
+        """Record the step; recording does not run it."""
+        self.fleet.prefix(active)  # its views must not live in the graph's pool
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self.graphs.values())).pool() if self.graphs else None
+        with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):
+            self._body(active)
+        self.graphs[active] = graph
