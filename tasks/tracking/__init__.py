@@ -1,5 +1,6 @@
 """MLflow: the store, runs with batch logging, the registry of champions and the leaderboard."""
 
+from tasks.tracking.commit import git_commit
 from tasks.tracking.leaderboard import COLUMNS, leaderboard
 from tasks.tracking.registry import Champion, champions, register_champion
 from tasks.tracking.runs import (
@@ -8,7 +9,6 @@ from tasks.tracking.runs import (
     OpenRun,
     find_by_key,
     finish,
-    git_commit,
     log_member,
     log_members,
     log_metrics,

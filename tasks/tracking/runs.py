@@ -5,15 +5,14 @@ killed process left behind under it is deleted and made anew: no key has two liv
 """
 
 import shutil
-import subprocess
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
+from tasks.tracking.commit import git_commit
 from tasks.tracking.entries import dataset_input, metric_entries, param_entries, text
 from tasks.tracking.store import Store, open_store
 
@@ -151,29 +150,6 @@ def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> l
         token = page.token
         if not token:
             return found
-
-
-@cache
-def git_commit() -> str:
-    """Return the commit of the code in use, `-dirty` where changed, `unknown` outside a git checkout."""
-    root = Path(__file__).parent
-    try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else commit
-    except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package
-        return "unknown"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "--no-optional-locks", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-    return done.stdout.strip()
 
 
 def _open_run(

@@ -11,6 +11,8 @@ import logging
 import os
 import sqlite3
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -86,6 +88,8 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
 
 
 def _connect(uri: str, database: Path | None) -> Store:
+    if urlsplit(uri).scheme in ("http", "https"):
+        _check_server(uri)
     _quiet()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -100,6 +104,20 @@ def _connect(uri: str, database: Path | None) -> Store:
         raise CpbError(
             f"the MLflow store {public_uri(uri)} cannot be opened ({reason}); "
             "back it up, then run `mlflow db upgrade`, or set MLFLOW_TRACKING_URI to another store"
+        ) from error
+
+
+def _check_server(uri: str) -> None:
+    """Fail at once where nothing answers at an HTTP store: MLflow itself would go on asking for minutes."""
+    try:
+        urllib.request.urlopen(uri, timeout=10).close()
+    except urllib.error.HTTPError:
+        return  # it answers; what it thinks of us, the first call will say
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise CpbError(
+            f"the MLflow server {public_uri(uri)} cannot be reached ({reason}); "
+            "start it, or unset MLFLOW_TRACKING_URI to use mlruns/mlflow.db"
         ) from error
 
 
@@ -169,5 +187,6 @@ def _quiet() -> None:
     """Import MLflow without telemetry and without its migration log lines."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -1,3 +1,4 @@
+import socket
 import sqlite3
 from multiprocessing import get_context
 
@@ -84,3 +85,12 @@ def test_a_file_that_is_no_store_is_one_sentence(tmp_path):
 def test_passwords_are_not_shown():
     assert public_uri("postgresql://me:secret@db/mlflow") == "postgresql://db/mlflow"
     assert sqlite_path("postgresql://db/mlflow") is None
+
+
+def test_a_server_that_is_not_there_is_one_sentence_at_once():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    with pytest.raises(CpbError, match=f"127.0.0.1:{port} cannot be reached"):
+        open_store(f"http://127.0.0.1:{port}")
