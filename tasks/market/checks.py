@@ -4,8 +4,11 @@ Binance has published each of these faults; a checksum notices none of them. The
 batch at once: per file they would cost twenty times as much.
 """
 
+import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp, log
 from operator import itemgetter
 
 import polars as pl
@@ -27,6 +30,9 @@ _NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
 _VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 
 
+Edge = tuple[int, int, float, float]
+
+
 @dataclass
 class Checked:
     """Candles fit for the store, those kept apart, and what was found on the way."""
@@ -39,14 +45,18 @@ class Checked:
     conflicts: list[tuple[int, int]] = field(default_factory=list)  # (file, open_time)
 
 
-def check(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> tuple[Checked, dict[int, BadFile]]:
-    """Split the candles of a batch into good ones and files at fault (by index into `blocks`)."""
+def check(
+    series: SeriesKey, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge] = ()
+) -> tuple[Checked, dict[int, BadFile]]:
+    """Split the candles of a batch into good ones and files at fault (by index into `blocks`).
+
+    `stored` are the unbroken stretches already in the store: `(from, until, first open, last close)`.
+    """
     faults = _values(blocks, frame)
     frame = frame.sort("file", "open_time", maintain_order=True)
-    for judge in (_intervals, _grid, _foreign, _wicks, _levels):
-        good = _without(frame, faults)
-        for index, fault in judge(series, blocks, good).items():
-            faults.setdefault(index, fault)
+    for judge in (_intervals, _grid, _foreign, _wicks):
+        faults = judge(series, blocks, _without(frame, faults)) | faults
+    faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults).sort("open_time", "file", maintain_order=True)
     on_grid = _on_grid(series, good)
     off_grid = good.filter(~on_grid)
@@ -173,38 +183,51 @@ def _wicks(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[
     }
 
 
-def _levels(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """A price level that leaps in at one end of the file and back at the other is another symbol's."""
+def _levels(
+    series: SeriesKey, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge]
+) -> dict[int, BadFile]:
+    """A price level that leaps where two files meet: the file that fits neither side is another symbol's.
+
+    A file at the end of the row has one side only; it is at fault if its neighbour fits on the other side.
+    """
     edges = (
-        frame.with_columns(pl.col("close").log(), pl.col("open").log())
-        .group_by("file", maintain_order=True)
-        .agg(pl.col("open").first(), pl.col("close").last(), pl.len())
+        frame.group_by("file", maintain_order=True)
+        .agg(
+            pl.col("open_time").min(),
+            pl.col("close_time").max(),
+            pl.col("open").first(),
+            pl.col("close").last(),
+        )
+        .iter_rows()
     )
-    rows = {row["file"]: row for row in edges.iter_rows(named=True)}
+    row = sorted([(a, b, o, c, i) for i, a, b, o, c in edges] + [(*edge, -1) for edge in stored])
+    steps = [_leap(left, right, series.step) for left, right in itertools.pairwise(row)]
     faults = {}
-    for index in rows:
-        before, after = _neighbour(blocks, rows, index, -1), _neighbour(blocks, rows, index, +1)
-        into = rows[index]["open"] - before["close"] if before else None
-        out = after["open"] - rows[index]["close"] if after else None
-        if into is not None and out is not None and min(abs(into), abs(out)) > _LEAP and into * out < 0:
-            faults[index] = BadFile(
-                f"prices leap {_times(into)} at its start and {_times(out)} at its end: another symbol"
-            )
+    for at, (*_, index) in enumerate(row):
+        into = steps[at - 1] if at else None
+        out = steps[at] if at < len(steps) else None
+        beyond = [steps[at - 2] if at > 1 else None, steps[at + 1] if at + 1 < len(steps) else None]
+        trusted = [at > 0 and row[at - 1][4] < 0, at + 1 < len(row) and row[at + 1][4] < 0]
+        alone = [
+            out is None and (beyond[0] == 0 or trusted[0]),
+            into is None and (beyond[1] == 0 or trusted[1]),
+        ]
+        if index >= 0 and ((into and (out or alone[0])) or (out and alone[1])):
+            told = [_times(into) + " at its start"] * bool(into) + [_times(out) + " at its end"] * bool(out)
+            faults[index] = BadFile(f"prices leap {' and '.join(told)}: another symbol")
     return faults
 
 
-def _neighbour(blocks: list[Block], rows: dict[int, dict], index: int, side: int) -> dict | None:
-    """Return the edges of the adjoining file, None if it is not in the batch."""
-    other = index + side
-    if other not in rows:
+def _leap(left: tuple, right: tuple, step: int) -> float | None:
+    """Return ln(open / close before) where it is a leap, 0 where it is none, None where the two do not meet."""
+    if not 0 <= right[0] - left[1] <= 2 * step:
         return None
-    early, late = sorted((blocks[index].file.bounds, blocks[other].file.bounds))
-    return rows[other] if early[1] == late[0] else None
+    jump = log(right[2] / left[3])
+    return jump if abs(jump) > _LEAP else 0.0
 
 
-def _times(log_ratio: float) -> str:
-    ratio = 2.718281828459045**log_ratio
-    return f"× {ratio:.3g}"
+def _times(log_ratio: float | None) -> str:
+    return f"× {exp(log_ratio or 0):.3g}"
 
 
 def _deduplicate(checked: Checked) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from email.utils import formatdate
+from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -35,6 +35,7 @@ _REFUSED = {
     451: "not available from your location",
 }
 _CHUNK = 1 << 16
+_STRIKES = 24  # requests in a row without an answer: from then on nothing is asked twice
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class HttpSource:
         self._lock = threading.Lock()
         self._wait_until = 0.0
         self._answered = False
+        self._strikes = 0
+        self.clock_ahead: float | None = None  # seconds by which the server's clock is ahead of ours
 
     @property
     def name(self) -> str:
@@ -127,7 +130,7 @@ class HttpSource:
     def _ask(self, method: str, url: str) -> tuple[urllib3.HTTPHeaderDict, bytes]:
         """Ask until there is an answer: only faults that may pass are tried again."""
         problem = "no answer"
-        for attempt in range(self.limits.tries):
+        for attempt in range(self.limits.tries if self._strikes < _STRIKES else 1):
             if attempt:
                 time.sleep(self.limits.backoff * 2 ** (attempt - 1) * random.uniform(0.7, 1.3))
             time.sleep(max(0.0, self._wait_until - time.monotonic()))
@@ -141,8 +144,9 @@ class HttpSource:
             except (HTTPError, OSError) as error:
                 problem = _reason(error)
                 continue
-            self._answered = True
+            self._answered, self._strikes = True, 0
             if status == 200:
+                self._set_clock(headers)
                 return headers, body
             if status == 404:
                 raise NotFound(f"{url} is not there (404)")
@@ -152,6 +156,7 @@ class HttpSource:
                 raise SourceFault(f"unexpected answer {status}")
             problem = f"server error {status}"
             self._heed(headers)
+        self._strikes += 1
         raise Unreachable(f"{problem} after {attempt + 1} tries")
 
     def _once(self, method: str, url: str) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
@@ -181,6 +186,14 @@ class HttpSource:
             if len(body) > self.limits.body:
                 raise SourceFault(f"answer larger than {self.limits.body >> 20} MB")
         return bytes(body)
+
+    def _set_clock(self, headers: urllib3.HTTPHeaderDict) -> None:
+        """Remember the server's clock: whether a candle is finished is for the exchange to say."""
+        if self.clock_ahead is None:
+            try:
+                self.clock_ahead = parsedate_to_datetime(headers["Date"]).timestamp() - time.time()
+            except (KeyError, ValueError):
+                self.clock_ahead = 0.0
 
     def _heed(self, headers: urllib3.HTTPHeaderDict) -> None:
         """Make every thread wait as long as the server asks."""

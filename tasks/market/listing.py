@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from schemas.universe import MARKETS
 from tasks.market.client import FolderSource, HttpSource, Remote, Source
+from tasks.market.faults import Unreachable
 from tasks.market.layout import (
     SeriesKey,
     SourceFile,
@@ -58,11 +59,21 @@ class Catalogue:
         marker = f"{prefix}{series.symbol}-{series.interval}-{name}" if start > _BIRTH else ""
         last = f"{prefix}{series.symbol}-{series.interval}-{day_of(end)}"
         if self.lists is not False:
-            pages = list(_pages(self.source, prefix, marker, last))
+            pages = self._ask(prefix, marker, last)
             self.lists = bool(pages)
             if pages:
                 return [r for page in pages for r in _contents(page)]
         return self._probe(series, kind, start, end)
+
+    def _ask(self, prefix: str, marker: str, last: str) -> list[ET.Element]:
+        """Return the listing's pages; a bucket host that is blocked does not mean that the files are."""
+        assert isinstance(self.source, HttpSource)
+        try:
+            return list(_pages(self.source, prefix, marker, last))
+        except Unreachable:
+            if self.source.listing == self.source.base:
+                raise
+            return []
 
     def _probe(self, series: SeriesKey, kind: str, start: int, end: int) -> list[Remote]:
         """Ask for every name the files could have."""

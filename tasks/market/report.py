@@ -6,10 +6,12 @@ from pathlib import Path
 
 from schemas.errors import COMPLETE, PARTIAL
 from tasks.market.holes import LACKING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
-from tasks.market.layout import text
+from tasks.market.layout import DAY, text
 from tasks.market.store import provisional_rows, replacing, series_digest, zeros_of
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
+
+_LATE = 3 * DAY  # files are published a day or two after their candles
 
 
 @dataclass
@@ -115,6 +117,11 @@ def _judge(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: 
     for hole in holes:
         if hole.cause in SUSPICIOUS or hole.cause in LACKING:
             report.notes.append(_short(holdings, hole))
+    behind = holdings.last - (holdings.runs[-1][1] if holdings.runs else holdings.last)
+    if behind > _LATE and holdings.last < 1 << 61:
+        report.notes.append(
+            f"{holdings.series}: data ends {report.last}, {behind // DAY} days before the end asked for"
+        )
     lacking = [h for h in holes if h.cause in LACKING]
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"

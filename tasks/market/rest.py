@@ -35,7 +35,8 @@ def fetch_day(run: Run, series: SeriesKey, day: str) -> Fetched | None:
         return None
     except SourceFault as fault:
         return Fetched(file, fault=fault)
-    closed = [row for row in rows if row[0] * _unit(row[0]) + series.step <= run.end]
+    end = min(run.end, run.now + int(1e6 * min(0, getattr(run.source, "clock_ahead", None) or 0)))
+    closed = [row for row in rows if row[0] * _unit(row[0]) + series.step <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
     return Fetched(file, csv.encode(), "rest") if closed else None
 

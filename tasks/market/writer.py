@@ -49,7 +49,8 @@ def store_batch(
     outcome = Outcome()
     blocks, arrived = _trim(batch)
     frame, faults = read(blocks)
-    checked, more = check(series, blocks, frame)
+    stored = [(*r, *e) for p in manifest.parts(series).values() for r, e in zip(p.runs, p.edges, strict=True)]
+    checked, more = check(series, blocks, frame, [edge for edge in stored if not _replaced(edge, arrived)])
     for index, fault in {**more, **faults}.items():
         arrived[index].fault = fault
     known = manifest.files(series)
@@ -69,6 +70,11 @@ def store_batch(
             release(home, item.file)
     manifest.save(series, records, parts, _oddities(series, checked), _span(good))
     return outcome
+
+
+def _replaced(edge: tuple[int, int, float, float], arrived: list[Fetched]) -> bool:
+    """Tell whether a stored stretch overlaps a file that is about to replace or fill it."""
+    return any(a < edge[1] and edge[0] < b for a, b in (item.file.bounds for item in arrived))
 
 
 def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:

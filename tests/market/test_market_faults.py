@@ -370,3 +370,21 @@ def test_nothing_new_means_listings_only_and_no_write(market):
     assert all(name.startswith("data/") and name.endswith("/1h/") for name in hook.asked)
     assert stored(market / "home") == before
     assert {p: p.stat().st_mtime_ns for p in (market / "home").rglob("*") if p.is_file()} == stamps
+
+
+@pytest.mark.parametrize("period", ["2024-01", "2024-03"])
+def test_another_symbols_file_is_noticed_at_either_end_of_a_series(market, period):
+    put(market / "mirror", BTC.file(period), csv_of(key("SHIBUSDT").file(period)))
+    report = served(market)
+    assert any("another symbol" in note and period in note for note in btc(report).notes), btc(report).notes
+    check_store(market, report)
+
+
+def test_another_symbols_day_is_noticed_beside_the_stored_candles(market):
+    served(market)
+    put(market / "mirror", BTC.file("2024-04-01"), csv_of(key("SHIBUSDT").file("2024-04-01")))
+    report = served(market, as_of="2024-04-02")
+    assert any("another symbol" in note and "2024-04-01" in note for note in btc(report).notes), btc(
+        report
+    ).notes
+    assert btc(report).holes[0]["cause"] == "quarantined"
