@@ -60,7 +60,8 @@ def serve_ui(
         server = subprocess.Popen(
             _command(store, host, port), env=_environment(), start_new_session=True, stdout=out, stderr=out
         )
-    restore = signal.signal(signal.SIGTERM, _interrupt)
+    # SIGINT too: a shell starts background commands with it ignored.
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         _wait_until_up(server, f"http://{host}:{port}", log)
         _announce(ready, address(f"http://{host}:{port}", store))
@@ -71,7 +72,8 @@ def serve_ui(
     except KeyboardInterrupt:
         return
     finally:
-        signal.signal(signal.SIGTERM, restore)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         _stop(server)
 
 

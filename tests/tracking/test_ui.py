@@ -52,7 +52,7 @@ def test_the_filter_is_part_of_the_address(store):
 def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
     port = free_port()
     code = (
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as a shell's background command
         "from tasks.tracking.ui import serve_ui\n"
         f"serve_ui(port={port}, ready=lambda where: print(where.url, flush=True))"
     )
