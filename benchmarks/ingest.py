@@ -177,7 +177,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--coins", type=int, default=len(COINS), help="coins in the mirror (two intervals each)"
     )
-    parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
 
 

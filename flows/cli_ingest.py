@@ -28,7 +28,7 @@ def ingest(
     tail: Annotated[
         bool, typer.Option("--tail", help="also the newest candles, by REST, as provisional")
     ] = False,
-    connections: Annotated[int, typer.Option(min=1, max=64, help="downloads at the same time")] = 16,
+    connections: Annotated[int, typer.Option(min=1, max=64, help="downloads at the same time")] = 32,
     json: Json = False,
 ) -> None:
     """Fetch, verify and store klines; a second run fetches only what is new.

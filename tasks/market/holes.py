@@ -55,7 +55,7 @@ class Holdings:
     files: dict[str, FileRecord]
     parts: list[Part]
     oddities: list[Oddity]
-    searched: list[tuple[int, int, str]] = field(default_factory=list)
+    searched: list[tuple[int, int, int]] = field(default_factory=list)
     first: int = 0
     last: int = 1 << 62
 

@@ -23,7 +23,7 @@ CREATE TABLE oddities (
   market TEXT, symbol TEXT, interval TEXT, open_time INTEGER, kind TEXT, detail TEXT,
   PRIMARY KEY (market, symbol, interval, open_time, kind)) WITHOUT ROWID;
 CREATE TABLE searched (
-  market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, result TEXT,
+  market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, asked INTEGER,
   PRIMARY KEY (market, symbol, interval, start)) WITHOUT ROWID;
 """
 
@@ -111,9 +111,9 @@ class Manifest:
         """Return the odd candles of a series, oldest first."""
         return [Oddity(*r) for r in self._select("open_time, kind, detail", "oddities", series)]
 
-    def searched(self, series: SeriesKey) -> list[tuple[int, int, str]]:
-        """Return `[start, until)` of holes that were looked for elsewhere, and with what result."""
-        return self._select("start, until, result", "searched", series)
+    def searched(self, series: SeriesKey) -> list[tuple[int, int, int]]:
+        """Return `[start, until)` of holes that were looked for elsewhere in vain, and when."""
+        return self._select("start, until, asked", "searched", series)
 
     def series(self) -> list[SeriesKey]:
         """Return every series with a part."""
@@ -149,7 +149,7 @@ class Manifest:
         where = "market=? AND symbol=? AND interval=? AND start<? AND until>?"
         self._db.execute(f"DELETE FROM searched WHERE {where}", (*name, until, start))
 
-    def save_searched(self, series: SeriesKey, holes: list[tuple[int, int, str]]) -> None:
+    def save_searched(self, series: SeriesKey, holes: list[tuple[int, int, int]]) -> None:
         """Remember holes that were looked for elsewhere."""
         with self._transaction():
             self._insert("searched", [(series.market, series.symbol, series.interval, *h) for h in holes])

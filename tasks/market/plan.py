@@ -1,5 +1,6 @@
 """What to fetch for a series: monthly files where they are published, daily ones elsewhere, nothing twice."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tasks.market.listing import Catalogue
 from tasks.market.manifest import FileRecord, Part
 from tasks.market.store import series_folder
 
+_SECOND_LOOK = 7 * 86_400  # seconds
 _DAILY_ONLY = {"1s"}  # a month of seconds is 350 MB of text
 
 
@@ -48,7 +50,10 @@ def to_fetch(
 
 
 def _is_due(file: SourceFile, record: FileRecord | None) -> bool:
-    return record is None or record.version != file.version or record.status == "failed"
+    if record is None or record.version != file.version or record.status == "failed":
+        return True
+    # a wrong CHECKSUM may be put right without the zip changing (binance-public-data#241)
+    return record.status == "quarantined" and time.time() - record.facts.get("at", 0) > _SECOND_LOOK
 
 
 def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts: dict[str, Part]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from tasks.market.faults import SourceFault
 from tasks.market.holes import ABSENT, CONFLICT, FAILED, OUTAGE, QUARANTINED, Hole, OutageCalendar, find_holes
-from tasks.market.layout import SeriesKey, SourceFile, days, period_bounds
+from tasks.market.layout import DAY, SeriesKey, SourceFile, days, period_bounds
 from tasks.market.rest import available, fetch_day
 from tasks.market.run import Run, calendars, holdings_of
 from tasks.market.transfer import batches, store_all
@@ -16,6 +16,7 @@ from tasks.market.writer import Fetched, store_batch
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
 
+_AGAIN = 7 * DAY  # what was nowhere is looked for again after a week: files are published late
 _REST_DAYS = 400  # of one run; more would be rude
 _SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT)
 
@@ -31,7 +32,11 @@ def repair(run: Run) -> None:
         if not holes and not wrong:
             continue
         wanted = {day for hole in holes for day in days(hole.start, hole.end)}
-        used = _from_daily_files(run, series, sorted(wanted | wrong))
+        try:
+            used = _from_daily_files(run, series, sorted(wanted | wrong))
+        except SourceFault as fault:
+            run.notes.append(f"{series}: daily files could not be asked for: {fault}")
+            continue  # and nothing is confirmed
         left = _still_missing(run, series, calendar[series.interval], holes)
         filled = (
             _from_rest(run, series, sorted({day for h in left for day in days(h.start, h.end)}))
@@ -41,11 +46,12 @@ def repair(run: Run) -> None:
         _explain(run, series, used, "daily files")
         _explain(run, series, filled, "days of REST")
         left = _still_missing(run, series, calendar[series.interval], holes) if filled else left
-        run.manifest.save_searched(series, [(h.start, h.end, "nowhere") for h in left if h.cause != FAILED])
+        run.manifest.save_searched(series, [(h.start, h.end, run.now) for h in left if h.cause != FAILED])
 
 
 def _worth_it(run: Run, series: SeriesKey, hole: Hole, calendar: dict[str, OutageCalendar]) -> bool:
-    searched = any(a <= hole.start and hole.end <= b for a, b, _ in run.manifest.searched(series))
+    lately = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < _AGAIN]
+    searched = any(a <= hole.start and hole.end <= b for a, b in lately)
     if searched or run.plans[series].fault:
         return False
     return hole.cause in _SUSPICIOUS or (
@@ -63,12 +69,8 @@ def _wrong_days(run: Run, series: SeriesKey) -> set[str]:
 
 def _from_daily_files(run: Run, series: SeriesKey, wanted: list[str]) -> list[str]:
     """Store the daily files published for these days; return the days that came in good order."""
-    try:
-        start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
-        listed = run.catalogue.files(series, "daily", start, end)
-    except SourceFault as fault:
-        run.notes.append(f"{series}: daily files could not be asked for: {fault}")
-        return []
+    start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
+    listed = run.catalogue.files(series, "daily", start, end)
     known = {p: r for p, r in run.manifest.files(series).items() if len(p) == 10}
     files = [f for f in listed if f.period in set(wanted) and not _seen(f, known)]
     bad = store_all(run, [batches(series, files)], "repaired")

@@ -24,7 +24,7 @@ from tasks.market.manifest import Manifest
 from tasks.market.plan import Plan
 from tasks.market.store import MANIFEST, is_full
 
-CONNECTIONS = 16
+CONNECTIONS = 32
 Progress = Callable[[str, int, int], None]
 """Called with a series' name, files done and files in all."""
 

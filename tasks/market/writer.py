@@ -1,5 +1,6 @@
 """From downloaded files to parts of the store: parse, judge, quarantine, merge, write, enter in the manifest."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -162,7 +163,8 @@ def _record(home: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRe
     else:
         status = "failed"
     rows = known[item.file.period].rows if item.file.period in known else 0
-    return FileRecord(item.file.period, item.file.key, item.file.version, "", rows, status, reason)
+    facts = {"at": int(time.time())}
+    return FileRecord(item.file.period, item.file.key, item.file.version, "", rows, status, reason, facts)
 
 
 def _good_record(

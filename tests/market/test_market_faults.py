@@ -2,6 +2,7 @@
 
 import io
 import json
+import time
 import zipfile
 
 import polars as pl
@@ -388,3 +389,17 @@ def test_another_symbols_day_is_noticed_beside_the_stored_candles(market):
         report
     ).notes
     assert btc(report).holes[0]["cause"] == "quarantined"
+
+
+def test_a_checksum_put_right_is_noticed_after_a_week(market, monkeypatch):
+    path = market / "mirror" / (MONTH.key + ".CHECKSUM")
+    right = path.read_bytes()
+    path.write_bytes(mirror.to_checksum(NAME, b"wrong"))
+    assert btc(served(market)).files["quarantined"] == 1
+    path.write_bytes(right)
+    assert btc(served(market)).files["quarantined"] == 1
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 8 * 86_400)
+    report = served(market)
+    assert report.exit == 0
+    check_store(market, report)

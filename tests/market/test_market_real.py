@@ -115,3 +115,15 @@ def test_genuine_zips_carry_their_own_checksum():
         assert csv.count(b"\n") == 1440
         with pytest.raises(BadFile, match="checksum mismatch"):
             open_zip(path.read_bytes(), file, "0" * 64)
+
+
+def test_a_futures_file_is_at_home_in_its_own_market(tmp_path):
+    file = SeriesKey("um", "BTCUSDT", "5m").file("2025-01")
+    put(tmp_path / "mirror", file, defect("um-futures"))
+    made = scope(
+        tmp_path / "home", tmp_path / "mirror", coins="BTC", timeframes="5m", market="um", as_of="2025-02-01"
+    )
+    series = ingest(made).series[0]
+    assert series.rows == 599
+    assert any("header line dropped" in note for note in series.notes)
+    assert [h["cause"] for h in series.holes] == ["confirmed absent"]

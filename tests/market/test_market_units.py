@@ -117,7 +117,7 @@ def test_off_grid_candles_are_trade():
 
 
 def test_what_was_searched_in_vain_is_confirmed_absent():
-    searched = [(MAY[0] + 300 * HOUR, MAY[0] + 310 * HOUR, "nowhere")]
+    searched = [(MAY[0] + 300 * HOUR, MAY[0] + 310 * HOUR, 0)]
     assert causes(holdings([(0, 300), (310, 744)], searched=searched), WITNESS) == [(10, "confirmed absent")]
 
 
