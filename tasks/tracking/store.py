@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 EXPERIMENT = "cpb"
+_KIND = {"mlflow.experimentKind": "custom_model_development"}  # the interface need not guess, nor ask
 DEFAULT_DATABASE = Path("mlruns/mlflow.db")
 
 
@@ -128,7 +129,7 @@ def _experiment(client: "MlflowClient", database: Path | None) -> str:
     if found is None:
         # A server places artifacts by itself; beside a database on this machine we say where.
         location = (database.parent / "artifacts").as_uri() if database else None
-        return client.create_experiment(EXPERIMENT, artifact_location=location)
+        return client.create_experiment(EXPERIMENT, artifact_location=location, tags=_KIND)
     if found.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(found.experiment_id)
     return found.experiment_id

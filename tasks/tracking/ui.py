@@ -30,7 +30,7 @@ _STOP_SECONDS = 15.0
 
 @dataclass(frozen=True)
 class Address:
-    """Where the interface is, and the table of our experiment with the filter applied."""
+    """Where the interface is: the charts that compare architectures, and the table with the filter applied."""
 
     url: str
     experiment_url: str
@@ -80,7 +80,7 @@ def serve_ui(
 def address(url: str, store: Store) -> Address:
     """Return the addresses of the interface at `url`."""
     experiment = f"{url}/#/experiments/{store.experiment_id}/runs"
-    return Address(url, experiment, f"{experiment}?searchFilter={quote(FILTER)}")
+    return Address(url, f"{experiment}?compareRunsMode=CHART", f"{experiment}?searchFilter={quote(FILTER)}")
 
 
 def check_port(host: str, port: int) -> None:
