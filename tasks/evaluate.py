@@ -71,7 +71,7 @@ def _record(config: TrainConfig, job: Job, fleet: FleetRecord, name: str, score:
         metrics=measured | judged.metrics,
         folder=folder / "model",
         dataset=Dataset(name, spec.digest, str(spec.features), spec.rows),
-        tags={"verdict": judged.verdict},
+        tags={"verdict": judged.verdict, "source": config.scope.source or "Binance Vision"},
     )
 
 
