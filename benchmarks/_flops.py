@@ -15,5 +15,5 @@ def flops_per_window(architecture: str, **overrides: int) -> float:
     options = preset(f"seed-{architecture}", name, **{**overrides, "batch_size": 2, "mixed_precision": "off"})
     step = steps.fleet_step(name, options, 1, torch.device("cpu"), torch.float32, rows=400)
     with FlopCounterMode(display=False) as counter:
-        step()
+        step.eager()
     return counter.get_total_flops() / options.batch_size

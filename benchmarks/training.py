@@ -124,7 +124,7 @@ def ops(args: argparse.Namespace) -> dict[str, dict[str, int]]:
     """Dispatched ops of one fleet step of 40 (views launch nothing), and host syncs that grow with the steps."""
     out = {}
     for architecture in SEEDS:
-        step = fleet_step(architecture, 40, **TINY)
+        step = fleet_step(architecture, 40, **TINY).eager
         step()
         with OpLog() as log:
             step()

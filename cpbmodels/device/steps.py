@@ -12,6 +12,7 @@ from cpbmodels.device.placement import OpLog, kernels
 from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
+from cpbmodels.graphs import WARM_UP, StepRunner
 from cpbmodels.net import Net
 from cpbmodels.presets import SEED_ARCHITECTURES, Preset, architectures, preset
 from cpbmodels.series import Series
@@ -20,15 +21,21 @@ from cpbmodels.training import Job, compute_dtype, make_fleet
 
 @dataclass(frozen=True)
 class FleetStep:
-    """A fleet with one batch for each member; calling it takes one optimizer step."""
+    """A fleet with one batch for each member; calling it takes one optimizer step as a training would."""
 
     fleet: Fleet
     bank: Bank
     origins: torch.Tensor
     weight: torch.Tensor
+    runner: StepRunner
 
     def __call__(self) -> None:
-        """One step; adds each member's loss to `fleet.loss_sum`."""
+        """One step (on a GPU a replay of its graph); adds each member's loss to `fleet.loss_sum`."""
+        self.runner.counter.zero_()
+        self.runner.step(len(self.origins))
+
+    def eager(self) -> None:
+        """The same step op by op, so that each can be watched."""
         self.fleet.step(self.bank, self.origins, self.weight, self.fleet.net.options.lr)
 
 
@@ -44,6 +51,8 @@ def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
     step = fleet_step(architecture, options, members, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        for _ in range(WARM_UP + 1):  # eager steps, then the capture
+            step()
     spent = seconds(step, device, repeats=3 if device.type == "cuda" else 1)
     gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
     return {
@@ -52,8 +61,8 @@ def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
         "step_ms": spent * 1e3,
         "windows_per_s": members * options.batch_size / spent,
         "gpu_mem_peak_mb": gpu,
-        "placement": placement_of(step, device),
-        "top_kernels": list(kernels(step, device))[:3] if device.type == "cuda" else [],
+        "placement": placement_of(step.eager, device),
+        "top_kernels": list(kernels(step.eager, device))[:3] if device.type == "cuda" else [],
     }
 
 
@@ -96,7 +105,10 @@ def fleet_step(
         raise ModelError(f"{rows} rows give less than one batch of {options.batch_size} windows.")
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
     weight = torch.ones(origins.shape, device=device)
-    return FleetStep(fleet, bank, origins, weight)
+    runner = StepRunner(fleet, bank, graph=device.type == "cuda" and options.cuda_graph)
+    kind_of_rate = torch.float32 if device.type == "cuda" else torch.float64
+    runner.load(origins, weight, torch.tensor([options.lr], dtype=kind_of_rate).to(device))
+    return FleetStep(fleet, bank, origins, weight, runner)
 
 
 def walk(rows: int, seed: int, options: Preset) -> Series:

@@ -19,7 +19,7 @@ def test_a_step_of_every_architecture_runs_and_learns(architecture):
         step()
         losses.append(step.fleet.loss_sum.sum().item())
     assert losses[-1] < losses[0]
-    assert steps.placement_of(step, CPU) == "all on cpu"
+    assert steps.placement_of(step.eager, CPU) == "all on cpu"
 
 
 def test_timing_names_what_was_timed(monkeypatch):
