@@ -158,4 +158,5 @@ class Fleet:
             tensor.copy_(tensor[order])
 
 
-_NO_DRAWS = Draws.__new__(Draws)  # training with nothing random: says "training", is never asked for a draw
+# Training with nothing random: tells the net that it trains, and is never asked for a draw.
+_NO_DRAWS = Draws(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))

@@ -29,6 +29,10 @@ class EpochRecord:
     memory: dict[str, float]
 
 
+class Stopped(Exception):
+    """A fleet gave up because another part of its training was interrupted."""
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything a fleet needs besides its tasks."""
@@ -44,3 +48,4 @@ class Job:
     warm: list[Member | None] | None
     on_epoch: Callable[[EpochRecord], None] | None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    stop: threading.Event = field(default_factory=threading.Event)  # set: side-by-side fleets give up

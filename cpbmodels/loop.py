@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from cpbmodels.checkpoint import Checkpoints, check_same
 from cpbmodels.device.monitor import Monitor, check_placement
 from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import StepRunner
+from cpbmodels.job import Stopped
 from cpbmodels.presets import Preset
 from cpbmodels.schedule import learning_rate
 
@@ -68,8 +70,15 @@ class Loop:
     """Trains one fleet of tasks to the end. Row r of the fleet belongs to task `order[r]`."""
 
     def __init__(
-        self, fleet: Fleet, bank: Bank, tasks: list[Task], options: Preset, monitor: Monitor | None = None
+        self,
+        fleet: Fleet,
+        bank: Bank,
+        tasks: list[Task],
+        options: Preset,
+        monitor: Monitor | None = None,
+        stop: Event | None = None,
     ) -> None:
+        self.stop = stop or Event()
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
@@ -127,6 +136,8 @@ class Loop:
         kind = torch.float32 if origins.is_cuda else torch.float64  # what the fused optimizer reads
         self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
         for step in range(max(steps)):
+            if self.stop.is_set():
+                raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
             self.runner.step(sum(own > step for own in steps))
         return int(counts.sum())
 

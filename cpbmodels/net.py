@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from cpbmodels.arch import Batch, find
 from cpbmodels.bank import SCALED, Bank, Scaling, bank_columns
@@ -86,7 +87,19 @@ class Net:
         teach = window.truth is not None and draws is not None and self.options.teacher_forcing > 0
         truth = to_feedback(window.truth).to(kind) if teach and window.truth is not None else None
         batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
+        if self.options.checkpoint_gradients and draws is not None:
+            return self._recomputed(batch, w, draws).to(window.start.dtype)
         return self.architecture.forward(batch, w, draws).to(window.start.dtype)
+
+    def _recomputed(self, batch: Batch, w: Weights, draws: Draws) -> Tensor:
+        """Keep no activations: backward runs the forward pass again, with the same draws."""
+        layer = draws.layer
+
+        def forward() -> Tensor:
+            draws.layer = layer
+            return self.architecture.forward(batch, w, draws)
+
+        return checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
 
     def loss(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:
         """Loss of each window [K, B]; `draws` None is evaluation: no dropout, no teaching."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
 from cpbmodels.fleet import Fleet
-from cpbmodels.job import EpochRecord, Job
+from cpbmodels.job import EpochRecord, Job, Stopped
 from cpbmodels.loop import Loop, Measured
 from cpbmodels.member import DTYPES, Member
 from cpbmodels.net import Net
@@ -29,6 +29,8 @@ from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
 log = logging.getLogger(__name__)
+HALF_ON_CPU = ("transformer", "gru", "classifier-gru", "lstm")
+"""Where bf16 pays on a CPU that has it: 1.5 to 2 times the windows, losses equal to four digits."""
 SCOPES = ("per-series", "universal", "both")
 WIDE = 128  # hidden width from which a single model's products are worth more than one core
 UNIVERSAL = "ALL"  # symbol of a member that learnt every series of its timeframe
@@ -118,7 +120,7 @@ def compute_dtype(
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return torch.bfloat16 if fast and architecture in ("transformer", "gru") else master
+    return torch.bfloat16 if fast and architecture in HALF_ON_CPU else master
 
 
 def plan_tasks(
@@ -166,10 +168,26 @@ def _train_chunks(job: Job, tasks: list[Task]) -> list[Member]:
         return _train_until_fits(job, tasks[start : start + share], start)
 
     try:
-        with ThreadPoolExecutor(workers, thread_name_prefix="fleet") as pool:
-            return [member for part in pool.map(on_own_cores, starts) for member in part]
+        return on_own_cores(0) if workers == 1 else _side_by_side(job, on_own_cores, starts)
     finally:
         torch.set_num_threads(cores)
+
+
+def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequence[int]) -> list[Member]:
+    """One thread per start. An error or Ctrl-C anywhere stops all of them at their next step."""
+    with ThreadPoolExecutor(len(starts), thread_name_prefix="fleet") as pool:
+        futures = [pool.submit(train, start) for start in starts]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except BaseException:
+            job.stop.set()
+            raise
+        if any(future.done() and future.exception() for future in futures):
+            job.stop.set()
+    failed = [e for e in (future.exception() for future in futures) if e is not None]
+    for error in sorted(failed, key=lambda e: isinstance(e, Stopped)):
+        raise error
+    return [member for future in futures for member in future.result()]
 
 
 def _train_until_fits(job: Job, tasks: list[Task], first: int) -> list[Member]:
@@ -216,7 +234,7 @@ def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
     net = Net(job.architecture, job.options, job.device, job.dtype)
     bank = Bank.build(job.series, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor, fast_matmul(job):
-        loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor)
+        loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)
         store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
         if store is not None and not (job.resume and loop.resume(store)):
             store.clear()

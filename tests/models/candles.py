@@ -1,0 +1,34 @@
+"""Candles for the model tests: a random walk with fat tails and a daily rhythm of volatility."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from cpbmodels import Series
+from cpbmodels.presets import HAR_COLUMNS
+
+
+def walk(rows=700, seed=0, symbol="AAAUSDT", timeframe="1h", **options):
+    draw = np.random.default_rng(seed)
+    spread = 0.01 * np.exp(0.5 * np.sin(np.arange(rows) * 2 * np.pi / 24))
+    close = 100 * np.exp(np.cumsum(draw.standard_t(5, rows) * spread))
+    opened = np.concatenate([[100.0], close[:-1]])
+    up, down = np.exp(np.abs(draw.normal(0, spread / 2, (2, rows))))
+    prices = np.column_stack(
+        [opened, np.maximum(opened, close) * up, np.minimum(opened, close) / down, close]
+    )
+    return Series.from_ohlc(prices, symbol=symbol, timeframe=timeframe, **options)
+
+
+def with_har_columns(series):
+    """The columns `har` reads: noise where the test does not care."""
+    draw, rows = np.random.default_rng(1), len(series)
+    names = [name for name in HAR_COLUMNS if name not in series.names]
+    extra = [draw.normal(size=rows) for _ in names]
+    columns = np.column_stack([series.features, *extra, np.arange(rows) % 168])
+    return replace(series, features=columns, names=(*series.names, *names, "hour_of_week_ny"))
+
+
+def series_for(architecture, rows=700, seed=0, **options):
+    plain = walk(rows, seed, **options)
+    return with_har_columns(plain) if architecture == "har" else plain

@@ -1,0 +1,175 @@
+"""A fleet of K is K models: in float64, with clipping, decay, dropout, unequal windows and early stops."""
+
+import numpy as np
+import pytest
+import torch
+from candles import series_for, walk
+
+from cpbmodels import architectures, forecast_all, load, train_fleet
+from cpbmodels.cells import Tied, TiedAttention
+from cpbmodels.draws import Draws
+from cpbmodels.layers import attend
+from cpbmodels.recurrent import gru, lstm
+
+HARD = {
+    "preset": "smoke",
+    "device": "cpu",
+    "dtype": "float64",
+    "dropout": 0.3,
+    "clip": 0.05,
+    "weight_decay": 0.01,
+    "steps_per_epoch": 0,
+    "batch_size": 20,
+    "epochs": 5,
+    "patience": 2,
+    "lr": 0.02,
+    "n_layers": 2,
+    "hidden_dim": 8,
+    "ff_dim": 8,
+}
+DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
+
+
+def options(architecture):
+    taught = {"teacher_forcing": 0.5} if architecture in DECODERS else {}
+    short = {} if architecture == "har" else {"context": 12, "horizon": 5}
+    return HARD | taught | short
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_a_fleet_equals_single_runs(architecture):
+    series = [series_for(architecture, rows, seed=rows) for rows in (460, 520, 560)]
+    fleet = train_fleet(series, architecture, seeds=[5, 6, 7], workers=1, **options(architecture))
+    steps = []
+    for member, own, seed in zip(fleet, series, (5, 6, 7), strict=True):
+        alone = train_fleet([own], architecture, seeds=[seed], **options(architecture))[0]
+        assert len(alone.history) == len(member.history)
+        for ours, theirs in zip(member.history, alone.history, strict=True):
+            assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
+            assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
+        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
+        steps.append(-(-member.report["train_windows"] // 20) * len(member.history))
+    assert max(steps) >= 50
+    assert len({member.report["train_windows"] for member in fleet}) == 3
+    if architecture == "transformer":
+        assert len({member.report["epochs_run"] for member in fleet}) > 1
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_an_exported_row_forecasts_the_same_bits(architecture, tmp_path):
+    series = [series_for(architecture, 400, seed=seed) for seed in (1, 2)]
+    members = train_fleet(series, architecture, "smoke", seeds=[1, 2], epochs=1)
+    members[1].save(tmp_path / "model", extra={"data_digest": "abc"})
+    loaded = load(tmp_path / "model")
+    assert loaded.config["data_digest"] == "abc"
+    ours, theirs = members[1].forecast(series[1]), loaded.forecast(series[1])
+    np.testing.assert_array_equal(ours.candle, theirs.candle)
+    np.testing.assert_array_equal(ours.close.array, theirs.close.array)
+    if architecture == "classifier-gru":
+        np.testing.assert_array_equal(ours.probabilities, theirs.probabilities)
+
+
+def test_stacked_forecasts_equal_single_ones():
+    series = [walk(500, seed=seed) for seed in range(3)]
+    members = train_fleet(series, "gru", "smoke", seeds=[1, 2, 3], dtype="float64", epochs=1)
+    for together, member, own in zip(forecast_all(members, series), members, series, strict=True):
+        np.testing.assert_allclose(together.close.array, member.forecast(own).close.array, rtol=1e-13)
+
+
+def test_cached_decoding_equals_decoding_all_steps_again():
+    """Feed the cached decoder's own medians to the parallel, masked decoder: the same outputs."""
+    from cpbmodels.arch.base import Batch
+    from cpbmodels.net import Net
+    from cpbmodels.presets import preset
+
+    net = Net(
+        "transformer",
+        preset("smoke", "transformer", teacher_forcing=1.0, n_layers=2),
+        torch.device("cpu"),
+        torch.float64,
+    )
+    w = net.layout.views(torch.as_tensor(np.stack([net.layout.initial(s) for s in (1, 2)])))
+    inputs, start = torch.randn(2, 3, 30, 6, dtype=torch.float64), torch.randn(2, 3, 4, dtype=torch.float64)
+    stepwise = net.architecture.forward(Batch(inputs, start), w, None)
+    reads = torch.cat([start.unsqueeze(2), net.head.feedback(stepwise[:, :, :-1])], 2)
+    memory = net.architecture.memories(net.architecture.encode(Batch(inputs, start), w, None), w)
+    torch.testing.assert_close(net.architecture.decode(reads, memory, w, None), stepwise)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "lstm-manual", "lstm-onednn"])
+def test_recurrent_layers_equal_torchs(kind):
+    members, batch, steps, inputs, hidden = 3, 4, 6, 5, 64 if kind == "lstm-onednn" else 8
+    torch.manual_seed(0)
+    cls = torch.nn.GRU if kind == "gru" else torch.nn.LSTM
+    nets = [cls(inputs, hidden, 2, batch_first=True).double() for _ in range(members)]
+    w = {}
+    for layer in range(2):
+        for ours, theirs in (
+            ("w_ih", "weight_ih"),
+            ("w_hh", "weight_hh"),
+            ("b_ih", "bias_ih"),
+            ("b_hh", "bias_hh"),
+        ):
+            stacked = torch.stack([getattr(net, f"{theirs}_l{layer}").detach() for net in nets])
+            own = stacked if ours.startswith("w") else stacked[:, None]
+            w[f"{layer}.{ours}"] = own.clone().requires_grad_()
+    x = torch.randn(members, batch, steps, inputs, dtype=torch.float64, requires_grad=True)
+    if kind == "gru":
+        out, last = gru(x, w, ["0", "1"], 0.0, None)
+        total = out.sin().sum() + sum(state.square().sum() for state in last)
+    else:
+        out, last = lstm(x, w, ["0", "1"], 0.0, None, manual=kind == "lstm-manual")
+        total = out.sin().sum() + sum(h.square().sum() + c.exp().sum() for h, c in last)
+    grads = torch.autograd.grad(total, [x, *w.values()])
+    expected = x.new_zeros(())
+    for k, net in enumerate(nets):
+        theirs, state = net(x[k])
+        torch.testing.assert_close(out[k], theirs)
+        h, c = (state, None) if kind == "gru" else state
+        expected = expected + theirs.sin().sum() + h.square().sum() + (c.exp().sum() if c is not None else 0)
+    params = [p for net in nets for p in net.parameters()]
+    theirs = torch.autograd.grad(expected, [x, *params])
+    torch.testing.assert_close(grads[0], theirs[0])
+    for k in range(members):
+        for j, grad in enumerate(grads[1:]):
+            torch.testing.assert_close(grad[k].reshape_as(theirs[1 + 8 * k + j]), theirs[1 + 8 * k + j])
+
+
+def test_tied_maps_and_attention_have_autograds_gradients():
+    torch.manual_seed(1)
+    weight, bias = torch.randn(2, 3, 3, dtype=torch.float64), torch.randn(2, 1, 3, dtype=torch.float64)
+    keys, values = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+    x = torch.randn(2, 1, 3, dtype=torch.float64)
+    leaves = [t.requires_grad_() for t in (weight, bias, keys, values, x)]
+
+    def run(step, look):
+        h = x
+        for _ in range(3):
+            h = torch.tanh(step(h)) + look(h)
+        return h.square().sum()
+
+    ours = run(Tied(weight, bias), TiedAttention(keys, values))
+    plain = run(lambda h: torch.baddbmm(bias, h, weight.transpose(1, 2)), lambda h: attend(h, keys, values))
+    torch.testing.assert_close(ours, plain)
+    for a, b in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(plain, leaves), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_draws_belong_to_member_and_step_alone():
+    seeds, steps = torch.tensor([3, 4, 5]), torch.tensor([0, 9, 2])
+    together, alone = Draws(seeds, steps), Draws(seeds[1:2], steps[1:2])
+    for _ in range(3):
+        a, b = together.bits(1000), alone.bits(1000)
+        assert torch.equal(a[1:2], b)
+    assert not torch.equal(Draws(seeds, steps).bits(50)[1], Draws(seeds, steps + 1).bits(50)[1])
+
+
+def test_draws_are_uniform_and_uncorrelated():
+    draws = Draws(torch.arange(20), torch.zeros(20, dtype=torch.long))
+    u = torch.stack([draws.bits(5000) for _ in range(4)]).double() / 2**31
+    counts = torch.histc(u.flatten(), 50, 0, 1)
+    assert ((counts - 8000).square() / 8000).sum() < 100  # chi-square, 49 degrees of freedom: p < 1e-5
+    flat = u.reshape(80, 5000)
+    correlation = torch.corrcoef(flat) - torch.eye(80, dtype=torch.float64)
+    assert correlation.abs().max() < 0.08
+    assert abs(torch.corrcoef(torch.stack([flat[:, 1:].flatten(), flat[:, :-1].flatten()]))[0, 1]) < 0.01

@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from cpbmodels.heads import HEADS, candle, to_feedback
+from cpbmodels.presets import Preset, preset
+from cpbmodels.student_t import QUANTILES, t_quantiles
+
+CPU, F64 = torch.device("cpu"), torch.float64
+
+
+def make(name, **options):
+    return HEADS[name](Preset(head=name, **options), CPU, F64)
+
+
+@pytest.mark.parametrize("df", [0.7, 1, 2.05, 3.3, 5, 30, 200])
+def test_t_quantiles_equal_scipys(df):
+    levels = np.concatenate([QUANTILES, [1e-6, 0.001, 0.999]])
+    np.testing.assert_allclose(
+        t_quantiles(np.array(df), levels), stats.t.ppf(levels, df), rtol=1e-11, atol=1e-14
+    )
+
+
+def test_student_t_loss_is_the_negative_log_likelihood():
+    head = make("student-t", candle_weight=0.0, horizon=3)
+    raw, y = torch.randn(2, 5, 3, 5, dtype=F64), torch.randn(2, 5, 3, 4, dtype=F64)
+    w = {"head.df": torch.randn(2, 1, 3, dtype=F64)}
+    df = 2.05 + torch.nn.functional.softplus(w["head.df"])
+    scale = 0.75 * raw[..., 1].exp()
+    expected = -torch.distributions.StudentT(df, raw[..., 0] * 0.25, scale).log_prob(y[..., 3]).mean(-1)
+    torch.testing.assert_close(head.loss(raw, y, w), expected)
+
+
+def test_student_t_quantiles_are_scipys():
+    head = make("student-t", horizon=2, location_shrink=0.5)
+    raw = torch.randn(1, 4, 2, 5, dtype=F64)
+    w = {"head.df": torch.tensor([[[0.3, 2.0]]], dtype=F64)}
+    table = torch.as_tensor(head.table(w, None))
+    df = 2.05 + np.log1p(np.exp([0.3, 2.0]))
+    q = head.quantiles(raw, table)[0].numpy()
+    for step in range(2):
+        scale = 0.75 * np.exp(raw[0, :, step, 1].numpy())[:, None]
+        location = 0.5 * raw[0, :, step, 0].numpy()[:, None]
+        np.testing.assert_allclose(q[:, step], stats.t.ppf(QUANTILES, df[step], location, scale), rtol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["student-t", "point", "quantile"])
+def test_quantiles_never_cross_and_candles_are_valid(name):
+    head = make(name)
+    raw = 30 * torch.randn(2, 50, 10, head.size, dtype=F64)
+    table = torch.randn(2, 10, 19, dtype=F64).sort(-1).values
+    q, c = head.forecast(raw, table)
+    assert q.shape == (2, 50, 10, 19)
+    assert (q.diff(dim=-1) >= 0).all()
+    opened, high, low, close = c.unbind(-1)
+    torch.testing.assert_close(close, q[..., 9])
+    assert (low <= torch.minimum(opened, close)).all()
+    assert (high >= torch.maximum(opened, close)).all()
+
+
+def test_quantile_head_learns_by_pinball_loss():
+    head = make("quantile", candle_weight=0.0, horizon=1)
+    raw, y = torch.randn(1, 6, 1, 22, dtype=F64), torch.randn(1, 6, 1, 4, dtype=F64)
+    q = head.quantiles(raw, raw)[0, :, 0].numpy()
+    error = y[0, :, 0, 3:].numpy() - q
+    expected = np.maximum(QUANTILES * error, (QUANTILES - 1) * error).mean(-1)
+    np.testing.assert_allclose(head.loss(raw, y, {})[0].numpy(), expected)
+
+
+def test_crps_loss_prefers_the_right_scale():
+    head = make("student-t", loss="crps", candle_weight=0.0, horizon=1)
+    y = torch.distributions.StudentT(5.0).sample((1, 4000, 1, 4)).to(F64)
+    losses = []
+    for scale in (0.5, 1.0, 2.0):
+        raw = torch.zeros(1, 4000, 1, 5, dtype=F64)
+        raw[..., 1] = np.log(scale / 0.75)
+        losses.append(head.loss(raw, y, {}).mean().item())
+    assert losses[1] == min(losses)
+
+
+def test_feedback_is_the_median_candle():
+    head = make("point")
+    raw = torch.randn(2, 3, 4, dtype=F64)
+    torch.testing.assert_close(head.feedback(raw), to_feedback(head.median(raw)))
+    assert candle(*raw.unbind(-1)).shape == (2, 3, 4)
+
+
+def test_classes_use_cross_entropy():
+    head = HEADS["classes"](preset("smoke", "classifier-gru"), CPU, F64)
+    y = torch.zeros(1, 3, 10, 4, dtype=F64)
+    y[0, :, 0, 3] = torch.tensor([1.0, 0.1, -1.0])
+    assert head.truth(y).tolist() == [[0, 1, 2]]
+    raw = torch.randn(1, 3, 1, 3, dtype=F64)
+    expected = torch.nn.functional.cross_entropy(raw[0, :, 0], torch.tensor([0, 1, 2]), reduction="none")
+    torch.testing.assert_close(head.loss(raw, y, {})[0], expected)
+    torch.testing.assert_close(head.probabilities(raw).sum(-1), torch.ones(1, 3, dtype=F64))

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+from candles import walk
+
+from cpbmodels.errors import ModelError
+from cpbmodels.series import LAMBDA, Series, candle_columns
+
+
+def test_columns_are_log_ratios_to_the_previous_close():
+    prices = np.array([[10.0, 12, 9, 11], [11, 13, 10, 12], [12, 12, 8, 9]])
+    names, columns, _ = candle_columns(prices, np.zeros(3, int))
+    assert names == ("r_open", "r_high", "r_low", "r_close", "abs_return", "log_sigma")
+    assert np.isnan(columns[0]).all()
+    np.testing.assert_allclose(columns[2, :4], np.log(prices[2] / 12))
+    np.testing.assert_allclose(columns[2, 4], abs(np.log(9 / 12)))
+
+
+def test_volatility_is_the_bias_corrected_ewma_and_restarts_with_a_segment():
+    series = walk(900)
+    segments = np.repeat([0, 1], [500, 400])
+    _, columns, volatility = candle_columns(series.prices, segments)
+    weighted = weight = 0.0
+    for row in range(501, 900):
+        weighted = LAMBDA * weighted + (1 - LAMBDA) * columns[row, 3] ** 2
+        weight = LAMBDA * weight + (1 - LAMBDA)
+        assert volatility[row] == pytest.approx(np.sqrt(weighted / weight), rel=1e-12)
+    assert np.isnan(volatility[500])
+    assert np.isnan(columns[500:524, 5]).all()
+    assert np.isfinite(columns[524, 5])
+
+
+def test_nothing_sees_the_future():
+    whole = walk(600)
+    for rows in (100, 333, 599):
+        cut = Series.from_ohlc(whole.prices[:rows])
+        np.testing.assert_array_equal(cut.features, whole.features[:rows])
+        np.testing.assert_array_equal(cut.volatility, whole.volatility[:rows])
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_origins_follow_their_definition(split):
+    draw = np.random.default_rng(3)
+    segments = np.cumsum(draw.random(800) < 0.01)
+    series = walk(800, test=0.2)
+    names, features, volatility = candle_columns(series.prices, segments)
+    features[draw.integers(0, 800, 5), 2] = np.nan
+    series = Series(series.prices, features, names, volatility, segments, series.spans)
+    a, b = series.spans[split]
+    context, horizon = 7, 4
+    expected = [
+        o
+        for o in range(800)
+        if o - context + 1 >= 0
+        and a <= o
+        and o + horizon < b
+        and len(set(segments[o - context + 1 : o + horizon + 1])) == 1
+        and np.isfinite(features[o - context + 1 : o + 1]).all()
+    ]
+    assert series.origins(split, context, horizon).tolist() == expected
+    assert series.origins(split, context, horizon, stride=3).tolist() == expected[::3]
+
+
+def test_spans_leave_an_embargo_between_them():
+    spans = walk(5000, test=0.1).spans
+    assert spans["validation"][0] - spans["train"][1] == 178
+    assert spans["test"][0] - spans["validation"][1] == 178
+    assert spans["test"][1] == 5000
+
+
+def test_newest_origin_is_the_last_row_and_a_hole_in_the_times_starts_a_segment():
+    times = np.arange(300) * 3_600_000_000
+    times[200:] += 7_200_000_000
+    series = Series.from_ohlc(walk(300).prices, times=times)
+    assert series.newest_origin(30) == 299
+    assert series.segments[199] != series.segments[200]
+    with pytest.raises(ModelError, match="more history"):
+        series.newest_origin(250)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [([1, 2, 3, 1], "low <= open"), ([1, np.nan, 1, 1], "finite"), ([0, 1, 0, 1], "positive")],
+)
+def test_impossible_candles_are_named(row, message):
+    prices = walk(50).prices
+    prices[17] = row
+    with pytest.raises(ModelError, match=f"row 17.*{message}"):
+        Series.from_ohlc(prices)
+
+
+def test_wrong_shape_and_missing_columns_say_what_to_do():
+    with pytest.raises(ModelError, match=r"\[rows, 4\]"):
+        Series.from_ohlc(np.ones((5, 5)))
+    with pytest.raises(ModelError, match=r"log_range_mean_6.*tasks\.signals"):
+        walk().columns(("r_open", "log_range_mean_6"))

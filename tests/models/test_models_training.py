@@ -1,0 +1,346 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from candles import series_for, walk
+
+from cpbmodels import architectures, ensemble, load, predict, preset, train_fleet
+from cpbmodels.errors import ModelError
+from cpbmodels.fleet import Fleet
+from cpbmodels.heads import Point
+
+SMALL = {"preset": "smoke", "device": "cpu", "epochs": 3}
+
+
+def same(a, b):
+    assert a.history == b.history
+    assert torch.equal(a.rows, b.rows)
+    assert torch.equal(a.table, b.table)
+
+
+@pytest.mark.parametrize("architecture", architectures())
+def test_every_architecture_learns(architecture):
+    member = train_fleet(
+        [series_for(architecture, 900)], architecture, **(SMALL | {"epochs": 4, "lr": 0.01})
+    )[0]
+    losses = [epoch["train_loss"] for epoch in member.history]
+    assert losses[-1] < losses[0]
+    assert member.report["stopped"] == "max_epochs"
+    assert [epoch["epoch"] for epoch in member.history] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("head", ["student-t", "point", "quantile"])
+def test_every_head_fulfils_the_forecast_contract(head):
+    series = walk(700)
+    member = train_fleet([series], "gru", head=head, **SMALL)[0]
+    found = predict([member], [series], [series.origins("validation", 30, 10)])[0]
+    assert found.quantiles.shape == (len(found.origins), 10, 19)
+    assert found.quantiles.dtype == np.float64
+    assert (np.diff(found.quantiles) >= 0).all()
+    opened, high, low, close = np.moveaxis(found.candle, -1, 0)
+    assert (low <= np.minimum(opened, close)).all()
+    assert (high >= np.maximum(opened, close)).all()
+    forecast = member.forecast(series)
+    np.testing.assert_allclose(forecast.close[0.5], forecast.candle[:, 3])
+    np.testing.assert_array_equal(forecast.close["q05"], forecast.close[0])
+    assert forecast.last_close == series.prices[-1, 3]
+    assert forecast.issued_row == 699
+
+
+def test_point_quantiles_are_those_of_the_validation_residuals():
+    series = walk(700)
+    member = train_fleet([series], "linear", head="point", **SMALL)[0]
+    origins = series.origins("validation", 30, 10)
+    found = predict([member], [series], [origins])[0]
+    real = np.log(series.prices[origins[:, None] + np.arange(1, 11), 3] / series.prices[origins, 3][:, None])
+    below = (real[..., None] <= found.quantiles).mean((0, 1))
+    np.testing.assert_allclose(below, np.arange(1, 20) * 0.05, atol=0.02)
+    assert Point.needs_residuals
+
+
+def test_classifier_reports_accuracy_and_confusion():
+    series = walk(700)
+    member = train_fleet([series], "classifier-gru", **SMALL)[0]
+    confusion = np.array(member.report["confusion"])
+    assert confusion.sum() == member.report["validation_windows"]
+    assert member.report["accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
+    origins = series.origins("validation", 30, 10)
+    found = predict([member], [series], [origins])[0]
+    moves = np.log(series.prices[origins + 1, 3] / series.prices[origins, 3]) / series.volatility[origins]
+    truth = np.where(moves > 0.3, 0, np.where(moves < -0.3, 2, 1))
+    assert (found.probabilities.argmax(1) == truth).mean() == pytest.approx(
+        member.report["accuracy"], abs=0.01
+    )
+
+
+def test_interrupted_and_resumed_gives_the_same_bits(tmp_path):
+    series = [walk(rows, seed=rows) for rows in (500, 600)]
+    options = SMALL | {"seeds": [1, 2], "epochs": 6, "dropout": 0.2, "patience": 2, "workers": 1}
+    whole = train_fleet(series, "gru", **options)
+
+    def interrupt(record):
+        if record.epoch == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(series, "gru", checkpoint=tmp_path, on_epoch=interrupt, **options)
+    assert 1 <= len(list(tmp_path.rglob("*.safetensors"))) <= 2
+    seen = []
+    resumed = train_fleet(
+        series, "gru", checkpoint=tmp_path, resume=True, on_epoch=lambda r: seen.append(r.epoch), **options
+    )
+    assert seen[0] > 1
+    for a, b in zip(whole, resumed, strict=True):
+        same(a, b)
+    with pytest.raises(ModelError, match="another training"):
+        train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **(options | {"seeds": [3, 4]}))
+
+
+def test_an_interrupt_stops_fleets_that_run_side_by_side():
+    series = [walk(500, seed=seed) for seed in range(2)]
+
+    def interrupt(record):
+        raise KeyError("stop")
+
+    endless = SMALL | {"epochs": 100_000, "patience": 100_000}
+    with pytest.raises(KeyError):
+        train_fleet(series, "gru", workers=2, on_epoch=interrupt, **endless)
+
+
+SCRIPT = """
+import sys; sys.path.insert(0, {here!r})
+from candles import walk
+from cpbmodels import train_fleet
+members = train_fleet([walk(600, 1), walk(700, 2)], "lstm", "smoke", [1, 2], device="cpu", dropout=0.2, workers=1,
+    epochs=12, patience=12, checkpoint={folder!r}, resume=True, on_epoch=lambda r: print(r.epoch, flush=True))
+for k, member in enumerate(members):
+    member.save({folder!r} + f"/done-{{k}}")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_process_resumes_to_the_same_bits(tmp_path, number):
+    here = str(Path(__file__).parent)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+
+    def start(folder):
+        code = SCRIPT.format(here=here, folder=str(folder))
+        return subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True
+        )
+
+    assert start(tmp_path / "whole").wait() == 0
+    process = start(tmp_path / "killed")
+    for line in process.stdout:
+        if line.strip() == "5":
+            process.send_signal(number)
+            break
+    assert process.wait() != 0
+    assert start(tmp_path / "killed").wait() == 0
+    for k in range(2):
+        same(load(tmp_path / "whole" / f"done-{k}"), load(tmp_path / "killed" / f"done-{k}"))
+
+
+def test_a_diverged_member_keeps_its_best_snapshot_and_says_so(monkeypatch):
+    series = [walk(600, seed=seed) for seed in range(3)]
+    step, calls = Fleet.step, []
+
+    def poisoned(self, bank, origins, weight, lr):
+        calls.append(1)
+        if len(calls) == 14:  # the second epoch
+            self.flat[1, 5] = torch.nan
+        return step(self, bank, origins, weight, lr)
+
+    options = SMALL | {"steps_per_epoch": 10, "seeds": [1, 2, 3], "workers": 1}
+    clean = train_fleet(series, "gru", **options)
+    monkeypatch.setattr(Fleet, "step", poisoned)
+    fleet = train_fleet(series, "gru", **options)
+    assert [member.report["stopped"] for member in fleet] == ["max_epochs", "nan", "max_epochs"]
+    assert "epoch 2" in fleet[1].report["reason"]
+    assert fleet[1].report["best_epoch"] == 1
+    assert torch.isfinite(fleet[1].rows).all()
+    for k in (0, 2):
+        torch.testing.assert_close(fleet[k].rows, clean[k].rows)
+
+
+def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
+    series = [walk(600, seed=seed) for seed in range(3)]
+    wanted = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", **SMALL)
+    step = Fleet.step
+
+    def scarce(self, bank, origins, weight, lr):
+        if len(origins) * origins.shape[1] / self.net.options.accumulate > 32:
+            raise torch.OutOfMemoryError("no")
+        return step(self, bank, origins, weight, lr)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    found = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", workers=1, **SMALL)
+    assert "going on with 1" in caplog.text
+    assert "2 parts" in caplog.text
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
+    assert found[0].report["accumulate"] == 2
+
+
+def test_universal_members_learn_all_series_and_serve_others():
+    series = [walk(600, seed=s, timeframe=t) for s, t in ((1, "1h"), (2, "1h"), (3, "15m"))]
+    members = train_fleet(series, "linear", seeds=[7, 8], scope="universal", **SMALL)
+    assert [(m.config["timeframe"], m.config["seed"]) for m in members] == [
+        ("1h", 7),
+        ("1h", 8),
+        ("15m", 7),
+        ("15m", 8),
+    ]
+    alone = train_fleet(series[:1], "linear", seeds=[7], **SMALL)[0]
+    assert members[0].report["train_windows"] > alone.report["train_windows"]
+    assert members[0].forecast(walk(300, seed=9)).candle.shape == (10, 4)
+    assert len(train_fleet(series, "linear", seeds=[7, 8, 9], scope="both", **SMALL)) == 3 + 2 * 3
+
+
+def test_an_ensemble_averages_and_survives_its_folder(tmp_path):
+    series = walk(600)
+    members = train_fleet([series] * 3, "gru", seeds=[1, 2, 3], **SMALL)
+    together = ensemble(members)
+    origins = series.origins("validation", 30, 10)
+    parts = predict(members, [series] * 3, [origins] * 3)
+    together.save(tmp_path / "e")
+    found = predict([load(tmp_path / "e")], [series], [origins])[0]
+    np.testing.assert_allclose(
+        found.quantiles, np.mean([p.quantiles for p in parts], 0), rtol=1e-4, atol=1e-7
+    )
+    np.testing.assert_allclose(found.candle, np.mean([p.candle for p in parts], 0), rtol=1e-4, atol=1e-6)
+    other = train_fleet([series], "gru", **(SMALL | {"hidden_dim": 8}))[0]
+    with pytest.raises(ModelError, match="hidden_dim"):
+        ensemble([members[0], other])
+
+
+def test_warm_start_continues_from_a_member():
+    series = walk(600)
+    champion = train_fleet([series], "linear", **(SMALL | {"epochs": 20}))[0]
+    warm = train_fleet([series], "linear", warm_start=[champion], **(SMALL | {"epochs": 1, "lr": 1e-6}))[0]
+    torch.testing.assert_close(warm.rows, champion.rows, atol=1e-3, rtol=0)
+    with pytest.raises(ModelError, match="other dimensions"):
+        train_fleet([series], "gru", warm_start=[champion], **SMALL)
+
+
+@pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm"])
+def test_accumulation_and_gradient_checkpointing_change_nothing_but_memory(architecture):
+    series = walk(500)
+    options = SMALL | {"dtype": "float64", "epochs": 1, "dropout": 0.0, "teacher_forcing": 0.0}
+    plain = train_fleet([series], architecture, **options)[0]
+    for spare in ({"accumulate": 4}, {"checkpoint_gradients": True}):
+        found = train_fleet([series], architecture, **options, **spare)[0]
+        torch.testing.assert_close(plain.rows, found.rows, rtol=1e-9, atol=1e-12)
+    random = options | {"dropout": 0.3, "teacher_forcing": 0.5, "n_layers": 2}
+    noisy = train_fleet([series], architecture, **random)[0]
+    again = train_fleet([series], architecture, checkpoint_gradients=True, **random)[0]
+    torch.testing.assert_close(noisy.rows, again.rows, rtol=1e-9, atol=1e-12)
+
+
+def test_bf16_stays_close_to_float32():
+    series = [walk(600, seed=s) for s in (1, 2)]
+    for architecture in ("transformer", "gru"):
+        options = SMALL | {"seeds": [1, 2], "epochs": 2}
+        plain = train_fleet(series, architecture, **options)
+        mixed = train_fleet(series, architecture, mixed_precision="bf16", **options)
+        assert mixed[0].rows.dtype == torch.float32
+        assert mixed[0].report["compute_dtype"] == "bfloat16"
+        for a, b in zip(plain, mixed, strict=True):
+            assert a.history[-1]["val_loss"] == pytest.approx(b.history[-1]["val_loss"], rel=0.02)
+
+
+def test_the_callback_hears_every_member_of_every_epoch():
+    series = [walk(600, seed=s, symbol=f"C{s}USDT") for s in range(2)]
+    heard = []
+    members = train_fleet(series, "linear", workers=2, on_epoch=heard.append, **SMALL)
+    assert len(heard) == 6
+    for record in heard:
+        assert record.windows_per_s > 0
+        assert record.memory["rss_peak_mb"] > 0
+        for told in record.members:
+            epoch = members[told["index"]].history[record.epoch - 1]
+            assert told["symbol"] == members[told["index"]].config["symbol"]
+            assert (told["train_loss"], told["val_loss"]) == (epoch["train_loss"], epoch["val_loss"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"epochs": 0}, "epochs must be a whole number from 1 to 100,000, not 0"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number"),
+        ({"dropout": 1.0}, "dropout must be a number from 0 to 0.95"),
+        ({"lr": -1}, "lr must be a number from 1e-08 to 1"),
+        ({"schedule": "linear"}, "schedule 'linear' is unknown: choose one of cosine, step, constant"),
+        ({"widht": 3}, "option 'widht' is unknown"),
+        ({"architecture": "lstn"}, "architecture 'lstn' is unknown: choose one of transformer"),
+        ({"preset": "seed-lstm"}, "preset 'seed-lstm' belongs to lstm or lstm-manual"),
+        ({"device": "cuda"}, "device 'cuda' is not available"),
+        ({"dtype": "int8"}, "dtype 'int8' is unknown"),
+        ({"seeds": [1, 2]}, "seeds needs one number per series"),
+        ({"architecture": "har"}, "lacks the column"),
+        ({"context": 400}, "no window of 400"),
+    ],
+)
+def test_impossible_values_are_named_with_what_is_allowed(options, message):
+    if options.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ModelError) as error:
+        train_fleet([walk(400)], **({"architecture": "gru", "preset": "smoke", "device": "cpu"} | options))
+    assert message in str(error.value)
+
+
+def test_damaged_folders_are_named(tmp_path):
+    member = train_fleet([walk(500)], "linear", **SMALL)[0]
+    folder = member.save(tmp_path / "m")
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"context": 31}))
+    with pytest.raises(ModelError, match="config and weights differ"):
+        load(folder)
+    (folder / "model.safetensors").write_bytes(b"x" * 40)
+    with pytest.raises(ModelError, match="damaged"):
+        load(folder)
+    with pytest.raises(ModelError, match="missing"):
+        load(tmp_path / "nowhere")
+
+
+def test_presets_resolve_in_order():
+    seed = preset("seed-lstm", "lstm", profile="cpu", max_epochs=3)
+    assert (seed.hidden_dim, seed.epochs, seed.batch_size, seed.schedule, seed.cuda_graph) == (
+        256,
+        3,
+        32,
+        "step",
+        False,
+    )
+    assert preset("smoke", "har").context == 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm"])
+def test_no_host_sync_inside_an_epoch_on_a_gpu(architecture, monkeypatch):
+    from cpbmodels.graphs import StepRunner
+
+    step = StepRunner.step
+
+    def watched(self, active):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return step(self, active)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr(StepRunner, "step", watched)
+    series = [walk(700, seed=s) for s in range(3)]
+    options = SMALL | {"device": "cuda", "seeds": [1, 2, 3], "mixed_precision": "off"}
+    graphed = train_fleet(series, architecture, **options)
+    eager = train_fleet(series, architecture, cuda_graph=False, **options)
+    for a, b in zip(graphed, eager, strict=True):
+        assert a.history[-1]["val_loss"] == pytest.approx(b.history[-1]["val_loss"], rel=1e-3)
