@@ -15,8 +15,8 @@ from tasks.market.run import Run
 from tasks.market.unpack import fetch
 from tasks.market.writer import Fetched, store_batch
 
-_BATCH = 10 << 20  # zipped and unzipped bytes of one batch
-_AHEAD = 32 << 20  # of all files that are on their way or waiting to be parsed
+_BATCH = 16 << 20  # zipped and unzipped bytes of one batch
+_AHEAD = 24 << 20  # of all files that are on their way or waiting to be parsed
 _GROWTH = 5  # a kline zip and its CSV together, as a multiple of the zip
 _GUESS = 100_000  # size of a zip that no listing tells
 

@@ -16,7 +16,7 @@ from tasks.market.parser import Block, read, trim
 from tasks.market.quarantine import quarantine, release
 from tasks.market.store import read_part, series_folder, split_months, sync, write_parquet, write_part
 
-_WRITERS = 4
+_WRITERS = 2
 
 
 @dataclass
