@@ -103,6 +103,7 @@ def _pooled(pools: list[PoolScore]) -> dict[str, float]:
         values[f"pooled_crps_ratio_{pool.timeframe}_low"] = m["test_crps_ratio_low"]
         values[f"pooled_crps_ratio_{pool.timeframe}_high"] = m["test_crps_ratio_high"]
         values[f"pooled_p_{pool.timeframe}"] = m["test_p"]
+        values[f"crps_skill_percent_{pool.timeframe}"] = 100 * (1 - m["test_crps_ratio"])
         for name in ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio"):
             values[f"pooled_{name}_{pool.timeframe}"] = m[f"test_{name}"]
     return values

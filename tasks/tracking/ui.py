@@ -24,6 +24,9 @@ from tasks.tracking.store import Store, open_store, public_uri, sqlite_path
 FILTER = "tags.timeframe = '1h' and metrics.test_crps_ratio < 1"
 """The one filter worth knowing: the 1h members that beat the random walk."""
 
+FLEETS = "tags.`cpb.kind` = 'fleet'"
+"""Filter of the fleets: one run per architecture with the pooled results, drawn side by side."""
+
 _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 
@@ -80,7 +83,10 @@ def serve_ui(
 def address(url: str, store: Store) -> Address:
     """Return the addresses of the interface at `url`."""
     experiment = f"{url}/#/experiments/{store.experiment_id}/runs"
-    return Address(url, f"{experiment}?compareRunsMode=CHART", f"{experiment}?searchFilter={quote(FILTER)}")
+    # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
+    fleets = f"searchFilter={quote(FLEETS)}&orderByKey={quote('metrics.`crps_skill_percent_1h`')}&orderByAsc=false"
+    members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
+    return Address(url, f"{experiment}?{fleets}&compareRunsMode=CHART", f"{experiment}?{members}")
 
 
 def check_port(host: str, port: int) -> None:
