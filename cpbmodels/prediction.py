@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ from cpbmodels.heads import Classes
 from cpbmodels.member import OPTION_FIELDS, Forecast, Member, QuantilePaths
 from cpbmodels.net import Net
 from cpbmodels.series import Series
+
+CACHE_BYTES = 16_000_000  # weights stacked at once on a CPU, so that they stay in its cache from step to step
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def predict(
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
         groups[_key(member)].append(index)
-    for indices in groups.values():
+    for indices in _chunks(members, groups, torch.device(device)):
         chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
         found = _predict_group(
             [members[i] for i in indices],
@@ -63,6 +65,16 @@ def predict(
         for index, one in zip(indices, found, strict=True):
             out[index] = one
     return [one for one in out if one is not None]
+
+
+def _chunks(
+    members: Sequence[Member], groups: dict[str, list[int]], device: torch.device
+) -> Iterator[list[int]]:
+    """The groups as they are, or on a CPU in parts: a decoder reads its weights once per step forecast."""
+    for indices in groups.values():
+        bytes_each = members[indices[0]].rows.nbytes
+        size = max(CACHE_BYTES // bytes_each, 1) if device.type == "cpu" else len(indices)
+        yield from (indices[first : first + size] for first in range(0, len(indices), size))
 
 
 def _key(member: Member) -> str:
