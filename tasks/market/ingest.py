@@ -86,6 +86,9 @@ def _plan_only(run: Run) -> IngestReport:
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     store_all(run, (batches(plan.series, plan.fetch) for plan in _plans_ahead(run)))
+    total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
+    if 0 < due < total:
+        run.notes.append(f"{total - due} of {total} files were here already")
     repair(run)
     if tail:
         refresh_tail(run)

@@ -25,6 +25,10 @@ MANIFEST = "manifest.db"
 _TEMP = ".tmp"  # at the end of the name: nobody's `*.parquet` may match half a file
 
 
+class DiskFull(CpbError):
+    """Nothing more fits; what is stored is whole."""
+
+
 _TREES = ("cache", "klines", "offgrid", "provisional", "quarantine", "reports")
 
 
@@ -152,7 +156,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temp.unlink(missing_ok=True)
         if is_full(error):
-            raise CpbError(
+            raise DiskFull(
                 f"no space left in {path.parent}: free some, or set CPB_HOME to another disk"
             ) from error
         raise

@@ -12,6 +12,7 @@ from tasks.market.client import Source
 from tasks.market.faults import BadFile, NotFound, SourceFault
 from tasks.market.layout import SeriesKey, SourceFile
 from tasks.market.run import Run
+from tasks.market.store import DiskFull
 from tasks.market.unpack import fetch
 from tasks.market.writer import Fetched, store_batch
 
@@ -55,13 +56,22 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
         batch = [future.result() for future in futures]
         del futures  # the bytes must go as soon as they are stored
         weight -= size
-        outcome = store_batch(run.home, run.manifest, series, batch, status)
+        try:
+            outcome = store_batch(run.home, run.manifest, series, batch, status)
+        except DiskFull as error:
+            raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
         run.fetched_files += len(batch)
         run.notes += outcome.notes
         bad += outcome.bad
         if run.progress:
             run.progress(str(series), run.fetched_files, sum(len(p.fetch) for p in run.plans.values()))
     return bad
+
+
+def _left(run: Run) -> int:
+    """Return the megabytes that the files planned and not yet stored will take: a part is as large as its zip."""
+    sizes = [file.size if file.size >= 0 else _GUESS for plan in run.plans.values() for file in plan.fetch]
+    return max(1, sum(sizes[run.fetched_files :]) >> 20)
 
 
 def fetch_one(source: Source, file: SourceFile) -> Fetched:
