@@ -6,6 +6,7 @@ one; off-grid candles (`offgrid/`) and unconfirmed ones from REST (`provisional/
 
 import errno
 import hashlib
+import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -135,9 +136,11 @@ def write_part(home: Path, series: SeriesKey, month: str, rows: pl.DataFrame, or
 
 def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str]) -> int:
     """Write a parquet file so that it is there whole or not at all; return its size in bytes."""
+    buffer = io.BytesIO()  # polars writing to a full disk does not always say that it is full
+    rows.write_parquet(buffer, compression="zstd", compression_level=3, metadata=metadata)
     with replacing(path) as temp:
-        rows.write_parquet(temp, compression="zstd", compression_level=3, metadata=metadata)
-    return path.stat().st_size
+        temp.write_bytes(buffer.getbuffer())
+    return buffer.tell()
 
 
 @contextmanager

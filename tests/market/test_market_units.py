@@ -1,5 +1,6 @@
 """Small parts by themselves: periods, holes, outages, patience, the contract."""
 
+import shutil
 from datetime import UTC, datetime
 
 import numpy as np
@@ -25,6 +26,7 @@ from tasks.market.layout import (
     to_us,
 )
 from tasks.market.manifest import FileRecord, Manifest, Oddity, Part
+from tasks.market.store import read_klines, write_part
 from tasks.market.writer import merge
 
 HOUR = 3_600_000_000
@@ -179,3 +181,19 @@ def test_a_server_that_asks_for_an_hour_is_given_up():
     source = HttpSource("http://127.0.0.1:9", limits=Limits(longest_wait=60))
     with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
         source._heed({"Retry-After": "3600"})
+
+
+def test_the_read_cache_follows_the_parts_and_may_be_deleted(tmp_path):
+    january, february = rows_of(key().file("2024-01")), rows_of(key().file("2024-02"))
+    write_part(tmp_path, key(), "2024-01", january, {})
+    folder = tmp_path / "cache/interval=1h/symbol=BTCUSDT"
+    assert read_klines(tmp_path, "BTCUSDT", "1h").equals(january)
+    assert len(list(folder.glob("*.arrow"))) == 1
+    write_part(tmp_path, key(), "2024-02", february, {})
+    for _ in range(2):  # from the parts, then from the cache
+        assert read_klines(tmp_path, "BTCUSDT", "1h").equals(pl.concat([january, february]))
+    assert len(list(folder.glob("*.arrow"))) == 1
+    assert read_klines(tmp_path, "BTCUSDT", "1h", columns=["close"]).columns == ["open_time", "close"]
+    shutil.rmtree(tmp_path / "cache")
+    (tmp_path / "cache").write_text("")  # a place that cannot be written to
+    assert read_klines(tmp_path, "BTCUSDT", "1h").height == january.height + february.height
