@@ -29,6 +29,7 @@ _HOMES = {
     "predict": "prediction",
     "forecast_all": "prediction",
     "train_fleet": "training",
+    "why_not": "training",
     "EpochRecord": "job",
 }
 __all__ = list(_HOMES)

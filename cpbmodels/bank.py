@@ -90,9 +90,9 @@ def make_task(
     train, validation, rows = [], [], []
     for index in indices:
         one = series[index]
-        own, later = split_origins(one, options)
+        own, after = split_origins(one, options)
         train.append(own + bank.starts[index])
-        validation.append(later + bank.starts[index])
+        validation.append(after + bank.starts[index])
         rows.append(one.columns(names)[own])
     found = np.concatenate(train)
     label = " and ".join(series[index].label for index in indices[:3])
@@ -101,6 +101,12 @@ def make_task(
             f"{label}: no window of {options.context} + {options.horizon} candles fits into its training span; "
             "give it more history."
         )
+    later = np.concatenate(validation)
+    if not len(later):
+        raise ModelError(
+            f"{label}: no window of {options.context} + {options.horizon} candles fits into its validation span, "
+            "without which nothing says when to stop; give it more history."
+        )
     mean, inverse = fit_scaling(np.concatenate(rows), names)
     return Task(
         seed=seed,
@@ -108,7 +114,7 @@ def make_task(
         timeframe=series[indices[0]].timeframe,
         members=indices,
         train=found,
-        validation=thin(np.concatenate(validation), options.max_validation_windows),
+        validation=thin(later, options.max_validation_windows),
         mean=mean,
         inverse=inverse,
     )

@@ -166,8 +166,6 @@ class Loop:
         rate, better = learning_rate(self.options, self.epoch), []
         for row, task in enumerate(alive):
             train, valid = losses[0][row], losses[1][row]
-            if not len(self.tasks[task].validation):
-                valid = train  # nothing to validate on: the last epoch that lowered the training loss is kept
             if not self.progress[task].stopped and self.progress[task].judge(
                 self.epoch, train, valid, rate, self.options
             ):

@@ -114,16 +114,33 @@ def _run(
     net: Net, members: list[Member], bank: Bank, index: Tensor, device: torch.device
 ) -> list[np.ndarray]:
     """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], in scaled units."""
-    rows, mean, inverse, table = (
-        torch.cat([getattr(member, name) for member in members]).to(device)
-        for name in ("rows", "mean", "inverse", "table")
-    )
+    rows, mean, inverse, table = _stacked(members, device)
     window = net.gather(bank, index, Scaling(mean, inverse), future=False)
     raw = net.raw(window, net.layout.views(rows), None)
     out = list(net.head.forecast(raw, table))
     if isinstance(net.head, Classes):
         out.append(net.head.probabilities(raw))
     return [part.double().cpu().numpy() for part in out]
+
+
+_last_stack: tuple[list[tuple[Tensor, int, str]], list[Tensor]] = ([], [])
+
+
+def _stacked(members: list[Member], device: torch.device) -> list[Tensor]:
+    """Rows, scaling and tables of the members, [K x E, ...]. The last answer is kept: copying the weights of
+    40 large models takes longer than forecasting with them, and a page asks for the same ones every time."""
+    global _last_stack
+    parts = [member.rows for member in members]
+    known = _last_stack[0]
+    same = len(known) == len(parts) and all(
+        a is b and version == b._version and place == str(device)
+        for (a, version, place), b in zip(known, parts, strict=True)
+    )
+    if not same:
+        names = ("rows", "mean", "inverse", "table")
+        stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
+        _last_stack = ([(part, part._version, str(device)) for part in parts], stacks)
+    return _last_stack[1]
 
 
 def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:

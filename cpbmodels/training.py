@@ -87,6 +87,16 @@ def train_fleet(
     return _train_chunks(job, tasks)
 
 
+def why_not(one: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
+    """Why a series cannot be trained on with these options, or "": to leave it out of a fleet with a reason."""
+    options = resolve(preset, architecture, **overrides)
+    try:
+        make_task(Bank.build([one], options, torch.device("cpu"), torch.float32), [one], (0,), 0, "", options)
+    except ModelError as reason:
+        return str(reason)
+    return ""
+
+
 def _nonempty(series: list[Series]) -> list[Series]:
     if not series:
         raise ModelError("train_fleet needs at least one series.")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from candles import series_for, walk
 
-from cpbmodels import architectures, ensemble, load, predict, preset, train_fleet
+from cpbmodels import architectures, ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.heads import Point
@@ -27,7 +27,9 @@ def same(a, b):
 @pytest.mark.parametrize("architecture", architectures())
 def test_every_architecture_learns(architecture):
     member = train_fleet(
-        [series_for(architecture, 900)], architecture, **(SMALL | {"epochs": 4, "lr": 0.01})
+        [series_for(architecture, 900)],
+        architecture,
+        **(SMALL | {"epochs": 4, "lr": 0.01, "steps_per_epoch": 0}),
     )[0]
     losses = [epoch["train_loss"] for epoch in member.history]
     assert losses[-1] < losses[0]
@@ -176,7 +178,7 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
     step = Fleet.step
 
     def scarce(self, bank, origins, weight, lr):
-        if len(origins) * origins.shape[1] / self.net.options.accumulate > 32:
+        if len(origins) * origins.shape[1] / self.net.options.accumulate > 16:
             raise torch.OutOfMemoryError("no")
         return step(self, bank, origins, weight, lr)
 
@@ -294,6 +296,14 @@ def test_impossible_values_are_named_with_what_is_allowed(options, message):
     with pytest.raises(ModelError) as error:
         train_fleet([walk(400)], **({"architecture": "gru", "preset": "smoke", "device": "cpu"} | options))
     assert message in str(error.value)
+
+
+def test_why_not_gives_the_reason_train_fleet_would():
+    short = walk(120)
+    assert "more history" in why_not(short, "gru", "smoke")
+    assert why_not(walk(400), "gru", "smoke") == ""
+    with pytest.raises(ModelError, match="more history"):
+        train_fleet([short], "gru", "smoke")
 
 
 def test_damaged_folders_are_named(tmp_path):

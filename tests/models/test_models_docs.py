@@ -1,0 +1,29 @@
+"""The architecture built in docs/new-architecture.md is real: it trains, exactly, in a fleet."""
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import torch
+from candles import walk
+
+from cpbmodels import arch, presets, train_fleet
+
+PAGE = Path(__file__).parents[2] / "docs" / "new-architecture.md"
+
+
+def test_the_architecture_of_the_page_trains(monkeypatch):
+    module = types.ModuleType("cpbmodels.arch.tcn")
+    (code,) = re.findall(r'```python\n("""`tcn`.*?)```', PAGE.read_text(), re.DOTALL)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(code, str(PAGE), "exec"), module.__dict__)
+    monkeypatch.setitem(arch._MODULES, "tcn", "tcn:Tcn")
+    defaults = {"hidden_dim": 48, "n_layers": 4, "dropout": 0.1}
+    monkeypatch.setitem(presets.ARCHITECTURE_DEFAULTS, "tcn", defaults)
+    series = [walk(500, seed=seed) for seed in (1, 2)]
+    options = {"preset": "smoke", "n_layers": 4, "dtype": "float64", "workers": 1}
+    fleet = train_fleet(series, "tcn", seeds=[1, 2], **options)
+    alone = train_fleet(series[1:], "tcn", seeds=[2], **options)[0]
+    torch.testing.assert_close(fleet[1].rows, alone.rows, rtol=1e-10, atol=1e-12)
+    assert fleet[0].forecast(series[0]).candle.shape == (10, 4)
