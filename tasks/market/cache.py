@@ -34,7 +34,8 @@ def load(path: Path, columns: list[str]) -> pl.DataFrame | None:
 def keep(path: Path, frame: pl.DataFrame) -> None:
     """Cache a series in place of its older caches.
 
-    Readers may share a store that they cannot write to, or whose disk is full: then there is no cache, and nothing is lost.
+    Readers may share a store that they cannot write to, or whose disk is full: then there is no cache,
+    and nothing is lost.
     """
     temp = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     with suppress(OSError, pl.exceptions.ComputeError):
