@@ -44,9 +44,15 @@ class Net:
         self.architecture = find(architecture)(options, self.head, inputs)
         params = [*self.architecture.params(), *self.head.params()]
         if options.calendar:
-            params.append(Param("calendar", (CALENDAR_CODES, options.calendar_dim), 0.1))
+            params.append(self._calendar())
         self.layout = Layout(tuple(params))
         self._constants(device, dtype)
+
+    def _calendar(self) -> Param:
+        """Table of the hours: embedded beside the inputs, or (calendar_dim 0) a shift of each step's log-scale."""
+        if self.options.calendar_dim:
+            return Param("calendar", (CALENDAR_CODES, self.options.calendar_dim), 0.1)
+        return Param("calendar", (CALENDAR_CODES, self.options.horizon), 0.0)
 
     def _constants(self, device: torch.device, dtype: torch.dtype) -> None:
         C, H = self.options.context, self.options.horizon
@@ -81,15 +87,19 @@ class Net:
         """Raw outputs [K, B, H, head.size] in the dtype of the truth; products run in the weights' dtype."""
         kind = next(iter(w.values())).dtype
         inputs = window.inputs.to(kind)
-        if window.codes is not None:
+        if window.codes is not None and self.options.calendar_dim:
             code = embed(window.codes, w["calendar"]).unsqueeze(2)
             inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
         teach = window.truth is not None and draws is not None and self.options.teacher_forcing > 0
         truth = to_feedback(window.truth).to(kind) if teach and window.truth is not None else None
         batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
-        if self.options.checkpoint_gradients and draws is not None:
-            return self._recomputed(batch, w, draws).to(window.start.dtype)
-        return self.architecture.forward(batch, w, draws).to(window.start.dtype)
+        again = self.options.checkpoint_gradients and draws is not None
+        raw = self._recomputed(batch, w, draws) if again else self.architecture.forward(batch, w, draws)
+        raw = raw.to(window.start.dtype)
+        if window.codes is None or self.options.calendar_dim:
+            return raw
+        shift = embed(window.codes, w["calendar"]).to(raw.dtype).unsqueeze(-1)
+        return torch.cat([raw[..., :1], raw[..., 1:2] + shift, raw[..., 2:]], -1)  # output 1 is the log-scale
 
     def _recomputed(self, batch: Batch, w: Weights, draws: Draws) -> Tensor:
         """Keep no activations: backward runs the forward pass again, with the same draws."""

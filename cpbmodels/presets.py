@@ -13,8 +13,6 @@ WINDOWS = (1, 3, 6, 12, 24, 72, 168)
 HAR_COLUMNS = (
     *(f"abs_return_mean_{n}" for n in WINDOWS),
     *(f"log_range_mean_{n}" for n in WINDOWS),
-    "abs_return",
-    "log_range",
     "close_location",
     "log_sigma",
 )
@@ -29,7 +27,7 @@ class Preset:
     horizon: int = 10
     features: tuple[str, ...] = CANDLE_COLUMNS
     calendar: str = ""  # column of codes 0..167 to embed, "" for none
-    calendar_dim: int = 8
+    calendar_dim: int = 8  # 0: no embedding, the hour shifts the log-scale of each step (head student-t)
     input_clip: float = 8.0  # inputs, in standard deviations
     target_clip: float = 20.0  # targets, in volatilities: one broken candle must not own the loss
     # its size
@@ -86,7 +84,9 @@ ARCHITECTURE_DEFAULTS: dict[str, dict[str, Any]] = {
         "context": 1,
         "features": HAR_COLUMNS,
         "calendar": "hour_of_week_ny",
-        "calendar_dim": 12,
+        "calendar_dim": 0,
+        "input_clip": 4.0,
+        "target_clip": 6.0,
         "hidden_dim": 56,
         "batch_size": 512,
         "lr": 2e-3,
@@ -103,7 +103,13 @@ _SEED = {
 }
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
-        "default": {"steps_per_epoch": 20, "batch_size": 512, "epochs": 60, "patience": 8},
+        "default": {
+            "steps_per_epoch": 100,  # validation is asked rarely: asked every 20 steps, its noise chose the model
+            "batch_size": 512,
+            "epochs": 12,
+            "patience": 4,
+            "max_validation_windows": 20_000,
+        },
         "smoke": {
             "hidden_dim": 16,
             "n_layers": 1,
@@ -178,7 +184,7 @@ ALIASES = {"max_epochs": "epochs", "learning_rate": "lr", "d_model": "hidden_dim
 RANGES: dict[str, tuple[float, float]] = {
     "context": (1, 2048),
     "horizon": (1, 512),
-    "calendar_dim": (1, 128),
+    "calendar_dim": (0, 128),
     "input_clip": (1, 1000),
     "target_clip": (1, 1000),
     "hidden_dim": (1, 4096),
@@ -243,6 +249,12 @@ def preset(
     if architecture == "classifier-gru":
         values["head"] = "classes"
     values |= normalise_options(overrides)
+    if (
+        values.get("calendar")
+        and not values.get("calendar_dim", 1)
+        and values.get("head", "student-t") != "student-t"
+    ):
+        values["calendar_dim"] = 12  # other heads have no log-scale that the hour could shift
     return check(replace(Preset(), **values), architecture)
 
 

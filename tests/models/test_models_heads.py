@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
 import torch
+from candles import series_for
 from scipy import stats
 
+from cpbmodels import predict, train_fleet
 from cpbmodels.heads import HEADS, candle, to_feedback
 from cpbmodels.presets import Preset, preset
 from cpbmodels.student_t import QUANTILES, t_quantiles
@@ -95,3 +97,24 @@ def test_classes_use_cross_entropy():
     expected = torch.nn.functional.cross_entropy(raw[0, :, 0], torch.tensor([0, 1, 2]), reduction="none")
     torch.testing.assert_close(head.loss(raw, y, {})[0], expected)
     torch.testing.assert_close(head.probabilities(raw).sum(-1), torch.ones(1, 3, dtype=F64))
+
+
+def test_the_hour_shifts_the_scale_alone_and_starts_at_nothing():
+    series = series_for("har", 900)
+    member = train_fleet([series], "har", preset="smoke", seeds=[1], device="cpu", epochs=1, lr=1e-8)[0]
+    assert member.config["calendar_dim"] == 0
+    rows = series.origins("validation", 1, 10)[:1]
+    before = predict([member], [series], [rows])[0].quantiles
+    net = member.net(torch.device("cpu"))
+    table = net.layout.views(member.rows)["calendar"]
+    code = int(series.columns(("hour_of_week_ny",))[rows[0], 0])
+    with torch.no_grad():
+        table[0, code] += 0.5
+    after = predict([member], [series], [rows])[0].quantiles
+    width = (after[..., 18] - after[..., 0]) / (before[..., 18] - before[..., 0])
+    np.testing.assert_allclose(width, np.exp(0.5), rtol=1e-4)
+
+
+def test_a_head_without_a_scale_embeds_the_hour():
+    assert preset("default", "har").calendar_dim == 0
+    assert preset("default", "har", head="quantile").calendar_dim == 12
