@@ -123,24 +123,22 @@ def _run(
     return [part.double().cpu().numpy() for part in out]
 
 
-_last_stack: tuple[list[tuple[Tensor, int, str]], list[Tensor]] = ([], [])
+_stacks: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
+STACKS_KEPT = 64  # of at most CACHE_BYTES each on a CPU
 
 
 def _stacked(members: list[Member], device: torch.device) -> list[Tensor]:
-    """Rows, scaling and tables of the members, [K x E, ...]. The last answer is kept: copying the weights of
-    40 large models takes longer than forecasting with them, and a page asks for the same ones every time."""
-    global _last_stack
+    """Rows, scaling and tables of the members, [K x E, ...]. Answers are kept: copying the weights of 40 large
+    models takes about as long as forecasting with them, and a page asks for the same ones every time."""
     parts = [member.rows for member in members]
-    known = _last_stack[0]
-    same = len(known) == len(parts) and all(
-        a is b and version == b._version and place == str(device)
-        for (a, version, place), b in zip(known, parts, strict=True)
-    )
-    if not same:
+    key = (str(device), *((id(part), part._version) for part in parts))
+    if key not in _stacks:
+        if len(_stacks) >= STACKS_KEPT:
+            _stacks.clear()
         names = ("rows", "mean", "inverse", "table")
         stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
-        _last_stack = ([(part, part._version, str(device)) for part in parts], stacks)
-    return _last_stack[1]
+        _stacks[key] = (parts, stacks)  # holding the parts keeps their ids from being used again
+    return _stacks[key][1]
 
 
 def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
@@ -168,12 +166,19 @@ def _unpack(
 
 def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Forecast]:
     """Live forecasts of member i after the last usable candle of series i, in prices."""
-    newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, series, strict=True)]
+    recent = [_recent(one, member.context) for member, one in zip(members, series, strict=True)]
+    newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
     out = []
-    for found, one in zip(predict(members, series, newest), series, strict=True):
-        row = int(found.origins[0])
+    for found, cut, one in zip(predict(members, recent, newest), recent, series, strict=True):
+        row = int(found.origins[0]) + len(one) - len(cut)
         last = float(one.prices[row, 3])
         chances = found.probabilities[0] if found.probabilities is not None else None
         close = QuantilePaths(last * np.exp(found.quantiles[0]))
         out.append(Forecast(close, last * np.exp(found.candle[0]), last, row, chances))
     return out
+
+
+def _recent(series: Series, context: int) -> Series:
+    """The series' last rows if a forecast can be made from them: years of history would only be copied."""
+    cut = series.tail(context + 256)
+    return cut if cut.usable(context).any() else series

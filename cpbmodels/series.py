@@ -5,7 +5,7 @@ Numpy only, so that reading or judging data never loads torch. Everything at row
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -80,6 +80,19 @@ class Series:
                 f"{self.label} has no {context} usable candles in a row to forecast from: give it more history."
             )
         return int(rows[-1])
+
+    def tail(self, rows: int) -> Series:
+        """The last rows alone, without spans; nothing is copied."""
+        cut = slice(max(len(self) - rows, 0), None)
+        return replace(
+            self,
+            prices=self.prices[cut],
+            features=self.features[cut],
+            volatility=self.volatility[cut],
+            segments=self.segments[cut],
+            times=self.times[cut] if self.times is not None else None,
+            spans={},
+        )
 
     def columns(self, names: tuple[str, ...]) -> np.ndarray:
         """float64 [rows, len(names)], in the order asked for."""

@@ -5,7 +5,7 @@ import pytest
 import torch
 from candles import series_for, walk
 
-from cpbmodels import architectures, forecast_all, load, train_fleet
+from cpbmodels import architectures, forecast_all, load, predict, train_fleet
 from cpbmodels.cells import Tied, TiedAttention
 from cpbmodels.draws import Draws
 from cpbmodels.layers import attend
@@ -74,6 +74,16 @@ def test_stacked_forecasts_equal_single_ones():
     members = train_fleet(series, "gru", "smoke", seeds=[1, 2, 3], dtype="float64", epochs=1)
     for together, member, own in zip(forecast_all(members, series), members, series, strict=True):
         np.testing.assert_allclose(together.close.array, member.forecast(own).close.array, rtol=1e-13)
+
+
+def test_a_live_forecast_is_the_prediction_from_the_newest_origin():
+    series = walk(900)
+    member = train_fleet([series], "gru", "smoke", epochs=1)[0]
+    found = predict([member], [series], [np.array([899])])[0]
+    np.testing.assert_allclose(
+        np.log(member.forecast(series).candle / series.prices[-1, 3]), found.candle[0], atol=1e-9
+    )
+    assert member.forecast(series).issued_row == 899
 
 
 def test_cached_decoding_equals_decoding_all_steps_again():
