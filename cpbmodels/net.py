@@ -93,8 +93,10 @@ class Net:
         teach = window.truth is not None and draws is not None and self.options.teacher_forcing > 0
         truth = to_feedback(window.truth).to(kind) if teach and window.truth is not None else None
         batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
-        again = self.options.checkpoint_gradients and draws is not None
-        raw = self._recomputed(batch, w, draws) if again else self.architecture.forward(batch, w, draws)
+        if self.options.checkpoint_gradients and draws is not None:
+            raw = self._recomputed(batch, w, draws)
+        else:
+            raw = self.architecture.forward(batch, w, draws)
         raw = raw.to(window.start.dtype)
         if window.codes is None or self.options.calendar_dim:
             return raw
