@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,15 +54,24 @@ def predict(
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
         groups[_key(member)].append(index)
-    for indices in _chunks(members, groups, torch.device(device)):
+    place, cores = torch.device(device), torch.get_num_threads()
+    chunks = list(_chunks(members, groups, place))
+
+    def one_chunk(indices: list[int]) -> list[Prediction]:
+        torch.set_num_threads(1 if side_by_side else cores)  # of this thread
         chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
-        found = _predict_group(
-            [members[i] for i in indices],
-            [series[i] for i in indices],
-            chosen,
-            batch_size,
-            torch.device(device),
+        return _predict_group(
+            [members[i] for i in indices], [series[i] for i in indices], chosen, batch_size, place
         )
+
+    side_by_side = place.type == "cpu" and len(chunks) > 1 and cores > 1
+    if side_by_side:
+        with ThreadPoolExecutor(cores) as pool:
+            results = list(pool.map(one_chunk, chunks))
+        torch.set_num_threads(cores)
+    else:
+        results = [one_chunk(indices) for indices in chunks]
+    for indices, found in zip(chunks, results, strict=True):
         for index, one in zip(indices, found, strict=True):
             out[index] = one
     return [one for one in out if one is not None]
@@ -132,13 +142,14 @@ def _stacked(members: list[Member], device: torch.device) -> list[Tensor]:
     models takes about as long as forecasting with them, and a page asks for the same ones every time."""
     parts = [member.rows for member in members]
     key = (str(device), *((id(part), part._version) for part in parts))
-    if key not in _stacks:
+    found = _stacks.get(key)
+    if found is None:
         if len(_stacks) >= STACKS_KEPT:
             _stacks.clear()
         names = ("rows", "mean", "inverse", "table")
         stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
-        _stacks[key] = (parts, stacks)  # holding the parts keeps their ids from being used again
-    return _stacks[key][1]
+        found = _stacks[key] = (parts, stacks)  # holding the parts keeps their ids from being used again
+    return found[1]
 
 
 def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
