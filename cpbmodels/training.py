@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 HALF_ON_CPU = ("transformer", "gru", "classifier-gru", "lstm")
 """Where bf16 pays on a CPU that has it: 1.5 to 2 times the windows, losses equal to four digits."""
 SCOPES = ("per-series", "universal", "both")
-WIDE = 128  # hidden width from which a single model's products are worth more than one core
+WIDE = 128  # hidden width from which a single transformer's products are worth more than one core
 UNIVERSAL = "ALL"  # symbol of a member that learnt every series of its timeframe
 
 
@@ -171,7 +171,9 @@ def _train_chunks(job: Job, tasks: list[Task]) -> list[Member]:
     workers = min(job.options.workers or cores, len(tasks))
     share = -(-len(tasks) // workers)
     starts = range(0, len(tasks), share)
-    threads = 1 if job.options.hidden_dim < WIDE else max(cores // workers, 1)
+    # A step of a recurrent network is many small products: two threads took 3.5 times as long as one.
+    wide = job.architecture == "transformer" and job.options.hidden_dim >= WIDE
+    threads = max(cores // workers, 1) if wide else 1
 
     def on_own_cores(start: int) -> list[Member]:
         torch.set_num_threads(threads)  # of this thread: OpenMP's and MKL's setting is per thread
