@@ -41,6 +41,7 @@ def train_all(
     device: o.Device = "auto",
     profile: o.Profile = "auto",
     seed: o.Seed = 1,
+    seeds: o.Seeds = None,
     repo: o.Repo = None,
     tail: Annotated[bool, typer.Option("--tail", help="add the newest candles from the REST API")] = False,
     warm_start: Annotated[
@@ -54,7 +55,7 @@ def train_all(
     """
     config = _config(
         coins, timeframes, architectures, preset, source, since, as_of, market,
-        device=device, profile=profile, seed=seed, repo=repo, warm_start=warm_start,
+        device=device, profile=profile, seed=seed, seeds=seeds, repo=repo, warm_start=warm_start,
     )  # fmt: skip
     summary = _train_all(config, tail=tail)
     if json:
@@ -86,6 +87,7 @@ def train(
     device: o.Device = "auto",
     profile: o.Profile = "auto",
     seed: o.Seed = 1,
+    seeds: o.Seeds = None,
     resume: Annotated[
         str | None, typer.Option("--resume", help="latest: go on from the last checkpoint")
     ] = None,
@@ -116,7 +118,7 @@ def train(
     overrides = {name: value for name, value in given.items() if value is not None}
     config = _config(
         coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market,
-        device=device, profile=profile, seed=seed, overrides=overrides, warm_start=warm_start,
+        device=device, profile=profile, seed=seed, seeds=seeds, overrides=overrides, warm_start=warm_start,
     )  # fmt: skip
     check_options(config)
     with training_bars() as bars:
@@ -140,14 +142,15 @@ def _config(
     market: str = "spot",
     **fields: Any,
 ) -> "TrainConfig":
-    from schemas.config import TrainConfig, check_profile, parse_architectures
+    from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
     from schemas.scope import Scope
 
+    seeds = fields.get("seeds") or PRESET_SEEDS.get(preset, 1)
     return TrainConfig(
         scope=Scope.of(coins, timeframes, source, market, since, as_of),
         preset=preset,
         architectures=parse_architectures(architectures, preset),
-        **fields | {"profile": check_profile(fields.get("profile", "auto"))},
+        **fields | {"profile": check_profile(fields.get("profile", "auto")), "seeds": seeds},
     )
 
 

@@ -23,5 +23,11 @@ AsOf = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda")]
 Profile = Annotated[str, typer.Option("--profile", help="auto, cpu, gpu-6gb, gpu-16gb or gpu-80gb")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="every member's own seed derives from it")]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds", min=1, max=64, help="copies of each model that are averaged; default: the preset's"
+    ),
+]
 Repo = Annotated[str | None, typer.Option("--repo", help="Hub repository USER/NAME; without it: a dry run")]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]

@@ -18,7 +18,7 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.runner import Runner, ThroughPrefect
 from flows.warm import warm_folders
-from schemas.config import TrainConfig, check_profile, parse_architectures
+from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
 from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
 from schemas.records import Failure, FleetRecord, SeriesRecord
 from schemas.scope import Scope
@@ -114,7 +114,8 @@ def run_train_all(
     training = run_training(config, steps, say, tail=tail, on_progress=on_progress)
     summary = training.summary
     summary.champions = len(steps.one(promote, training.judged))
-    summary.published = steps.one(publish, config.scope.home, config.repo)
+    if summary.champions:  # classifiers give no forecast of prices, so they are judged but never champions
+        summary.published = steps.one(publish, config.scope.home, config.repo)
     issued = steps.one(forecast, config.scope)
     summary.forecast_rows = issued.rows
     for failure in issued.failures:
@@ -238,6 +239,7 @@ def train_all(
     device: str = "auto",
     profile: str = "auto",
     seed: int = 1,
+    seeds: int | None = None,
     repo: str | None = None,
     tail: bool = False,
     warm_start: str | None = None,
@@ -250,6 +252,7 @@ def train_all(
         device=device,
         profile=check_profile(profile),
         seed=seed,
+        seeds=seeds or PRESET_SEEDS.get(preset, 1),
         repo=repo,
         warm_start=warm_start,
     )
@@ -275,6 +278,7 @@ def in_prefect(config: TrainConfig, tail: bool) -> Summary:
         device=config.device,
         profile=config.profile,
         seed=config.seed,
+        seeds=config.seeds,
         repo=config.repo,
         tail=tail,
         warm_start=config.warm_start,

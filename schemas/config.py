@@ -43,6 +43,9 @@ def parse_architectures(text: str | None, preset: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+PRESET_SEEDS = {"default": 3}
+"""How many seeds of each member a preset averages, where not 1: it costs little for so small a model."""
+
 PROFILES = ("auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb")
 """Hardware profiles: batch, precision and fleet size for a device; `auto` looks at the GPU there is."""
 
@@ -55,7 +58,11 @@ def check_profile(name: str) -> str:
 
 
 class TrainConfig(BaseModel):
-    """One run of the main job. `overrides` are fields of the model preset, such as `batch_size`."""
+    """One run of the main job.
+
+    `seeds`: how many copies of each member, from `seed` on, are averaged. `overrides` are fields of the model
+    preset, such as `batch_size`.
+    """
 
     model_config = ConfigDict(frozen=True)
 
@@ -66,6 +73,7 @@ class TrainConfig(BaseModel):
     profile: str = "auto"
     dtype: str = "float32"
     seed: int = 1
+    seeds: int = Field(default=1, ge=1, le=64)
     overrides: dict[str, Any] = Field(default_factory=dict)
     warm_start: str | None = None
     repo: str | None = None

@@ -105,5 +105,6 @@ def _pooled(pools: list[PoolScore]) -> dict[str, float]:
         values[f"pooled_p_{pool.timeframe}"] = m["test_p"]
         values[f"crps_skill_percent_{pool.timeframe}"] = 100 * (1 - m["test_crps_ratio"])
         for name in ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio"):
-            values[f"pooled_{name}_{pool.timeframe}"] = m[f"test_{name}"]
+            if f"test_{name}" in m:  # classifiers have no intervals and no tails
+                values[f"pooled_{name}_{pool.timeframe}"] = m[f"test_{name}"]
     return values

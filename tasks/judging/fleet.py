@@ -1,7 +1,7 @@
 """Judges a trained fleet: every member's forecasts against the reference on the same rows, written beside it.
 
 Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
-`forecast.png` and `loss.png`, and the metrics in `config.json`. A score that is there
+`forecast.png` (a classifier: `confusion.png`) and `loss.png`, and the metrics in `config.json`. A score that is there
 already is read, not computed again.
 """
 
@@ -19,8 +19,9 @@ from cpbmodels.prediction import predict
 from cpbmodels.series import Series
 from tasks.files import read_json, write_json
 from tasks.judging.baselines import realised, reference
+from tasks.judging.classes import judge_classes
 from tasks.judging.member import MemberScore, judge_member
-from tasks.judging.pictures import forecast_png, loss_png
+from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.scores import pinball
 from tasks.signals.store import load_series
@@ -53,15 +54,19 @@ def _judge(folder: Path, job: Job, spec: JobMember) -> MemberScore:
     if kept.exists():
         return MemberScore.from_npz(kept)
     series = load_series(spec.features, job.bounds[spec.timeframe], spec.symbol)
-    test, validation = (_forecasts(folder, series, split) for split in ("test", "validation"))
-    score = judge_member(
-        series, test, _reference(series, test), architecture=job.architecture, seed=spec.seed
-    )
-    own = {"validation_crps_ratio": _crps_ratio(series, validation)}
-    score = replace(score, metrics=score.metrics | own)
-    trained = read_json(folder / "history.json")
-    forecast_png(folder / "model" / "forecast.png", series, test)
-    loss_png(folder / "model" / "loss.png", trained["history"])
+    test = _forecasts(folder, series, "test")
+    if test.quantiles.size:
+        score = judge_member(
+            series, test, _reference(series, test), architecture=job.architecture, seed=spec.seed
+        )
+        own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"))}
+        score = replace(score, metrics=score.metrics | own)
+        forecast_png(folder / "model" / "forecast.png", series, test)
+    else:
+        band = read_json(folder / "model" / "config.json")["flat_band"]
+        score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.seed)
+        confusion_png(folder / "model" / "confusion.png", score.metrics)
+    loss_png(folder / "model" / "loss.png", read_json(folder / "history.json")["history"])
     score.to_npz(kept)
     for split in ("test", "validation"):  # 4 MB a member, and the model can make them again
         (folder / f"{split}.npz").unlink(missing_ok=True)
@@ -72,7 +77,7 @@ def _judge(folder: Path, job: Job, spec: JobMember) -> MemberScore:
 def code_digest() -> str:
     """Return a digest of the sources that decide a score: a stored one of other code is not used."""
     digest = hashlib.sha256()
-    for name in ("scores", "baselines", "inference", "member", "fleet"):
+    for name in ("scores", "baselines", "inference", "member", "classes", "fleet"):
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()[:12]
 
@@ -84,9 +89,8 @@ def _forecasts(folder: Path, series: Series, split: str) -> Any:
         origins = series.origins(split, member.context, member.horizon)
         return predict([member], [series], [origins])[0]
     with np.load(folder / f"{split}.npz") as kept:
-        return SimpleNamespace(
-            origins=kept["origins"], quantiles=kept["quantiles"].astype(np.float64), candle=kept["candle"]
-        )
+        arrays = {name: kept[name].astype(np.float64) for name in kept.files if name != "origins"}
+        return SimpleNamespace(origins=kept["origins"], **arrays)
 
 
 def _reference(series: Series, forecasts: Any) -> Any:

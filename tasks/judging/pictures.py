@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from cpbmodels.series import Series
 from tasks.files import write_bytes
+from tasks.judging.classes import NAMES as CLASSES
 from tasks.judging.scores import LEVELS, MEDIAN, Array
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
@@ -49,6 +50,25 @@ def forecast_png(path: Path, series: Series, prediction: Prediction, index: int 
 def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
     """Write the training and validation loss per epoch; an empty history gives empty axes."""
     write_bytes(path, png(loss_figure(history)))
+
+
+def confusion_png(path: Path, metrics: dict[str, float]) -> None:
+    """Write a classifier's confusion matrix from its metrics `test_confusion_ACTUAL_PREDICTED`, in shares of actual."""
+    counts = np.array([[metrics[f"test_confusion_{a}_{p}"] for p in CLASSES] for a in CLASSES])
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    figure = Figure(figsize=(4, 3.4), dpi=90, layout="constrained")
+    axes = figure.subplots()
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+    for (i, j), share in np.ndenumerate(shares):
+        colour = "white" if share > 0.5 else "black"
+        axes.text(
+            j, i, f"{share:.0%}\n{counts[i, j]:.0f}", ha="center", va="center", color=colour, fontsize=8
+        )
+    axes.set_xticks(range(3), CLASSES)
+    axes.set_yticks(range(3), CLASSES)
+    axes.set(xlabel="predicted", ylabel="actual")
+    axes.set_title("Next move on the test span", fontsize=9)
+    write_bytes(path, png(figure))
 
 
 def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:

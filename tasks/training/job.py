@@ -37,12 +37,16 @@ class JobMember(BaseModel):
 
 
 class Job(BaseModel):
-    """One fleet: an architecture, a preset, the member series and the time split of each timeframe."""
+    """One fleet: an architecture, a preset, the member series and the time split of each timeframe.
+
+    `seeds`: how often each member is trained; the copies are averaged into one model.
+    """
 
     model_config = ConfigDict(frozen=True)
 
     architecture: str
     preset: str
+    seeds: int
     overrides: dict[str, Any]
     device: str
     profile: str
@@ -117,6 +121,7 @@ def plan_job(
     return Job(
         architecture=architecture,
         preset=config.preset,
+        seeds=config.seeds,
         overrides=config.overrides,
         device=config.device,
         profile=config.profile,

@@ -25,8 +25,7 @@ from schemas.records import Failure
 from tasks.files import new_folder, write_json
 from tasks.signals.store import load_series
 from tasks.training.job import Job, JobMember
-
-Loaded = list[tuple[JobMember, cpbmodels.Series]]
+from tasks.training.lineup import Loaded, train_members
 
 
 def main(folder: Path) -> int:
@@ -54,24 +53,18 @@ def train_job(folder: Path) -> None:
     if not loaded:
         raise CpbError(f"no series of this fleet can be trained; the first: {failures[0].reason}")
     started = time.perf_counter()
-    members = cpbmodels.train_fleet(
-        [series for _, series in loaded],
-        architecture=job.base_architecture,
-        preset=job.preset,
-        seeds=_seeds(job, loaded),
+    members = train_members(
+        job,
+        loaded,
         device=job.device,
         profile=_profile(job),
         dtype=job.dtype,
-        scope="universal" if job.universal else "per-series",
         checkpoint=folder / "checkpoints",
         resume=True,
-        warm_start=_warm(job, loaded),
         on_epoch=lambda record: write_json(folder / "progress.json", _progress(job, record)),
-        **job.overrides,
     )
-    by_member = _assign(job, loaded, members)
     with new_folder(folder / "members") as draft:
-        _write_members(draft, job, loaded, by_member)
+        _write_members(draft, job, loaded, members)
     write_json(
         folder / "done.json",
         {
@@ -114,53 +107,6 @@ def _failure(job: Job, member: JobMember, error: Exception) -> Failure:
     )
 
 
-def _seeds(job: Job, loaded: Loaded) -> list[int]:
-    if not job.universal:
-        return [member.seed for member, _ in loaded]
-    first: dict[str, int] = {}
-    for member, _ in loaded:
-        first.setdefault(member.timeframe, member.seed)
-    return list(first.values())
-
-
-def _warm(job: Job, loaded: Loaded) -> list[cpbmodels.Member | None] | None:
-    """Return the registered model that each new member continues, None for those that start anew."""
-    if not job.warm_start:
-        return None
-    folders = {m.name: job.warm_start.get(m.name) for m, _ in loaded}
-    if job.universal:  # any of a timeframe's folders: they hold the same model
-        groups: dict[str, list[Path]] = {m.timeframe: [] for m, _ in loaded}
-        for member, _ in loaded:
-            groups[member.timeframe] += [f for f in [folders[member.name]] if f]
-        chosen = [group[0] if group else None for group in groups.values()]
-    else:
-        chosen = list(folders.values())
-    return [_fitting(job, folder) if folder else None for folder in chosen]
-
-
-def _fitting(job: Job, folder: Path) -> cpbmodels.Member | None:
-    """Return the model, unless its options are not those of the new one: then it starts anew, and says so."""
-    old = cpbmodels.load(folder)
-    wanted = cpbmodels.preset(job.preset, job.base_architecture, **job.overrides)
-    same = ("context", "horizon", "features", "calendar", "hidden_dim", "n_layers", "head")
-    differing = [k for k in same if getattr(old.options, k) != getattr(wanted, k)]
-    if differing:
-        print(
-            f"warm start: {folder} has another {', '.join(differing)}; this member starts anew",
-            file=sys.stderr,
-        )
-        return None
-    return old
-
-
-def _assign(job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
-    """Return the model that serves each series: its own, or the universal one of its timeframe."""
-    if not job.universal:
-        return members
-    by_timeframe = {member.config["timeframe"]: member for member in members}
-    return [by_timeframe[m.timeframe] for m, _ in loaded]
-
-
 def _progress(job: Job, record: cpbmodels.EpochRecord) -> dict[str, Any]:
     return json.loads(json.dumps({"architecture": job.architecture} | asdict(record), default=float))
 
@@ -182,12 +128,15 @@ def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodel
         member.save(target / "model", extra=_extra(job, spec, series, member))
         write_json(target / "history.json", {"history": member.history, "report": member.report})
         for split, outputs in predictions.items():
-            np.savez(
-                target / f"{split}.npz",
-                origins=outputs[i].origins,
-                quantiles=outputs[i].quantiles.astype(np.float32),
-                candle=outputs[i].candle.astype(np.float32),
-            )
+            _save_forecasts(target / f"{split}.npz", outputs[i])
+
+
+def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
+    """Keep a split's forecasts for judging: float32 is plenty for log-returns and half the disk."""
+    arrays = {"quantiles": forecasts.quantiles, "candle": forecasts.candle}
+    if forecasts.probabilities is not None:
+        arrays["probabilities"] = forecasts.probabilities
+    np.savez(path, origins=forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()})
 
 
 def _extra(job: Job, spec: JobMember, series: cpbmodels.Series, member: cpbmodels.Member) -> dict[str, Any]:
