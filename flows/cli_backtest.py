@@ -36,6 +36,7 @@ def backtest(
     market: o.Market = "spot",
     device: o.Device = "auto",
     seed: o.Seed = 1,
+    seeds: o.Seeds = None,
     json: o.Json = False,
 ) -> None:
     """Judge architectures over rolling-origin folds against the random walk; trains nothing that is kept.
@@ -46,7 +47,7 @@ def backtest(
     from flows.backtest import Options, parse_baselines, run
     from flows.backtest import backtest as as_flow
     from flows.runner import Direct, server_in_use
-    from schemas.config import TrainConfig, parse_architectures
+    from schemas.config import PRESET_SEEDS, TrainConfig, parse_architectures
     from schemas.scope import Scope
 
     config = TrainConfig(
@@ -55,6 +56,7 @@ def backtest(
         architectures=parse_architectures(architectures, preset),
         device=device,
         seed=seed,
+        seeds=seeds or PRESET_SEEDS.get(preset, 1),
     )
     options = Options(
         folds=folds,

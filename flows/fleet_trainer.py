@@ -35,18 +35,25 @@ class FleetTrainer:
         return forecast
 
     def per_series(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
-        """Return one member per coin and fold, trained as one fleet."""
-        return self._train([one.series for one in loaded], [self._seed(one) for one in loaded], "per-series")
+        """Return one member per coin and fold, trained as one fleet; `config.seeds` copies each, averaged."""
+        copies = [(one.series, seed) for one in loaded for seed in self._seeds(one)]
+        trained = self._train([series for series, _ in copies], [seed for _, seed in copies], "per-series")
+        return self._averaged(trained)
 
     def _universal(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
         groups: dict[tuple[int, str], list[FoldSeries]] = defaultdict(list)
         for one in loaded:
             groups[one.fold, one.series.timeframe].append(one)
         trained = {
-            key: self._train([o.series for o in group], [self._seed(group[0])], "universal")[0]
+            key: self._averaged(self._train([o.series for o in group], self._seeds(group[0]), "universal"))[0]
             for key, group in groups.items()
         }
         return [trained[one.fold, one.series.timeframe] for one in loaded]
+
+    def _averaged(self, trained: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
+        count = self.config.seeds
+        groups = [trained[i : i + count] for i in range(0, len(trained), count)]
+        return [group[0] if count == 1 else cpbmodels.ensemble(group) for group in groups]
 
     def _train(self, series: list[Series], seeds: list[int], scope: str) -> list[cpbmodels.Member]:
         return cpbmodels.train_fleet(
@@ -60,6 +67,6 @@ class FleetTrainer:
             **self.config.overrides,
         )
 
-    def _seed(self, one: FoldSeries) -> int:
+    def _seeds(self, one: FoldSeries) -> list[int]:
         text = f"{self.config.seed}/{self.name}/{one.series.symbol}/{one.series.timeframe}/{one.fold}"
-        return zlib.crc32(text.encode())
+        return [zlib.crc32(text.encode()) + i for i in range(self.config.seeds)]
