@@ -84,7 +84,9 @@ def address(url: str, store: Store) -> Address:
     """Return the addresses of the interface at `url`."""
     experiment = f"{url}/#/experiments/{store.experiment_id}/runs"
     # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
-    fleets = f"searchFilter={quote(FLEETS)}&orderByKey={quote('metrics.`crps_skill_percent_1h`')}&orderByAsc=false"
+    fleets = (
+        f"searchFilter={quote(FLEETS)}&orderByKey={quote('metrics.`crps_skill_percent_1h`')}&orderByAsc=false"
+    )
     members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
     return Address(url, f"{experiment}?{fleets}&compareRunsMode=CHART", f"{experiment}?{members}")
 
