@@ -27,6 +27,9 @@ from tasks.signals.store import load_series
 from tasks.training.job import Job, JobMember
 from tasks.training.lineup import Loaded, train_members
 
+_AT_ONCE = 8
+"""Members whose forecasts are made and written together."""
+
 
 def main(folder: Path) -> int:
     """Train the job in `folder`; returns the exit code."""
@@ -112,23 +115,23 @@ def _progress(job: Job, record: cpbmodels.EpochRecord) -> dict[str, Any]:
 
 
 def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
-    spans = {
-        split: [
-            series.origins(split, m.context, m.horizon)
-            for (_, series), m in zip(loaded, members, strict=True)
-        ]
-        for split in ("validation", "test")
-    }
-    predictions = {
-        split: cpbmodels.predict(members, [series for _, series in loaded], origins)
-        for split, origins in spans.items()
-    }
-    for i, ((spec, series), member) in enumerate(zip(loaded, members, strict=True)):
-        target = draft / spec.name
-        member.save(target / "model", extra=_extra(job, spec, series, member))
-        write_json(target / "history.json", {"history": member.history, "report": member.report})
-        for split, outputs in predictions.items():
-            _save_forecasts(target / f"{split}.npz", outputs[i])
+    """Write every member's folder, a few at a time: the forecasts of 40 members would fill half a gigabyte."""
+    for start in range(0, len(loaded), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        _write_some(draft, job, loaded[part], members[part])
+
+
+def _write_some(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
+    pairs = [(series, member) for (_, series), member in zip(loaded, members, strict=True)]
+    for (spec, series), member in zip(loaded, members, strict=True):
+        folder = draft / spec.name
+        member.save(folder / "model", extra=_extra(job, spec, series, member))
+        write_json(folder / "history.json", {"history": member.history, "report": member.report})
+    for split in ("validation", "test"):
+        origins = [series.origins(split, m.context, m.horizon) for series, m in pairs]
+        forecasts = cpbmodels.predict(members, [series for series, _ in pairs], origins)
+        for (spec, _), one in zip(loaded, forecasts, strict=True):
+            _save_forecasts(draft / spec.name / f"{split}.npz", one)
 
 
 def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
