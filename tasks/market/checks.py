@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from math import exp, log
 from operator import itemgetter
 
+import numpy as np
 import polars as pl
 
 from schemas.klines import KLINES, PRICES, TAKER_SLACK
@@ -53,15 +54,20 @@ def check(
     `stored` are the unbroken stretches already in the store: `(from, until, first open, last close)`.
     """
     faults = _values(blocks, frame)
-    frame = frame.sort("file", "open_time", maintain_order=True)
+    ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # as published files are
+    if not ordered:
+        frame = frame.sort("file", "open_time", maintain_order=True)
     for judge in (_intervals, _grid, _foreign, _wicks):
         faults = judge(series, blocks, _without(frame, faults)) | faults
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
-    good = _without(frame, faults).sort("open_time", "file", maintain_order=True)
+    good = _without(frame, faults)
+    if not ordered:
+        good = good.sort("open_time", "file", maintain_order=True)
     on_grid = _on_grid(series, good)
     off_grid = good.filter(~on_grid)
     checked = Checked(good.filter(on_grid) if off_grid.height else good, off_grid)
-    _deduplicate(checked)
+    if not ordered:
+        _deduplicate(checked)
     return checked, faults
 
 

@@ -34,7 +34,7 @@ _REFUSED = {
     418: "banned for asking too often",
     451: "not available from your location",
 }
-_CHUNK = 1 << 16
+_CHUNK = 1 << 18
 _STRIKES = 24  # requests in a row without an answer: from then on nothing is asked twice
 
 
@@ -133,7 +133,8 @@ class HttpSource:
         for attempt in range(self.limits.tries if self._strikes < _STRIKES else 1):
             if attempt:
                 time.sleep(self.limits.backoff * 2 ** (attempt - 1) * random.uniform(0.7, 1.3))
-            time.sleep(max(0.0, self._wait_until - time.monotonic()))
+            if (wait := self._wait_until - time.monotonic()) > 0:  # sleep(0) would cost every request 60 µs
+                time.sleep(wait)
             try:
                 status, headers, body = self._once(method, url)
             except NewConnectionError as error:
@@ -178,14 +179,15 @@ class HttpSource:
         return answer.status, answer.headers, body
 
     def _body(self, answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
-        body = bytearray()
+        chunks, size = [], 0
         while chunk := answer.read1(_CHUNK):  # read() would wait for a trickling server without end
-            body += chunk
+            chunks.append(chunk)
+            size += len(chunk)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s")
-            if len(body) > self.limits.body:
+            if size > self.limits.body:
                 raise SourceFault(f"answer larger than {self.limits.body >> 20} MB")
-        return bytes(body)
+        return b"".join(chunks)
 
     def _set_clock(self, headers: urllib3.HTTPHeaderDict) -> None:
         """Remember the server's clock: whether a candle is finished is for the exchange to say."""

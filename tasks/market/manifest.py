@@ -6,12 +6,15 @@ without its part cannot exist. WAL with synchronous=FULL survives kill -9 and po
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from schemas.errors import CpbError
 from tasks.market.layout import SeriesKey, period_bounds
 
-VERSION = 1
+VERSION = 2  # of the tables below: whoever changes them raises it
+ANEW = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
 _TABLES = """
 CREATE TABLE files (
   market TEXT, symbol TEXT, interval TEXT, period TEXT, key TEXT, version TEXT, sha256 TEXT, rows INTEGER,
@@ -68,20 +71,34 @@ class Oddity:
 
 
 class Manifest:
-    """The manifest of one store; opened by one writer at a time, readable by anyone."""
+    """The manifest of one store; opened by one writer at a time, readable by anyone.
+
+    Raises:
+        CpbError: the file was written by another version of cpb, or is no manifest.
+    """
 
     def __init__(self, path: Path) -> None:
         self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+        try:
+            self._open(path)
+        except BaseException as error:
+            self._db.close()
+            if is_corrupt(error):
+                raise CpbError(f"{path} is damaged ({error}); {ANEW}") from error
+            raise
+
+    def _open(self, path: Path) -> None:
+        found = _columns(self._db)
+        if not found:
+            self._db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
+        elif (version := self._db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
+            raise CpbError(
+                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {ANEW}"
+            )
+        elif found != _expected():
+            raise CpbError(f"{path} lacks tables or columns of this version of cpb; {ANEW}")
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        if self._db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-            self._create()
-
-    def _create(self) -> None:
-        """Start over: the candles stay, and are checked against the source again."""
-        old = [name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        drops = "".join(f"DROP TABLE {name};" for name in old)
-        self._db.executescript(f"BEGIN;{drops}{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
 
     def close(self) -> None:
         """Close the file."""
@@ -165,6 +182,23 @@ class Manifest:
 
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._db)
+
+
+def is_corrupt(error: BaseException) -> bool:
+    """Tell whether SQLite says that a file is no database; being locked or full are other classes."""
+    return type(error) is sqlite3.DatabaseError
+
+
+def _columns(db: sqlite3.Connection) -> list[tuple[str, str]]:
+    """Return (table, column) of every table."""
+    query = "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
+    return sorted(db.execute(query))
+
+
+def _expected() -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(":memory:")) as empty:
+        empty.executescript(_TABLES)
+        return _columns(empty)
 
 
 @dataclass

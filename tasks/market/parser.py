@@ -47,11 +47,7 @@ class Block:
     body: bytes
     notes: list[str] = field(default_factory=list)
     header: bool = False
-
-    @property
-    def lines(self) -> int:
-        """Number of candle lines."""
-        return self.body.count(b"\n")
+    lines: int = 0  # candle lines
 
     @property
     def decimals(self) -> int:
@@ -68,17 +64,19 @@ def trim(file: SourceFile, csv: bytes) -> Block:
         block.notes.append("byte order mark dropped")
     if b"\r" in csv:
         csv = csv.replace(b"\r\n", b"\n")
-    first, _, rest = csv.partition(b"\n")
+    end = csv.find(b"\n")
+    first = csv[:end] if end >= 0 else csv
     if first and not _FIRST_LINE.match(first):
         if first.strip().lower() not in _HEADERS:
             shown = first[:60].decode("ascii", "replace")
             raise BadFile(f"header {shown!r} is not Binance's kline header")
-        csv, block.header = rest, True
+        csv, block.header = csv[len(first) + 1 :], True
         block.notes.append("header line dropped")
-    csv = csv.rstrip(b"\n")
-    if not csv:
+    if not csv.endswith(b"\n") or csv.endswith(b"\n\n") or csv == b"\n":  # spares the others a copy
+        csv = csv.rstrip(b"\n") + b"\n"
+    if csv == b"\n":
         raise BadFile("holds no candle")
-    block.body = csv + b"\n"
+    block.body, block.lines = csv, csv.count(b"\n")
     return block
 
 
@@ -90,25 +88,28 @@ def read(blocks: list[Block]) -> tuple[pl.DataFrame, dict[int, BadFile]]:
     row was in milliseconds). Order is that of the files; no value has been judged yet.
     """
     try:
-        return _shape(_csv(b"".join(b.body for b in blocks)), blocks, range(len(blocks))), {}
+        lines = sum(block.lines for block in blocks)
+        return _shape(_csv([b.body for b in blocks], lines), blocks, range(len(blocks))), {}
     except BadFile:
         pass  # some file is at fault: find out which
     frames, faults = [], {}
     for index, block in enumerate(blocks):
         try:
-            frames.append(_shape(_csv(block.body), [block], [index]))
+            frames.append(_shape(_csv([block.body], block.lines), [block], [index]))
         except BadFile as fault:
             faults[index] = fault
     empty = _shape(pl.DataFrame(schema=_SCHEMA), [], [])
     return (pl.concat(frames) if frames else empty), faults
 
 
-def _csv(body: bytes) -> pl.DataFrame:
+def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
     try:
-        frame = pl.read_csv(body, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise")
+        frame = pl.read_csv(
+            bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
+        ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         raise BadFile(f"not twelve numbers a line: {str(error).splitlines()[0][:120]}") from error
-    if frame.height != (lines := body.count(b"\n")):
+    if frame.height != lines:
         raise BadFile(f"{lines} lines hold {frame.height} candles")
     for name, nulls in frame.null_count().row(0, named=True).items():
         if nulls:
@@ -120,17 +121,14 @@ def _csv(body: bytes) -> pl.DataFrame:
 def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]") -> pl.DataFrame:
     counts = np.array([block.lines for block in blocks], dtype=np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
-    times = frame.select("open_time", "close_time")
-    if (bad := times.select(((pl.all() < 0) | (pl.all() > _LAST_US)).any()).row(0)) and any(bad):
+    opens, closes = (frame[name].to_numpy() for name in ("open_time", "close_time"))
+    if any(len(t) and (t.min() < 0 or t.max() > _LAST_US) for t in (opens, closes)):
         raise BadFile("a time is out of range")
-    micro = pl.col("open_time") >= _MICRO
-    closes_micro = pl.col("close_time") >= _MICRO
-    return frame.with_columns(
-        ms=~micro,
-        open_time=pl.when(micro).then(pl.col("open_time")).otherwise(pl.col("open_time") * 1000),
-        close_time=pl.when(closes_micro)
-        .then(pl.col("close_time") + 1)
-        .otherwise((pl.col("close_time") + 1) * 1000),
-        file=pl.Series(np.repeat(np.array(indices, dtype=np.uint32), counts)),
-        line=pl.Series(np.arange(frame.height) - starts + 1),
-    ).drop("ignore")
+    ms = opens < _MICRO
+    return frame.drop("ignore").with_columns(
+        pl.Series("open_time", np.where(ms, opens * 1000, opens)),
+        pl.Series("close_time", np.where(closes < _MICRO, (closes + 1) * 1000, closes + 1)),
+        pl.Series("ms", ms),
+        pl.Series("file", np.repeat(np.array(indices, dtype=np.uint32), counts)),
+        pl.Series("line", np.arange(frame.height) - starts + 1),
+    )

@@ -20,7 +20,7 @@ from tasks.market.client import (
 from tasks.market.holes import Holdings, OutageCalendar
 from tasks.market.layout import SeriesKey, to_us
 from tasks.market.listing import Catalogue
-from tasks.market.manifest import Manifest
+from tasks.market.manifest import ANEW, Manifest, is_corrupt
 from tasks.market.plan import Plan
 from tasks.market.store import MANIFEST, is_full
 
@@ -108,6 +108,8 @@ def open_manifest(home: Path, plan: bool) -> Iterator[Manifest]:
     except Exception as error:
         if not isinstance(error, CpbError) and is_full(error):
             raise CpbError(f"no space left in {home}: free some, or set CPB_HOME to another disk") from error
+        if is_corrupt(error):
+            raise CpbError(f"{path} is damaged ({error}); {ANEW}") from error
         raise
 
 

@@ -1,7 +1,7 @@
 """Getting files: downloads run ahead of parsing, but never by more than a fixed number of bytes.
 
-Memory does not grow with the number of files. Series are parsed one after another in the calling thread;
-polars uses the other cores.
+Memory does not grow with the number of files. Series are judged one after another in the calling thread; while
+one is judged, the months of the one before are written.
 """
 
 from collections import deque
@@ -11,14 +11,14 @@ from concurrent.futures import Future
 from tasks.market.client import Source
 from tasks.market.faults import BadFile, NotFound, SourceFault
 from tasks.market.layout import SeriesKey, SourceFile
-from tasks.market.run import Run
+from tasks.market.run import Run, pool
 from tasks.market.store import DiskFull
 from tasks.market.unpack import fetch
-from tasks.market.writer import Fetched, store_batch
+from tasks.market.writer import WRITERS, Fetched, Writing, start_batch
 
 _BATCH = 16 << 20  # zipped and unzipped bytes of one batch
-_AHEAD = 24 << 20  # of all files that are on their way or waiting to be parsed
-_GROWTH = 5  # a kline zip and its CSV together, as a multiple of the zip
+_AHEAD = 16 << 20  # of all files that are on their way or waiting to be parsed
+_GROWTH = 4  # a kline zip and its CSV together, as a multiple of the zip
 _GUESS = 100_000  # size of a zip that no listing tells
 
 Batch = tuple[SeriesKey, list[SourceFile]]
@@ -46,26 +46,41 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
     flying: deque[tuple[SeriesKey, list[Future[Fetched]], int]] = deque()
     bad: list[SourceFile] = []
     weight, following = 0, next(flat, None)
-    while flying or following:
-        while following and (not flying or weight < _AHEAD):
-            series, files = following
-            size = sum(map(_weight, files))
-            flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
-            weight, following = weight + size, next(flat, None)
-        series, futures, size = flying.popleft()
-        batch = [future.result() for future in futures]
-        del futures  # the bytes must go as soon as they are stored
-        weight -= size
-        try:
-            outcome = store_batch(run.home, run.manifest, series, batch, status)
-        except DiskFull as error:
-            raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
-        run.fetched_files += len(batch)
-        run.notes += outcome.notes
-        bad += outcome.bad
-        if run.progress:
-            run.progress(str(series), run.fetched_files, sum(len(p.fetch) for p in run.plans.values()))
+    writing: Writing | None = None
+    with pool(WRITERS) as writers:
+        while flying or following:
+            while following and (not flying or weight < _AHEAD):
+                series, files = following
+                size = sum(map(_weight, files))
+                flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
+                weight, following = weight + size, next(flat, None)
+            series, futures, size = flying.popleft()
+            batch = [future.result() for future in futures]
+            del futures  # the bytes must go as soon as they are stored
+            weight -= size
+            if writing and writing.series == series:  # what was just written is part of the judgement
+                bad += _finish(run, writing)
+                writing = None
+            started = start_batch(run.home, run.manifest, series, batch, writers, status)
+            if writing:
+                bad += _finish(run, writing)
+            writing = started
+        if writing:
+            bad += _finish(run, writing)
     return bad
+
+
+def _finish(run: Run, writing: Writing) -> list[SourceFile]:
+    """Put a batch on record; return its files at fault."""
+    try:
+        outcome = writing.finish()
+    except DiskFull as error:
+        raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
+    run.fetched_files += len(writing.batch)
+    run.notes += outcome.notes
+    if run.progress:
+        run.progress(str(writing.series), run.fetched_files, sum(len(p.fetch) for p in run.plans.values()))
+    return outcome.bad
 
 
 def _left(run: Run) -> int:

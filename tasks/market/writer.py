@@ -1,7 +1,7 @@
 """From downloaded files to parts of the store: parse, judge, quarantine, merge, write, enter in the manifest."""
 
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tasks.market.parser import Block, read, trim
 from tasks.market.quarantine import quarantine, release
 from tasks.market.store import read_part, series_folder, split_months, sync, write_parquet, write_part
 
-_WRITERS = 2
+WRITERS = 2  # while one waits for the disk, another compresses
 
 
 @dataclass
@@ -39,6 +39,54 @@ class Outcome:
     bad: list[SourceFile] = field(default_factory=list)
 
 
+@dataclass
+class Writing:
+    """A judged batch whose months are on their way to disk: not in the manifest before `finish`."""
+
+    home: Path
+    manifest: Manifest
+    series: SeriesKey
+    batch: list[Fetched]
+    status: str
+    known: dict[str, FileRecord]
+    checked: Checked
+    good: dict[int, Fetched]  # by index into `blocks`
+    blocks: list[Block]
+    changed: dict[int, int]
+    parts: "list[Future[Part | None]]"
+
+    def finish(self) -> Outcome:
+        """Wait for the months, then put all of the batch on record.
+
+        Raises:
+            CpbError: the disk is full or the folder cannot be written.
+        """
+        outcome = Outcome()
+        parts = [part for future in self.parts if (part := future.result())]
+        if parts:
+            sync(series_folder(self.home, self.series))
+        _write_off_grid(self.home, self.series, self.checked.off_grid)
+        records = [_record(self.home, item, outcome, self.known) for item in self.batch if item.fault]
+        records += self._good_records(outcome)
+        oddities = _oddities(self.series, self.checked)
+        self.manifest.save(self.series, records, parts, oddities, _span(self.good))
+        return outcome
+
+    def _good_records(self, outcome: Outcome) -> list[FileRecord]:
+        counts = dict(self.checked.rows.group_by("file").len().iter_rows())
+        records = []
+        for index, item in self.good.items():
+            rows = counts.get(index, 0)
+            record = _good_record(item, self.blocks[index], rows, self.checked, index, self.status)
+            if self.changed.get(index):
+                record.facts["changed"] = self.changed[index]
+                outcome.notes.append(f"{item.file}: changed upstream, {self.changed[index]} rows")
+            records.append(record)
+            if item.file.period in self.known and self.known[item.file.period].status == "quarantined":
+                release(self.home, item.file)
+        return records
+
+
 def store_batch(
     home: Path, manifest: Manifest, series: SeriesKey, batch: list[Fetched], status: str = "ok"
 ) -> Outcome:
@@ -47,7 +95,19 @@ def store_batch(
     Raises:
         CpbError: the disk is full or the folder cannot be written.
     """
-    outcome = Outcome()
+    with ThreadPoolExecutor(WRITERS) as writers:
+        return start_batch(home, manifest, series, batch, writers, status).finish()
+
+
+def start_batch(
+    home: Path,
+    manifest: Manifest,
+    series: SeriesKey,
+    batch: list[Fetched],
+    writers: Executor,
+    status: str = "ok",
+) -> Writing:
+    """Judge a batch and begin to write its months: the next series can be judged meanwhile."""
     blocks, arrived = _trim(batch)
     frame, faults = read(blocks)
     stored = [(*r, *e) for p in manifest.parts(series).values() for r, e in zip(p.runs, p.edges, strict=True)]
@@ -57,20 +117,10 @@ def store_batch(
     known = manifest.files(series)
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
     changed = _rows_changed(home, series, checked.rows, good, known)
-    parts = _write_months(home, series, checked.rows, list(good.values()), fill=status == "repaired")
-    _write_off_grid(home, series, checked.off_grid)
-    records = [_record(home, item, outcome, known) for item in batch if item.fault]
-    counts = dict(checked.rows.group_by("file").len().iter_rows())
-    for index, item in good.items():
-        record = _good_record(item, blocks[index], counts.get(index, 0), checked, index, status)
-        if changed.get(index):
-            record.facts["changed"] = changed[index]
-            outcome.notes.append(f"{item.file}: changed upstream, {changed[index]} rows")
-        records.append(record)
-        if item.file.period in known and known[item.file.period].status == "quarantined":
-            release(home, item.file)
-    manifest.save(series, records, parts, _oddities(series, checked), _span(good))
-    return outcome
+    for index, item in good.items():  # only what goes into quarantine is needed as bytes any longer
+        item.csv = item.payload = blocks[index].body = b""
+    parts = _write_months(home, series, checked.rows, list(good.values()), writers, fill=status == "repaired")
+    return Writing(home, manifest, series, batch, status, known, checked, good, blocks, changed, parts)
 
 
 def _replaced(edge: tuple[int, int, float, float], arrived: list[Fetched]) -> bool:
@@ -92,9 +142,9 @@ def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
 
 
 def _write_months(
-    home: Path, series: SeriesKey, rows: pl.DataFrame, good: list[Fetched], fill: bool
-) -> list[Part]:
-    """Write each month the batch touches; candles of files that are not in the batch are kept.
+    home: Path, series: SeriesKey, rows: pl.DataFrame, good: list[Fetched], writers: Executor, fill: bool
+) -> "list[Future[Part | None]]":
+    """Begin to write each month the batch touches; candles of files that are not in the batch are kept.
 
     With `fill` the new candles join the old ones and win where both exist: a daily file that lacks a candle
     does not take it away.
@@ -114,11 +164,7 @@ def _write_months(
         }
         return write_part(home, series, month, part, origin) if part.height else None
 
-    with ThreadPoolExecutor(_WRITERS) as writers:  # while one waits for the disk, another compresses
-        parts = [part for part in writers.map(write, replaced) if part]
-    if parts:
-        sync(series_folder(home, series))
-    return parts
+    return [writers.submit(write, month) for month in replaced]
 
 
 def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) -> pl.DataFrame:

@@ -9,10 +9,13 @@ import polars as pl
 import pytest
 from market_tools import key, rows_of
 
+from schemas.errors import CpbError
 from schemas.klines import KLINES, validate_klines
+from schemas.scope import Scope
 from tasks.market.client import HttpSource, Limits
 from tasks.market.faults import Unreachable
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
+from tasks.market.ingest import ingest
 from tasks.market.layout import (
     SeriesKey,
     day_of,
@@ -132,7 +135,7 @@ def test_merging_keeps_what_a_poorer_file_lacks():
     assert merge(whole, poorer, [period_bounds("2024-02-01")]).height == 5
 
 
-def test_the_manifest_survives_reopening_and_starts_over_when_it_is_of_another_version(tmp_path):
+def test_the_manifest_survives_reopening(tmp_path):
     part = Part("2024-01", 2, 10, "d", [(1, 2), (5, 6)], 0, [(1.5, 2.5), (3.0, 4.0)])
     with Manifest(tmp_path / "m.db") as manifest:
         manifest.save(
@@ -146,9 +149,38 @@ def test_the_manifest_survives_reopening_and_starts_over_when_it_is_of_another_v
         assert manifest.parts(key()) == {"2024-01": part}
         assert manifest.files(key())["2024-01"].facts == {"a": [1]}
         assert manifest.oddities(key()) == [Oddity(5, "odd close", "x")]
-        manifest._db.execute("PRAGMA user_version=99")
-    with Manifest(tmp_path / "m.db") as manifest:
-        assert manifest.parts(key()) == {}
+
+
+def _other_version(path):
+    with Manifest(path) as manifest:
+        manifest._db.execute("PRAGMA user_version=1")
+
+
+def _lost_column(path):
+    with Manifest(path) as manifest:
+        manifest._db.execute("ALTER TABLE searched DROP COLUMN asked")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_other_version, "another version of cpb (tables 1, this one has 2)"),
+        (_lost_column, "lacks tables or columns"),
+        (lambda path: path.write_bytes(b"no database" * 400), "is damaged (file is not a database)"),
+    ],
+    ids=["version", "column", "garbage"],
+)
+def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alone(tmp_path, spoil, told):
+    path = tmp_path / "manifest.db"
+    spoil(path)
+    before = path.read_bytes()
+    scope = Scope.of(coins="BTC", timeframes="1h", source=str(tmp_path))
+    with pytest.raises(CpbError) as caught:
+        ingest(scope.model_copy(update={"home": tmp_path}))
+    assert type(caught.value) is CpbError
+    for words in (str(path), told, "move that folder away", "CPB_HOME"):
+        assert words in str(caught.value)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
