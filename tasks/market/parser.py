@@ -1,9 +1,9 @@
 """From CSV bytes to numbers: any bytes give a complete frame or one `BadFile`, never a silent null.
 
-The files of a series are read as one joined CSV (0.75 s of CPU for 24 files each, against 1.19 s file by
-file); only when that fails is each file read alone to find the one at fault. Traps of polars' reader that
-are dealt with here: a cut last line gives nulls, a BOM turns the first candle into a header, files without a
-last newline fuse two candles.
+The files of a series are read in one call (0.75 s of CPU for 24 files each, against 1.19 s file by file), as
+they are: joining them first takes 20 MB more. Only when that fails is each read alone to find the one at
+fault. Traps of polars' reader that are dealt with here: a cut last line gives nulls, a BOM turns the first
+candle into a header, files without a last newline fuse two candles.
 """
 
 import re
