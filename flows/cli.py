@@ -47,12 +47,13 @@ def main() -> None:
 
     try:
         _app()()
+    except SystemExit as end:
+        if end.code == 130:  # Typer has turned Ctrl-C into this
+            print("cpb: interrupted; run the same command again to go on", file=sys.stderr)
+        raise
     except CpbError as error:
         print(f"cpb: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("cpb: interrupted; run the same command again to go on", file=sys.stderr)
-        sys.exit(130)
 
 
 if __name__ == "__main__":

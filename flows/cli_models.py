@@ -68,10 +68,12 @@ def publish(
     Example: cpb publish --dry-run
     """
     quiet_libraries()
-    from schemas.scope import home
+    from schemas.scope import SIMULATED, home
     from tasks.publish import publish as step
 
-    result = step.fn(home(), None if dry_run else repo)
+    where = home()
+    source = "sim" if (where / SIMULATED).exists() else None
+    result = step.fn(where, None if dry_run else repo, source)
     if json:
         emit({"published": result, "repo": repo, "dry_run": dry_run or repo is None, "exit": 0})
     else:

@@ -120,6 +120,10 @@ def train(
         coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market,
         device=device, profile=profile, seed=seed, seeds=seeds, overrides=overrides, warm_start=warm_start,
     )  # fmt: skip
+    if len(config.scope.symbols) * len(config.scope.timeframes) * len(config.architectures) != 1:
+        fail_with(
+            "`cpb train` trains one model: name one coin, one timeframe and one --arch, or use `cpb train-all`"
+        )
     check_options(config)
     with training_bars() as bars:
         result = train_one(config, resume=resume == "latest", say=say, on_progress=bars)
@@ -142,16 +146,28 @@ def _config(
     market: str = "spot",
     **fields: Any,
 ) -> "TrainConfig":
-    from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
+    from schemas.config import PRESET_SEEDS, TrainConfig, check_device, check_profile, parse_architectures
     from schemas.scope import Scope
 
     seeds = fields.get("seeds") or PRESET_SEEDS.get(preset, 1)
+    checked = {"profile": check_profile(fields.get("profile", "auto")), "seeds": seeds}
+    if check_device(fields.get("device", "auto")).startswith("cuda"):
+        _need_gpu()
+    if fields.get("warm_start") not in (None, "champion"):
+        fail_with(f"--warm-start {fields['warm_start']!r} is unknown: the only value is champion")
     return TrainConfig(
         scope=Scope.of(coins, timeframes, source, market, since, as_of),
         preset=preset,
         architectures=parse_architectures(architectures, preset),
-        **fields | {"profile": check_profile(fields.get("profile", "auto")), "seeds": seeds},
+        **fields | checked,
     )
+
+
+def _need_gpu() -> None:
+    from tasks.training.launch import count_gpus
+
+    if not count_gpus():
+        fail_with("--device cuda: no NVIDIA GPU is visible here (see `cpb doctor`); use --device cpu or auto")
 
 
 def _train_all(config: "TrainConfig", direct: bool = False, tail: bool = False) -> "Summary":

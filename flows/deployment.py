@@ -136,9 +136,8 @@ def _prefect(port: int | None, arguments: list[str]) -> str:
         env=_environment(port), capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        lines = [x for x in (done.stderr + done.stdout).splitlines() if x.strip()]
-        tail = lines[-1] if lines else "no output"
-        raise CpbError(f"`prefect {' '.join(arguments[:3])}` failed: {tail.strip()}")
+        said = " ".join((done.stderr + done.stdout).split()) or "no output"
+        raise CpbError(f"`prefect {' '.join(arguments[:3])}` failed: {said[-400:]}")
     return done.stdout
 
 

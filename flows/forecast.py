@@ -5,20 +5,29 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
+from flows.console import say as say_to_people
 from flows.runner import Runner, ThroughPrefect
 from flows.train_all import Say
-from schemas.errors import COMPLETE, PARTIAL
+from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.scope import Scope
 from tasks.forecast import forecast, score
 from tasks.ingest import ingest
 
 
-def run_forecast(scope: Scope, steps: Runner, say: Say = print, tail: bool = False) -> dict[str, Any]:
+def run_forecast(scope: Scope, steps: Runner, say: Say = say_to_people, tail: bool = False) -> dict[str, Any]:
     """Return what was forecast and scored; exit 3 where a series could not be refreshed or forecast."""
     report = steps.one(ingest, scope, tail)
     stale = [f"{s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.status == "failed"]
     issued = steps.one(forecast, scope)
     scored = steps.one(score, scope)
+    if not issued.series:
+        why = (
+            "; ".join((stale or [f.reason for f in issued.failures])[:2])
+            or "there is no champion for them yet"
+        )
+        raise CpbError(
+            f"no forecast could be made: {why}; train first, as in `cpb train-all`, or check --as-of"
+        )
     problems = stale + [f"{f.symbol} {f.timeframe}: {f.reason}" for f in issued.failures]
     for text in problems:
         say(f"FAILED {text}")

@@ -6,10 +6,13 @@ no server, starts at once, and leaves nothing behind when it is killed.
 
 import logging
 import os
+import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+
+from schemas.errors import CpbError
 
 log = logging.getLogger("cpb")
 
@@ -67,3 +70,15 @@ def _outcome(result: Callable[[], Any]) -> Outcome:
 def server_in_use() -> bool:
     """Whether a Prefect server was named; without one, flows run directly."""
     return bool(os.environ.get("PREFECT_API_URL"))
+
+
+def check_server() -> None:
+    """Raise `CpbError` where the Prefect server that was named does not answer."""
+    url = os.environ["PREFECT_API_URL"].rstrip("/")
+    try:
+        urllib.request.urlopen(f"{url}/health", timeout=10).close()
+    except (OSError, ValueError) as error:
+        raise CpbError(
+            f"no Prefect server answers at PREFECT_API_URL={url} ({error}); start it, as with `cpb deploy up`, "
+            "or unset the variable to run without a server"
+        ) from error

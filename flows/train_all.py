@@ -16,7 +16,8 @@ from prefect import flow
 from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
-from flows.runner import Runner, ThroughPrefect
+from flows.console import say as say_to_people
+from flows.runner import Runner, ThroughPrefect, check_server
 from flows.warm import warm_folders
 from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
 from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
@@ -77,7 +78,7 @@ class Training:
 def run_training(
     config: TrainConfig,
     steps: Runner,
-    say: Say = print,
+    say: Say = say_to_people,
     *,
     tail: bool = False,
     fresh: bool = False,
@@ -105,7 +106,7 @@ def run_training(
 def run_train_all(
     config: TrainConfig,
     steps: Runner,
-    say: Say = print,
+    say: Say = say_to_people,
     *,
     tail: bool = False,
     on_progress: Progress | None = None,
@@ -113,9 +114,10 @@ def run_train_all(
     """Run the whole job and return its summary; errors as in `run_training`."""
     training = run_training(config, steps, say, tail=tail, on_progress=on_progress)
     summary = training.summary
-    summary.champions = len(steps.one(promote, training.judged))
-    if summary.champions:  # classifiers give no forecast of prices, so they are judged but never champions
-        summary.published = steps.one(publish, config.scope.home, config.repo)
+    summary.champions = len(steps.one(promote, training.judged, config.scope.source))
+    # None: classifiers forecast no price, and simulated models give way to real ones.
+    if summary.champions:
+        summary.published = steps.one(publish, config.scope.home, config.repo, config.scope.source)
     issued = steps.one(forecast, config.scope)
     summary.forecast_rows = issued.rows
     for failure in issued.failures:
@@ -144,7 +146,7 @@ def _data(config: TrainConfig, steps: Runner, say: Say, summary: Summary, tail: 
 
 def _fail(summary: Summary, say: Say, symbol: str, timeframe: str, step: str, reason: str) -> None:
     summary.failures.append(Failure(symbol=symbol, timeframe=timeframe, step=step, reason=reason))
-    say(f"FAILED {symbol} {timeframe} in {step}: {reason}")
+    say(f"FAILED {symbol} {timeframe} in {step}: {reason.removeprefix(f'{symbol} {timeframe}: ')}")
 
 
 def _bounds(records: list[SeriesRecord]) -> dict[str, SplitBounds]:
@@ -266,6 +268,7 @@ def in_prefect(config: TrainConfig, tail: bool) -> Summary:
     """Run the same job as a Prefect flow run on the server in use."""
     scope = config.scope
     # Called directly, a flow gives the data of the state that it returned.
+    check_server()
     result: Any = train_all(
         coins=",".join(scope.symbols),
         timeframes=",".join(scope.timeframes),

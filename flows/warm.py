@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from flows.console import say
 from schemas.config import TrainConfig
 from schemas.errors import UsageError
 from schemas.records import SeriesRecord
@@ -31,6 +32,10 @@ def warm_folders(config: TrainConfig, records: list[SeriesRecord]) -> dict[str, 
         if folder:
             name = f"{champion.symbol}-{champion.timeframe}"
             found.setdefault(champion.tags["architecture"], {})[name] = folder
+    if not found:
+        say(
+            "warm start: no champion fits (none yet, or its series has grown by a tenth); training starts anew"
+        )
     return found
 
 

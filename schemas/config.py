@@ -1,5 +1,6 @@
 """What one training run is asked to do: scope, architectures, preset, device, seeds."""
 
+import re
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,6 +10,9 @@ from schemas.scope import Scope
 
 ARCHITECTURES = ("transformer", "gru", "lstm", "lstm-manual", "linear", "har", "classifier-gru")
 """Architectures by name, as in `cpbmodels.architectures()` (a test keeps the two lists equal)."""
+
+CLASSIFIER = "classifier-gru"
+"""The architecture that forecasts a class (up, flat, down) and no price."""
 
 UNIVERSAL = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
@@ -48,6 +52,13 @@ PRESET_SEEDS = {"default": 3}
 
 PROFILES = ("auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb")
 """Hardware profiles: batch, precision and fleet size for a device; `auto` looks at the GPU there is."""
+
+
+def check_device(name: str) -> str:
+    """Return the device's name; raises `UsageError` for one that cannot exist."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise UsageError(f"--device {name!r} is unknown: choose auto, cpu or cuda")
+    return name
 
 
 def check_profile(name: str) -> str:

@@ -15,6 +15,17 @@ def home() -> Path:
     return Path(os.environ.get("CPB_HOME") or "data")
 
 
+SIMULATED = "SIMULATED"
+"""Name of the file that marks a store as the simulator's."""
+
+
+def home_for(source: str | None) -> Path:
+    """Return the store for a source: the simulator keeps out of a store of real candles, in `sim` below it."""
+    base = home()
+    occupied = source == "sim" and (base / "klines").exists() and not (base / SIMULATED).exists()
+    return base / "sim" if occupied else base
+
+
 def parse_instant(text: str, option: str) -> datetime:
     """Return a UTC time from `2024-01`, `2024-01-31`, `2024-01-31T12:30` or with seconds.
 
@@ -70,5 +81,5 @@ class Scope(BaseModel):
             market=market,
             since=start,
             as_of=end,
-            home=home(),
+            home=home_for(source),
         )

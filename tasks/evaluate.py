@@ -5,7 +5,7 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from schemas.config import TrainConfig
+from schemas.config import CLASSIFIER, TrainConfig
 from schemas.records import Failure, FleetRecord
 from tasks.files import read_json
 from tasks.judging.fleet import FleetScore, judge_fleet
@@ -39,7 +39,9 @@ def evaluate(
     records = [_record(config, job, fleet, name, score) for name in names]
     broken = [_failed(config, job, f) for f in (*failures, *fleet.failures)]
     ids = log_members(run.run_id, [*records, *broken])
-    log_metrics(run.run_id, _pooled(score.pools) | {"train_seconds": _done(fleet)["train_seconds"]})
+    log_metrics(
+        run.run_id, _named(job, _pooled(score.pools)) | {"train_seconds": _done(fleet)["train_seconds"]}
+    )
     finish(
         run.run_id, PARTIAL if broken else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
     )
@@ -68,7 +70,7 @@ def _record(config: TrainConfig, job: Job, fleet: FleetRecord, name: str, score:
         as_of=_as_of(config),
         config={k: v for k, v in model.items() if k not in ("metrics", "history", "report")},
         history=trained["history"],
-        metrics=measured | judged.metrics,
+        metrics=measured | _named(job, judged.metrics),
         folder=folder / "model",
         dataset=Dataset(name, spec.digest, str(spec.features), spec.rows),
         tags={"verdict": judged.verdict, "source": config.scope.source or "Binance Vision"},
@@ -88,6 +90,13 @@ def _failed(config: TrainConfig, job: Job, failure: Failure) -> MemberRecord:
         tags={"step": failure.step},
         reason=failure.reason,
     )
+
+
+def _named(job: Job, metrics: dict[str, float]) -> dict[str, float]:
+    """Name a classifier's ranked probability score as such: beside CRPS ratios it would compare what cannot be."""
+    if job.base_architecture != CLASSIFIER:
+        return metrics
+    return {name.replace("crps", "rps"): value for name, value in metrics.items()}
 
 
 def _as_of(config: TrainConfig) -> str:

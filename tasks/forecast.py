@@ -9,17 +9,17 @@ from schemas.scope import Scope
 from tasks.judging.issue import Issued, issue_forecasts
 from tasks.judging.ledger import score_due
 from tasks.market.store import read_klines
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import champions, of_source
 
 
 @task(name="forecast", cache_policy=NO_CACHE, persist_result=False)
 def forecast(scope: Scope) -> Issued:
     """Issue the forecasts of every champion in the scope."""
-    return issue_forecasts(scope, champions(scope.symbols, scope.timeframes))
+    return issue_forecasts(scope, of_source(champions(scope.symbols, scope.timeframes), scope.source))
 
 
 @task(name="score", cache_policy=NO_CACHE, persist_result=False)
 def score(scope: Scope) -> int:
     """Score stored forecasts whose target candle has closed; return how many rows."""
-    read = partial(read_klines, market=scope.market)
+    read = partial(read_klines, scope.home, market=scope.market)
     return score_due(scope.home, read, scope.as_of, list(scope.symbols), list(scope.timeframes))

@@ -8,13 +8,19 @@ from prefect.cache_policies import NO_CACHE
 from schemas.records import FleetRecord
 from tasks.files import read_json
 from tasks.judging.promotion import Candidate, choose
-from tasks.tracking.registry import register_champion
+from tasks.tracking.registry import SIMULATOR, champions, of_source, register_champion
 
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False)
-def promote(fleets: Sequence[FleetRecord]) -> dict[str, str]:
-    """Move the alias `champion` of every coin x timeframe; return member name -> registered version."""
+def promote(fleets: Sequence[FleetRecord], source: str | None = None) -> dict[str, str]:
+    """Move the alias `champion` of every coin x timeframe; return member name -> registered version.
+
+    A model of simulated candles never takes the place of one that learnt from real ones.
+    """
     choices = choose([c for fleet in fleets for c in _candidates(fleet)])
+    if source == SIMULATOR:
+        real = {f"{c.symbol}-{c.timeframe}" for c in of_source(champions(), None)}
+        choices = [choice for choice in choices if choice.best.name not in real]
     return {
         choice.best.name: register_champion(
             choice.best.symbol,

@@ -76,13 +76,18 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def verdict(ratio: float, low: float, high: float, p: float, n: int, alpha: float = 0.05) -> str:
-    """Return the finding in words: better than, worse than or no different from the reference."""
+def verdict(
+    ratio: float, low: float, high: float, p: float, n: int, alpha: float = 0.05, classes: bool = False
+) -> str:
+    """Return the finding in words: better than, worse than or no different from the reference.
+
+    `classes`: of a classifier, whose reference is the class frequencies of the training span.
+    """
     relation = "no different from"
     if p < alpha:
         relation = "better than" if ratio < 1 else "worse than"
     shown = f"p={p:.3f}" if p >= 0.001 else "p<0.001"
     return (
-        f"{relation} the random walk with EWMA volatility "
-        f"(CRPS ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {shown}, n={n})"
+        f"{relation} {'the class frequencies' if classes else 'the random walk with EWMA volatility'} "
+        f"({'RPS' if classes else 'CRPS'} ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {shown}, n={n})"
     )

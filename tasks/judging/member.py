@@ -55,7 +55,12 @@ class MemberScore:
         m = self.metrics
         p = m.get("test_p_holm", m["test_p"])
         return inference.verdict(
-            m["test_crps_ratio"], m["test_crps_ratio_low"], m["test_crps_ratio_high"], p, int(m["test_n"])
+            m["test_crps_ratio"],
+            m["test_crps_ratio_low"],
+            m["test_crps_ratio_high"],
+            p,
+            int(m["test_n"]),
+            classes="test_accuracy" in m,
         )
 
     def to_npz(self, path: Path) -> None:

@@ -32,6 +32,7 @@ class PoolScore:
             m["test_crps_ratio_high"],
             m["test_p"],
             int(m["test_n"]),
+            classes="test_accuracy" in m,
         )
 
 

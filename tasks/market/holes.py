@@ -212,7 +212,8 @@ def _label(
     doubtful = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
     if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
         codes[doubtful] = _CODE[RELISTING]
-    if end >= max(f.bounds[1] for f in holdings.wanted) and end + 3 * DAY < holdings.last < 1 << 61:
+    published = max((f.bounds[1] for f in holdings.wanted), default=end)
+    if end >= published and end + 3 * DAY < holdings.last < 1 << 61:
         codes[doubtful] = _CODE[ENDED]
     return codes
 

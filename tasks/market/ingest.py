@@ -16,6 +16,7 @@ from tasks.market.client import Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import SeriesKey, to_us
 from tasks.market.listing import Catalogue
+from tasks.market.origin import settle
 from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
 from tasks.market.report import IngestReport, SeriesReport, describe
@@ -49,6 +50,7 @@ def ingest(
         source = stack.enter_context(open_source(scope, connections, limits))
         if not plan:
             stack.enter_context(writer_lock(scope.home))
+            settle(scope.home, scope.source == "sim")
             sweep(scope.home)
         manifest = stack.enter_context(open_manifest(scope.home, plan))
         threads = stack.enter_context(pool(connections))

@@ -64,7 +64,14 @@ def read_klines(
         raise MemberError(
             f"{series}: no candles in {home}; fetch them first with `cpb ingest --coins {symbol}`"
         )
-    frame = _between(_load(home, series, parts, first, last, columns), first, last)
+    try:
+        frame = _between(_load(home, series, parts, first, last, columns), first, last)
+    except pl.exceptions.ComputeError as error:
+        folder = series_folder(home, series)
+        raise MemberError(
+            f"{series}: a part in {folder} is damaged ({str(error).splitlines()[0][:80]}); "
+            f"delete {home / MANIFEST} and that folder, and ingest again"
+        ) from error
     tail = series_folder(home, series, "provisional") / "tail.parquet"
     if provisional and tail.is_file():
         newest = _between(_read([tail], columns), first, last)

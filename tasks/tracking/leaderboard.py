@@ -58,13 +58,18 @@ def leaderboard(parent: str | None = None, store: Store | None = None) -> list[d
     for fleet in search(store, f"tags.`{PARENT}` = '{parent}'"):
         members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
         rows += [_row(fleet, timeframe, group) for timeframe, group in _by_timeframe(members)]
+    if not rows:
+        raise CpbError(f"run {parent!r} holds no judged fleet; see `cpb ui` for the runs there are")
     return sorted(_merged(rows), key=_order)
 
 
 def newest_flow(store: Store) -> str:
     """Return the run id of the newest finished flow run."""
-    found = search(
-        store, f"tags.`{KIND}` = 'flow' and attributes.status = 'FINISHED'", ["attributes.start_time DESC"]
+    finished = f"tags.`{KIND}` = 'flow' and attributes.status = 'FINISHED'"
+    newest = ["attributes.start_time DESC"]
+    # A single `cpb train` must not hide the universe's board.
+    found = search(store, f"{finished} and tags.`mlflow.runName` = 'train-all'", newest) or search(
+        store, finished, newest
     )
     if not found:
         raise CpbError("no finished training run in the MLflow store yet; start one with `cpb train-all`")

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 ALIAS = "champion"
+SIMULATOR = "sim"
+"""The tag `source` of runs on simulated candles."""
 _METRIC = "metric."
 _WEIGHTS = "model.safetensors"
 
@@ -107,6 +109,11 @@ def champions(
         if champion:
             found.append(champion)
     return sorted(found, key=lambda c: (c.timeframe, c.symbol))
+
+
+def of_source(found: Sequence[Champion], source: str | None) -> list[Champion]:
+    """Return the champions that learnt from the same kind of market: simulated, or real."""
+    return [c for c in found if (c.tags.get("source") == SIMULATOR) == (source == SIMULATOR)]
 
 
 def _champion(store: Store, version: "ModelVersion", symbol: str, timeframe: str) -> Champion | None:

@@ -82,7 +82,13 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
         if not create:
             raise CpbError(f"no runs yet: {database} does not exist; train first, as in `cpb demo`")
         _opened.pop(uri, None)
-        _make_database(database)
+        try:
+            _make_database(database)
+        except OSError as error:
+            raise CpbError(
+                f"the MLflow store {database} cannot be made ({error.strerror}); "
+                "set MLFLOW_TRACKING_URI to a place that can be written"
+            ) from error
     if uri not in _opened:
         _opened[uri] = _connect(uri, database)
     return _opened[uri]
