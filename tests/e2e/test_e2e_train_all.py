@@ -129,6 +129,11 @@ def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
     rows = forecast_rows(tmp_path)
     assert rows["issued_at"].max() == datetime.fromisoformat("2025-03-20T12:00:00+00:00")
     assert rows.height == 10
+    later = ("forecast", "--source", tmp_path / "mirror", "--coins", "BTC", "--timeframes", "1h")
+    first = cpb.json(*later, "--as-of", "2025-03-20T17:30")
+    assert (first["rows"], first["scored"]) == (10, 5)
+    again = cpb.json(*later, "--as-of", "2025-03-20T17:30")
+    assert (again["rows"], again["scored"]) == (0, 0)
     steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
     assert steps.sort().to_list() == list(range(1, 11))
 
@@ -146,3 +151,20 @@ def test_warm_start_continues_from_the_champions(cpb, tmp_path):
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
     assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+
+
+def test_a_forecast_without_a_champion_is_fatal_in_one_sentence(cpb, tmp_path):
+    write_month(tmp_path / "mirror", "BTCUSDT", "2025-03")
+    done = cpb("forecast", "--source", tmp_path / "mirror", "--coins", "BTC", "--timeframes", "1h")
+    assert done.returncode == 1
+    assert "train first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_dead_prefect_server_is_said_in_one_sentence(cpb):
+    done = cpb(
+        "train-all", "--source", "sim", "--coins", "BTC", *SMALL, PREFECT_API_URL="http://127.0.0.1:9/api"
+    )
+    assert done.returncode == 1
+    assert "no Prefect server answers" in done.stderr
+    assert "Traceback" not in done.stderr
