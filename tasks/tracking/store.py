@@ -108,9 +108,11 @@ def _connect(uri: str, database: Path | None) -> Store:
             return Store(uri, client, _experiment(client, database))
     except (MlflowException, SQLAlchemyError) as error:
         reason = str(error).splitlines()[0].replace(uri, public_uri(uri))
+        damaged = "not a database" in reason or "malformed" in reason
+        remedy = "restore it from a backup" if damaged else "back it up, then run `mlflow db upgrade`"
         raise CpbError(
             f"the MLflow store {public_uri(uri)} cannot be opened ({reason}); "
-            "back it up, then run `mlflow db upgrade`, or set MLFLOW_TRACKING_URI to another store"
+            f"{remedy}, or set MLFLOW_TRACKING_URI to another store"
         ) from error
 
 
