@@ -9,15 +9,17 @@ weight layout are torch's: weights can be exchanged with nn.GRU and nn.LSTM.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from cpbmodels.weights import Param
+from cpbmodels.weights import Param, Weights
 
 GATES = {"gru": 3, "lstm": 4}
 State = tuple[Tensor, Tensor]
+LstmStep = Callable[[Tensor, Tensor, Tensor], State]
 
 
 def cell_params(name: str, kind: str, inputs: int, hidden: int) -> list[Param]:
@@ -37,15 +39,6 @@ def step_params(name: str, inputs: int, outputs: int) -> list[Param]:
     return [Param(f"{name}.weight", (outputs, inputs), bound), Param(f"{name}.bias", (1, outputs), bound)]
 
 
-def transposed(weight: Tensor) -> Tensor:
-    """[K, out, in] -> [K, in, out], for a product at every step.
-
-    A view, except in bf16 on a CPU: oneDNN would copy it in every product, 5 to 8 % of a step.
-    """
-    turned = weight.transpose(1, 2)
-    return turned.contiguous() if turned.dtype == torch.bfloat16 and turned.device.type == "cpu" else turned
-
-
 class Tied:
     """A linear map used at many steps, x [K, N, in] -> [K, N, out]; its weight gradient is formed once.
 
@@ -57,7 +50,7 @@ class Tied:
         self.inputs: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.weight, self.bias = weight.detach(), bias.detach()
-        self.transposed = transposed(self.weight)
+        self.transposed = self.weight.transpose(1, 2)
         self.token = _TiedWeight.apply(weight, bias, self) if torch.is_grad_enabled() else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -192,26 +185,96 @@ def lstm_cell(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
 class _LstmCell(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
-        H = c.shape[-1]
-        total = inputs + hidden
-        fresh = torch.tanh(total[..., 2 * H : 3 * H])
-        i, f, _, o = total.sigmoid_().chunk(4, -1)
-        new = torch.addcmul(i * fresh, f, c)
-        squashed = torch.tanh(new)
-        ctx.save_for_backward(total, fresh, c, squashed)
-        return o * squashed, new
+        h, new, *kept = lstm_gates(inputs + hidden, c)
+        ctx.save_for_backward(c, *kept)
+        return h, new
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        total, fresh, c, squashed = ctx.saved_tensors
-        i, f, _, o = total.chunk(4, -1)
-        d_c = torch.ops.aten.tanh_backward(grad * o, squashed).add_(grad_c)
-        d_fresh = torch.ops.aten.tanh_backward(d_c * i, fresh)
-        d = torch.cat([d_c * fresh, d_c * c, d_c, grad * squashed], -1)
-        d = torch.ops.aten.sigmoid_backward(d, total)
-        H = c.shape[-1]
-        d[..., 2 * H : 3 * H] = d_fresh
-        return d, d, d_c * f
+        d, d_c = lstm_gates_backward(grad, grad_c, *ctx.saved_tensors)
+        return d, d, d_c
+
+
+def lstm_gates(total: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Next h and c from the sum of all gates [K, B, 4H] (overwritten), and what the backward pass needs."""
+    H = c.shape[-1]
+    fresh = torch.tanh(total[..., 2 * H : 3 * H])
+    i, f, _, o = total.sigmoid_().chunk(4, -1)
+    new = torch.addcmul(i * fresh, f, c)
+    squashed = torch.tanh(new)
+    return o * squashed, new, total, fresh, squashed
+
+
+def lstm_gates_backward(
+    grad: Tensor, grad_c: Tensor, c: Tensor, total: Tensor, fresh: Tensor, squashed: Tensor
+) -> State:
+    """Gradients of the sum of all gates [K, B, 4H] and of the cell before."""
+    H = c.shape[-1]
+    i, f, _, o = total.chunk(4, -1)
+    d_c = torch.ops.aten.tanh_backward(grad * o, squashed).add_(grad_c)
+    d = torch.cat([d_c * fresh, d_c * c, d_c, grad * squashed], -1)
+    d = torch.ops.aten.sigmoid_backward(d, total)
+    d[..., 2 * H : 3 * H] = torch.ops.aten.tanh_backward(d_c * i, fresh)
+    return d, d_c * f
+
+
+class TiedLstm:
+    """An LSTM cell used at many steps: x [K, B, in], h and c [K, B, H] -> next (h, c), one autograd node a step.
+
+    Both products of a step are one, of [x, h] with the weights side by side; like `Tied`, the weights' gradients
+    are formed at the end, in a single product.
+    """
+
+    def __init__(self, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
+        self.notes: list[State] = []
+        self.inputs = w_ih.shape[-1]
+        self.weight = torch.cat([w_ih.detach(), w_hh.detach()], -1)
+        self.transposed, self.bias = self.weight.transpose(1, 2), (b_ih + b_hh).detach()
+        learns = torch.is_grad_enabled()
+        self.token = _TiedLstmWeight.apply(w_ih, w_hh, b_ih, b_hh, self) if learns else None
+
+    def __call__(self, x: Tensor, h: Tensor, c: Tensor) -> State:
+        """One step."""
+        if self.token is None:
+            return lstm_gates(self.total(torch.cat([x, h], -1)), c)[:2]
+        return _TiedLstmUse.apply(x, h, c, self.token, self)
+
+    def total(self, both: Tensor) -> Tensor:
+        """Gates [K, B, 4H] before their functions from [x, h]."""
+        return torch.baddbmm(self.bias, both, self.transposed)
+
+
+class _TiedLstmWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, tied: TiedLstm) -> Tensor:
+        ctx.tied = tied
+        return w_ih.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        tied = ctx.tied
+        both, grad = (torch.cat(part, 1) for part in zip(*tied.notes, strict=True))
+        tied.notes = []
+        weight, bias = torch.bmm(grad.transpose(1, 2), both), grad.sum(1, keepdim=True)
+        return weight[..., : tied.inputs], weight[..., tied.inputs :], bias, bias, None
+
+
+class _TiedLstmUse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, token: Tensor, tied: TiedLstm) -> State:
+        ctx.tied = tied
+        both = torch.cat([x, h], -1)
+        out, new, *kept = lstm_gates(tied.total(both), c)
+        ctx.save_for_backward(both, token, c, *kept)
+        return out, new
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        both, token, *kept = ctx.saved_tensors
+        d, d_c = lstm_gates_backward(grad, grad_c, *kept)
+        ctx.tied.notes.append((both, d))
+        d_both = torch.bmm(d, ctx.tied.weight)
+        return d_both[..., : ctx.tied.inputs], d_both[..., ctx.tied.inputs :], d_c, token, None
 
 
 def lstm_cell_by_hand(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
@@ -219,3 +282,12 @@ def lstm_cell_by_hand(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
     i, f, g, o = (inputs + hidden).chunk(4, -1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return torch.sigmoid(o) * torch.tanh(c), c
+
+
+def lstm_step(w: Weights, name: str, manual: bool = False) -> LstmStep:
+    """A decoder layer's step (x, h, c) -> (h, c), for a loop: the fastest of the device, or every gate by hand."""
+    w_ih, w_hh, b_ih, b_hh = (w[f"{name}.{part}"] for part in ("w_ih", "w_hh", "b_ih", "b_hh"))
+    if not manual and not w_ih.is_cuda:
+        return TiedLstm(w_ih, w_hh, b_ih, b_hh)
+    inputs, hidden, cell = Tied(w_ih, b_ih), Tied(w_hh, b_hh), lstm_cell_by_hand if manual else lstm_cell
+    return lambda x, h, c: cell(inputs(x), hidden(h), c)

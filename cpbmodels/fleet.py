@@ -15,7 +15,7 @@ from torch import Tensor
 from cpbmodels.bank import Bank, Scaling
 from cpbmodels.draws import Draws
 from cpbmodels.net import Net
-from cpbmodels.weights import Weights
+from cpbmodels.weights import Layout, Weights
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
@@ -34,12 +34,37 @@ class Prefix:
     counts: list[Tensor]
 
 
+class Shadow:
+    """The weights in the dtype of the products: views of the matrix itself, or of a copy made once per step.
+
+    On a CPU each weight of the copy is a block of its own: oneDNN would copy a view of the matrix in every product.
+    """
+
+    def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype) -> None:
+        self.flat, self.views = flat, layout.views(flat)
+        self.same, self.whole = compute == flat.dtype, flat.is_cuda
+        self.copy = flat if self.same or not self.whole else flat.to(compute)
+        own = self.same or self.whole
+        self.weights = layout.views(self.copy) if own else {n: v.to(compute) for n, v in self.views.items()}
+
+    def refresh(self, count: int) -> None:
+        """Copy the first `count` rows anew."""
+        if self.same:
+            return
+        if self.whole:
+            self.copy[:count].copy_(self.flat[:count])
+            return
+        pairs = zip(self.weights.values(), self.views.values(), strict=True)
+        for own, view in pairs:
+            own[:count].copy_(view[:count])
+
+
 class Fleet:
     """State of K members on one device. `compute` is the dtype of the products (bf16 in mixed precision)."""
 
     def __init__(self, net: Net, flat: Tensor, seeds: Tensor, scaling: Scaling, compute: torch.dtype) -> None:
         self.net, self.flat, self.seeds, self.scaling = net, flat, seeds, scaling
-        self.shadow = flat if compute == flat.dtype else flat.to(compute)
+        self.shadow = Shadow(net.layout, flat, compute)
         self.grad = torch.zeros_like(flat)
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
         self.steps = torch.zeros(
@@ -55,8 +80,9 @@ class Fleet:
     def prefix(self, count: int) -> Prefix:
         """Views of the first `count` rows."""
         if count not in self.prefixes:
-            views = self.net.layout.views(self.shadow[:count])
-            weights = {name: view.detach().requires_grad_() for name, view in views.items()}
+            weights = {
+                name: own[:count].detach().requires_grad_() for name, own in self.shadow.weights.items()
+            }
             self.prefixes[count] = Prefix(
                 weights=weights,
                 leaves=list(weights.values()),
@@ -72,8 +98,7 @@ class Fleet:
     def step(self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor) -> None:
         """One optimizer step of the first len(origins) members on windows `origins` [K, B], weights 0 or 1."""
         prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
-        if self.shadow is not self.flat:
-            self.shadow[: len(origins)].copy_(self.flat[: len(origins)])
+        self.shadow.refresh(len(origins))
         total = weight.sum(1).clamp(min=1)
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
@@ -138,17 +163,13 @@ class Fleet:
     def evaluate(self, bank: Bank, origins: Tensor, weight: Tensor, batch: int) -> Tensor:
         """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teaching."""
         count = len(origins)
-        weights = self.net.layout.views(self._current(count))
+        self.shadow.refresh(count)
+        weights = {name: own[:count] for name, own in self.shadow.weights.items()}
         total = self.loss_sum.new_zeros(count)
         for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
             window = self.net.gather(bank, own, self.scaling.rows(count), future=True)
             total += (self.net.loss(window, weights, None) * own_weight).sum(1)
         return total / weight.sum(1).clamp(min=1)
-
-    def _current(self, count: int) -> Tensor:
-        if self.shadow is not self.flat:
-            self.shadow[:count].copy_(self.flat[:count])
-        return self.shadow[:count]
 
     def reorder(self, order: Tensor) -> None:
         """Permute all rows in place: row i becomes the old row order[i]."""

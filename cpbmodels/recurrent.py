@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpbmodels.cells import State, Tied, gru_cell, lstm_cell, lstm_cell_by_hand, transposed
+from cpbmodels.cells import State, Tied, gru_cell, lstm_cell, lstm_cell_by_hand
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.weights import Weights
 
@@ -61,7 +61,7 @@ class GruSequence(torch.autograd.Function):
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
         """States [K, T, B, H]."""
         K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
-        weight, (i_both, i_n) = transposed(w_hh), gates.split([2 * H, H], -1)
+        weight, (i_both, i_n) = w_hh.transpose(1, 2), gates.split([2 * H, H], -1)
         i_both, i_n = i_both.unbind(1), i_n.unbind(1)
         h = gates.new_zeros(K, B, H)
         states, both, inner, fresh = [h], [], [], []
@@ -129,7 +129,7 @@ class LstmSequence(torch.autograd.Function):
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor) -> State:
         """States [K, T, B, H] and the last cell [K, B, H]."""
         K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
-        weight, now = transposed(w_hh), gates.unbind(1)
+        weight, now = w_hh.transpose(1, 2), gates.unbind(1)
         h = c = gates.new_zeros(K, B, H)
         states, cells, acts, fresh, squashed = [h], [c], [], [], []
         for t in range(T):

@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, Batch
-from cpbmodels.cells import State, Tied, TiedAttention, cell_params, lstm_cell, lstm_cell_by_hand, step_params
+from cpbmodels.cells import LstmStep, State, Tied, TiedAttention, cell_params, lstm_step, step_params
 from cpbmodels.draws import Draws
 from cpbmodels.layers import linear
 from cpbmodels.recurrent import lstm
@@ -37,10 +37,13 @@ class Lstm(Architecture):
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = lstm(batch.inputs, w, self.names("encoder"), self.options.dropout, draws, self.manual)
         memory = self.project(states, w)
-        maps, masks = self.tie(w), self.decoder_masks(last[-1][0], draws)
+        maps = {name: Tied(w[f"{name}.weight"], w[f"{name}.bias"]) for name in ("query", "mix", "out")}
+        cells = [lstm_step(w, name, self.manual) for name in self.names("decoder")]
+        masks = self.decoder_masks(last[-1][0], draws)
         taught, read, raws = self.taught(batch, draws), batch.start, []
         for step in range(self.head.steps):
-            raw, last = self.decode(read, last, memory, maps, masks[step])
+            last = self.advance(read, last, cells, masks[step])
+            raw = self.look(last[-1][0], memory, maps)
             raws.append(raw)
             if step + 1 < self.head.steps:
                 read = self.next_input(raw, step, batch, taught)
@@ -54,35 +57,23 @@ class Lstm(Architecture):
         both = both.permute(3, 0, 1, 4, 2, 5).reshape(2, K * B * heads, T, H // heads)
         return TiedAttention(*both.unbind(0))
 
-    def tie(self, w: Weights) -> dict[str, Tied]:
-        """The decoder's maps, each used at every step."""
-        maps = {name: Tied(w[f"{name}.weight"], w[f"{name}.bias"]) for name in ("query", "mix", "out")}
-        for name in self.names("decoder"):
-            for side in ("ih", "hh"):
-                maps[f"{name}.{side}"] = Tied(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"])
-        return maps
-
-    def decode(
-        self,
-        read: Tensor,
-        last: list[State],
-        memory: TiedAttention,
-        maps: dict[str, Tied],
-        factors: list[Tensor | None],
-    ) -> tuple[Tensor, list[State]]:
-        """One step: candle read [K, B, 4] and states -> raw [K, B, size] and states."""
-        cell_of = lstm_cell_by_hand if self.manual else lstm_cell
+    def advance(
+        self, read: Tensor, last: list[State], cells: list[LstmStep], factors: list[Tensor | None]
+    ) -> list[State]:
+        """The next states of all layers from the candle read [K, B, 4]."""
         x, states = read, []
-        for depth, (name, (h, c)) in enumerate(zip(self.names("decoder"), last, strict=True)):
-            factor = factors[depth]
-            x = x if factor is None else x * factor
-            x, c = cell_of(maps[f"{name}.ih"](x), maps[f"{name}.hh"](h), c)
-            states.append((x, c))
+        for cell, (h, c), factor in zip(cells, last, factors, strict=True):
+            states.append(cell(x if factor is None else x * factor, h, c))
+            x = states[-1][0]
+        return states
+
+    def look(self, x: Tensor, memory: TiedAttention, maps: dict[str, Tied]) -> Tensor:
+        """Raw [K, B, size] from the top state [K, B, H] and what it finds in the memory."""
         K, B, H = x.shape
         heads = self.options.n_heads
         query = maps["query"](x).reshape(K * B * heads, 1, H // heads)
         found = maps["mix"](memory(query).view(K, B, H))
-        return maps["out"](torch.cat([x, found], -1)), states
+        return maps["out"](torch.cat([x, found], -1))
 
 
 class LstmManual(Lstm):
