@@ -49,8 +49,7 @@ def _invisible(what: str) -> tuple[list[Problem], list[str]]:
 def _torch_remedy(driver: str) -> str:
     for cuda, tag in (("13", "cu130"), ("12", "cu126")):
         if not host.driver_too_old(driver, cuda):
-            source = f"https://download.pytorch.org/whl/{tag}"
-            return f"run `pip install --force-reinstall torch --index-url {source}`"
+            return f"install torch's {tag} build; the selector at pytorch.org/get-started gives the command"
     return f"update the driver ({driver} is too old for any torch that cpb supports)"
 
 

@@ -128,5 +128,6 @@ def test_something_wrong_ends_in_exit_code_1_and_its_remedy(monkeypatch):
     cuda_build(monkeypatch, None)
     diagnosis = doctor.examine(steps=False)
     assert diagnosis.exit_code == 1
-    assert diagnosis.as_dict()["problems"][0]["remedy"].startswith("run `pip install")
+    remedy = diagnosis.as_dict()["problems"][0]["remedy"]
+    assert remedy.startswith("install torch's cu130 build")
     assert "PROBLEM: this machine has a GPU" in "\n".join(lines(diagnosis))
