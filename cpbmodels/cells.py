@@ -95,8 +95,8 @@ class TiedAttention:
 
     def __init__(self, keys: Tensor, values: Tensor) -> None:
         self.notes: list[tuple[Tensor, ...]] = []
-        self.keys, self.values = keys.detach(), values.detach()
         self.scale = 1 / math.sqrt(keys.shape[-1])
+        self.keys, self.values = keys.detach() * self.scale, values.detach()
         self.token = _TiedMemory.apply(keys, values, self) if torch.is_grad_enabled() else None
 
     def __call__(self, query: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class TiedAttention:
 
     def attend(self, query: Tensor) -> tuple[Tensor, Tensor]:
         """Shares [N, 1, T] and what they find [N, 1, d]."""
-        shares = torch.softmax(torch.bmm(query * self.scale, self.keys.transpose(1, 2)), -1)
+        shares = torch.softmax(torch.bmm(query, self.keys.transpose(1, 2)), -1)
         return shares, torch.bmm(shares, self.values)
 
 
@@ -120,7 +120,8 @@ class _TiedMemory(torch.autograd.Function):
         tied = ctx.tied
         query, d_scores, shares, grad = (torch.cat(part, 1) for part in zip(*tied.notes, strict=True))
         tied.notes = []
-        return torch.bmm(d_scores.transpose(1, 2), query), torch.bmm(shares.transpose(1, 2), grad), None
+        d_keys = torch.bmm(d_scores.transpose(1, 2), query).mul_(tied.scale)
+        return d_keys, torch.bmm(shares.transpose(1, 2), grad), None
 
 
 class _TiedLook(torch.autograd.Function):
@@ -136,7 +137,7 @@ class _TiedLook(torch.autograd.Function):
         query, shares, token = ctx.saved_tensors
         tied = ctx.tied
         d_shares = torch.bmm(grad, tied.values.transpose(1, 2))
-        d_scores = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype) * tied.scale
+        d_scores = torch._softmax_backward_data(d_shares, shares, -1, shares.dtype)
         tied.notes.append((query, d_scores, shares, grad))
         return torch.bmm(d_scores, tied.keys), token, None
 
@@ -197,9 +198,9 @@ class _LstmCell(torch.autograd.Function):
 
 def lstm_gates(total: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Next h and c from the sum of all gates [K, B, 4H] (overwritten), and what the backward pass needs."""
-    H = c.shape[-1]
-    fresh = torch.tanh(total[..., 2 * H : 3 * H])
-    i, f, _, o = total.sigmoid_().chunk(4, -1)
+    i, f, g, o = total.chunk(4, -1)
+    fresh = torch.tanh(g)
+    total.sigmoid_()  # and with it i, f, o
     new = torch.addcmul(i * fresh, f, c)
     squashed = torch.tanh(new)
     return o * squashed, new, total, fresh, squashed
@@ -209,12 +210,13 @@ def lstm_gates_backward(
     grad: Tensor, grad_c: Tensor, c: Tensor, total: Tensor, fresh: Tensor, squashed: Tensor
 ) -> State:
     """Gradients of the sum of all gates [K, B, 4H] and of the cell before."""
-    H = c.shape[-1]
     i, f, _, o = total.chunk(4, -1)
     d_c = torch.ops.aten.tanh_backward(grad * o, squashed).add_(grad_c)
     d = torch.cat([d_c * fresh, d_c * c, d_c, grad * squashed], -1)
     d = torch.ops.aten.sigmoid_backward(d, total)
-    d[..., 2 * H : 3 * H] = torch.ops.aten.tanh_backward(d_c * i, fresh)
+    torch.ops.aten.tanh_backward.grad_input(
+        d_c * i, fresh, grad_input=d.narrow(-1, 2 * c.shape[-1], c.shape[-1])
+    )
     return d, d_c * f
 
 

@@ -130,21 +130,21 @@ class LstmSequence(torch.autograd.Function):
         """States [K, T, B, H] and the last cell [K, B, H]."""
         K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
         weight, now = w_hh.transpose(1, 2), gates.unbind(1)
-        h = c = gates.new_zeros(K, B, H)
-        states, cells, acts, fresh, squashed = [h], [c], [], [], []
+        states, cells = gates.new_zeros(2, T + 1, K, B, H)
+        fresh, squashed = gates.new_empty(2, T, K, B, H)
+        acts = gates.new_empty(T, K, B, 4 * H)
+        parts = (acts, *acts.chunk(4, -1), states, cells, fresh, squashed)
+        total, i, f, g, o, h, c, new, bent = (part.unbind(0) for part in parts)
         for t in range(T):
-            total = torch.baddbmm(now[t], h, weight)
-            fresh.append(torch.tanh(total[..., 2 * H : 3 * H]))
-            acts.append(total.sigmoid_())
-            i, f, _, o = total.chunk(4, -1)
-            c = torch.addcmul(i * fresh[t], f, c)
-            squashed.append(torch.tanh(c))
-            h = o * squashed[t]
-            states.append(h)
-            cells.append(c)
-        parts = [torch.stack(part, 1) for part in (states, cells, acts, fresh, squashed)]
-        ctx.save_for_backward(*parts, w_hh)
-        return parts[0][:, 1:], c
+            torch.baddbmm(now[t], h[t], weight, out=total[t])
+            torch.tanh(g[t], out=new[t])
+            total[t].sigmoid_()  # and with it i, f, o
+            torch.addcmul(i[t] * new[t], f[t], c[t], out=c[t + 1])
+            torch.tanh(c[t + 1], out=bent[t])
+            torch.mul(o[t], bent[t], out=h[t + 1])
+        kept = [part.transpose(0, 1) for part in (states, cells, acts, fresh, squashed)]
+        ctx.save_for_backward(*kept, w_hh)
+        return kept[0][:, 1:], c[T]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
