@@ -121,7 +121,7 @@ def _naive_steps(architecture: str, steps: int) -> Callable[[], None]:
 
 
 def ops(args: argparse.Namespace) -> dict[str, dict[str, int]]:
-    """Dispatched ops of one fleet step of 40 (views launch nothing), and host syncs that grow with the steps."""
+    """Dispatched ops of one fleet step of 40 (`ops` launch work, views do not), and host syncs that grow with the steps."""
     out = {}
     for architecture in SEEDS:
         step = fleet_step(architecture, 40, **TINY).eager
@@ -223,6 +223,49 @@ def memory_one(architecture: str, rows: int) -> dict[str, float]:
     }
 
 
+def checkpoint(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What a checkpoint per epoch costs, as a share of the epochs' time: the wait of the training loop for the copy,
+    and the CPU time of the thread that writes beside it."""
+    return {a: isolated(checkpoint_one, a, args.members, args.rows, max(args.epochs, 4)) for a in SEEDS}
+
+
+def checkpoint_one(architecture: str, members: int, rows: int, epochs: int) -> dict[str, float]:
+    """Train with checkpoints; time `save` in the loop and `_write` in its thread."""
+    from cpbmodels.checkpoint import Checkpoints
+
+    spent = {"save": 0.0, "_write": 0.0}
+
+    def timed(name: str, clock: Callable[[], float]) -> None:
+        inner = getattr(Checkpoints, name)
+
+        def outer(self: Checkpoints, *rest: Any, **options: Any) -> None:
+            start = clock()
+            inner(self, *rest, **options)
+            spent[name] += clock() - start
+
+        setattr(Checkpoints, name, outer)
+
+    timed("save", time.perf_counter)
+    timed("_write", time.thread_time)
+    with tempfile.TemporaryDirectory() as folder:
+        trained = train(
+            walks(members, rows),
+            architecture,
+            epochs=epochs,
+            patience=epochs,
+            checkpoint=Path(folder),
+            workers=1,
+        )
+        files = list(Path(folder).rglob("*.safetensors"))
+    seconds = trained[0].report["train_seconds"]
+    return {
+        "epoch_s": seconds / epochs,
+        "wait_share": spent["save"] / seconds,
+        "writer_cpu_share": spent["_write"] / seconds,
+        "files_kept": len(files),
+    }
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -241,6 +284,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Mapping[str, Any]]] = {
     "ramp": ramp,
     "forecast": forecast,
     "memory": memory,
+    "checkpoint": checkpoint,
 }
 
 

@@ -40,7 +40,7 @@ def lstm(
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []
     wide = w[f"{names[0]}.w_hh"].shape[-1] >= ONEDNN_FROM
-    layer = _by_hand if manual else _fused if x.is_cuda else _onednn if wide else _sequence
+    layer = _by_hand if manual else lstm_fused if x.is_cuda else _onednn if wide else lstm_sequence
     x = x.transpose(1, 2)
     for depth, name in enumerate(names):
         x, cell = layer(dropout(x, rate if depth else 0.0, draws), w, name)
@@ -175,13 +175,13 @@ class LstmSequence(torch.autograd.Function):
         return d_gates, torch.bmm(flat.transpose(1, 2), before)
 
 
-def _sequence(x: Tensor, w: Weights, name: str) -> State:
+def lstm_sequence(x: Tensor, w: Weights, name: str) -> State:
     """All members in one product per step."""
     gates = input_gates(x, w[f"{name}.b_ih"] + w[f"{name}.b_hh"], w[f"{name}.w_ih"])
     return LstmSequence.apply(gates, w[f"{name}.w_hh"])
 
 
-def _fused(x: Tensor, w: Weights, name: str) -> State:
+def lstm_fused(x: Tensor, w: Weights, name: str) -> State:
     """The same layer as a loop over torch's fused cell: two launches a step."""
     tied = Tied(w[f"{name}.w_hh"], w[f"{name}.b_hh"])
     gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
