@@ -121,7 +121,7 @@ def _naive_steps(architecture: str, steps: int) -> Callable[[], None]:
 
 
 def ops(args: argparse.Namespace) -> dict[str, dict[str, int]]:
-    """Dispatched ops of one fleet step of 40 (`ops` launch work, views do not), and host syncs that grow with the steps."""
+    """Dispatched ops of one fleet step of 40 (`ops` launch work, views do not), and host syncs per step."""
     out = {}
     for architecture in SEEDS:
         step = fleet_step(architecture, 40, **TINY).eager
