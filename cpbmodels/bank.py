@@ -10,9 +10,7 @@ from torch import Tensor
 
 from cpbmodels.errors import ModelError
 from cpbmodels.presets import Preset
-from cpbmodels.series import RETURNS, Series
-
-SCALED = (*RETURNS, "abs_return")  # columns that are divided by the origin's volatility
+from cpbmodels.series import RETURNS, SCALED, Series
 
 
 def bank_columns(options: Preset) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from cpbmodels.errors import ModelError
 from cpbmodels.presets import Preset
+from cpbmodels.ranges import MOST
 from cpbmodels.student_t import QUANTILES, t_quantiles
 from cpbmodels.weights import Param, Weights
 
@@ -250,9 +251,43 @@ class Classes(Head):
         return self.quantiles(raw, table), raw.new_zeros(*raw.shape[:2], 0, 4)
 
 
+class Scaled(Head):
+    """A scale per step times fixed standardised quantiles; raw is open, log-scale, high, low. Fitted in closed form.
+
+    Serves `robust-har` alone: its table and candle are weights, its loss only measures.
+    """
+
+    size = 4
+
+    @override
+    def params(self) -> list[Param]:
+        return [Param("head.table", (self.options.horizon, LEVELS))]
+
+    @override
+    def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
+        return pinball(y[..., 3:] - self.quantiles(raw, w["head.table"]), self.levels).mean((-1, -2))
+
+    @override
+    def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
+        return w["head.table"].detach().double().cpu().numpy()
+
+    @override
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        return torch.exp(raw[..., 1:2].clamp(-MOST, MOST)) * table.unsqueeze(1)
+
+    @override
+    def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+        q = self.quantiles(raw, table)
+        scale, close = torch.exp(raw[..., 1].clamp(-MOST, MOST)), q[..., LEVELS // 2]
+        open_, high, low = raw[..., 0] * scale, raw[..., 2] * scale, raw[..., 3] * scale
+        high = torch.maximum(high, torch.maximum(open_, close))  # against rounding, not against the fit
+        return q, torch.stack([open_, high, torch.minimum(low, torch.minimum(open_, close)), close], -1)
+
+
 HEADS: dict[str, type[Head]] = {
     "student-t": StudentT,
     "point": Point,
     "quantile": Quantile,
     "classes": Classes,
+    "scaled": Scaled,
 }

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from cpbmodels.arch import Batch, find
-from cpbmodels.bank import SCALED, Bank, Scaling, bank_columns
+from cpbmodels.bank import Bank, Scaling, bank_columns
 from cpbmodels.draws import Draws
 from cpbmodels.heads import HEADS, to_feedback
 from cpbmodels.layers import embed
 from cpbmodels.presets import Preset
-from cpbmodels.series import RETURNS
+from cpbmodels.series import RETURNS, SCALED
 from cpbmodels.weights import Layout, Param, Weights
 
 CALENDAR_CODES = 168

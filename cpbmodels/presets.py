@@ -27,7 +27,9 @@ class Preset:
     horizon: int = 10
     features: tuple[str, ...] = CANDLE_COLUMNS
     calendar: str = ""  # column of codes 0..167 to embed, "" for none
-    calendar_dim: int = 8  # 0: no embedding, the hour shifts the log-scale of each step (head student-t)
+    calendar_dim: int = (
+        8  # 0: no embedding, the hour shifts the log-scale of each step (heads student-t, scaled)
+    )
     input_clip: float = 8.0  # inputs, in standard deviations
     target_clip: float = 20.0  # targets, in volatilities: one broken candle must not own the loss
     # its size
@@ -92,7 +94,23 @@ ARCHITECTURE_DEFAULTS: dict[str, dict[str, Any]] = {
         "lr": 2e-3,
         "warmup_steps": 10,
     },
+    "robust-har": {
+        "features": (
+            *(f"log_range_mean_{n}" for n in WINDOWS),
+            *(f"abs_return_mean_{n}" for n in WINDOWS),
+            "log_sigma",
+        ),
+        "calendar": "hour_of_week_ny",
+        "input_clip": 100.0,
+    },
     "classifier-gru": {**_SEQUENCE, "hidden_dim": 48, "n_layers": 1, "dropout": 0.1, "head": "classes"},
+}
+CLOSED_FORM = ("robust-har",)
+"""Architectures that are solved at once, whatever their seed: no optimizer, no epochs."""
+_FIXED: dict[str, dict[str, Any]] = {
+    "har": {"context": 1},
+    "robust-har": {"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"},
+    "classifier-gru": {"head": "classes"},
 }
 
 _SEED = {
@@ -214,7 +232,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "workers": (0, 256),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
-    "head": ("student-t", "point", "quantile", "classes"),
+    "head": ("student-t", "point", "quantile", "classes", "scaled"),
     "loss": ("nll", "crps"),
     "optimizer": ("adamw", "adam"),
     "schedule": ("cosine", "step", "constant"),
@@ -244,15 +262,12 @@ def preset(
         allowed = " or ".join(SEED_ARCHITECTURES[name])
         raise ModelError(f"preset {name!r} belongs to {allowed}: use preset 'default' with {architecture}.")
     values = {**ARCHITECTURE_DEFAULTS[architecture], **PRESETS[name], **PROFILES.get(profile or "", {})}
-    if architecture == "har":
-        values["context"] = 1
-    if architecture == "classifier-gru":
-        values["head"] = "classes"
+    values |= _FIXED.get(architecture, {})
     values |= normalise_options(overrides)
     if (
         values.get("calendar")
         and not values.get("calendar_dim", 1)
-        and values.get("head", "student-t") != "student-t"
+        and values.get("head", "student-t") not in ("student-t", "scaled")
     ):
         values["calendar_dim"] = 12  # other heads have no log-scale that the hour could shift
     return check(replace(Preset(), **values), architecture)
@@ -287,8 +302,14 @@ def check(options: Preset, architecture: str) -> Preset:
         raise ModelError(f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}.")
     if (options.head == "classes") != (architecture == "classifier-gru"):
         raise ModelError("head 'classes' and architecture 'classifier-gru' belong together.")
-    if architecture == "har" and options.context != 1:
-        raise ModelError("context must be 1 for har: it reads the rolling columns of the last candle alone.")
+    if architecture in ("har", "robust-har") and options.context != 1:
+        raise ModelError(
+            f"context must be 1 for {architecture}: it reads the rolling columns of the last candle alone."
+        )
+    if (options.head == "scaled") != (architecture == "robust-har") or (
+        options.head == "scaled" and options.calendar_dim
+    ):
+        raise ModelError("head 'scaled' (with calendar_dim 0) and architecture 'robust-har' belong together.")
     if options.batch_size % options.accumulate:
         raise ModelError(
             f"accumulate {options.accumulate} must divide batch_size {options.batch_size} evenly."

@@ -18,6 +18,7 @@ VOLATILITY_FLOOR = 1e-6  # a coin that does not trade has no volatility; a scale
 EMBARGO = 178  # longest context + horizon, rows left out between two spans
 RETURNS = ("r_open", "r_high", "r_low", "r_close")
 CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
+SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
 SPLITS = ("train", "validation", "test")
 
 

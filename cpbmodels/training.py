@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cpbmodels.bank import Bank, Scaling, Task, make_task
 from cpbmodels.checkpoint import Checkpoints
+from cpbmodels.closed_form import solve, unscaled
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
@@ -24,7 +25,7 @@ from cpbmodels.job import EpochRecord, Job, Stopped
 from cpbmodels.loop import Loop, Measured
 from cpbmodels.member import DTYPES, Member
 from cpbmodels.net import Net
-from cpbmodels.presets import Preset
+from cpbmodels.presets import CLOSED_FORM, Preset
 from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
@@ -243,6 +244,8 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
 
 def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
+    if job.architecture in CLOSED_FORM:
+        return _solve_one(job, tasks, start)
     net = Net(job.architecture, job.options, job.device, job.dtype)
     bank = Bank.build(job.series, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor, fast_matmul(job):
@@ -255,6 +258,20 @@ def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
         finally:
             if store is not None:
                 store.close()
+        return export(job, net, bank, loop)
+
+
+def _solve_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
+    """One fleet solved in closed form: seconds, so there is no checkpoint, and nothing to warm-start from."""
+    job = replace(job, compute=job.dtype, warm=None, options=replace(job.options, epochs=1))
+    net = Net(job.architecture, job.options, job.device, job.dtype)
+    bank = Bank.build(job.series, job.options, job.device, job.dtype)
+    with Monitor(job.device) as monitor:
+        tasks = unscaled(tasks)
+        loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)
+        measured = solve(job, loop)
+        if job.on_epoch is not None:
+            _reporter(job, start)(loop, measured)
         return export(job, net, bank, loop)
 
 

@@ -4,7 +4,7 @@ Folds of per-coin models are members of one fleet; a universal model is trained 
 MLflow and nothing is promoted: this answers what a method is worth, not which model to ship.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -82,12 +82,13 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     if "classifier-gru" in config.architectures:
         raise UsageError("backtest judges forecasts of prices: leave classifier-gru out of --architectures")
     fleets = {name: FleetTrainer(name, config) for name in config.architectures}
-    trainers: dict[str, Trainer] = {n: baseline_trainer(BASELINES[n]) for n in options.baselines} | dict(
-        fleets
-    )
+    beside = [name for name in options.baselines if name not in fleets]  # robust-har is a model as well
+    trainers: dict[str, Trainer] = {n: baseline_trainer(BASELINES[n]) for n in beside} | dict(fleets)
     say(f"{len(loaded)} coins x folds; models: {', '.join(trainers)}")
     shown: list[tuple[str, Any]] = []
-    judged = run_backtest(loaded, trainers, refit=options.refit, keep=_keeper(options, loaded, shown, say))
+    judged = run_backtest(
+        loaded, trainers, refit=options.refit, keep=_keeper(options, fleets, loaded, shown, say)
+    )
     judged.failures = [*result.failures, *judged.failures]
     notes = _notes(config, options, judged.failures)
     if options.check_lookahead:
@@ -136,7 +137,11 @@ def _bounds(records: list[SeriesRecord], options: Options) -> dict[str, list[Spl
 
 
 def _keeper(
-    options: Options, loaded: Sequence[FoldSeries], shown: list[tuple[str, Any]], say: Say
+    options: Options,
+    fleets: Collection[str],
+    loaded: Sequence[FoldSeries],
+    shown: list[tuple[str, Any]],
+    say: Say,
 ) -> Callable[[str, int, Series, Forecasts], None]:
     """Return what is told every fold's forecasts: writes the rows, draws the first coin's newest fold."""
     first, newest = loaded[0].series, max(one.fold for one in loaded)
@@ -146,9 +151,7 @@ def _keeper(
         if name not in seen:
             seen.add(name)
             say(f"judging {name}")
-        if (
-            options.out is not None and name not in BASELINES
-        ):  # baselines are cheap to compute again, rows are large
+        if options.out is not None and name in fleets:  # baselines are cheap to compute again, rows are large
             frame = backtest_rows(
                 series, forecasts.origins, forecasts.quantiles, forecasts.candle, model=name, fold=fold + 1
             )

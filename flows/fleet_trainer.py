@@ -35,7 +35,7 @@ class FleetTrainer:
         return forecast
 
     def per_series(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
-        """Return one member per coin and fold, trained as one fleet; `config.seeds` copies each, averaged."""
+        """Return one member per coin and fold, trained as one fleet; `config.copies` each, averaged."""
         copies = [(one.series, seed) for one in loaded for seed in self._seeds(one)]
         trained = self._train([series for series, _ in copies], [seed for _, seed in copies], "per-series")
         return self._averaged(trained)
@@ -51,7 +51,7 @@ class FleetTrainer:
         return [trained[one.fold, one.series.timeframe] for one in loaded]
 
     def _averaged(self, trained: list[cpbmodels.Member]) -> list[cpbmodels.Member]:
-        count = self.config.seeds
+        count = self.config.copies(self.name)
         groups = [trained[i : i + count] for i in range(0, len(trained), count)]
         return [group[0] if count == 1 else cpbmodels.ensemble(group) for group in groups]
 
@@ -69,4 +69,4 @@ class FleetTrainer:
 
     def _seeds(self, one: FoldSeries) -> list[int]:
         text = f"{self.config.seed}/{self.name}/{one.series.symbol}/{one.series.timeframe}/{one.fold}"
-        return [zlib.crc32(text.encode()) + i for i in range(self.config.seeds)]
+        return [zlib.crc32(text.encode()) + i for i in range(self.config.copies(self.name))]

@@ -8,8 +8,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from schemas.errors import UsageError
 from schemas.scope import Scope
 
-ARCHITECTURES = ("transformer", "gru", "lstm", "lstm-manual", "linear", "har", "classifier-gru")
+ARCHITECTURES = (
+    "transformer", "gru", "lstm", "lstm-manual", "linear", "har", "robust-har", "classifier-gru",
+)  # fmt: skip
 """Architectures by name, as in `cpbmodels.architectures()` (a test keeps the two lists equal)."""
+
+CLOSED_FORM = ("robust-har",)
+"""Architectures that are solved, not trained: copies of other seeds would be equal, so there is one."""
 
 CLASSIFIER = "classifier-gru"
 """The architecture that forecasts a class (up, flat, down) and no price."""
@@ -19,7 +24,7 @@ UNIVERSAL = "-universal"
 
 PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "smoke": ("transformer", "gru", "lstm", "linear", "har"),
-    "default": ("har", "har-universal"),
+    "default": ("robust-har", "har", "har-universal"),
     "seed-transformer": ("transformer",),
     "seed-gru": ("gru",),
     "seed-lstm": ("lstm",),
@@ -89,3 +94,7 @@ class TrainConfig(BaseModel):
     warm_start: str | None = None
     repo: str | None = None
     train_timeout_s: float = 6 * 3600
+
+    def copies(self, architecture: str) -> int:
+        """Return how many copies of a member are averaged."""
+        return 1 if architecture.removesuffix(UNIVERSAL) in CLOSED_FORM else self.seeds

@@ -14,6 +14,7 @@ _MODULES = {
     "lstm-manual": "lstm:LstmManual",
     "linear": "linear:Linear",
     "har": "har:Har",
+    "robust-har": "robust_har:RobustHar",
     "classifier-gru": "classifier_gru:ClassifierGru",
 }
 

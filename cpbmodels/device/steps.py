@@ -14,7 +14,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import WARM_UP, StepRunner
 from cpbmodels.net import Net
-from cpbmodels.presets import SEED_ARCHITECTURES, Preset, architectures, preset
+from cpbmodels.presets import CLOSED_FORM, SEED_ARCHITECTURES, Preset, architectures, preset
 from cpbmodels.series import Series
 from cpbmodels.training import Job, compute_dtype, make_fleet
 
@@ -41,7 +41,7 @@ class FleetStep:
 
 def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
     """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement and kernels."""
-    return {name: time_one(name, device) for name in architectures()}
+    return {name: time_one(name, device) for name in architectures() if name not in CLOSED_FORM}
 
 
 def time_one(architecture: str, device: torch.device) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from cpbmodels.ranges import future_range
 from cpbmodels.series import Series
 from schemas.errors import CpbError
 from tasks.judging.baselines import Rows, levels, realised, step_scale
-from tasks.judging.robust_har import HOUR, INPUTS, future_range
+from tasks.judging.robust_har import HOUR, INPUTS
 from tasks.judging.scores import Array
 
 PARAMETERS = {

@@ -121,7 +121,7 @@ def plan_job(
     return Job(
         architecture=architecture,
         preset=config.preset,
-        seeds=config.seeds,
+        seeds=config.copies(architecture),
         overrides=config.overrides,
         device=config.device,
         profile=config.profile,

@@ -7,10 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from cpbmodels.ranges import future_range
 from tasks.judging import baselines
 from tasks.judging.boosted import boosted
 from tasks.judging.garch import garch
-from tasks.judging.robust_har import future_range, robust_har, universal_har
+from tasks.judging.robust_har import robust_har, universal_har
 from tasks.judging.scores import crps
 from tasks.signals.columns import feature_frame
 from tasks.signals.splits import SplitBounds
@@ -135,4 +136,15 @@ def test_garch_variance_is_filtered_as_arch_does(series):
     ahead = fixed.forecast(horizon=H).variance.to_numpy()[-1] / 1e4
     np.testing.assert_allclose(
         fitted.scale(series, np.array([len(returns)]), H)[0], np.sqrt(np.cumsum(ahead)), rtol=1e-6
+    )
+
+
+def test_the_baseline_is_the_architecture_of_the_same_name(series):
+    import cpbmodels
+
+    train, test = spans(series)
+    (member,) = cpbmodels.train_fleet([series], "robust-har", dtype="float64", device="cpu")
+    served = cpbmodels.predict([member], [series], [test])[0]
+    np.testing.assert_allclose(
+        served.quantiles, robust_har(series, train, H).quantiles(series, test), rtol=1e-9
     )

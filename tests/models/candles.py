@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cpbmodels import Series
-from cpbmodels.presets import HAR_COLUMNS
+from cpbmodels import Series, architectures
+from cpbmodels.presets import CLOSED_FORM, HAR_COLUMNS
+
+LEARNT = [name for name in architectures() if name not in CLOSED_FORM]
+"""Architectures that are trained by gradient steps."""
 
 
 def walk(rows=700, seed=0, symbol="AAAUSDT", timeframe="1h", **options):
@@ -25,10 +28,11 @@ def with_har_columns(series):
     draw, rows = np.random.default_rng(1), len(series)
     names = [name for name in HAR_COLUMNS if name not in series.names]
     extra = [draw.normal(size=rows) for _ in names]
-    columns = np.column_stack([series.features, *extra, np.arange(rows) % 168])
-    return replace(series, features=columns, names=(*series.names, *names, "hour_of_week_ny"))
+    ranges = np.log(series.prices[:, 1] / series.prices[:, 2])
+    columns = np.column_stack([series.features, *extra, ranges, np.arange(rows) % 168])
+    return replace(series, features=columns, names=(*series.names, *names, "log_range", "hour_of_week_ny"))
 
 
 def series_for(architecture, rows=700, seed=0, **options):
     plain = walk(rows, seed, **options)
-    return with_har_columns(plain) if architecture == "har" else plain
+    return with_har_columns(plain) if architecture.endswith("har") else plain

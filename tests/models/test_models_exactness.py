@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from candles import series_for, walk
+from candles import LEARNT, series_for, walk
 
 from cpbmodels import architectures, forecast_all, load, predict, train_fleet
 from cpbmodels.cells import Tied, TiedAttention, lstm_step
@@ -36,7 +36,7 @@ def options(architecture):
     return HARD | taught | short
 
 
-@pytest.mark.parametrize("architecture", architectures())
+@pytest.mark.parametrize("architecture", LEARNT)
 def test_a_fleet_equals_single_runs(architecture):
     series = [series_for(architecture, rows, seed=rows) for rows in (460, 520, 560)]
     fleet = train_fleet(series, architecture, seeds=[5, 6, 7], workers=1, **options(architecture))

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from candles import series_for, walk
+from candles import LEARNT, series_for, walk
 
-from cpbmodels import architectures, ensemble, load, predict, preset, train_fleet, why_not
+from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.heads import Point
@@ -24,7 +24,7 @@ def same(a, b):
     assert torch.equal(a.table, b.table)
 
 
-@pytest.mark.parametrize("architecture", architectures())
+@pytest.mark.parametrize("architecture", LEARNT)
 def test_every_architecture_learns(architecture):
     member = train_fleet(
         [series_for(architecture, 900)],

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.config import ARCHITECTURES, PRESET_ARCHITECTURES, parse_architectures
+from schemas.config import ARCHITECTURES, CLOSED_FORM, PRESET_ARCHITECTURES, parse_architectures
 from schemas.errors import UsageError
 from schemas.scope import Scope, parse_instant
 from schemas.universe import COINS, parse_coins, parse_timeframes, symbol_of
@@ -85,6 +85,7 @@ def test_architectures_of_presets_exist():
 
 
 def test_names_agree_with_the_library():
-    import cpbmodels
+    import cpbmodels.presets
 
     assert set(ARCHITECTURES) == set(cpbmodels.architectures())
+    assert cpbmodels.presets.CLOSED_FORM == CLOSED_FORM

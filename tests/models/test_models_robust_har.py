@@ -1,0 +1,137 @@
+"""`robust-har`: solved in closed form inside `train_fleet`, and a model like any other afterwards."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from candles import series_for
+
+from cpbmodels import ensemble, forecast_all, load, predict, train_fleet
+from cpbmodels.errors import ModelError
+from cpbmodels.ranges import FLOOR, RIDGE, fit_ranges, future_range
+
+H = 10
+
+
+def coin(seed, rows=900):
+    return series_for("robust-har", rows, seed=seed, symbol=f"C{seed}USDT")
+
+
+def solved(series, **options):
+    return train_fleet(series, "robust-har", dtype="float64", device="cpu", **options)
+
+
+def test_the_fit_is_the_ridge_regression_it_says():
+    """Against the whole design at once, as a textbook has it."""
+    one = coin(1)
+    origins = one.origins("train", 1, H)
+    names = ("log_range_mean_3", "abs_return_mean_24", "log_sigma")
+    fitted = fit_ranges([(one, origins)], names, "hour_of_week_ny", H)
+    hours = np.eye(168)[one.columns(("hour_of_week_ny",))[origins, 0].astype(int)]
+    design = np.hstack([np.ones((len(origins), 1)), one.columns(names)[origins], hours])
+    ranges = one.columns(("log_range",))[:, 0]
+    mean = np.stack([[ranges[t + 1 : t + 1 + h].mean() for h in range(1, H + 1)] for t in origins])
+    target = np.log(np.maximum(mean / one.volatility[origins][:, None], FLOOR))
+    np.testing.assert_allclose(future_range(one, origins, H), target, rtol=1e-9)
+    penalty = np.diag([0.0, *[RIDGE] * (len(names) + 168)])
+    weights = np.linalg.solve(design.T @ design + penalty, design.T @ target)
+    np.testing.assert_allclose(np.vstack([fitted.level, fitted.slopes, fitted.hours]), weights, atol=1e-9)
+    unit = np.exp(design @ weights) * one.volatility[origins][:, None] * np.sqrt(np.arange(1, H + 1))
+    np.testing.assert_allclose(fitted.scale(one, origins), unit, rtol=1e-9)
+
+
+def test_what_is_served_is_what_was_fitted():
+    series = [coin(1), coin(2)]
+    for one, member in zip(series, solved(series), strict=True):
+        options = member.options
+        fitted = fit_ranges([(one, one.origins("train", 1, H))], options.features, options.calendar, H)
+        origins = one.origins("validation", 1, H)
+        found = predict([member], [one], [origins])[0]
+        np.testing.assert_allclose(found.quantiles, fitted.quantiles(one, origins), rtol=1e-12)
+
+
+def test_its_median_candle_is_valid_and_as_wide_as_candles_are():
+    one = coin(3, rows=1500)
+    member = solved([one])[0]
+    origins = one.origins("validation", 1, H)
+    found = predict([member], [one], [origins])[0]
+    opened, high, low, close = np.moveaxis(found.candle, -1, 0)
+    assert (low <= np.minimum(opened, close)).all()
+    assert (high >= np.maximum(opened, close)).all()
+    np.testing.assert_array_equal(close, found.quantiles[..., 9])
+    later = np.log(one.prices[origins[:, None] + np.arange(1, H + 1)] / one.prices[origins, 3][:, None, None])
+    for price, median in ((1, high), (2, low)):  # half of the highs lie above their median
+        assert 0.4 < (later[..., price] > median).mean() < 0.6
+
+
+def test_a_fleet_equals_single_solutions_whatever_the_seed():
+    series = [coin(seed, rows) for seed, rows in ((1, 600), (2, 900), (3, 750))]
+    told = []
+    fleet = solved(series, seeds=[1, 2, 3], workers=1, on_epoch=told.append)
+    for seed, one, member in zip((7, 8, 9), series, fleet, strict=True):
+        alone = solved([one], seeds=[seed])[0]
+        assert torch.equal(member.rows, alone.rows)
+        assert torch.equal(member.table, alone.table)
+        np.testing.assert_allclose(member.history[0]["val_loss"], alone.history[0]["val_loss"], rtol=1e-12)
+    assert [len(member.history) for member in fleet] == [1, 1, 1]
+    assert {member.report["stopped"] for member in fleet} == {"closed_form"}
+    assert [(record.epoch, record.epochs, len(record.members)) for record in told] == [(1, 1, 3)]
+
+
+def test_its_loss_is_the_mean_pinball_of_its_quantiles():
+    one = coin(4)
+    member = solved([one])[0]
+    origins = one.origins("validation", 1, H)
+    found = predict([member], [one], [origins])[0]
+    unit = one.volatility[origins][:, None] * np.sqrt(np.arange(1, H + 1))
+    move = np.log(one.prices[origins[:, None] + np.arange(1, H + 1), 3] / one.prices[origins, 3][:, None])
+    error = (move / unit)[..., None] - found.quantiles / unit[..., None]
+    levels = np.arange(1, 20) * 0.05
+    loss = np.maximum(levels * error, (levels - 1) * error).mean()
+    assert member.history[0]["val_loss"] == pytest.approx(loss, rel=1e-9)
+
+
+def test_saved_loaded_and_averaged_it_says_the_same(tmp_path):
+    one = coin(5)
+    member = train_fleet([one], "robust-har", "smoke")[0]
+    member.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    copies = ensemble([member, train_fleet([one], "robust-har", "smoke", seeds=3)[0]])
+    for other in (again, copies):
+        np.testing.assert_array_equal(other.forecast(one).close.array, member.forecast(one).close.array)
+        np.testing.assert_array_equal(other.forecast(one).candle, member.forecast(one).candle)
+
+
+def test_a_universal_one_serves_a_coin_it_never_saw():
+    (member,) = solved([coin(1), coin(2)], scope="universal")
+    unseen = coin(6)
+    assert member.config["symbols"] == ["C1USDT", "C2USDT"]
+    live, own = forecast_all([member, member], [unseen, coin(1)])
+    assert np.isfinite(live.close.array).all()
+    assert not np.array_equal(live.close.array / live.last_close, own.close.array / own.last_close)
+
+
+def test_nothing_after_the_training_span_is_looked_at():
+    one = coin(7)
+    last = one.spans["train"][1]
+    prices, features = one.prices.copy(), one.features.copy()
+    prices[last:] *= 1.5
+    features[last:] = features[last:][::-1]
+    changed = replace(one, prices=prices, features=features)
+    assert torch.equal(solved([one])[0].rows, solved([changed])[0].rows)
+
+
+def test_impossible_requests_are_one_sentence():
+    one = coin(8)
+    with pytest.raises(ModelError, match="context must be 1 for robust-har"):
+        solved([one], context=30)
+    with pytest.raises(ModelError, match="'robust-har' belong together"):
+        solved([one], head="point")
+    with pytest.raises(ModelError, match="'robust-har' belong together"):
+        train_fleet([one], "har", head="scaled")
+    without = replace(one, names=tuple(n.replace("log_range", "x") for n in one.names))
+    with pytest.raises(ModelError, match="lacks the column"):
+        solved([without])
+    with pytest.raises(ModelError, match="at least one training origin"):
+        fit_ranges([(one, np.zeros(0, np.int64))], ("log_sigma",), "", H)
