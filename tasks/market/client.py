@@ -5,6 +5,7 @@ requests takes 1.4 s, and aiohttp or obstore end at the same wall time.
 """
 
 import json
+import math
 import random
 import re
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate, parsedate_to_datetime
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError
@@ -28,7 +29,9 @@ BINANCE_REST = {
     "um": "https://fapi.binance.com",
     "cm": "https://dapi.binance.com",
 }
-_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+_AGAIN = {408, 425, 429, *range(500, 600)} - {501, 505}  # those two will never pass
+_MOVED = {301, 302, 303, 307, 308}
+_HOPS = 5
 _REFUSED = {
     403: "forbidden from here",
     418: "banned for asking too often",
@@ -48,7 +51,7 @@ class Limits:
     tries: int = 4
     backoff: float = 0.4
     longest_wait: float = 180  # a server that asks for more is given up for this run
-    body: int = 512 << 20
+    body: int = 16 << 20  # bytes of an answer whose size nobody told: a thousand keys or candles take 400 KB
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,9 @@ class HttpSource:
         """What messages call this source."""
         return self.label or self.base
 
-    def get(self, key: str) -> bytes:
-        """Return a file's bytes; raises `NotFound`, `Refused` or `Unreachable`."""
-        return self._ask("GET", f"{self.base}/{quote(key)}")[1]
+    def get(self, key: str, most: int = 0) -> bytes:
+        """Return a file's bytes, at most `most`; raises `NotFound`, `Refused` or `Unreachable`."""
+        return self._ask("GET", f"{self.base}/{quote(key)}", most)[1]
 
     def head(self, key: str) -> Remote | None:
         """Return what the server tells of a file, None if it has none."""
@@ -102,14 +105,16 @@ class HttpSource:
             headers, _ = self._ask("HEAD", f"{self.base}/{quote(key)}")
         except NotFound:
             return None
-        size = int(headers.get("Content-Length") or -1)
+        size = whole_number(headers.get("Content-Length", ""))
         return Remote(key, headers.get("ETag", "").strip('"'), size, headers.get("Last-Modified", ""))
 
     def list_page(self, query: dict[str, str]) -> bytes | None:
         """Return one page of the bucket listing, None where the server does not answer such a question."""
         try:
             return self._ask("GET", f"{self.listing}/?{urlencode(query)}")[1]
-        except (NotFound, Refused):
+        except Unreachable:
+            raise
+        except SourceFault:
             return None
 
     def klines(self, path: str, query: dict[str, str | int]) -> list[list]:
@@ -127,7 +132,7 @@ class HttpSource:
         """Close the connections."""
         self._pool.clear()
 
-    def _ask(self, method: str, url: str) -> tuple[urllib3.HTTPHeaderDict, bytes]:
+    def _ask(self, method: str, url: str, most: int = 0) -> tuple[urllib3.HTTPHeaderDict, bytes]:
         """Ask until there is an answer: only faults that may pass are tried again."""
         problem = "no answer"
         for attempt in range(self.limits.tries if self._strikes < _STRIKES else 1):
@@ -136,7 +141,7 @@ class HttpSource:
             if (wait := self._wait_until - time.monotonic()) > 0:  # sleep(0) would cost every request 60 µs
                 time.sleep(wait)
             try:
-                status, headers, body = self._once(method, url)
+                status, headers, body = self._follow(method, url, most or self.limits.body)
             except NewConnectionError as error:
                 problem = f"no connection: {_reason(error)}"
                 if not self._answered and attempt:
@@ -160,7 +165,18 @@ class HttpSource:
         self._strikes += 1
         raise Unreachable(f"{problem} after {attempt + 1} tries")
 
-    def _once(self, method: str, url: str) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
+    def _follow(self, method: str, url: str, most: int) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
+        """Ask once, and again wherever the server sends us: mirrors move; never from https back to http."""
+        for _ in range(_HOPS):
+            status, headers, body = self._once(method, url, most)
+            if status not in _MOVED or "Location" not in headers:
+                return status, headers, body
+            here, url = urlsplit(url).scheme, urljoin(url, headers["Location"])
+            if urlsplit(url).scheme not in {here, "https"}:
+                raise SourceFault(f"sent on to {url[:80]}, which is not asked")
+        raise SourceFault(f"sent on more than {_HOPS} times")
+
+    def _once(self, method: str, url: str, most: int) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
         with self._lock:
             self.requests += 1
         timeout = urllib3.Timeout(connect=self.limits.connect, read=self.limits.read)
@@ -168,25 +184,26 @@ class HttpSource:
         deadline = time.monotonic() + self.limits.deadline
         answer = self._pool.request(method, url, preload_content=False, timeout=timeout, headers=plain)
         try:
-            body = self._body(answer, deadline)
+            body = self._body(answer, deadline, most)
         except BaseException:
             answer.close()  # the rest of a broken body must not be read as the next answer
             raise
         answer.release_conn()
-        length = answer.headers.get("Content-Length", "")
-        if method == "GET" and length.isdigit() and int(length) != len(body):
+        length = whole_number(answer.headers.get("Content-Length", ""))
+        coded = "Content-Encoding" in answer.headers  # then the length is not that of the body we see
+        if method == "GET" and length >= 0 and not coded and length != len(body):
             raise ConnectionError(f"connection cut: {len(body)} of {length} bytes")
         return answer.status, answer.headers, body
 
-    def _body(self, answer: urllib3.BaseHTTPResponse, deadline: float) -> bytes:
+    def _body(self, answer: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
         chunks, size = [], 0
         while chunk := answer.read1(_CHUNK):  # read() would wait for a trickling server without end
             chunks.append(chunk)
             size += len(chunk)
             if time.monotonic() > deadline:
                 raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s")
-            if size > self.limits.body:
-                raise SourceFault(f"answer larger than {self.limits.body >> 20} MB")
+            if size > most:
+                raise SourceFault(f"answer larger than the {most >> 10} KB it may have")
         return b"".join(chunks)
 
     def _set_clock(self, headers: urllib3.HTTPHeaderDict) -> None:
@@ -199,13 +216,13 @@ class HttpSource:
 
     def _heed(self, headers: urllib3.HTTPHeaderDict) -> None:
         """Make every thread wait as long as the server asks."""
-        asked = headers.get("Retry-After", "")
-        if not asked.isdigit():
+        asked = _seconds_asked(headers)
+        if not asked:
             return
-        if int(asked) > self.limits.longest_wait:
+        if asked > self.limits.longest_wait:
             raise Unreachable(f"server asked to wait {asked} s")
         with self._lock:
-            self._wait_until = max(self._wait_until, time.monotonic() + int(asked))
+            self._wait_until = max(self._wait_until, time.monotonic() + asked)
             note = f"server asked to wait {asked} s"
             if note not in self.waits:
                 self.waits.append(note)
@@ -224,7 +241,7 @@ class FolderSource:
         """What messages call this source."""
         return str(self.root)
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, most: int = 0) -> bytes:
         """Return a file's bytes; raises `NotFound` or `SourceFault`."""
         self.requests += 1
         try:
@@ -259,7 +276,37 @@ Source = HttpSource | FolderSource
 _NO_DELAY = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
 
 
+def whole_number(text: str) -> int:
+    """Return a count that somebody else wrote, -1 if it is none (`int` would take "²" for a digit and fail)."""
+    return int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else -1
+
+
+def _seconds_asked(headers: urllib3.HTTPHeaderDict) -> int | None:
+    """Return the seconds of a Retry-After, which may be a date; None if there is none that makes sense."""
+    asked = headers.get("Retry-After", "").strip()
+    if (seconds := whole_number(asked)) >= 0:
+        return seconds
+    try:
+        until = parsedate_to_datetime(asked).timestamp()
+        now = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else time.time()
+        return max(0, math.ceil(until - now))
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+_REASONS = {
+    "ead timed out": "timed out",
+    "content-encoding": "an answer that cannot be decoded",
+    "IncompleteRead": "connection cut in the middle of the answer",
+    "reset by peer": "connection reset",
+    "without response": "connection closed without an answer",
+    "BadStatusLine": "an answer that is not HTTP",
+    "Connection aborted": "an answer that is not HTTP",
+}
+
+
 def _reason(error: Exception) -> str:
-    """Return the part of a network error that helps: urllib3 puts the connection object before it."""
+    """Return the part of a network error that helps: urllib3 puts objects and Python's own words around it."""
     message = re.sub(r"^(<.*?>|\w+\(.*?\)): ", "", str(error)) or type(error).__name__
-    return "timed out" if "timed out" in message and "not finished" not in message else message
+    known = (said for sign, said in _REASONS.items() if sign in message)
+    return next(known, "timed out" if message.endswith("timed out") else message)

@@ -68,7 +68,10 @@ def ingest(
 def listed_symbols(scope: Scope, quote: str = "USDT") -> list[str]:
     """Return every symbol that the scope's source lists in its market against a quote currency."""
     with open_source(scope) as source:
-        found = [s for s in Catalogue(source).symbols(scope.market) if s.endswith(quote)]
+        try:
+            found = [s for s in Catalogue(source).symbols(scope.market) if s.endswith(quote)]
+        except SourceFault as fault:
+            raise CpbError(f"{source.name} could not be asked for its pairs: {fault}") from fault
     if not found:
         raise CpbError(
             f"{source.name} lists no {quote} pair in market {scope.market}; name them with --coins"

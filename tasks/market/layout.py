@@ -13,7 +13,10 @@ from schemas.universe import INTERVAL_SECONDS, MARKETS
 
 US = 1_000_000
 DAY = 86_400 * US
-_NAME = re.compile(r"(?P<symbol>[A-Z0-9_]+)-(?P<interval>\d+\w+)-(?P<period>\d{4}-\d\d(-\d\d)?)\.zip")
+_SYMBOL = r"\w+"  # Binance also lists coins that are not called in Latin letters
+_NAME = re.compile(
+    rf"(?P<symbol>{_SYMBOL})-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{{4}}-[0-9]{{2}}(-[0-9]{{2}})?)\.zip"
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -143,10 +146,19 @@ class SourceFile:
         return max(1, (end - start) // self.series.step)
 
 
+def is_symbol(name: str) -> bool:
+    """Tell whether a name from a listing can be a symbol, and hence a folder of the store."""
+    return re.fullmatch(_SYMBOL, name) is not None
+
+
 def file_of(series: SeriesKey, key: str, etag: str, size: int, modified: str) -> SourceFile | None:
     """Return the file behind a listed key, or None for CHECKSUMs and anything that is not of the series."""
     match = _NAME.fullmatch(key.rsplit("/", 1)[-1])
     if not match or (match["symbol"], match["interval"]) != (series.symbol, series.interval):
         return None
     found = series.file(match["period"], etag=etag, size=size, modified=modified)
+    try:
+        found.bounds  # noqa: B018
+    except (ValueError, OverflowError):  # there is no such month or day
+        return None
     return found if found.key == key else None

@@ -9,20 +9,20 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from schemas.universe import MARKETS
-from tasks.market.client import FolderSource, HttpSource, Remote, Source
-from tasks.market.faults import Unreachable
+from tasks.market.client import FolderSource, HttpSource, Remote, Source, whole_number
+from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import (
     SeriesKey,
     SourceFile,
     day_of,
     days,
     file_of,
+    is_symbol,
     month_of,
     months,
     period_bounds,
 )
 
-_NS = "{http://s3.amazonaws.com/doc/2006-03-01/}"
 _BIRTH = period_bounds("2017-08")[0]  # Binance's first month; only used where names must be guessed
 
 
@@ -38,18 +38,26 @@ class Catalogue:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
         found = self._listed(series, kind, start, end)
         files = [f for r in found if (f := file_of(series, r.key, r.etag, r.size, r.modified))]
-        return sorted(f for f in files if f.bounds[0] < end and f.bounds[1] > start)
+        once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
+        return sorted(once.values())
 
     def symbols(self, market: str) -> list[str]:
-        """Return every symbol the source lists in a market; empty where it has no listing."""
-        prefix = f"data/{MARKETS[market]}/monthly/klines/"
-        if isinstance(self.source, FolderSource):
-            return self.source.folders(prefix)
-        names: list[str] = []
-        for page in _pages(self.source, prefix, "", ""):
-            found = (p.findtext(f"{_NS}Prefix") or "" for p in page.iter(f"{_NS}CommonPrefixes"))
-            names += [name.removeprefix(prefix).strip("/") for name in found]
-        return names
+        """Return every symbol the source lists in a market; empty where it has no listing.
+
+        Those listed this month have daily files only.
+
+        Raises:
+            SourceFault: the listing breaks off, or the source cannot be asked.
+        """
+        names: set[str] = set()
+        for kind in ("monthly", "daily"):
+            prefix = f"data/{MARKETS[market]}/{kind}/klines/"
+            if isinstance(self.source, FolderSource):
+                names |= set(self.source.folders(prefix))
+            else:
+                found = (folder for page in _pages(self.source, prefix, "", "") for folder in page.folders)
+                names |= {folder.removeprefix(prefix).strip("/") for folder in found}
+        return sorted(name for name in names if is_symbol(name))
 
     def _listed(self, series: SeriesKey, kind: str, start: int, end: int) -> list[Remote]:
         prefix = series.prefix(kind)
@@ -60,13 +68,18 @@ class Catalogue:
         last = f"{prefix}{series.symbol}-{series.interval}-{day_of(end)}"
         if self.lists is not False:
             pages = self._ask(prefix, marker, last)
-            self.lists = bool(pages)
             if pages:
-                return [r for page in pages for r in _contents(page)]
+                self.lists = True
+                return [remote for page in pages for remote in page.files]
+            if pages is not None:
+                self.lists = False
         return self._probe(series, kind, start, end)
 
-    def _ask(self, prefix: str, marker: str, last: str) -> list[ET.Element]:
-        """Return the listing's pages; a bucket host that is blocked does not mean that the files are."""
+    def _ask(self, prefix: str, marker: str, last: str) -> "list[_Page] | None":
+        """Return the listing's pages, none if there is no listing, None if this one breaks off.
+
+        A bucket host that is blocked does not mean that the files are: then their names are asked for.
+        """
         assert isinstance(self.source, HttpSource)
         try:
             return list(_pages(self.source, prefix, marker, last))
@@ -74,6 +87,8 @@ class Catalogue:
             if self.source.listing == self.source.base:
                 raise
             return []
+        except SourceFault:
+            return None
 
     def _probe(self, series: SeriesKey, kind: str, start: int, end: int) -> list[Remote]:
         """Ask for every name the files could have."""
@@ -84,32 +99,54 @@ class Catalogue:
         return [remote for remote in ask(self.source.head, keys) if remote]
 
 
-def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[ET.Element]:
-    """Yield the listing's pages up to the key `last`; nothing at all if the server has no listing."""
+@dataclass(frozen=True)
+class _Page:
+    """One page of a bucket's listing."""
+
+    files: list[Remote]
+    folders: list[str]
+    following: str  # the marker of the next page; empty if this is the last
+
+
+def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[_Page]:
+    """Yield the listing's pages up to the key `last`; nothing at all if the server has no listing.
+
+    Raises:
+        SourceFault: it breaks off, so that nobody can tell what else there is.
+    """
+    begun = False
     while True:
         query = {"delimiter": "/", "prefix": prefix} | ({"marker": marker} if marker else {})
         body = source.list_page(query)
-        if body is None or not body.lstrip().startswith(b"<?xml") or b"ListBucketResult" not in body:
+        page = _read_page(body) if body is not None else None
+        if page is None and not begun:
             return
-        try:
-            page = ET.fromstring(body)
-        except ET.ParseError:
-            return
+        if page is None or "" < page.following <= marker:
+            raise SourceFault(f"the listing breaks off after {marker or prefix}")
         yield page
-        keys = [r.key for r in _contents(page)]
-        following = page.findtext(f"{_NS}NextMarker") or (keys[-1] if keys else "")
-        more = page.findtext(f"{_NS}IsTruncated") == "true" and following > marker
-        if not more or (last and following > last):
+        if not page.following or (last and page.following > last):
             return
-        marker = following
+        begun, marker = True, page.following
 
 
-def _contents(page: ET.Element) -> list[Remote]:
-    rows = []
-    for entry in page.iter(f"{_NS}Contents"):
-        size = int(entry.findtext(f"{_NS}Size") or -1)
-        etag = (entry.findtext(f"{_NS}ETag") or "").strip('"')
-        rows.append(
-            Remote(entry.findtext(f"{_NS}Key") or "", etag, size, entry.findtext(f"{_NS}LastModified") or "")
-        )
-    return rows
+def _read_page(body: bytes) -> _Page | None:
+    """Return a page of S3's XML, whatever its namespace; None if it is something else."""
+    if b"ListBucketResult" not in body:
+        return None
+    try:
+        page = ET.fromstring(body)
+    except ET.ParseError:
+        return None
+    files = [_remote(entry) for entry in page.findall("{*}Contents")]
+    folders = [p.findtext("{*}Prefix") or "" for p in page.findall("{*}CommonPrefixes")]
+    names = [remote.key for remote in files] + folders  # NextMarker is not always there
+    following = page.findtext("{*}NextMarker") or max(names, default="")
+    more = (page.findtext("{*}IsTruncated") or "").strip().lower() == "true"
+    return _Page(files, folders, following if more else "")
+
+
+def _remote(entry: ET.Element) -> Remote:
+    key, etag, size, modified = (
+        (entry.findtext(f"{{*}}{n}") or "") for n in ("Key", "ETag", "Size", "LastModified")
+    )
+    return Remote(key, etag.strip('"'), whole_number(size), modified)

@@ -4,7 +4,6 @@ import hashlib
 import io
 import re
 import zipfile
-import zlib
 
 from tasks.market.client import Source
 from tasks.market.faults import BadFile, NotFound
@@ -13,6 +12,9 @@ from tasks.market.layout import SourceFile
 MAX_CSV = 64 << 20
 MAX_RATIO = 50  # candles deflate about 3 times; a bomb a thousand times
 _ROW = 400  # generous bytes per row, for the intervals whose months exceed MAX_CSV
+_SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
+_SMALL = 1 << 20  # bytes not worth a thought
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 
@@ -27,7 +29,7 @@ def fetch(source: Source, file: SourceFile, tries: int = 3) -> tuple[bytes, str,
     for attempt in range(tries):
         try:
             expected = _published_sha(source, file)
-            payload = source.get(file.key)
+            payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
             return *open_zip(payload, file, expected), payload
         except BadFile:
             if attempt == tries - 1:
@@ -51,8 +53,10 @@ def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[by
             raise BadFile("no CHECKSUM published and the ETag is of other bytes", payload)
     try:
         return _inflate(payload, file), sha, expected is not None
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise BadFile(f"damaged zip ({error})", payload) from error
+    except (BadFile, MemoryError):
+        raise
+    except Exception as error:  # zipfile has a dozen ways to say so, struct.error and OSError among them
+        raise BadFile(f"damaged zip ({str(error)[:120] or type(error).__name__})", payload) from error
 
 
 def _inflate(payload: bytes, file: SourceFile) -> bytes:
@@ -62,22 +66,34 @@ def _inflate(payload: bytes, file: SourceFile) -> bytes:
         if names != [file.member]:
             shown = ", ".join(repr(n) for n in names[:3]) or "nothing"
             raise BadFile(f"must hold {file.member!r} alone, holds {shown}", payload)
-        cap = max(MAX_CSV, file.rows * _ROW)
+        if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
+            raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
+        cap = _cap(file)
         size, packed = members[0].file_size, max(1, members[0].compress_size)
         if size > cap:
             raise BadFile(f"would inflate to {size >> 20} MB, more than {cap >> 20} MB", payload)
-        if size > 1 << 20 and size / packed > MAX_RATIO:
+        if size > _SMALL and size / packed > MAX_RATIO:
             raise BadFile(f"would inflate {size // packed} times, more than {MAX_RATIO} times", payload)
         return archive.read(members[0])  # reads no more than the size declared above, then checks the CRC
 
 
+def _cap(file: SourceFile) -> int:
+    """Return how many bytes the CSV of a file may have."""
+    return max(MAX_CSV, file.rows * _ROW)
+
+
 def _published_sha(source: Source, file: SourceFile) -> str | None:
-    """Return the sha256 of the CHECKSUM file, None if none is published."""
+    """Return the sha256 of the CHECKSUM file, None if none is published.
+
+    Of several lines the one that names the file counts; a hash alone is taken as the file's.
+    """
     try:
-        body = source.get(f"{file.key}.CHECKSUM")
+        body = source.get(f"{file.key}.CHECKSUM", _SMALL)
     except NotFound:
         return None
-    fields = body.decode("ascii", "replace").split()
-    if not fields or not re.fullmatch(r"[0-9a-fA-F]{64}", fields[0]):
+    told = body.decode("ascii", "replace").splitlines()
+    name = file.key.rsplit("/", 1)[-1]
+    hashes = [h for line in [t for t in told if name in t] or told for h in _SHA.findall(line)]
+    if len(set(hashes)) != 1:
         raise BadFile("the CHECKSUM file holds no sha256", body)
-    return fields[0].lower()
+    return hashes[0].lower()

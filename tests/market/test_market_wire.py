@@ -1,0 +1,298 @@
+"""What servers say between the lines: listings of every shape, redirects, dates, encodings, sizes."""
+
+import gzip
+import re
+import time
+from email.utils import formatdate
+from hashlib import sha256
+from types import SimpleNamespace
+
+import polars as pl
+import pytest
+from market_tools import FAST, build, key, put, scope
+
+from schemas.errors import CpbError
+from tasks.market import mirror
+from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.layout import file_of
+from tasks.market.store import read_klines
+
+MONTH = key().file("2024-02")
+WHOLE = 91 * 24
+
+
+@pytest.fixture
+def market(tmp_path):
+    """Ingests three months of BTC from a server whose answers `hook` may replace."""
+    root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
+
+    def served(hook=None, lists=True, **options):
+        with mirror.serve(mirror.FolderMirror(root), hook, lists) as url:
+            scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
+            return ingest(scoped, limits=FAST, connections=4)
+
+    return SimpleNamespace(root=root, home=tmp_path / "home", served=served, folder=mirror.FolderMirror(root))
+
+
+def btc(report):
+    return report.series[0]
+
+
+def listing(market, change):
+    """A hook that passes every page of the listing through `change(xml, query)`."""
+
+    def hook(handler, name, query):
+        if name or "prefix" not in query:
+            return None
+        entries = market.folder.keys(query["prefix"])
+        page = mirror.listing_page(
+            entries, query["prefix"], query.get("marker", ""), query.get("delimiter", "")
+        )
+        answer = change(page.decode(), query)
+        return answer if isinstance(answer, tuple) else (200, {}, answer.encode())
+
+    return hook
+
+
+SHAPES = {
+    "no namespace": lambda xml, _: re.sub(r' xmlns="[^"]*"', "", xml),
+    "another namespace": lambda xml, _: xml.replace("s3.amazonaws.com/doc", "example.org/s3"),
+    "a prefixed namespace": lambda xml, _: re.sub(r"(</?)(?=[A-Z])", r"\1s3:", xml).replace(
+        "xmlns", "xmlns:s3"
+    ),
+    "no declaration": lambda xml, _: xml.split("\n", 1)[1],
+    "sizes that are no numbers": lambda xml, _: xml.replace("<Size>", "<Size>²"),
+    "every key twice": lambda xml, _: re.sub(r"(<Contents>.*</Contents>)", r"\1\1", xml),
+    "months that do not exist": lambda xml, _: xml.replace(
+        "<Contents>",
+        "<Contents><Key>" + MONTH.key.replace("2024-02", "2024-13") + "</Key></Contents><Contents>",
+        1,
+    ),
+    "truncated, but nothing follows": lambda xml, query: xml.replace(
+        "<IsTruncated>false", "<IsTruncated>true" if "marker" not in query else "<IsTruncated>false"
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_listing_is_read_whatever_its_dialect(market, shape):
+    report = market.served(listing(market, SHAPES[shape]))
+    assert (btc(report).rows, btc(report).files["ok"], report.exit) == (WHOLE, 3, 0)
+    assert report.requests <= 9  # two listings or three, six files: no name was guessed
+
+
+@pytest.mark.parametrize("broken", ["forbidden", "half", "the first page again"])
+def test_a_listing_that_breaks_off_loses_no_month(market, monkeypatch, broken):
+    monkeypatch.setattr(mirror, "PAGE", 2)
+
+    def change(xml, query):
+        if "2024-01.zip" not in query.get("marker", ""):
+            return xml
+        return {"forbidden": (403, {}, b"no"), "half": xml[: len(xml) // 2]}.get(
+            broken
+        ) or mirror.listing_page(market.folder.keys(query["prefix"]), query["prefix"], "", "/").decode()
+
+    assert btc(market.served(listing(market, change))).rows == WHOLE
+
+
+@pytest.mark.parametrize("status", [301, 400, 405, 501])
+def test_names_are_probed_whatever_the_refusal(market, status):
+    def hook(handler, name, query):
+        return (status, {}, b"no listing here") if not name else None
+
+    assert btc(market.served(hook)).rows == WHOLE
+
+
+def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeypatch):
+    """S3 counts folders as entries of a page; NextMarker is not always there; new pairs have daily files only."""
+    pairs = [f"{name}USDT" for name in ("AAA", "BBB", "CCC", "币安人生", "ZZZ")]
+    for pair in pairs[:4]:
+        put(tmp_path, key(pair).file("2024-01"))
+    put(tmp_path, key("ZZZUSDT").file("2024-03-31"))
+
+    def hook(handler, name, query):
+        if name:
+            return None
+        prefix, marker = query["prefix"], query.get("marker", "")
+        folders = sorted(
+            {k[: k.index("/", len(prefix)) + 1] for k, *_ in mirror.FolderMirror(tmp_path).keys(prefix)}
+        )
+        left = [f for f in folders if f > marker]
+        body = "".join(f"<CommonPrefixes><Prefix>{f}</Prefix></CommonPrefixes>" for f in left[:2])
+        more = str(len(left) > 2).lower()
+        xml = f"<ListBucketResult><IsTruncated>{more}</IsTruncated>{body}</ListBucketResult>"
+        return 200, {}, xml.encode()
+
+    with mirror.serve(mirror.FolderMirror(tmp_path), hook) as url:
+        assert listed_symbols(scope(tmp_path / "home", url)) == sorted(pairs)
+    assert listed_symbols(scope(tmp_path / "home", tmp_path)) == sorted(pairs)
+
+
+def test_a_pair_in_other_letters_is_stored(tmp_path):
+    put(tmp_path / "mirror", key("币安人生USDT").file("2024-01"))
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
+        wanted = scope(tmp_path / "home", url).model_copy(update={"symbols": ("币安人生USDT",)})
+        assert ingest(wanted, limits=FAST).series[0].rows == 31 * 24
+
+
+def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
+    def hook(handler, name, query):
+        evil = f"<CommonPrefixes><Prefix>{query['prefix']}../../evilUSDT/</Prefix></CommonPrefixes>"
+        return 200, {}, f"<ListBucketResult>{evil}</ListBucketResult>".encode()
+
+    with (
+        mirror.serve(mirror.FolderMirror(tmp_path), hook) as url,
+        pytest.raises(CpbError, match="no USDT pair"),
+    ):
+        listed_symbols(scope(tmp_path / "home", url))
+
+
+def test_only_periods_that_exist_are_files():
+    for period in ("2024-13", "2024-02-30", "0000-01", "9999-12"):
+        assert file_of(key(), MONTH.key.replace("2024-02", period), "", -1, "") is None
+
+
+def once(answer):
+    """A hook that answers the first request for the month in its own way."""
+    asked = []
+
+    def hook(handler, name, query):
+        if name != MONTH.key or asked:
+            return None
+        asked.append(name)
+        return answer
+
+    return hook
+
+
+def test_a_wait_given_as_a_date_is_obeyed(market):
+    soon = {"Retry-After": formatdate(time.time() + 3, usegmt=True)}
+    report = market.served(once((429, soon, b"")))
+    assert btc(report).rows == WHOLE
+    assert any(re.fullmatch("server asked to wait [1-3] s", note) for note in report.notes)
+
+
+@pytest.mark.parametrize("asked", ["²", "soon", "-5", "9" * 5000, "Thu, 99 Foo 2024"])
+def test_a_wait_that_makes_no_sense_is_no_wait(market, asked):
+    assert (
+        btc(market.served(once((429, {"Retry-After": asked.encode().decode("latin-1")}, b"")))).rows == WHOLE
+    )
+
+
+@pytest.mark.parametrize("status", [520, 529, 599])
+def test_every_server_error_may_pass(market, status):
+    assert btc(market.served(once((status, {}, b"")))).rows == WHOLE
+
+
+def test_a_file_that_arrives_compressed_is_the_file(market):
+    def hook(handler, name, query):
+        body = market.folder.read(name) if name == MONTH.key else None
+        return body and (200, {"Content-Encoding": "gzip"}, gzip.compress(body))
+
+    assert btc(market.served(hook)).rows == WHOLE
+
+
+def moved(to):
+    def hook(handler, name, query):
+        return (302, {"Location": to(handler, name)}, b"") if name == MONTH.key and not query else None
+
+    return hook
+
+
+@pytest.mark.parametrize("kind", ["relative", "absolute"])
+def test_a_redirect_is_followed(market, kind):
+    def to(handler, name):
+        host = f"http://{handler.headers['Host']}" if kind == "absolute" else ""
+        return f"{host}/{name}?moved=1"
+
+    assert btc(market.served(moved(to))).rows == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("to", "says"),
+    [("file:///etc/passwd", "sent on to file:///etc/passwd"), ("?", "sent on more than 5 times")],
+)
+def test_a_redirect_that_leads_nowhere_is_said(market, to, says):
+    report = market.served(moved(lambda handler, name: f"/{name}" if to == "?" else to))
+    assert btc(report).files["missing"] == 1
+    assert any(says in note for note in report.notes)
+
+
+def test_a_body_far_larger_than_listed_is_cut_off(market):
+    """A server that sends gigabytes must not fill the memory of 32 connections."""
+    sent = []
+
+    def hook(handler, name, query):
+        if name != MONTH.key:
+            return None
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 800000000\r\n\r\n")
+        try:
+            for _ in range(800):
+                handler.wfile.write(b"P" * 1_000_000)
+                sent.append(1)
+        except OSError:
+            pass
+        handler.close_connection = True
+        return True
+
+    report = market.served(hook)
+    assert any("answer larger than" in note for note in report.notes)
+    assert len(sent) < 50
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"HELLO\r\n\r\n", "an answer that is not HTTP"),
+        (b"", "connection closed without an answer"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\nPK", "connection cut in the middle"),
+        (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nPKxx", "cannot be decoded"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: \xb2\r\nConnection: close\r\n\r\nPKxx", "checksum mismatch"),
+    ],
+)
+def test_what_is_no_answer_is_one_plain_sentence(market, raw, says):
+    def hook(handler, name, query):
+        if name != MONTH.key:
+            return None
+        handler.wfile.write(raw)
+        handler.close_connection = True
+        return True
+
+    report = market.served(hook)
+    note = next(n for n in report.notes if n.startswith(str(MONTH)))
+    assert says in note
+    assert "('" not in note
+    assert btc(report).rows == WHOLE - 29 * 24
+
+
+NAME = MONTH.key.rsplit("/", 1)[-1]
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "{sha}",
+        "{sha}\n",
+        "{SHA}  {name}",
+        "{sha} *{name}\r\n",
+        "SHA256 ({name}) = {sha}\n",
+        "{zero}  other.zip\n{sha}  {name}\n",
+    ],
+)
+def test_a_checksum_file_of_any_common_form_is_understood(market, form):
+    sha = sha256(market.folder.read(MONTH.key)).hexdigest()
+    text = form.format(sha=sha, SHA=sha.upper(), name=NAME, zero="0" * 64)
+    (market.root / f"{MONTH.key}.CHECKSUM").write_text(text)
+    report = market.served()
+    assert (btc(report).rows, btc(report).files["unverified"]) == (WHOLE, 0)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "<html>maintenance</html>", "d" * 63, "0" * 64 + " a\n" + "1" * 64 + " b"]
+)
+def test_a_checksum_file_that_tells_nothing_is_not_taken_for_one(market, text):
+    (market.root / f"{MONTH.key}.CHECKSUM").write_text(text)
+    report = market.served()
+    assert btc(report).files["quarantined"] == 1
+    assert any("holds no sha256" in note for note in report.notes)
+    assert read_klines(market.home, "BTCUSDT", "1h").filter(pl.col("open_time").dt.month() == 2).is_empty()
