@@ -31,6 +31,7 @@ from tasks.judging.backtest import (
     as_json,
     baseline_trainer,
     load_folds,
+    missing,
     run_backtest,
 )
 from tasks.judging.baselines import Fit, random_walk
@@ -84,13 +85,15 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     fleets = {name: FleetTrainer(name, config) for name in config.architectures}
     beside = [name for name in options.baselines if name not in fleets]  # robust-har is a model as well
     trainers: dict[str, Trainer] = {n: baseline_trainer(BASELINES[n]) for n in beside} | dict(fleets)
-    say(f"{len(loaded)} coins x folds; models: {', '.join(trainers)}")
+    absent = missing(records, loaded, options.folds)
+    for text in (f"{len(loaded)} coins x folds; models: {', '.join(trainers)}", *absent):
+        say(text)
     shown: list[tuple[str, Any]] = []
     judged = run_backtest(
         loaded, trainers, refit=options.refit, keep=_keeper(options, fleets, loaded, shown, say)
     )
     judged.failures = [*result.failures, *judged.failures]
-    notes = _notes(config, options, judged.failures)
+    notes = [*_notes(config, options, judged.failures), *absent]
     if options.check_lookahead:
         notes.append(check(config, records[0], bounds[records[0].timeframe][-1], fleets, loaded))
         say(notes[-1])
@@ -101,6 +104,7 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     leaking = options.check_lookahead and "LOOK-AHEAD" in notes[-1]
     return as_json(judged) | {
         "failures": [f.model_dump() for f in judged.failures],
+        "folds_incomplete": absent,
         "lookahead": notes[-1] if options.check_lookahead else None,
         "exit": PARTIAL if judged.failures or leaking else COMPLETE,
     }

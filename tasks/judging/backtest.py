@@ -83,6 +83,22 @@ def load_folds(
     return loaded
 
 
+def missing(records: Sequence[SeriesRecord], loaded: Sequence[FoldSeries], folds: int) -> list[str]:
+    """Return a sentence for every fold and timeframe that some coins have too little history for."""
+    having = {(one.fold, *_key(one)) for one in loaded}
+    found = []
+    for timeframe in dict.fromkeys(r.timeframe for r in records):
+        symbols = [r.symbol for r in records if r.timeframe == timeframe]
+        for fold in range(folds):
+            absent = [s for s in symbols if (fold, s, timeframe) not in having]
+            if absent:
+                found.append(
+                    f"Fold {fold + 1} of {folds} at {timeframe} is without {len(absent)} of {len(symbols)} coins, "
+                    f"which have too few candles in one of its spans: {', '.join(absent)}"
+                )
+    return found
+
+
 def run_backtest(
     loaded: Sequence[FoldSeries],
     trainers: Mapping[str, Trainer],

@@ -16,12 +16,16 @@ from tasks.judging.scores import MEDIAN, Array
 COST = 0.0015
 """Of what is traded, one way: 0.10 % taker fee and 0.05 % slippage."""
 
+RUIN = 1e-6
+"""Share of the account that is always left, so that its logarithm stays finite."""
+
 YEAR_US = 365.25 * 86_400e6
 
 
 @dataclass(frozen=True)
 class Account:
-    """What trading the forecasts would have done. Returns are log-returns; yearly figures on 365 days."""
+    """What trading the forecasts would have done, every entry and exit paid. Returns are the account's log-returns;
+    yearly figures on 365 days."""
 
     times: NDArray[np.int64]
     equity: Array
@@ -34,8 +38,10 @@ def trade(
 ) -> Account:
     """Trade one candle ahead from each origin and compare with buy-and-hold over the same candles.
 
-    The position is the forecast median over the forecast's own spread (80 % band), held for one candle and
-    clipped to ±`most` of the account; a median within the costs of a round trip is no position.
+    The position is the forecast median over the forecast's own spread (80 % band), taken at the origin's close, held
+    for one candle and clipped to ±`most` of the account; a median within the costs of a round trip is no position.
+    Before a missing origin (a hole) and at the end it is closed, at the usual cost. Buying and holding pays once on
+    either side.
 
     Args:
         series: the series that was forecast.
@@ -47,16 +53,32 @@ def trade(
     median = quantiles[:, 0, MEDIAN]
     spread = np.maximum(quantiles[:, 0, 17] - quantiles[:, 0, 1], 1e-9)
     position = np.where(np.abs(median) > 2 * cost, np.clip(median / spread * 4, -most, most), 0.0)
-    moves = realised(series, origins, 1)[:, 0]
-    traded = np.abs(np.diff(position, prepend=0.0))
-    returns = position * moves - cost * traded
+    moves = np.expm1(realised(series, origins, 1)[:, 0])
+    traded = _traded(position, np.diff(origins) == 1)
+    returns = _returns(position, moves, traded, cost)
+    always = np.ones(len(origins))
+    hold = _returns(always, moves, _traded(always, np.ones(max(len(origins) - 1, 0), dtype=bool)), cost)
     times = series.times[origins] if series.times is not None else origins
     per_year = YEAR_US / float(np.median(np.diff(times))) if len(times) > 1 else 1.0
     figures = {f"strategy_{k}": v for k, v in _figures(returns, per_year).items()}
-    figures |= {f"hold_{k}": v for k, v in _figures(moves, per_year).items()}
+    figures |= {f"hold_{k}": v for k, v in _figures(hold, per_year).items()}
     figures["turnover_per_year"] = float(traded.mean() * per_year)
     figures["exposure"] = float(np.abs(position).mean())
-    return Account(times, np.cumsum(returns), np.cumsum(moves), figures)
+    return Account(times, np.cumsum(returns), np.cumsum(hold), figures)
+
+
+def _traded(position: Array, joined: NDArray[np.bool_]) -> Array:
+    """Return what is bought and sold [N] for each candle; `joined` [N - 1]: is the next origin the next candle?"""
+    if not len(position):
+        return position
+    before = np.concatenate([[0.0], np.where(joined, position[:-1], 0.0)])
+    closed = np.concatenate([~joined, [True]])
+    return np.abs(position - before) + np.where(closed, np.abs(position), 0.0)
+
+
+def _returns(position: Array, moves: Array, traded: Array, cost: float) -> Array:
+    """Return the account's log-returns [N] from the asset's simple `moves`; a short squeezed past ruin is ruined."""
+    return np.log(np.maximum(1 + position * moves - cost * traded, RUIN))
 
 
 def _figures(returns: Array, per_year: float) -> dict[str, float]:

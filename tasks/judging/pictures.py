@@ -76,7 +76,9 @@ def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
     figure, axes = _figure("Loss per epoch", "epoch", "loss")
     for key, colour, name in (("train_loss", BLUE, "training"), ("val_loss", ORANGE, "validation")):
         values = [row.get(key, np.nan) for row in history]
-        axes.plot(range(1, len(values) + 1), values, color=colour, label=name)
+        dot = "o" if len(values) == 1 else None  # a model solved in closed form: one point is no line
+        axes.plot(range(1, len(values) + 1), values, color=colour, label=name, marker=dot)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)
     return figure
 
@@ -97,7 +99,7 @@ def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> 
     axes.plot(
         np.arange(len(prices)) - known + 1, prices[:, 3], ".", color=ORANGE, markersize=3, label="close"
     )
-    axes.legend(frameon=False, loc="upper left", fontsize=7)
+    axes.legend(loc="upper left", fontsize=7, framealpha=0.85, edgecolor="none")
     return figure
 
 

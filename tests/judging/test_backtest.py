@@ -217,3 +217,23 @@ def test_pictures_are_drawn_for_long_and_empty_input(loaded, tmp_path):
     assert all(is_png(p) for p in tmp_path.iterdir())
     blank = pictures.heat_figure(["A"], ["x"], np.full((1, 1), np.nan))
     assert pictures.png(blank).startswith(b"\x89PNG")
+
+
+def test_the_loss_of_a_single_epoch_is_a_dot_one_can_see():
+    shown = [
+        line.get_marker()
+        for line in pictures.loss_figure([{"train_loss": 1.0, "val_loss": 1.1}]).axes[0].lines
+    ]
+    assert shown == ["o", "o"]
+    two = pictures.loss_figure([{"train_loss": 1.0, "val_loss": 1.1}] * 2)
+    assert two.axes[0].lines[0].get_marker() == "None"
+
+
+def test_coins_missing_in_a_fold_are_told(loaded):
+    newest = [one for one in loaded if one.fold == max(o.fold for o in loaded)]
+    names = {one.series.symbol for one in newest}
+    records = [SimpleNamespace(symbol=name, timeframe="1h") for name in sorted(names)]
+    assert backtest.missing(records, loaded, max(o.fold for o in loaded) + 1) == []
+    (text,) = backtest.missing(records, newest, 2)
+    assert text.startswith(f"Fold 1 of 2 at 1h is without {len(names)} of {len(names)} coins")
+    assert sorted(names)[0] in text

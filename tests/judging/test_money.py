@@ -1,5 +1,7 @@
 """The illustration with money: costs, sizes and figures in cases worked out by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from test_judgement import market
@@ -26,21 +28,64 @@ def test_an_opinion_smaller_than_the_costs_is_no_opinion():
     assert account.figures["exposure"] == 0
 
 
-def test_always_long_is_buy_and_hold_less_one_entry():
+def test_always_long_is_buy_and_hold_with_its_entry_and_exit_paid():
     series, rows = market(), np.arange(2500, 2900)
     account = trade(series, rows, forecasts(np.full(400, 1.0)), cost=0.001)
-    assert account.equity[-1] == pytest.approx(account.hold[-1] - 0.001)
-    assert account.hold[-1] == pytest.approx(np.log(series.prices[2900, 3] / series.prices[2500, 3]))
+    assert account.equity[-1] == pytest.approx(account.hold[-1])
+    free = np.log(series.prices[2900, 3] / series.prices[2500, 3])
+    assert account.hold[-1] == pytest.approx(free - 2 * 0.001, abs=1e-4)
     assert account.figures["exposure"] == 1
+    assert trade(series, rows, forecasts(np.full(400, 1.0)), cost=0.0).hold[-1] == pytest.approx(free)
+
+
+def test_five_candles_by_hand():
+    """Long, turned short, flat, then a hole, then long: 100 -> 110 -> 99 -> 99 | 50 -> 60, 1 % a trade."""
+    series = market()
+    prices = series.prices.copy()
+    prices[100:104, 3] = 100, 110, 99, 99
+    prices[200:202, 3] = 50, 60
+    account = trade(
+        replace(series, prices=prices),
+        np.array([100, 101, 102, 200]),
+        forecasts([1.0, -1.0, 0.0, 1.0]),
+        cost=0.01,
+    )
+    first = 1 + 0.10 - 0.01  # bought
+    second = 1 + 0.10 - 0.02  # sold twice over, and the price fell by a tenth
+    third = 1 - 0.01  # bought back, then nothing
+    fourth = 1 + 0.20 - 0.02  # bought and, at the end, sold
+    np.testing.assert_allclose(np.exp(account.equity), np.cumprod([first, second, third, fourth]))
+    held = np.cumprod([1 + 0.10 - 0.01, 0.9, 1.0, 1 + 0.20 - 0.01])
+    np.testing.assert_allclose(np.exp(account.hold), held)
+
+
+def test_a_position_is_closed_before_a_hole():
+    series = market()
+    joined, torn = (
+        trade(series, rows, forecasts([1.0, 1.0]), cost=0.01).figures["turnover_per_year"]
+        for rows in (np.array([100, 101]), np.array([100, 105]))
+    )
+    per_candle = joined / (365.25 * 24)
+    assert per_candle == pytest.approx((1 + 1) / 2)
+    assert torn / (365.25 * 24 / 5) == pytest.approx((2 + 2) / 2)
+
+
+def test_a_short_squeezed_past_ruin_stays_a_number():
+    series = market()
+    prices = series.prices.copy()
+    prices[101] *= 10
+    account = trade(replace(series, prices=prices), np.array([100, 101]), forecasts([-1.0, -1.0]))
+    assert np.isfinite(account.equity).all()
+    assert account.equity[0] < -10
 
 
 def test_short_gains_where_the_price_falls_and_every_turn_costs():
     series, rows = market(), np.arange(2500, 2900)
     signs = np.where(np.arange(400) % 2 == 0, 1.0, -1.0)
     free, paid = (trade(series, rows, forecasts(signs), cost=c) for c in (0.0, 0.001))
-    assert free.equity[-1] - paid.equity[-1] == pytest.approx(0.001 * (1 + 399 * 2))
-    moves = np.diff(np.log(series.prices[2500:2901, 3]))
-    assert free.equity[-1] == pytest.approx((signs * moves).sum())
+    assert free.equity[-1] - paid.equity[-1] == pytest.approx(0.001 * (1 + 399 * 2 + 1), rel=0.01)
+    moves = np.expm1(np.diff(np.log(series.prices[2500:2901, 3])))
+    assert free.equity[-1] == pytest.approx(np.log(np.prod(1 + signs * moves)))
 
 
 def test_figures_of_a_known_path():
