@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
@@ -78,7 +79,7 @@ def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
         values = [row.get(key, np.nan) for row in history]
         dot = "o" if len(values) == 1 else None  # a model solved in closed form: one point is no line
         axes.plot(range(1, len(values) + 1), values, color=colour, label=name, marker=dot)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False)
     return figure
 
