@@ -21,6 +21,7 @@ _HOMES = {
     "Preset": "presets",
     "preset": "presets",
     "architectures": "presets",
+    "without_effect": "unused",
     "Member": "member",
     "Forecast": "member",
     "load": "member",

@@ -43,7 +43,8 @@ class Tied:
     """A linear map used at many steps, x [K, N, in] -> [K, N, out]; its weight gradient is formed once.
 
     weight is [K, out, in], bias [K, 1, out]. Backward of a step only notes (x, gradient); the node of the weight
-    runs after the last of them (autograd waits for all users of `token`) and needs a single product.
+    runs after the last of them (autograd waits for all users of `token`) and needs a single product. It lets go of
+    `token`, whose node holds this object: a circle would keep the step's tensors until Python looks for circles.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -70,7 +71,7 @@ class _TiedWeight(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         tied = ctx.tied
         x, grad = torch.cat(tied.inputs, 1), torch.cat(tied.grads, 1)
-        tied.inputs, tied.grads = [], []
+        tied.inputs, tied.grads, tied.token = [], [], None
         return torch.bmm(grad.transpose(1, 2), x), grad.sum(1, keepdim=True), None
 
 
@@ -119,7 +120,7 @@ class _TiedMemory(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         tied = ctx.tied
         query, d_scores, shares, grad = (torch.cat(part, 1) for part in zip(*tied.notes, strict=True))
-        tied.notes = []
+        tied.notes, tied.token = [], None
         d_keys = torch.bmm(d_scores.transpose(1, 2), query).mul_(tied.scale)
         return d_keys, torch.bmm(shares.transpose(1, 2), grad), None
 
@@ -256,7 +257,7 @@ class _TiedLstmWeight(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tied = ctx.tied
         both, grad = (torch.cat(part, 1) for part in zip(*tied.notes, strict=True))
-        tied.notes = []
+        tied.notes, tied.token = [], None
         weight, bias = torch.bmm(grad.transpose(1, 2), both), grad.sum(1, keepdim=True)
         return weight[..., : tied.inputs], weight[..., tied.inputs :], bias, bias, None
 

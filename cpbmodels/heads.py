@@ -119,6 +119,8 @@ class StudentT(Head):
 
     @override
     def params(self) -> list[Param]:
+        if self.options.loss == "crps":  # its quantiles are fixed: nothing would teach the degrees of freedom
+            return []
         start = math.log(math.expm1(START_DF - MIN_DF))
         return [Param("head.df", (1, self.options.horizon), 0.0, start)]
 
@@ -147,12 +149,14 @@ class StudentT(Head):
         return (norm + log_scale + (df + 1) / 2 * torch.log1p(z * z / df)).mean(-1)
 
     def _crps(self, z: Tensor, log_scale: Tensor) -> Tensor:
-        """Mean pinball loss over the 19 levels, the project's CRPS; degrees of freedom stay at their start."""
+        """Mean pinball loss over the 19 levels, the project's CRPS, of a t with `START_DF` degrees of freedom."""
         error = z.unsqueeze(-1) - self.start_quantiles
         return (pinball(error, self.levels).mean(-1) * torch.exp(log_scale)).mean(-1)
 
     @override
     def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
+        if "head.df" not in w:
+            return super().table(w, residuals) + t_quantiles(np.array(START_DF))
         return t_quantiles(self._df(w)[:, 0].detach().double().cpu().numpy())
 
     @override

@@ -76,11 +76,17 @@ class Preset:
 
 
 _SEQUENCE = {"features": CANDLE_COLUMNS}
+_LSTM = {"hidden_dim": 48, "n_layers": 1, "n_heads": 4, "dropout": 0.1}
+# What it names of the sizes (unused.py), it reads: the others have no effect on it.
 ARCHITECTURE_DEFAULTS: dict[str, dict[str, Any]] = {
-    "transformer": {**_SEQUENCE, "hidden_dim": 64, "n_heads": 4, "ff_dim": 128, "dropout": 0.1, "lr": 5e-4},
+    "transformer": {
+        **_SEQUENCE,
+        **{"hidden_dim": 64, "n_layers": 2, "n_heads": 4, "ff_dim": 128, "dropout": 0.1},
+        "lr": 5e-4,
+    },
     "gru": {**_SEQUENCE, "hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
-    "lstm": {**_SEQUENCE, "hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
-    "lstm-manual": {**_SEQUENCE, "hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
+    "lstm": {**_SEQUENCE, **_LSTM},
+    "lstm-manual": {**_SEQUENCE, **_LSTM},
     "linear": {**_SEQUENCE, "weight_decay": 1e-2},
     "har": {
         "context": 1,
@@ -90,6 +96,7 @@ ARCHITECTURE_DEFAULTS: dict[str, dict[str, Any]] = {
         "input_clip": 4.0,
         "target_clip": 6.0,
         "hidden_dim": 56,
+        "dropout": 0.0,
         "batch_size": 512,
         "lr": 2e-3,
         "warmup_steps": 10,

@@ -1,6 +1,8 @@
 """`cpb demo`, `cpb train-all` and `cpb train`."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -116,10 +118,11 @@ def train(
     if resume not in (None, "latest"):
         fail_with(f"--resume {resume!r} is unknown: the only value is latest")
     overrides = {name: value for name, value in given.items() if value is not None}
-    config = _config(
-        coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market,
-        device=device, profile=profile, seed=seed, seeds=seeds, overrides=overrides, warm_start=warm_start,
-    )  # fmt: skip
+    with _named({"--architectures": "--arch", "--coins": "coin", "--timeframes": "timeframe"}):
+        config = _config(
+            coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market,
+            device=device, profile=profile, seed=seed, seeds=seeds, overrides=overrides, warm_start=warm_start,
+        )  # fmt: skip
     if len(config.scope.symbols) * len(config.scope.timeframes) * len(config.architectures) != 1:
         fail_with(
             "`cpb train` trains one model: name one coin, one timeframe and one --arch, or use `cpb train-all`"
@@ -133,6 +136,20 @@ def train(
         for name, value in result.items():
             say(f"{name:>20}  {value}")
     raise typer.Exit(int(result["exit"]))
+
+
+@contextmanager
+def _named(names: dict[str, str]) -> Iterator[None]:
+    """Let a usage error name the options as this command calls them."""
+    from schemas.errors import UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        for theirs, ours in names.items():
+            text = text.replace(theirs, ours)
+        raise UsageError(text) from None
 
 
 def _config(

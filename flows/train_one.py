@@ -1,6 +1,8 @@
 """`cpb train`: one series, one architecture, through the same steps as the main job up to the scores."""
 
+import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,23 +28,31 @@ def default_preset(architecture: str) -> str:
 
 
 def check_options(config: TrainConfig) -> None:
-    """Raise `UsageError` for options the model cannot have, before anything is downloaded."""
+    """Raise `UsageError` for options the model cannot have or would not read, before anything is downloaded."""
     import cpbmodels
 
     architecture = config.architectures[0].removesuffix(UNIVERSAL)
     try:
-        cpbmodels.preset(config.preset, architecture, **config.overrides)
+        options = cpbmodels.preset(config.preset, architecture, **config.overrides)
     except cpbmodels.ModelError as error:
-        raise UsageError(_as_option(str(error))) from None
+        raise UsageError(_as_options(str(error))) from None
+    for sentence in cpbmodels.without_effect(options, architecture, config.overrides):
+        raise UsageError(_as_options(sentence))
 
 
-def _as_option(text: str) -> str:
-    """Name the option as it is typed: `batch_size must be …` -> `--batch-size must be …`."""
-    typed = {"epochs": "max-epochs", "lr": "learning-rate"}
-    name, _, rest = text.partition(" ")
-    if not rest.startswith("must"):
-        return text
-    return f"--{typed.get(name, name).replace('_', '-')} {rest}"
+_TYPED = {"epochs": "max-epochs", "lr": "learning-rate", "architecture": "arch"}
+"""Options that are typed under another name than the model's."""
+
+
+def _as_options(text: str) -> str:
+    """Name options as they are typed: `batch_size must be …` -> `--batch-size must be …`."""
+    import cpbmodels
+
+    names = (field.name for field in fields(cpbmodels.Preset))
+    typed = {
+        name: f"--{_TYPED.get(name, name).replace('_', '-')}" for name in (*names, "preset", "architecture")
+    }
+    return re.sub(r"(?<!['-])\b[a-z_]+\b(?!')", lambda word: typed.get(word[0], word[0]), text)
 
 
 def train_one(

@@ -4,7 +4,7 @@ import torch
 from candles import series_for
 from scipy import stats
 
-from cpbmodels import predict, train_fleet
+from cpbmodels import load, predict, train_fleet
 from cpbmodels.heads import HEADS, candle, to_feedback
 from cpbmodels.presets import Preset, preset
 from cpbmodels.student_t import QUANTILES, t_quantiles
@@ -79,6 +79,18 @@ def test_crps_loss_prefers_the_right_scale():
         raw[..., 1] = np.log(scale / 0.75)
         losses.append(head.loss(raw, y, {}).mean().item())
     assert losses[1] == min(losses)
+
+
+def test_crps_trains_with_fixed_degrees_of_freedom(tmp_path):
+    series = series_for("gru", 500)
+    options = {"preset": "smoke", "loss": "crps", "device": "cpu", "epochs": 2}
+    member = train_fleet([series], "gru", **options)[0]
+    assert member.history[1]["train_loss"] < member.history[0]["train_loss"]
+    np.testing.assert_allclose(
+        member.table[0].numpy(), np.tile(t_quantiles(np.array(5.0)), (10, 1)), rtol=1e-6
+    )
+    forecast = load(member.save(tmp_path / "m")).forecast(series)
+    assert (np.diff(forecast.close.array) > 0).all()
 
 
 def test_feedback_is_the_median_candle():

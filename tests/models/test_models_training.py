@@ -1,8 +1,10 @@
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 from candles import LEARNT, series_for, walk
 
-from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
+from cpbmodels import cells, ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.heads import Point
@@ -189,6 +191,26 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
     for a, b in zip(wanted, found, strict=True):
         torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
     assert found[0].report["accumulate"] == 2
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm", "lstm-manual"])
+def test_a_step_leaves_nothing_for_the_garbage_collector(architecture, monkeypatch):
+    """Python finds circles late: until then a step's memory would stay, and a CUDA graph's for good."""
+    made = []
+    for cls in (cells.Tied, cells.TiedAttention, cells.TiedLstm):
+
+        def noted(self, *tensors, start=cls.__init__):
+            start(self, *tensors)
+            made.append(weakref.ref(self))
+
+        monkeypatch.setattr(cls, "__init__", noted)
+    gc.disable()
+    try:
+        train_fleet([walk(500)], architecture, **SMALL)
+        assert made
+        assert not [ref for ref in made if ref() is not None]
+    finally:
+        gc.enable()
 
 
 def test_universal_members_learn_all_series_and_serve_others():

@@ -1,0 +1,81 @@
+"""What `cpb train` says to options that are impossible, or that the architecture would not read."""
+
+import pytest
+import torch
+from candles import LEARNT
+
+from cpbmodels import preset, without_effect
+from cpbmodels.device.steps import fleet_step
+from cpbmodels.presets import RANGES
+from cpbmodels.unused import SIZES
+from flows.cli_train import train
+from schemas.errors import UsageError
+
+PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}
+OTHER = {"hidden_dim": 24, "n_layers": 3, "n_heads": 3, "ff_dim": 40, "dropout": 0.6}
+
+
+def after_a_step(architecture, **sizes):
+    options = preset("default", architecture, **PLAIN | sizes)
+    step = fleet_step(architecture, options, 1, torch.device("cpu"))
+    step.fleet.step(step.bank, step.origins, step.weight, 1e-3)
+    return step.fleet.flat
+
+
+@pytest.mark.parametrize("architecture", LEARNT)
+def test_what_is_said_to_have_no_effect_has_none_and_all_else_has_one(architecture):
+    plain, options = after_a_step(architecture), preset("default", architecture, n_layers=2)
+    for name in SIZES:
+        other = after_a_step(architecture, **{name: OTHER[name]})
+        same = plain.shape == other.shape and torch.equal(plain, other)
+        assert same == bool(without_effect(options, architecture, [name])), name
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm", "lstm-manual"])
+def test_dropout_between_layers_needs_two_of_them(architecture):
+    ours, other = (after_a_step(architecture, n_layers=1, dropout=rate) for rate in (0.2, 0.6))
+    assert torch.equal(ours, other)
+    options = preset("default", architecture, n_layers=1)
+    assert "between layers" in without_effect(options, architecture, ["dropout"])[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            {"arch": "gru", "n_heads": 4},
+            "--n-heads has no effect on gru, which reads --hidden-dim, --n-layers,",
+        ),
+        ({"arch": "linear", "hidden_dim": 8}, "--hidden-dim has no effect on linear"),
+        ({"arch": "har-universal", "n_layers": 3}, "--n-layers has no effect on har"),
+        ({"arch": "gru", "n_layers": 1, "dropout": 0.5}, "--dropout has no effect on gru with --n-layers 1"),
+        (
+            {"arch": "robust-har", "max_epochs": 9},
+            "--max-epochs has no effect on robust-har, which is solved at once",
+        ),
+        ({"arch": "gru", "max_epochs": 0}, "--max-epochs must be a whole number from 1 to 100,000, not 0"),
+        ({"arch": "gru", "learning_rate": float("nan")}, "--learning-rate must be a number from 1e-08 to 1"),
+        ({"arch": "lstm", "hidden_dim": 250}, "--hidden-dim 250 must be a multiple of --n-heads 4"),
+        ({"arch": "gru", "head": "classes"}, "--head 'classes' and --arch 'classifier-gru' belong together"),
+        ({"arch": "lstn"}, "--arch 'lstn'"),
+        ({"arch": "gru", "preset": "seed-lstm"}, "--preset 'seed-lstm' belongs to lstm or lstm-manual"),
+        ({"arch": "gru", "timeframe": "7h"}, "timeframe '7h'"),
+    ],
+)
+def test_one_sentence_names_the_option_as_it_is_typed(options, sentence):
+    with pytest.raises(UsageError) as error:
+        train(**{"coin": "BTCUSDT", "timeframe": "1h", "source": "sim", "market": "spot"} | options)
+    assert sentence in str(error.value)
+    assert error.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", sorted(RANGES))
+def test_both_ends_of_every_range_are_kept(name):
+    from cpbmodels import ModelError
+    from cpbmodels.presets import CHOICES, Preset, check
+
+    low, high = RANGES[name]
+    for value in (low - 1, high + 1, float("nan"), True, "3", None):
+        with pytest.raises(ModelError, match=rf"^{name} must be a .*number from .* to .*, not "):
+            check(Preset(**{name: value}), "gru")
+    assert set(CHOICES).isdisjoint(RANGES)
