@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow
+from prefect.states import Completed, State
 
 from cpbmodels.series import Series
 from flows.backtest_audit import check
 from flows.console import say
 from flows.fleet_trainer import FleetTrainer
-from flows.runner import Runner, ThroughPrefect
+from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
 from schemas.config import TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.records import Failure, SeriesRecord
@@ -111,9 +112,19 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
 
 
 @flow(name="backtest")
-def backtest(config: TrainConfig, options: Options) -> dict[str, Any]:
-    """Run the same backtest as a Prefect flow run on the server in use."""
-    return run(config, options, ThroughPrefect(), say)
+@plain_failures
+def backtest(config: TrainConfig, options: Options) -> State:
+    """Run the same backtest as a Prefect flow run."""
+    result = run(config, options, ThroughPrefect(), say)
+    return Completed(name="Partial" if result["exit"] else "Completed", data=result)
+
+
+def in_prefect(config: TrainConfig, options: Options) -> dict[str, Any]:
+    """Run the same backtest as a flow run on the server in use, and return what `run` returns."""
+    check_server()
+    # Called directly, a flow gives the data of the state that it returned.
+    result: Any = backtest(config, options)
+    return dict(result)
 
 
 def _records(config: TrainConfig, steps: Runner, say: Say, failures: list[Failure]) -> list[SeriesRecord]:

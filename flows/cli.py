@@ -3,6 +3,7 @@
 import os
 import sys
 from importlib import import_module
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,15 +23,36 @@ COMMANDS = {
 """Command -> (module, function), in the order in which help shows them."""
 
 
+HELP = "Train, judge and publish forecasting models for a whole universe of coins."
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"cpb {version('cpb')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end"),
+    ] = False,
+) -> None:
+    """Options of `cpb` itself."""
+
+
 def _app() -> typer.Typer:
     app = typer.Typer(
         name="cpb",
-        help="Train, judge and publish forecasting models for a whole universe of coins.",
+        help=HELP,
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
     )
+    app.callback(help=HELP)(_options)
     for name, (module, function) in COMMANDS.items():
         app.command(name)(getattr(import_module(module), function))
     app.add_typer(import_module("flows.cli_deploy").app, name="deploy")
@@ -43,7 +65,7 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from schemas.errors import CpbError
+    from schemas.errors import FATAL, CpbError
 
     try:
         _app()()
@@ -52,8 +74,22 @@ def main() -> None:
             print("cpb: interrupted; run the same command again to go on", file=sys.stderr)
         raise
     except CpbError as error:
-        print(f"cpb: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        _end(str(error), error.exit_code)
+    except (
+        OSError
+    ) as error:  # a folder one may not write in, a full disk: the user's to mend, not a fault here
+        where = f"{error.filename}: " if error.filename else ""
+        _end(f"{where}{error.strerror or error}; check its owner and the free space there", FATAL)
+
+
+def _end(text: str, code: int) -> NoReturn:
+    """Say in one sentence why the command ends; with `--json` also as the object that programs wait for."""
+    print(f"cpb: {text}", file=sys.stderr)
+    if "--json" in sys.argv:
+        from flows.console import emit
+
+        emit({"error": text, "exit": code})
+    sys.exit(code)
 
 
 if __name__ == "__main__":

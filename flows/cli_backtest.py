@@ -44,8 +44,7 @@ def backtest(
     Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --report report
     """
     quiet_libraries()
-    from flows.backtest import Options, parse_baselines, run
-    from flows.backtest import backtest as as_flow
+    from flows.backtest import Options, in_prefect, parse_baselines, run
     from flows.runner import Direct, server_in_use
     from schemas.config import PRESET_SEEDS, TrainConfig, parse_architectures
     from schemas.scope import Scope
@@ -67,7 +66,7 @@ def backtest(
         out=out,
         report=report,
     )
-    result = as_flow(config, options) if server_in_use() else run(config, options, Direct(), say)
+    result = in_prefect(config, options) if server_in_use() else run(config, options, Direct(), say)
     for folder in (out, report):
         if folder:
             say(f"written to {folder}")

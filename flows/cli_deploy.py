@@ -6,7 +6,10 @@ import typer
 
 from flows.console import emit, say
 
-app = typer.Typer(no_args_is_help=True, help="Run the flows on a Prefect server and a schedule.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run the flows on a Prefect server and a schedule.\n\nExample: cpb deploy up && cpb deploy run train-all",
+)
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
 
@@ -36,6 +39,7 @@ def run(
     name: Annotated[str, typer.Argument(help="train-all, nightly, hourly, or FLOW/DEPLOYMENT")],
     param: Annotated[list[str] | None, typer.Option("--param", help="NAME=VALUE, may be repeated")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="wait until the run has ended")] = False,
+    json: Json = False,
 ) -> None:
     """Trigger a deployment; the short form of `prefect deployment run FLOW/DEPLOYMENT`.
 
@@ -43,7 +47,10 @@ def run(
     """
     from flows import deployment
 
-    say(deployment.run(name, param or (), watch).strip())
+    started = deployment.run(name, param or (), watch)
+    say(started.said)
+    if json:
+        emit({"deployment": started.deployment, "flow_run_id": started.flow_run_id, "exit": 0})
 
 
 @app.command()
@@ -61,7 +68,7 @@ def status(json: Json = False) -> None:
 
 
 @app.command()
-def down() -> None:
+def down(json: Json = False) -> None:
     """Stop worker and server.
 
     Example: cpb deploy down
@@ -69,4 +76,6 @@ def down() -> None:
     from flows import deployment
 
     stopped = deployment.down()
+    if json:
+        emit({"stopped": stopped, "exit": 0})
     say(f"stopped {', '.join(stopped)}" if stopped else "nothing was up")

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from flows.console import emit
 from flows.options import Json
 
 
@@ -23,9 +24,7 @@ def doctor(
 
     diagnosis = examine(steps=not quick)
     if json:
-        import json as codec
-
-        print(codec.dumps(diagnosis.as_dict()))
+        emit(diagnosis.as_dict() | {"exit": diagnosis.exit_code})
     else:
         from cpbmodels.device.report import lines
 

@@ -4,19 +4,21 @@ What runs is written to `.cpb/deploy.json`; a process counts as ours only if its
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
 import psutil
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, UsageError
 from tasks.files import read_json, write_json
 from tasks.training.launch import count_gpus
 
@@ -68,17 +70,33 @@ def up(port: int, workers: int = 2, start_s: float = 120) -> dict[str, Any]:
     return state
 
 
-def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> str:
-    """Trigger a deployment by its short or full name and return what Prefect answered."""
+@dataclass(frozen=True)
+class Started:
+    """A flow run that a deployment was asked for: its id on the server, and what Prefect said."""
+
+    deployment: str
+    flow_run_id: str | None
+    said: str
+
+
+def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Started:
+    """Trigger a deployment by its short or full name.
+
+    Raises:
+        UsageError: a name that cannot be a deployment's.
+        CpbError: nothing is up, Prefect refuses, or the watched run fails.
+    """
     full = NAMES.get(name, name)
     if "/" not in full:
-        raise CpbError(f"deployment {name!r} is unknown: choose from {', '.join(NAMES)} or FLOW/DEPLOYMENT")
+        raise UsageError(f"deployment {name!r} is unknown: choose from {', '.join(NAMES)} or FLOW/DEPLOYMENT")
     state = running()
     port = state["port"] if state else None
     if port is None and not os.environ.get("PREFECT_API_URL"):
         raise CpbError("nothing is up; start it with `cpb deploy up`, or set PREFECT_API_URL to your server")
     options = [part for parameter in parameters for part in ("--param", parameter)]
-    return _prefect(port, ["deployment", "run", full, *options, *(["--watch"] if watch else [])])
+    said = _prefect(port, ["deployment", "run", full, *options, *(["--watch"] if watch else [])]).strip()
+    found = re.search(r"UUID: ([0-9a-f-]{36})", said)
+    return Started(full, found.group(1) if found else None, said)
 
 
 def down(grace_s: float = 30) -> list[str]:

@@ -6,7 +6,7 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
-from flows.runner import Runner, ThroughPrefect
+from flows.runner import Runner, ThroughPrefect, plain_failures
 from flows.train_all import Say
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.scope import Scope
@@ -37,6 +37,7 @@ def run_forecast(scope: Scope, steps: Runner, say: Say = say_to_people, tail: bo
 
 
 @flow(name="forecast")
+@plain_failures
 def forecast_flow(
     coins: str = "all",
     timeframes: str = "15m,1h",

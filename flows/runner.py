@@ -10,11 +10,16 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import Any, ParamSpec
+
+from prefect.states import Failed, State
 
 from schemas.errors import CpbError
 
 log = logging.getLogger("cpb")
+
+P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,22 @@ def _outcome(result: Callable[[], Any]) -> Outcome:
 def server_in_use() -> bool:
     """Whether a Prefect server was named; without one, flows run directly."""
     return bool(os.environ.get("PREFECT_API_URL"))
+
+
+def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
+    """Let a flow that meets an expected error end in the state Failed with its sentence, not in a traceback.
+
+    Called directly, Prefect raises the error again, so the command line says the same sentence.
+    """
+
+    @wraps(flow)
+    def run(*args: P.args, **kwargs: P.kwargs) -> State:
+        try:
+            return flow(*args, **kwargs)
+        except CpbError as error:
+            return Failed(message=str(error), data=error)
+
+    return run
 
 
 def check_server() -> None:

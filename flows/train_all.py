@@ -17,7 +17,7 @@ from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.console import say as say_to_people
-from flows.runner import Runner, ThroughPrefect, check_server
+from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
 from flows.warm import warm_folders
 from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
 from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
@@ -229,6 +229,7 @@ _THREADS: Any = ThreadPoolTaskRunner(max_workers=16)  # they wait for a device s
 
 
 @flow(name="train-all", task_runner=_THREADS)
+@plain_failures
 def train_all(
     coins: str = "all",
     timeframes: str = "15m,1h",

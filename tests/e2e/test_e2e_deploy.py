@@ -99,3 +99,28 @@ def test_the_cron_schedules_yield_runs(project):
 def test_up_twice_and_unknown_deployments_are_said_plainly(project):
     assert "already up" in project.cpb("deploy", "up").stderr
     assert "unknown: choose from train-all" in project.cpb("deploy", "run", "nonsense").stderr
+
+
+def test_a_backtest_is_a_flow_run_where_a_server_is_named(project):
+    command = ["backtest", "--source", "sim", "--coins", "BTC,NOPE", "--timeframes", "1h", "--preset", "smoke",
+               "--architectures", "har", "--folds", "2", "--json"]  # fmt: skip
+    done = project.cpb(*command, PREFECT_API_URL=project.api)
+    assert done.returncode == 3, done.stderr
+    through = json.loads(done.stdout.splitlines()[-1])
+    runs = project.post("flow_runs/filter", {"flows": {"name": {"any_": ["backtest"]}}})
+    assert [(r["state"]["type"], r["state"]["name"]) for r in runs] == [("COMPLETED", "Partial")]
+    plain = project.cpb(*command)
+    assert plain.returncode == 3
+    assert json.loads(plain.stdout.splitlines()[-1]) == through
+
+
+def test_an_expected_error_is_one_sentence_on_the_server_too(project):
+    done = project.cpb(
+        "train-all", "--source", "sim", "--coins", "NOPE", "--preset", "smoke", PREFECT_API_URL=project.api
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("cpb: no series can be trained")
+    runs = project.post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}})
+    assert [r["state"]["message"] for r in runs] == [last.removeprefix("cpb: ")]

@@ -161,10 +161,9 @@ def test_a_forecast_without_a_champion_is_fatal_in_one_sentence(cpb, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_a_dead_prefect_server_is_said_in_one_sentence(cpb):
-    done = cpb(
-        "train-all", "--source", "sim", "--coins", "BTC", *SMALL, PREFECT_API_URL="http://127.0.0.1:9/api"
-    )
+@pytest.mark.parametrize("command", ["train-all", "backtest"])
+def test_a_dead_prefect_server_is_said_in_one_sentence(cpb, command):
+    done = cpb(command, "--source", "sim", "--coins", "BTC", *SMALL, PREFECT_API_URL="http://127.0.0.1:9/api")
     assert done.returncode == 1
     assert "no Prefect server answers" in done.stderr
     assert "Traceback" not in done.stderr
