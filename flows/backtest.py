@@ -17,7 +17,7 @@ from flows.backtest_audit import check
 from flows.console import say
 from flows.fleet_trainer import FleetTrainer
 from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
-from schemas.config import TrainConfig
+from schemas.config import CLASSIFIER, UNIVERSAL, TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.records import Failure, SeriesRecord
 from tasks.features import features
@@ -75,14 +75,14 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     Raises:
         CpbError: no series could be used.
     """
+    if any(name.removesuffix(UNIVERSAL) == CLASSIFIER for name in config.architectures):
+        raise UsageError("backtest judges forecasts of prices: leave classifier-gru out of --architectures")
     result = Backtest()
     records = _records(config, steps, say, result.failures)
     bounds = _bounds(records, options)
     loaded = load_folds(records, bounds, result.failures)
     if not loaded:
         raise CpbError(f"nothing to backtest: {result.failures[0].reason}")
-    if "classifier-gru" in config.architectures:
-        raise UsageError("backtest judges forecasts of prices: leave classifier-gru out of --architectures")
     fleets = {name: FleetTrainer(name, config) for name in config.architectures}
     beside = [name for name in options.baselines if name not in fleets]  # robust-har is a model as well
     trainers: dict[str, Trainer] = {n: baseline_trainer(BASELINES[n]) for n in beside} | dict(fleets)
@@ -96,8 +96,9 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     judged.failures = [*result.failures, *judged.failures]
     notes = [*_notes(config, options, judged.failures), *absent]
     if options.check_lookahead:
-        notes.append(check(config, records[0], bounds[records[0].timeframe][-1], fleets, loaded))
-        say(notes[-1])
+        fits = {name: BASELINES[name] for name in options.baselines}
+        notes += [found := check(config, bounds, fleets, fits, loaded)]
+        say(found)
     _write(config, options, judged, fleets, shown, notes)
     say(table.as_text(table.leaderboard_rows(judged.pools)))
     for pool in judged.pools:

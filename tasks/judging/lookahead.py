@@ -86,6 +86,7 @@ def pipeline(
     bounds: SplitBounds,
     baselines: Mapping[str, Fit],
     models: Mapping[str, Forecaster] | None = None,
+    learnt: Mapping[str, Callable[[Series], Array]] | None = None,
     *,
     context: int = 30,
     horizon: int = 10,
@@ -93,7 +94,8 @@ def pipeline(
     """Return the computation of the whole chain: columns, window list, fitted baselines, models' forecasts.
 
     Forecasts are those of every usable row of the test span. Baselines are fitted anew on what the cut
-    leaves, so the cut must lie in the test span (`first` of `check_lookahead`).
+    leaves, so the cut must lie in the test span (`first` of `check_lookahead`). `learnt` says what each model learns
+    from, an array with a row per candle of the series and its spans: its windows, its scaling.
     """
 
     def compute(klines: pl.DataFrame) -> dict[str, Array]:
@@ -103,6 +105,7 @@ def pipeline(
         train = series.origins("train", context, horizon)
         usable = series.usable(context)
         columns["window list"] = usable.astype(float)
+        columns |= {f"training of {name}": tell(series) for name, tell in (learnt or {}).items()}
         forecasters: dict[str, Forecaster] = {
             f"baseline {name}": fit(series, train, horizon).quantiles for name, fit in baselines.items()
         }

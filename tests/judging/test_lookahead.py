@@ -99,3 +99,20 @@ def test_the_forecasts_of_a_trained_model_are_causal(klines):
 
     chain = pipeline(bounds, {}, {"har": forecast})
     assert check_lookahead(chain, klines, cuts=2, first=ROWS - 900, tolerance=1e-4) == []
+
+
+def test_what_models_learn_from_is_causal_and_named_where_it_is_not(klines):
+    """Windows and scaling of the real trainer pass; a scaling over all rows, test span included, does not."""
+    from flows.backtest_audit import _learnt
+
+    bounds = bounds_of(ROWS)
+    series = series_of(feature_frame(klines, "1h"), bounds, "AUSDT")
+    member = cpbmodels.train_fleet([series], architecture="robust-har", preset="smoke", device="cpu")[0]
+
+    def everything(asked):
+        spread = np.nanstd(asked.columns(("log_sigma",)))
+        return np.full((len(asked), 1), spread)
+
+    chain = pipeline(bounds, {}, learnt={"honest": _learnt(member), "leaky": everything})
+    leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
+    assert [leak.column for leak in leaks] == ["training of leaky"]
