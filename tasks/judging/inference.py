@@ -81,11 +81,14 @@ def verdict(
 ) -> str:
     """Return the finding in words: better than, worse than or no different from the reference.
 
+    A difference is claimed where both say so: p is under `alpha`, and the interval leaves 1 out.
     `classes`: of a classifier, whose reference is the class frequencies of the training span.
     """
     relation = "no different from"
-    if p < alpha:
-        relation = "better than" if ratio < 1 else "worse than"
+    if p < alpha and high < 1:
+        relation = "better than"
+    elif p < alpha and low > 1:
+        relation = "worse than"
     shown = f"p={p:.3f}" if p >= 0.001 else "p<0.001"
     return (
         f"{relation} {'the class frequencies' if classes else 'the random walk with EWMA volatility'} "

@@ -72,3 +72,9 @@ def test_verdict_says_what_was_found(ratio, p, words):
     text = inference.verdict(ratio, ratio - 0.005, ratio + 0.005, p, 2880)
     assert text.startswith(f"{words} the random walk with EWMA volatility (CRPS ratio {ratio:.3f} [")
     assert text.endswith(f"p={p:.3f}, n=2880)")
+
+
+@pytest.mark.parametrize("ratio", [0.996, 1.004])
+def test_a_verdict_never_contradicts_its_own_interval(ratio):
+    text = inference.verdict(ratio, ratio - 0.005, ratio + 0.005, 0.049, 8640)
+    assert text.startswith("no different from")
