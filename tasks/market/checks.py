@@ -56,19 +56,30 @@ def check(
     faults = _values(blocks, frame)
     ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # as published files are
     if not ordered:
+        _note_disorder(blocks, frame)
         frame = frame.sort("file", "open_time", maintain_order=True)
+    anchor = _anchor(series, frame, stored)
+    frame = frame.with_columns(on_grid=(pl.col("open_time") - anchor) % series.step == 0)
     for judge in (_intervals, _grid, _foreign, _wicks):
         faults = judge(series, blocks, _without(frame, faults)) | faults
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults)
     if not ordered:
         good = good.sort("open_time", "file", maintain_order=True)
-    on_grid = _on_grid(series, good)
+    on_grid, good = good["on_grid"], good.drop("on_grid")
     off_grid = good.filter(~on_grid)
     checked = Checked(good.filter(on_grid) if off_grid.height else good, off_grid)
     if not ordered:
         _deduplicate(checked)
+        for index, count in checked.duplicates.items():
+            blocks[index].notes.append(f"identical duplicates dropped: {count}")
     return checked, faults
+
+
+def _note_disorder(blocks: list[Block], frame: pl.DataFrame) -> None:
+    back = frame.group_by("file").agg((pl.col("open_time").diff() < 0).any().alias("back")).filter("back")
+    for index in back["file"]:
+        blocks[index].notes.append("candles out of order, sorted")
 
 
 def _without(frame: pl.DataFrame, faults: dict[int, BadFile]) -> pl.DataFrame:
@@ -133,21 +144,20 @@ def _intervals(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> d
     return faults
 
 
-def _on_grid(series: SeriesKey, frame: pl.DataFrame) -> pl.Series:
-    phase = (frame["open_time"] - grid_offset(series.interval)) % series.step
-    if series.interval == "3d" and frame.height:  # where its grid is anchored is not documented
-        return phase == phase.mode()[0]
-    return phase == 0
+def _anchor(series: SeriesKey, frame: pl.DataFrame, stored: Sequence[Edge]) -> int:
+    """Return an instant at which a candle of the grid opens."""
+    if series.interval != "3d":
+        return grid_offset(series.interval)
+    if stored or not frame.height:  # where the grid of three days is anchored is not documented
+        return stored[0][0] if stored else 0
+    phases = frame["open_time"] % series.step
+    return phases.mode().min()  # type: ignore[return-value]
 
 
 def _grid(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
     """Off-grid candles are refused, except those that the exchange is known to have made."""
     known = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
-    strays = (
-        frame.filter(~_on_grid(series, frame))
-        .filter(~known)
-        .unique("file", keep="first", maintain_order=True)
-    )
+    strays = frame.filter(~pl.col("on_grid") & ~known).unique("file", keep="first", maintain_order=True)
     return {
         row["file"]: BadFile(
             f"line {row['line']}: candle opens off the grid, at {to_datetime(row['open_time'])}"
@@ -246,7 +256,8 @@ def _deduplicate(checked: Checked) -> None:
     distinct = repeated.unique(values, keep="first", maintain_order=True)
     disputed = distinct.filter(distinct["open_time"].is_duplicated())
     checked.conflicts = list(dict.fromkeys(disputed.select("file", "open_time").iter_rows()))
-    surplus = repeated.filter(~repeated["open_time"].is_first_distinct())
+    undisputed = repeated.filter(~repeated["open_time"].is_in(disputed["open_time"].implode()))
+    surplus = undisputed.filter(~undisputed["open_time"].is_first_distinct())
     checked.duplicates = dict(surplus.group_by("file").len().iter_rows())
     kept = rows.filter(~rows["open_time"].is_in(disputed["open_time"].implode()))
     checked.rows = kept.unique("open_time", keep="first", maintain_order=True)

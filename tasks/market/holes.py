@@ -11,7 +11,7 @@ from math import log
 
 import numpy as np
 
-from tasks.market.layout import DAY, SeriesKey, SourceFile, grid_offset
+from tasks.market.layout import DAY, SeriesKey, SourceFile, grid_offset, whole_candles
 from tasks.market.manifest import FileRecord, Oddity, Part
 
 Runs = list[tuple[int, int]]
@@ -106,24 +106,18 @@ def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
 def missing(holdings: Holdings) -> Runs:
     """Return the stretches without candles between the first expected one and the last."""
     runs, step = holdings.runs, holdings.series.step
+    anchor = runs[0][0] if runs else grid_offset(holdings.series.interval)
     bad = clip(holdings.spans("quarantined", "failed"), holdings.first, holdings.last)
     if not runs:
-        return [_on_grid(a, b, holdings.series) for a, b in bad]
+        return [whole_candles(a, b, anchor, step) for a, b in bad]
     begin = min([runs[0][0], *(a for a, _ in bad)])
     files = clip(
         [f.bounds for f in holdings.wanted if f.period in holdings.files], holdings.first, holdings.last
     )
     end = max([runs[-1][1], *(b for _, b in files)])
     edges = [begin, *(t for run in runs for t in run), end]
-    gaps = [_on_grid(a, b, holdings.series) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    gaps = [whole_candles(a, b, anchor, step) for a, b in zip(edges[::2], edges[1::2], strict=True)]
     return [(a, b) for a, b in gaps if b - a >= step]
-
-
-def _on_grid(start: int, end: int, series: SeriesKey) -> tuple[int, int]:
-    """Round a stretch inwards to whole candles."""
-    phase, step = grid_offset(series.interval), series.step
-    up = -(-(start - phase) // step) * step + phase
-    return up, max(up, (end - phase) // step * step + phase)
 
 
 class OutageCalendar:

@@ -45,6 +45,12 @@ def grid_offset(interval: str) -> int:
     return 4 * DAY if interval == "1w" else 0
 
 
+def whole_candles(start: int, end: int, anchor: int, step: int) -> tuple[int, int]:
+    """Round a stretch inwards to whole candles of the grid that goes through `anchor`."""
+    up = start + (anchor - start) % step
+    return up, max(up, end - (end - anchor) % step)
+
+
 @lru_cache(maxsize=1 << 14)
 def period_bounds(period: str) -> tuple[int, int]:
     """Return `[start, end)` of `2024-01` or `2024-01-31`."""

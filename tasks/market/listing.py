@@ -41,6 +41,19 @@ class Catalogue:
         once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
         return sorted(once.values())
 
+    def begins_before(self, series: SeriesKey, kind: str, start: int, end: int) -> bool:
+        """Tell whether the first file after `start` begins before `end`: one small question, not a listing."""
+        if isinstance(self.source, FolderSource):
+            return bool(self.files(series, kind, start, end))
+        prefix = series.prefix(kind)
+        query = {"delimiter": "/", "prefix": prefix, "max-keys": "2"} | _marker(series, kind, start)
+        body = self.source.list_page(query) if self.lists is not False else None
+        page = _read_page(body) if body is not None else None
+        if page is None:
+            return self.source.head(series.file(day_of(end - 1)).key) is not None
+        named = (file_of(series, r.key, r.etag, r.size, r.modified) for r in page.files)
+        return any(file.bounds[0] < end for file in named if file)
+
     def symbols(self, market: str) -> list[str]:
         """Return every symbol the source lists in a market; empty where it has no listing.
 
@@ -63,8 +76,7 @@ class Catalogue:
         prefix = series.prefix(kind)
         if isinstance(self.source, FolderSource):
             return list(self.source.files(prefix))
-        name = month_of(start) if kind == "monthly" else day_of(start)
-        marker = f"{prefix}{series.symbol}-{series.interval}-{name}" if start > _BIRTH else ""
+        marker = _marker(series, kind, start).get("marker", "")
         last = f"{prefix}{series.symbol}-{series.interval}-{day_of(end)}"
         if self.lists is not False:
             pages = self._ask(prefix, marker, last)
@@ -97,6 +109,14 @@ class Catalogue:
         keys = [series.file(period).key for period in periods]
         ask = self.probe_with.map if self.probe_with else map
         return [remote for remote in ask(self.source.head, keys) if remote]
+
+
+def _marker(series: SeriesKey, kind: str, start: int) -> dict[str, str]:
+    """Return the part of a question that skips the files before `start`."""
+    if start <= _BIRTH:
+        return {}
+    name = month_of(start) if kind == "monthly" else day_of(start)
+    return {"marker": f"{series.prefix(kind)}{series.symbol}-{series.interval}-{name}"}
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,11 @@ _LAST_US = _LAST_MS * 1000
 _FIRST_LINE = re.compile(rb"-?\d")
 
 
+_CELL = re.compile(
+    r"could not parse `(?P<value>.*?)` as dtype `(?P<kind>\w+)` at column '(?P<column>\w+)'", re.DOTALL
+)
+
+
 @dataclass
 class Block:
     """The candle lines of one file and what was odd about its form."""
@@ -108,7 +113,7 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
         ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise BadFile(f"not twelve numbers a line: {str(error).splitlines()[0][:120]}") from error
+        raise BadFile(f"not twelve numbers a line: {_blame(bodies, str(error))}") from error
     if frame.height != lines:
         raise BadFile(f"{lines} lines hold {frame.height} candles")
     for name, nulls in frame.null_count().row(0, named=True).items():
@@ -118,6 +123,17 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
     return frame
 
 
+def _blame(bodies: list[bytes], said: str) -> str:
+    """Say where a file cannot be read: polars names its own options instead of the line."""
+    if cell := _CELL.search(said):
+        kind = "whole number" if cell["kind"].startswith("i") else "number"
+        return f"{cell['column']} {cell['value'][:40]!r} is not a {kind}"
+    for number, line in enumerate(bodies[0].removesuffix(b"\n").split(b"\n") if len(bodies) == 1 else (), 1):
+        if (columns := line.count(b",") + 1) != len(COLUMNS):
+            return f"line {number} has {columns} column{'s' * (columns > 1)}"
+    return said.splitlines()[0][:120]
+
+
 def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]") -> pl.DataFrame:
     counts = np.array([block.lines for block in blocks], dtype=np.int64)
     starts = np.repeat(np.cumsum(counts) - counts, counts)
@@ -125,6 +141,10 @@ def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]
     if any(len(t) and (t.min() < 0 or t.max() > _LAST_US) for t in (opens, closes)):
         raise BadFile("a time is out of range")
     ms = opens < _MICRO
+    if ms.any() and not ms.all():
+        for block, start in zip(blocks, np.cumsum(counts) - counts, strict=True):
+            if len(set(ms[start : start + block.lines].tolist())) > 1:
+                block.notes.append("milliseconds and microseconds in one file")
     return frame.drop("ignore").with_columns(
         pl.Series("open_time", np.where(ms, opens * 1000, opens)),
         pl.Series("close_time", np.where(closes < _MICRO, (closes + 1) * 1000, closes + 1)),

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tasks.market.faults import SourceFault
-from tasks.market.layout import SeriesKey, SourceFile, month_of, months, period_bounds
+from tasks.market.layout import SeriesKey, SourceFile, months, period_bounds
 from tasks.market.listing import Catalogue
 from tasks.market.manifest import FileRecord, Part
 from tasks.market.store import series_folder
 
 _SECOND_LOOK = 7 * 86_400  # seconds
-_DAILY_ONLY = {"1s"}  # a month of seconds is 350 MB of text
+_DAILY_ONLY = {"1s"}  # where they are published: a month of seconds is 350 MB of text
 
 
 @dataclass
@@ -30,16 +30,19 @@ def wanted_files(catalogue: Catalogue, series: SeriesKey, start: int, end: int) 
     Raises:
         SourceFault: the source cannot be asked.
     """
-    monthly = catalogue.files(series, "monthly", start, end) if series.interval not in _DAILY_ONLY else []
+    if series.interval in _DAILY_ONLY and (daily := catalogue.files(series, "daily", start, end)):
+        return daily
+    monthly = catalogue.files(series, "monthly", start, end)
     covered = {file.period for file in monthly}
-    begin = monthly[0].bounds[0] if monthly else start
-    missing = (
-        [month for month in months(begin, end) if month not in covered] if monthly else [month_of(start)]
-    )
-    if not missing:
-        return monthly
-    daily = catalogue.files(series, "daily", max(start, period_bounds(missing[0])[0]), end)
-    return sorted([*monthly, *(f for f in daily if f.period[:7] not in covered)], key=lambda f: f.bounds)
+    if not monthly:
+        return catalogue.files(series, "daily", start, end)
+    begin = monthly[0].bounds[0]
+    missing = [month for month in months(begin, end) if month not in covered]
+    spans = [(max(start, period_bounds(missing[0])[0]), end)] if missing else []
+    if start < begin and catalogue.begins_before(series, "daily", start, begin):
+        spans.append((start, begin))
+    daily = [file for span in spans for file in catalogue.files(series, "daily", *span)]
+    return sorted({*monthly, *(f for f in daily if f.period[:7] not in covered)}, key=lambda f: f.bounds)
 
 
 def to_fetch(

@@ -6,7 +6,17 @@ Each hole is searched once; what was not found is remembered as confirmed absent
 from collections.abc import Iterable
 
 from tasks.market.faults import SourceFault
-from tasks.market.holes import ABSENT, CONFLICT, FAILED, OUTAGE, QUARANTINED, Hole, OutageCalendar, find_holes
+from tasks.market.holes import (
+    ABSENT,
+    CONFLICT,
+    ENDED,
+    FAILED,
+    OUTAGE,
+    QUARANTINED,
+    Hole,
+    OutageCalendar,
+    find_holes,
+)
 from tasks.market.layout import DAY, SeriesKey, SourceFile, days, period_bounds
 from tasks.market.rest import available, fetch_day
 from tasks.market.run import Run, calendars, holdings_of
@@ -18,7 +28,7 @@ WRONG_DAYS = ("2020-12-21", "2021-09-29")
 
 _AGAIN = 7 * DAY  # what was nowhere is looked for again after a week: files are published late
 _REST_DAYS = 400  # of one run; more would be rude
-_SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT)
+_SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT, ENDED)  # a cut last file looks like the end of trading
 
 
 def repair(run: Run) -> None:

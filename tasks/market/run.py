@@ -18,7 +18,7 @@ from tasks.market.client import (
     Source,
 )
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.layout import SeriesKey, to_us
+from tasks.market.layout import SeriesKey, grid_offset, to_us, whole_candles
 from tasks.market.listing import Catalogue
 from tasks.market.manifest import ANEW, Manifest, is_corrupt
 from tasks.market.plan import Plan
@@ -115,8 +115,9 @@ def open_manifest(home: Path, plan: bool) -> Iterator[Manifest]:
 
 def holdings_of(run: Run, series: SeriesKey) -> Holdings:
     """Return what the manifest knows of a series, cut to the scope's time range."""
-    step = series.step
-    last = run.end - run.end % step
+    parts = list(run.manifest.parts(series).values())
+    starts = [a for part in parts for a, _ in part.runs] or [grid_offset(series.interval)]
+    first, last = whole_candles(run.start, run.end, starts[0], series.step)
     files = run.manifest.files(series)
     wanted = list(run.plans[series].wanted) if series in run.plans else []
     named = {file.period for file in wanted}
@@ -126,10 +127,10 @@ def holdings_of(run: Run, series: SeriesKey) -> Holdings:
         series,
         sorted(wanted, key=lambda f: f.bounds),
         files,
-        list(run.manifest.parts(series).values()),
+        parts,
         run.manifest.oddities(series),
         run.manifest.searched(series),
-        run.start,
+        first,
         last,
     )
 

@@ -183,7 +183,7 @@ def _rows_changed(
     changed = {}
     for index, item in good.items():
         record = known.get(item.file.period)
-        if not record or not record.sha256 or record.sha256 == item.sha256 or record.status != "ok":
+        if not record or record.sha256 in ("", item.sha256) or record.status == "repaired":
             continue
         new = rows.filter(pl.col("file") == index).select(
             pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:]
@@ -208,9 +208,10 @@ def _record(home: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRe
         status = "quarantined"
     else:
         status = "failed"
-    rows = known[item.file.period].rows if item.file.period in known else 0
+    before = known.get(item.file.period)  # what is stored stays, and a later version is compared with it
+    rows, sha = (before.rows, before.sha256) if before else (0, "")
     facts = {"at": int(time.time())}
-    return FileRecord(item.file.period, item.file.key, item.file.version, "", rows, status, reason, facts)
+    return FileRecord(item.file.period, item.file.key, item.file.version, sha, rows, status, reason, facts)
 
 
 def _good_record(

@@ -1,0 +1,177 @@
+"""The edges of a series: odd grids, cut ranges, missing first months, cut last ones, versions that come and go."""
+
+from datetime import UTC, datetime
+
+import polars as pl
+import pytest
+from market_tools import FAST, build, csv_of, key, lines, put, rows_of, scope
+
+from schemas.klines import KLINES
+from tasks.market import mirror
+from tasks.market.ingest import ingest
+from tasks.market.store import read_klines
+
+BTC = key()
+MONTHS = ("2024-01", "2024-02", "2024-03")
+
+
+def run(tmp_path, lists=True, coins="BTC", **options):
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), lists=lists) as url:
+        return ingest(scope(tmp_path / "home", url, coins, **options), limits=FAST)
+
+
+def flat(file, start):
+    """Candles of one price on the grid that goes through `start`, as far as they open in the file's period."""
+    step, (first, last) = file.series.step, file.bounds
+    times = range(first + (start - first) % step, last, step)
+    values = dict.fromkeys(KLINES, 100.0) | {"volume": 0.0, "count": 0}
+    values |= dict.fromkeys([c for c in KLINES if "quote" in c or "taker" in c], 0.0)
+    return pl.DataFrame({"open_time": times}).with_columns(
+        pl.col("open_time").cast(KLINES["open_time"]),
+        *(pl.lit(values[c], KLINES[c]).alias(c) for c in KLINES if c != "open_time"),
+    )
+
+
+MONDAY = BTC.file("2024-01").bounds[0]  # and no multiple of three days since 1970
+
+
+def publish(tmp_path, interval, lacking=()):
+    for month in MONTHS:
+        file = key(interval=interval).file(month)
+        rows = flat(file, MONDAY)
+        kept = [i for i in range(rows.height) if (month, i) not in lacking]
+        put(tmp_path / "mirror", file, csv_of(file, rows[kept]))
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_hole_of_a_shifted_grid_is_as_long_as_it_is(tmp_path, count):
+    publish(tmp_path, "3d", [("2024-02", 3 + i) for i in range(count)])
+    (hole,) = run(tmp_path, timeframes="3d").series[0].holes
+    assert hole["bars"] == count
+
+
+@pytest.mark.parametrize(
+    ("interval", "options"),
+    [
+        ("1w", {"as_of": "2024-03-20"}),
+        ("1w", {"since": "2024-01-10"}),
+        ("3d", {"as_of": "2024-03-20"}),
+        ("3d", {"since": "2024-01-09"}),
+        ("1h", {"since": "2024-01-10T12:30", "as_of": "2024-03-20T12:30"}),
+    ],
+)
+def test_what_is_reported_is_what_is_read(tmp_path, interval, options):
+    """Weeks open on Mondays and days in threes anywhere: a range cuts between candles, not through them."""
+    publish(tmp_path, interval)
+    report = run(tmp_path, timeframes=interval, **options).series[0]
+    asked = {"since": "2017-01-01", "as_of": "2024-04-01"} | options
+    since, as_of = (datetime.fromisoformat(asked[k]).replace(tzinfo=UTC) for k in ("since", "as_of"))
+    rows = read_klines(tmp_path / "home", "BTCUSDT", interval, since, as_of)
+    times = rows["open_time"].dt.strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert (report.rows, report.first, report.last) == (rows.height, times[0], times[-1])
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("since", ["2024-01", "2023-11"])
+def test_a_first_month_without_a_monthly_file_comes_from_daily_ones(tmp_path, lists, since):
+    build(tmp_path / "mirror", ["BTCUSDT"], MONTHS[1:])
+    for day in range(10, 32):
+        put(tmp_path / "mirror", BTC.file(f"2024-01-{day}"))
+    report = run(tmp_path, lists, since=since).series[0]
+    assert (report.first, report.rows) == ("2024-01-10T00:00:00Z", (22 + 29 + 31) * 24)
+
+
+def test_seconds_come_from_monthly_files_where_there_are_no_daily_ones(tmp_path):
+    file = key(interval="1s").file("2024-01")
+    put(tmp_path / "mirror", file, csv_of(file, flat(file, MONDAY).tail(86_400)))
+    report = run(tmp_path, timeframes="1s", since="2024-01-31", as_of="2024-02-01").series[0]
+    assert report.rows == 86_400
+
+
+def cut(tmp_path):
+    """BTC's last month ends on the 8th, days before the end asked for; ETH's does not."""
+    build(tmp_path / "mirror", months=MONTHS)
+    last = BTC.file("2024-03")
+    put(tmp_path / "mirror", last, b"".join(lines(csv_of(last))[: 7 * 24]))
+
+
+def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
+    cut(tmp_path)
+    for day in range(1, 32):
+        put(tmp_path / "mirror", BTC.file(f"2024-03-{day:02}"))
+    report = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
+    assert (report.series[0].rows, report.series[0].holes) == (91 * 24, [])
+    assert run(tmp_path, coins="BTC,ETH", as_of="2024-04-10").requests == 6  # listings
+
+
+def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path):
+    cut(tmp_path)
+    report = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
+    assert [h["cause"] for h in report.series[0].holes] == ["trading ended"]
+    again = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
+    assert again.series == report.series
+    assert again.requests == 6  # listings
+
+
+def test_rows_changed_are_told_though_a_broken_version_came_between(tmp_path):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    file = BTC.file("2024-02")
+    run(tmp_path)
+    put(tmp_path / "mirror", file, b"1,2\n")
+    broken = run(tmp_path)
+    assert broken.series[0].files["quarantined"] == 1
+    assert broken.series[0].rows == 91 * 24  # what was stored stays
+    rows = rows_of(file).with_columns(
+        count=pl.when(pl.int_range(pl.len()) < 3).then(pl.col("count") + 1).otherwise("count")
+    )
+    put(tmp_path / "mirror", file, csv_of(file, rows))
+    assert f"{file}: changed upstream, 3 rows" in run(tmp_path).notes
+
+
+def swap(csv, i, j):
+    rows = lines(csv)
+    rows[i], rows[j] = rows[j], rows[i]
+    return b"".join(rows)
+
+
+def micro(csv):
+    first, rest = csv.split(b"\n", 1)
+    cells = first.split(b",")
+    cells[0], cells[6] = cells[0] + b"000", cells[6] + b"999"
+    return b",".join(cells) + b"\n" + rest
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        (lambda csv: swap(csv, 3, 9), "candles out of order, sorted"),
+        (lambda csv: csv + lines(csv)[-1], "identical duplicates dropped: 1"),
+        (micro, "milliseconds and microseconds in one file"),
+    ],
+)
+def test_what_was_put_right_is_told(tmp_path, change, note):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    file = BTC.file("2024-02")
+    put(tmp_path / "mirror", file, change(csv_of(file)))
+    report = run(tmp_path).series[0]
+    assert report.rows == 91 * 24
+    assert [n for n in report.notes if str(file) in n] == [f"{file}: {note}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda csv: csv.replace(b"\n", b",0\n"), "line 1 has 13 columns"),
+        (lambda csv: csv.replace(b",", b";"), "line 1 has 1 column"),
+        (lambda csv: b"\n" + csv, "line 1 has 1 column"),
+        (lambda csv: csv.replace(b",0\n", b",0\n1\n", 1), "is missing"),
+        (lambda csv: csv.replace(b",0\n", b",0\n0x1F", 1), "open_time '0x1F17"),
+    ],
+)
+def test_a_refusal_names_the_line_or_the_cell(tmp_path, change, reason):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    file = BTC.file("2024-02")
+    put(tmp_path / "mirror", file, change(csv_of(file)))
+    (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
+    assert reason in note
+    assert "schema" not in note
