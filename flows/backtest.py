@@ -160,7 +160,9 @@ def _keeper(
     say: Say,
 ) -> Callable[[str, int, Series, Forecasts], None]:
     """Return what is told every fold's forecasts: writes the rows, draws the first coin's newest fold."""
-    first, newest = loaded[0].series, max(one.fold for one in loaded)
+    first = loaded[0].series
+    key = first.symbol, first.timeframe
+    newest = max(one.fold for one in loaded if (one.series.symbol, one.series.timeframe) == key)
     seen: set[str] = set()
 
     def keep(name: str, fold: int, series: Series, forecasts: Forecasts) -> None:
@@ -172,7 +174,7 @@ def _keeper(
                 series, forecasts.origins, forecasts.quantiles, forecasts.candle, model=name, fold=fold + 1
             )
             write_rows(options.out / "forecasts", frame)
-        if fold == newest and (series.symbol, series.timeframe) == (first.symbol, first.timeframe):
+        if name in fleets and fold == newest and (series.symbol, series.timeframe) == key:
             shown.extend(_shown(name, series, forecasts))
 
     return keep
@@ -181,16 +183,11 @@ def _keeper(
 def _shown(name: str, series: Series, forecasts: Forecasts) -> list[tuple[str, Any]]:
     middle = len(forecasts.origins) // 2
     account = trade(series, forecasts.origins, forecasts.quantiles)
-    f = account.figures
-    caption = (
-        f"{name}: an illustration, never used to choose a model. Sharpe {f['strategy_sharpe']:.2f} "
-        f"[{f['strategy_sharpe_low']:.2f}, {f['strategy_sharpe_high']:.2f}], "
-        f"drawdown {f['strategy_drawdown']:.2f}, turnover {f['turnover_per_year']:.0f} a year"
-    )
-    curves = {name: account.equity, "buy and hold": account.hold}
+    free = trade(series, forecasts.origins, forecasts.quantiles, cost=0.0)
+    curves = {name: account.equity, f"{name}, were trading free": free.equity, "buy and hold": account.hold}
     return [
         (f"{name}: one forecast", pictures.forecast_figure(series, forecasts, middle)),
-        (caption, pictures.equity_figure(account.times, curves)),
+        (f"{name}: {account.as_text()}", pictures.equity_figure(account.times, curves)),
     ]
 
 

@@ -3,6 +3,7 @@
 Never used to choose or promote a model: a Sharpe ratio of four months has an interval from despair to glory.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,6 +32,18 @@ class Account:
     equity: Array
     hold: Array
     figures: dict[str, float]
+
+    def as_text(self) -> str:
+        """Return the account in words, beside buying and holding."""
+        f = self.figures
+        own, hold = (
+            f"return {math.expm1(f[f'{who}_return']):+.1%}, volatility {f[f'{who}_volatility']:.0%} a year, "
+            f"Sharpe ratio {f[f'{who}_sharpe']:.2f} [{f[f'{who}_sharpe_low']:.2f}, {f[f'{who}_sharpe_high']:.2f}], "
+            f"drawdown {-math.expm1(-f[f'{who}_drawdown']):.1%}"
+            for who in ("strategy", "hold")
+        )
+        traded = f"turnover {f['turnover_per_year']:.0f} times the account a year"
+        return f"an illustration, never used to choose a model. {own}, {traded}; buy and hold: {hold}"
 
 
 def trade(

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
+from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
         dot = "o" if len(values) == 1 else None  # a model solved in closed form: one point is no line
         axes.plot(range(1, len(values) + 1), values, color=colour, label=name, marker=dot)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, fontsize=7)
     return figure
 
 
@@ -161,7 +162,7 @@ def equity_figure(times: NDArray[np.int64], curves: dict[str, Array]) -> Figure:
     for colour, (name, curve) in zip(_cycle(), curves.items(), strict=False):
         axes.plot(times.astype("datetime64[us]"), curve, color=colour, linewidth=1, label=name)
     axes.legend(frameon=False, fontsize=7)
-    axes.tick_params(axis="x", rotation=20)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
     return figure
 
 
