@@ -18,8 +18,8 @@ def run_forecast(scope: Scope, steps: Runner, say: Say = say_to_people, tail: bo
     """Return what was forecast and scored; exit 3 where a series could not be refreshed or forecast."""
     report = steps.one(ingest, scope, tail)
     stale = [f"{s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.status == "failed"]
-    issued = steps.one(forecast, scope)
-    scored = steps.one(score, scope)
+    issued = steps.one(forecast, scope, tail)
+    scored = steps.one(score, scope, tail)
     if not issued.series:
         why = (
             "; ".join((stale or [f.reason for f in issued.failures])[:2])

@@ -118,8 +118,9 @@ def run_train_all(
     # None: classifiers forecast no price, and simulated models give way to real ones.
     if summary.champions:
         summary.published = steps.one(publish, config.scope.home, config.repo, config.scope.source)
-    issued = steps.one(forecast, config.scope)
-    summary.forecast_rows = issued.rows
+    issued = steps.one(forecast, config.scope, tail)
+    # Standing, not new: a run that was killed after its forecasts and repeated ends like an undisturbed one.
+    summary.forecast_rows = issued.standing
     for failure in issued.failures:
         _fail(summary, say, failure.symbol, failure.timeframe, "forecast", failure.reason)
     say(

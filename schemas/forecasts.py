@@ -32,6 +32,13 @@ FORECAST_SCHEMA: dict[str, Any] = {
 """Columns and types of the forecast store. `issued_at` is the close of the last candle used; `target_time`
 the close of the candle that is forecast, so step 1 ends one interval after `issued_at`."""
 
+MADE_KEY = ("symbol", "timeframe", "model_version", "issued_at")
+"""What makes a forecast, all its steps together, unique."""
+
+MADE_SCHEMA: dict[str, Any] = {**{name: FORECAST_SCHEMA[name] for name in MADE_KEY}, "made_at": _TIME}
+"""Columns of the separate file that tells live forecasts from replays: `made_at` is when the forecast was
+written, by the clock. `issued_at` cannot tell: a run with `--as-of` in the past has the same."""
+
 LEDGER_SCHEMA: dict[str, Any] = {
     **{name: FORECAST_SCHEMA[name] for name in KEY},
     "realised_close": pl.Float64,

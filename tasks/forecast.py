@@ -13,13 +13,14 @@ from tasks.tracking.registry import champions, of_source
 
 
 @task(name="forecast", cache_policy=NO_CACHE, persist_result=False)
-def forecast(scope: Scope) -> Issued:
-    """Issue the forecasts of every champion in the scope."""
-    return issue_forecasts(scope, of_source(champions(scope.symbols, scope.timeframes), scope.source))
+def forecast(scope: Scope, tail: bool = False) -> Issued:
+    """Issue the forecasts of every champion in the scope; `tail`: from the provisional candles on."""
+    found = of_source(champions(scope.symbols, scope.timeframes), scope.source)
+    return issue_forecasts(scope, found, provisional=tail)
 
 
 @task(name="score", cache_policy=NO_CACHE, persist_result=False)
-def score(scope: Scope) -> int:
-    """Score stored forecasts whose target candle has closed; return how many rows."""
-    read = partial(read_klines, scope.home, market=scope.market)
+def score(scope: Scope, tail: bool = False) -> int:
+    """Score stored forecasts whose target candle has closed, provisional ones with `tail`; return how many rows."""
+    read = partial(read_klines, scope.home, market=scope.market, provisional=tail)
     return score_due(scope.home, read, scope.as_of, list(scope.symbols), list(scope.timeframes))

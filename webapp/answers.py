@@ -103,7 +103,10 @@ class LedgerSummary(BaseModel):
 
 
 class LedgerRow(BaseModel):
-    """One scored forecast row; `crps` is of the log-return since `last_close`."""
+    """One scored forecast row; `crps` is of the log-return since `last_close`.
+
+    `live`: written before the candle it is about had closed. A replay (`--as-of` in the past) is not.
+    """
 
     model_version: str
     issued_at: datetime
@@ -119,6 +122,7 @@ class LedgerRow(BaseModel):
     q95: float
     realised_close: float
     scored_at: datetime
+    live: bool
     crps: float
     covered_50: bool
     covered_80: bool
@@ -127,11 +131,12 @@ class LedgerRow(BaseModel):
 
 
 class Ledger(BaseModel):
-    """What came true: hit rates of all, and the newest rows, newest last."""
+    """What came true: hit rates of all rows, of the live ones alone, and the newest rows, newest last."""
 
     symbol: str
     timeframe: str
     summary: LedgerSummary
+    live: LedgerSummary
     rows: list[LedgerRow]
 
 

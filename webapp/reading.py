@@ -84,6 +84,7 @@ def scored(home: Path, symbol: str, timeframe: str, limit: int) -> Ledger:
         symbol=symbol,
         timeframe=timeframe,
         summary=LedgerSummary(**summary(rows)),
+        live=LedgerSummary(**summary(rows.filter("live"))),
         rows=[LedgerRow(**row) for row in shown.to_dicts()],
     )
 

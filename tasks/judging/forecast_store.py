@@ -1,6 +1,7 @@
 """The forecast store: parquet under `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, append-only.
 
-A row once written never changes: what came true later stands in the ledger's own files. A month is one file
+A row once written never changes: what came true later stands in the ledger's own files, and when a forecast
+was written in those of `HOME/issued` (the same layout). A month is one file
 (40 series every hour would otherwise make 350 000 files a year); rows are added by rename, under a lock.
 """
 
@@ -8,14 +9,22 @@ import fcntl
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-from schemas.forecasts import CANDLE_COLUMNS, FORECAST_SCHEMA, KEY, QUANTILE_COLUMNS, check_forecasts
+from schemas.forecasts import (
+    CANDLE_COLUMNS,
+    FORECAST_SCHEMA,
+    KEY,
+    MADE_KEY,
+    MADE_SCHEMA,
+    QUANTILE_COLUMNS,
+    check_forecasts,
+)
 from tasks.files import write_bytes
 
 
@@ -59,8 +68,11 @@ def forecast_rows(
     return pl.DataFrame(columns, schema=FORECAST_SCHEMA)
 
 
-def append(home: Path, frame: pl.DataFrame) -> int:
+def append(home: Path, frame: pl.DataFrame, made_at: datetime | None = None) -> int:
     """Add rows that are not there yet and return how many; the first forecast under a key stands.
+
+    Args:
+        made_at: UTC; default the clock's time. Kept apart, so that replays can be told from live forecasts.
 
     Raises:
         ValueError, pandera.errors.SchemaError: the frame breaks the contract; nothing is written.
@@ -68,10 +80,15 @@ def append(home: Path, frame: pl.DataFrame) -> int:
     check_forecasts(frame)
     months = frame.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
     parts = months.partition_by("timeframe", "symbol", "month", as_dict=True)
-    return sum(
-        add_rows(series_folder(home, str(symbol), str(timeframe)), str(month), part.drop("month"))
-        for (timeframe, symbol, month), part in parts.items()
-    )
+    added = 0
+    for (timeframe, symbol, month), part in parts.items():
+        series = str(symbol), str(timeframe)
+        added += add_rows(series_folder(home, *series), str(month), part.drop("month"))
+        # After the forecasts: after a kill in between nothing claims to be older than it is.
+        made = part.select(MADE_KEY).with_columns(made_at=pl.lit(made_at or datetime.now(UTC)))
+        made = made.cast(MADE_SCHEMA)  # type: ignore[arg-type]
+        add_rows(series_folder(home, *series, "issued"), str(month), made, MADE_KEY)
+    return added
 
 
 def read(
@@ -111,7 +128,7 @@ def stored_series(home: Path) -> list[tuple[str, str]]:
 
 
 def series_folder(home: Path, symbol: str, timeframe: str, kind: str = "forecasts") -> Path:
-    """Return the folder of one series under `HOME/forecasts` or `HOME/ledger`."""
+    """Return the folder of one series under `HOME/forecasts`, `HOME/issued` or `HOME/ledger`."""
     return home / kind / f"interval={timeframe}" / f"symbol={symbol}"
 
 

@@ -13,25 +13,31 @@ from schemas.records import Failure
 from schemas.scope import Scope
 from schemas.universe import INTERVAL_SECONDS
 from tasks.judging.forecast_store import append, forecast_rows
-from tasks.signals.store import load_newest, write_features
+from tasks.signals.store import newest_series
 from tasks.tracking.registry import Champion
 
 
 @dataclass
 class Issued:
-    """New rows, series forecast (also those whose forecast was there already), and what failed."""
+    """New rows, rows that stand (new or there already), series forecast, and what failed."""
 
     rows: int = 0
+    standing: int = 0
     series: int = 0
     failures: list[Failure] = field(default_factory=list)
 
 
-def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> Issued:
-    """Forecast the champions of the scope; one series' failure leaves the others' forecasts in place."""
+def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> Issued:
+    """Forecast the champions of the scope; one series' failure leaves the others' forecasts in place.
+
+    `provisional` reads on into the newest candles that `ingest --tail` fetched.
+    """
     issued = Issued()
     for champion in champions:
         try:
-            issued.rows += append(scope.home, _forecast(scope, champion))
+            rows = _forecast(scope, champion, provisional)
+            issued.rows += append(scope.home, rows)
+            issued.standing += len(rows)
             issued.series += 1
         except (MemberError, cpbmodels.ModelError) as error:
             issued.failures.append(
@@ -42,16 +48,16 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> Issued:
     return issued
 
 
-def _forecast(scope: Scope, champion: Champion) -> pl.DataFrame:
-    record = write_features(
+def _forecast(scope: Scope, champion: Champion, provisional: bool) -> pl.DataFrame:
+    series = newest_series(
         scope.home,
         champion.symbol,
         champion.timeframe,
         since=scope.since,
         as_of=scope.as_of,
         market=scope.market,
+        provisional=provisional,
     )
-    series = load_newest(record.path, champion.symbol, champion.timeframe)
     forecast = cpbmodels.load(champion.folder).forecast(series)
     step = INTERVAL_SECONDS[champion.timeframe]
     return forecast_rows(

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import MemberError
-from schemas.forecasts import KEY, LEDGER_SCHEMA, QUANTILE_COLUMNS
+from schemas.forecasts import KEY, LEDGER_SCHEMA, MADE_KEY, MADE_SCHEMA, QUANTILE_COLUMNS
 from schemas.universe import INTERVAL_SECONDS
 from tasks.judging import forecast_store
 
@@ -54,16 +54,22 @@ def ledger(
 ) -> pl.DataFrame:
     """Return the scored forecast rows of one series with their scores, oldest first.
 
-    Columns: those of the forecast, `realised_close`, `scored_at`, `crps` (of the log-return since
+    Columns: those of the forecast, `realised_close`, `scored_at`, `made_at`, `live` (written before the candle
+    that it is about had closed; false for replays with `--as-of` in the past), `crps` (of the log-return since
     `last_close`, so that coins compare), `covered_50 covered_80 covered_90`, and `direction_hit`: did the
     median lie on the realised side of `last_close`; null where either did not move.
     """
     rows = forecast_store.read(home, symbol, timeframe, since, until)
     scores = _scores(home, symbol, timeframe, since, until)
     joined = rows.join(scores, on=list(KEY), how="inner", maintain_order="left")
+    made = forecast_store.read_months(
+        forecast_store.series_folder(home, symbol, timeframe, "issued"), MADE_SCHEMA, since, until
+    )
+    joined = joined.join(made, on=list(MADE_KEY), how="left", maintain_order="left")
     closes = pl.col("realised_close")
     moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
     return joined.with_columns(
+        (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live"),
         pl.Series("crps", _crps(joined), dtype=pl.Float64),
         *[closes.is_between(pl.col(a), pl.col(b)).alias(f"covered_{n}") for n, (a, b) in BANDS.items()],
         pl.when(moved != 0).then(moved > 0).alias("direction_hit"),

@@ -11,7 +11,8 @@ from pathlib import Path
 from schemas.scope import SIMULATED
 
 _TREES = (
-    "klines", "cache", "offgrid", "provisional", "quarantine", "reports", "features", "forecasts", "ledger", "hub",
+    "klines", "cache", "offgrid", "provisional", "quarantine", "reports", "features", "forecasts", "issued", "ledger",
+    "hub",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -34,26 +35,18 @@ def write_features(
     since: datetime | None = None,
     as_of: datetime | None = None,
     market: str = "spot",
-    provisional: bool = False,
 ) -> SeriesRecord:
     """Compute, check and store the features of one series below `home/features`; return where they lie.
 
-    `provisional` includes the newest candles that no archive has confirmed yet (for live forecasts).
     The file is named by the digest of its input candles and of the code that computes it: the same input
     is found, not recomputed. Written atomically (temporary file, fsync, rename).
 
     Raises:
         MemberError: the store holds no candle of this series in the range.
     """
-    klines = read_klines(
-        home, symbol, timeframe, since=since, as_of=as_of, market=market, provisional=provisional
-    )
-    if klines.is_empty():
-        raise MemberError(
-            f"{symbol} {timeframe}: no candles in the asked time range; check --since and --as-of"
-        )
+    klines = _klines(home, symbol, timeframe, since=since, as_of=as_of, market=market)
     digest = klines_digest(klines)
-    path = _folder(home, symbol, timeframe, market) / f"{digest[:16]}-{code_digest()[:8]}.parquet"
+    path = _path(home, symbol, timeframe, market, digest)
     if path.exists():
         os.utime(path)  # the most recently used files survive the pruning
     else:
@@ -88,9 +81,34 @@ def series_of(frame: pl.DataFrame, bounds: SplitBounds, symbol: str = "") -> Ser
     return replace(series, spans={name: _rows(series.times, *span) for name, span in bounds.items()})
 
 
-def load_newest(path: Path, symbol: str, timeframe: str, rows: int = 1024) -> Series:
-    """Return the newest rows of a feature file for a live forecast: no spans, nothing to train on."""
-    return _series(pl.scan_parquet(path).tail(rows).collect(), _symbol(path, symbol), timeframe)
+def newest_series(
+    home: Path,
+    symbol: str,
+    timeframe: str,
+    *,
+    since: datetime | None = None,
+    as_of: datetime | None = None,
+    market: str = "spot",
+    provisional: bool = False,
+    rows: int = 1024,
+) -> Series:
+    """Return the newest rows of a series for a forecast: no spans, nothing to train on.
+
+    `provisional` includes the newest candles, which no archive has confirmed yet. Their features are not
+    stored: every hour a new file would push out the ones that a training is still reading.
+
+    Raises:
+        MemberError: the store holds no candle of this series in the range.
+    """
+    klines = _klines(
+        home, symbol, timeframe, since=since, as_of=as_of, market=market, provisional=provisional
+    )
+    path = _path(home, symbol, timeframe, market, klines_digest(klines))
+    if path.exists():
+        frame = pl.scan_parquet(path).tail(rows).collect()
+    else:
+        frame = check_features(columns.feature_frame(klines, timeframe)).tail(rows)
+    return _series(frame, symbol, timeframe)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
@@ -133,9 +151,19 @@ def _symbol(path: Path, symbol: str) -> str:
     return symbol or path.parent.name.removeprefix("symbol=")
 
 
-def _folder(home: Path, symbol: str, timeframe: str, market: str) -> Path:
+def _klines(home: Path, symbol: str, timeframe: str, **scope: Any) -> pl.DataFrame:
+    klines = read_klines(home, symbol, timeframe, **scope)
+    if klines.is_empty():
+        raise MemberError(
+            f"{symbol} {timeframe}: no candles in the asked time range; check --since and --as-of"
+        )
+    return klines
+
+
+def _path(home: Path, symbol: str, timeframe: str, market: str, digest: str) -> Path:
     branch = home / "features" if market == "spot" else home / "features" / f"market={market}"
-    return branch / f"interval={timeframe}" / f"symbol={symbol}"
+    folder = branch / f"interval={timeframe}" / f"symbol={symbol}"
+    return folder / f"{digest[:16]}-{code_digest()[:8]}.parquet"
 
 
 def _prune(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """The main job as a user runs it: complete, partial, killed and repeated."""
 
+import json
 import random
 import shutil
 import time
@@ -10,7 +11,7 @@ import pytest
 from mlflow.tracking import MlflowClient
 
 from schemas.universe import INTERVAL_SECONDS
-from tasks.market.mirror import to_checksum, to_csv, to_zip
+from tasks.market.mirror import FolderMirror, serve, to_checksum, to_csv, to_zip
 from tasks.market.synthetic import quarter_hours
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -18,16 +19,38 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 SMALL = ("--timeframes", "1h", "--preset", "smoke", "--architectures", "linear,har")
 
 
-def write_month(root, symbol, month, rows=None):
-    """Put one month of 1h candles of the simulator into a mirror folder."""
-    hours = quarter_hours("BTCUSDT", month).group_by_dynamic("open_time", every="1h").agg(
+def hours_of(month):
+    """One month of 1h candles of the simulator."""
+    quarters = quarter_hours("BTCUSDT", month)
+    return quarters.group_by_dynamic("open_time", every="1h").agg(
         pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
         pl.exclude("open", "high", "low", "close", "open_time").sum(),
-    ).head(rows or 10_000)  # fmt: skip
+    ).select(quarters.columns)  # fmt: skip
+
+
+def rest_of(hours):
+    """A hook that answers REST's question for candles."""
+
+    def hook(_handler, path, query):
+        if path != "api/v3/klines":
+            return None
+        asked = hours.filter(
+            pl.col("open_time").dt.epoch("ms").is_between(int(query["startTime"]), int(query["endTime"]))
+        )
+        cells = [line.split(",") for line in to_csv(asked, "1h").decode().splitlines()]
+        rows = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in cells]
+        return 200, {}, json.dumps(rows).encode()
+
+    return hook
+
+
+def write_month(root, symbol, month, rows=None):
+    """Put one month of 1h candles of the simulator into a mirror folder."""
+    hours = hours_of(month).head(rows or 10_000)
     folder = root / "data/spot/monthly/klines" / symbol / "1h"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{symbol}-1h-{month}"
-    body = to_zip(f"{name}.csv", to_csv(hours.select(quarter_hours("BTCUSDT", month).columns), "1h"))
+    body = to_zip(f"{name}.csv", to_csv(hours, "1h"))
     (folder / f"{name}.zip").write_bytes(body)
     (folder / f"{name}.zip.CHECKSUM").write_bytes(to_checksum(f"{name}.zip", body))
 
@@ -136,6 +159,20 @@ def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
     assert (again["rows"], again["scored"]) == (0, 0)
     steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
     assert steps.sort().to_list() == list(range(1, 11))
+
+
+def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tmp_path):
+    for month in ("2025-01", "2025-02", "2025-03"):
+        write_month(tmp_path / "mirror", "BTCUSDT", month)
+    with serve(FolderMirror(tmp_path / "mirror"), rest_of(hours_of("2025-04"))) as url:
+        scope = ("--source", url, "--coins", "BTC", "--timeframes", "1h")
+        assert cpb("train-all", *scope, *SMALL, "--as-of", "2025-04-02T05:30").returncode == 0
+        assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-01T00:00:00+00:00"
+        live = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T05:30")
+        assert (live["rows"], live["scored"]) == (10, 10)  # the archive's forecast has come due by REST
+        assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-02T05:00:00+00:00"
+        later = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T07:30")
+        assert (later["rows"], later["scored"]) == (10, 2)
 
 
 def test_warm_start_continues_from_the_champions(cpb, tmp_path):

@@ -108,3 +108,25 @@ def test_only_the_series_asked_for_are_scored(tmp_path):
     append(tmp_path, rows_at())
 
     assert score_due(tmp_path, candles([8e-6] * 10), START + 20 * HOUR, symbols=["BTCUSDT"]) == 0
+
+
+def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
+    append(tmp_path, rows_at(0), made_at=START + 2.5 * HOUR)  # the night's: two candles had closed already
+    append(tmp_path, rows_at(1))  # a replay, months later by the clock
+    append(tmp_path, rows_at(1), made_at=START)  # which saying it again does not make older
+    score_due(tmp_path, candles([8.25e-6] * 20), START + 20 * HOUR)
+
+    rows = ledger(tmp_path, "PEPEUSDT", "1h")
+    first = rows.filter(pl.col("issued_at") == START)
+    assert first["live"].to_list() == [False] * 2 + [True] * 8
+    assert not rows.filter(pl.col("issued_at") != START)["live"].any()
+    assert summary(rows.filter("live"))["scored"] == 8
+
+
+def test_a_forecast_whose_time_of_writing_is_unknown_is_not_live(tmp_path):
+    append(tmp_path, rows_at(), made_at=START)
+    score_due(tmp_path, candles([8.25e-6] * 20), START + 20 * HOUR)
+    assert ledger(tmp_path, "PEPEUSDT", "1h")["live"].all()
+    for file in (tmp_path / "issued").rglob("*.parquet"):
+        file.unlink()
+    assert ledger(tmp_path, "PEPEUSDT", "1h")["live"].to_list() == [False] * 10

@@ -60,8 +60,26 @@ def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
         assert origins.min() >= a
         assert origins.max() + 10 < b
     np.testing.assert_array_equal(series.prices[:, 3], market["BTCUSDT"]["close"].to_numpy())
-    newest = store.load_newest(record.path, "BTCUSDT", "1h", rows=200)
+    newest = store.newest_series(tmp_path, "BTCUSDT", "1h", rows=200)
     np.testing.assert_array_equal(newest.features, series.features[-200:])
+    record.path.unlink()
+    np.testing.assert_array_equal(
+        store.newest_series(tmp_path, "BTCUSDT", "1h", rows=200).features, newest.features
+    )
+    assert not record.path.exists()
+
+
+def test_a_live_forecast_reads_provisional_candles_and_stores_nothing(tmp_path, monkeypatch):
+    archive = klines(3000)
+
+    def read(home, symbol, timeframe, provisional=False, **_):
+        return archive if provisional else archive.head(2997)
+
+    monkeypatch.setattr(store, "read_klines", read)
+    confirmed = store.newest_series(tmp_path, "BTCUSDT", "1h")
+    live = store.newest_series(tmp_path, "BTCUSDT", "1h", provisional=True)
+    assert live.times[-1] - confirmed.times[-1] == 3 * 3600 * 1_000_000
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_little_data_is_one_members_problem(tmp_path, market):

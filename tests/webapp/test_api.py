@@ -94,6 +94,8 @@ def test_ledger_has_hit_rates_and_the_newest_rows(client):
     assert answer["summary"]["scored"] > 100
     assert 0.4 < answer["summary"]["coverage_80"] <= 1
     assert len(answer["rows"]) == 5
+    assert answer["live"]["scored"] == 0  # written long after their candles closed: replays
+    assert not any(r["live"] for r in answer["rows"])
     assert all((r["q10"] <= r["realised_close"] <= r["q90"]) == r["covered_80"] for r in answer["rows"])
 
 

@@ -139,14 +139,16 @@ function verdict() {
     + (champion.simulated ? " It learned a simulated market: a demonstration only." : "");
 }
 
-function rates({ summary }, forecast) {
+function rates({ summary: all, live }, forecast) {
+  const summary = live.scored ? live : all;
   $("ledger").hidden = false;
   if (!summary.scored) {
     $("ledger-note").textContent = `Nothing has come due yet. The first candle of this forecast closes ${dayAndTime(forecast.steps[0].target_time)} UTC; \`cpb forecast\` then scores it.`;
     $("rates").replaceChildren();
     return;
   }
-  $("ledger-note").textContent = `${summary.scored} closes of ${summary.forecasts} forecasts in the last 90 days. A good model's ranges hold as many closes as they promise; neighbours overlap, so small differences mean little.`;
+  const kind = live.scored ? "forecasts" : "replayed forecasts (made after the fact, none live yet)";
+  $("ledger-note").textContent = `${summary.scored} closes of ${summary.forecasts} ${kind} in the last 90 days. A good model's ranges hold as many closes as they promise; neighbours overlap, so small differences mean little.`;
   const cards = [["50 % range", summary.coverage_50, 0.5], ["80 % range", summary.coverage_80, 0.8], ["90 % range", summary.coverage_90, 0.9],
     ["direction", summary.directional_accuracy, 0.5]];
   $("rates").replaceChildren(...cards.filter(([, value]) => value !== null).map((card) => rate(...card)));
