@@ -88,10 +88,12 @@ def print_board(rows: list[dict[str, Any]]) -> None:
 
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "coins < 1", "MAE ratio",
-               "direction", "in 80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
+    columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "verdict", "coins < 1", "MAE ratio",
+               "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
     for name in columns:
-        table.add_column(name, justify="left" if name in ("", "architecture") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("", "architecture", "verdict") else "right", no_wrap=True
+        )
     for row in rows:
         table.add_row(*_cells(row))
     Console(width=None if sys.stdout.isatty() else 160).print(table)
@@ -104,7 +106,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
     interval = f"[{number('crps_ratio_low', '.3f')}, {number('crps_ratio_high', '.3f')}]"
     return [
         row["timeframe"], row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
-        interval if row.get("crps_ratio_low") is not None else "-", number("better_share", ".0%"),
-        number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"), number("coverage_80", ".3f"),
+        interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
+        number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
+        number("coverage_80", ".3f"),
         number("windows_per_s", ",.0f"), number("train_seconds", ".1f"), number("rss_peak_mb", ",.0f"),
     ]  # fmt: skip

@@ -76,6 +76,16 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted.tolist()
 
 
+def relation(low: float, high: float, p: float, alpha: float = 0.05) -> str:
+    """Return "better than", "worse than" or "no different from", of a ratio's interval and p.
+
+    A difference is claimed where both say so: p is under `alpha`, and the interval leaves 1 out.
+    """
+    if p < alpha and high < 1:
+        return "better than"
+    return "worse than" if p < alpha and low > 1 else "no different from"
+
+
 def verdict(
     ratio: float, low: float, high: float, p: float, n: int, alpha: float = 0.05, classes: bool = False
 ) -> str:
@@ -84,13 +94,9 @@ def verdict(
     A difference is claimed where both say so: p is under `alpha`, and the interval leaves 1 out.
     `classes`: of a classifier, whose reference is the class frequencies of the training span.
     """
-    relation = "no different from"
-    if p < alpha and high < 1:
-        relation = "better than"
-    elif p < alpha and low > 1:
-        relation = "worse than"
     shown = f"p={p:.3f}" if p >= 0.001 else "p<0.001"
+    against = "the class frequencies" if classes else "the random walk with EWMA volatility"
     return (
-        f"{relation} {'the class frequencies' if classes else 'the random walk with EWMA volatility'} "
+        f"{relation(low, high, p, alpha)} {against} "
         f"({'RPS' if classes else 'CRPS'} ratio {ratio:.3f} [{low:.3f}, {high:.3f}], {shown}, n={n})"
     )

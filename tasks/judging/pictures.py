@@ -81,6 +81,8 @@ def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
         dot = "o" if len(values) == 1 else None  # a model solved in closed form: one point is no line
         axes.plot(range(1, len(values) + 1), values, color=colour, label=name, marker=dot)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if len(history) == 1:
+        axes.set_xlim(0, 2)
     axes.legend(frameon=False, fontsize=7)
     return figure
 
@@ -162,6 +164,7 @@ def equity_figure(times: NDArray[np.int64], curves: dict[str, Array]) -> Figure:
     for colour, (name, curve) in zip(_cycle(), curves.items(), strict=False):
         axes.plot(times.astype("datetime64[us]"), curve, color=colour, linewidth=1, label=name)
     axes.legend(frameon=False, fontsize=7)
+    axes.xaxis.get_offset_text().set_fontsize(7)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
     return figure
 

@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
+from tasks.judging.inference import relation
 from tasks.tracking.runs import KIND, PARENT, search
 from tasks.tracking.store import Store, open_store
 
@@ -20,14 +21,17 @@ COLUMNS = {
     "crps_ratio_low": "lower end of its 95 % interval",
     "crps_ratio_high": "upper end of its 95 % interval",
     "p_value": "two-sided p of the ratio being 1, pooled over coins",
+    "verdict": "better, no different or worse than the random walk with EWMA volatility",
     "better_share": "share of coins with a ratio below 1",
     "mae_ratio": "absolute error of the median / random walk's",
     "directional_accuracy": "share of correct directions; 0.5 is a coin",
     "coverage_80": "share of closes inside the 80 % interval",
+    "coverage_90": "share of closes inside the 90 % interval",
     "windows_per_s": "training throughput, windows per second",
     "train_seconds": "training time of the fleet",
     "rss_peak_mb": "peak host memory",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
+    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again",
 }
 """The columns of a row and what they mean."""
 
@@ -36,6 +40,7 @@ _MEANS = {
     "mae_ratio": "test_mae_ratio",
     "directional_accuracy": "test_directional_accuracy",
     "coverage_80": "test_coverage_80",
+    "coverage_90": "test_coverage_90",
     "windows_per_s": "windows_per_s",
 }
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
@@ -55,7 +60,8 @@ def leaderboard(parent: str | None = None, store: Store | None = None) -> list[d
     store = store or open_store(create=False)
     parent = parent or newest_flow(store)
     rows = []
-    for fleet in search(store, f"tags.`{PARENT}` = '{parent}'"):
+    fleets = search(store, f"tags.`{PARENT}` = '{parent}'") if parent.isalnum() else []
+    for fleet in fleets:
         members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
         rows += [_row(fleet, timeframe, group) for timeframe, group in _by_timeframe(members)]
     if not rows:
@@ -100,7 +106,12 @@ def _row(fleet: "Run", timeframe: str, members: list["Run"]) -> dict[str, Any]:
         "p_value": pooled.get(f"pooled_p_{timeframe}"),
         "better_share": fmean(r < 1 for r in ratios) if ratios else None,
         "train_seconds": pooled.get("train_seconds", _mean(judged, "train_seconds")),
+        "run_id": fleet.info.run_id,
     }
+    certainty = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
+    if None not in certainty:
+        found = relation(*certainty)
+        row["verdict"] = found.removesuffix(" than").removesuffix(" from")
     row["crps_ratio"] = pooled.get(f"pooled_crps_ratio_{timeframe}", row["crps_ratio"])
     return row
 
@@ -125,6 +136,7 @@ def _join(shards: list[dict[str, Any]]) -> dict[str, Any]:
     first = shards[0]
     joined: dict[str, Any] = dict.fromkeys(COLUMNS)
     joined |= {"timeframe": first["timeframe"], "architecture": first["architecture"]}
+    joined["run_id"] = ",".join(s["run_id"] for s in shards)
     for name in ("members", "failed"):
         joined[name] = sum(s[name] for s in shards)
     for name in (*_MEANS, "better_share"):

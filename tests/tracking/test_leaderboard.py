@@ -58,6 +58,7 @@ def test_pooled_metrics_of_the_fleet_bring_the_interval(store):
         0.99,
         0.01,
     )
+    assert (row["verdict"], row["run_id"]) == ("better", fleet.run_id)
 
 
 def test_the_newest_finished_flow_is_shown_unless_one_is_named(store):
@@ -96,3 +97,10 @@ def test_failed_members_are_counted_not_averaged(store):
 def test_before_the_first_run_it_says_so(store):
     with pytest.raises(CpbError, match="no finished training run"):
         leaderboard()
+
+
+@pytest.mark.parametrize("run", ["nosuch", "x' or 1=1"])
+def test_a_run_that_is_not_there_is_one_sentence(store, run):
+    flow("a", {"har": [0.97]})
+    with pytest.raises(CpbError, match="holds no judged fleet"):
+        leaderboard(run)
