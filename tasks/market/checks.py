@@ -26,6 +26,7 @@ MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 """From here on spot files are in microseconds; futures files stayed in milliseconds."""
 
 _WICK, _WICK_SHARE, _CALM = 1.5, 0.01, 0.01
+_CROWD = 3
 _LEAP = 1.1  # |ln| of a price jump between neighbouring files that no market makes within an hour: threefold
 _NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
 _VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
@@ -167,20 +168,38 @@ def _grid(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[i
 
 
 def _foreign(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """A futures file under a spot name: header, milliseconds after 2024, other decimals; two signs convict."""
+    """A futures file under a spot name: header, milliseconds after 2024, other decimals or volume; two convict."""
     if series.market != "spot":
         return {}
     late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
     in_ms = set(late_ms.filter(pl.col("ms"))["file"])
     usual, votes = max(Counter(b.decimals for b in blocks).items(), key=itemgetter(1), default=(0, 0))
+    odd = [i for i, b in enumerate(blocks) if votes > 1 and usual >= 0 <= b.decimals != usual]
+    stands_out = _volume_stands_out(frame) if odd else set()
     faults = {}
     for index, block in enumerate(blocks):
         signs = ["a header line"] if block.header else []
         signs += ["milliseconds after 2024"] if index in in_ms else []
-        signs += [f"{block.decimals} decimals"] if votes > 1 and block.decimals != usual else []
+        busy = index in odd and index in stands_out
+        # one digit, or none, may be all that somebody's `to_csv` left of eight
+        signs += [f"{block.decimals} decimals"] if index in odd and (block.decimals > 1 or busy) else []
+        signs += ["another volume than its neighbours"] if busy else []
         if len(signs) > 1:
             faults[index] = BadFile(f"looks like a futures file under a spot name ({', '.join(signs)})")
     return faults
+
+
+def _volume_stands_out(frame: pl.DataFrame) -> set[int]:
+    """Return the files whose usual volume is thrice that of their neighbours, or a third of it."""
+    files = frame.group_by("file", maintain_order=True).agg(pl.col("volume").median()).rows()
+    found = set()
+    for at, (index, volume) in enumerate(files):
+        beside = [
+            volume / max(other, 1e-9) for _, other in (*files[max(0, at - 1) : at], *files[at + 1 : at + 2])
+        ]
+        if beside and (min(beside) > _CROWD or max(beside) < 1 / _CROWD):
+            found.add(index)
+    return found
 
 
 def _wicks(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:

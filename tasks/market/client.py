@@ -5,9 +5,7 @@ requests takes 1.4 s, and aiohttp or obstore end at the same wall time.
 """
 
 import json
-import math
 import random
-import re
 import socket
 import threading
 import time
@@ -20,7 +18,8 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit
 import urllib3
 from urllib3.exceptions import HTTPError, NewConnectionError
 
-from tasks.market.faults import NotFound, Refused, SourceFault, Unreachable
+from tasks.market.faults import NotFound, Refused, Rejected, SourceFault, Unreachable
+from tasks.market.wire import reason_of, seconds_asked, whole_number
 
 BINANCE = "https://data.binance.vision"
 BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"
@@ -122,10 +121,10 @@ class HttpSource:
         _, body = self._ask("GET", f"{self.rest}/{path}?{urlencode(query)}")
         try:
             rows = json.loads(body)
-        except ValueError as error:
-            raise SourceFault("REST answered something that is not JSON") from error
+        except (ValueError, RecursionError) as error:
+            raise SourceFault("answered something that is not JSON") from error
         if not isinstance(rows, list):
-            raise SourceFault("REST answered something that is not a list of candles")
+            raise SourceFault("answered something that is not a list of candles")
         return rows
 
     def close(self) -> None:
@@ -143,12 +142,12 @@ class HttpSource:
             try:
                 status, headers, body = self._follow(method, url, most or self.limits.body)
             except NewConnectionError as error:
-                problem = f"no connection: {_reason(error)}"
+                problem = f"no connection: {reason_of(error)}"
                 if not self._answered and attempt:
                     break  # nobody home: two tries are enough to say so
                 continue
             except (HTTPError, OSError) as error:
-                problem = _reason(error)
+                problem = reason_of(error)
                 continue
             self._answered, self._strikes = True, 0
             if status == 200:
@@ -158,6 +157,8 @@ class HttpSource:
                 raise NotFound(f"{url} is not there (404)")
             if status in _REFUSED:
                 raise Refused(f"{_REFUSED[status]} ({status})")
+            if status == 400:
+                raise Rejected("unexpected answer 400")
             if status not in _AGAIN:
                 raise SourceFault(f"unexpected answer {status}")
             problem = f"server error {status}"
@@ -216,7 +217,7 @@ class HttpSource:
 
     def _heed(self, headers: urllib3.HTTPHeaderDict) -> None:
         """Make every thread wait as long as the server asks."""
-        asked = _seconds_asked(headers)
+        asked = seconds_asked(headers)
         if not asked:
             return
         if asked > self.limits.longest_wait:
@@ -274,39 +275,3 @@ class FolderSource:
 
 Source = HttpSource | FolderSource
 _NO_DELAY = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
-
-
-def whole_number(text: str) -> int:
-    """Return a count that somebody else wrote, -1 if it is none (`int` would take "²" for a digit and fail)."""
-    return int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else -1
-
-
-def _seconds_asked(headers: urllib3.HTTPHeaderDict) -> int | None:
-    """Return the seconds of a Retry-After, which may be a date; None if there is none that makes sense."""
-    asked = headers.get("Retry-After", "").strip()
-    if (seconds := whole_number(asked)) >= 0:
-        return seconds
-    try:
-        until = parsedate_to_datetime(asked).timestamp()
-        now = parsedate_to_datetime(headers["Date"]).timestamp() if "Date" in headers else time.time()
-        return max(0, math.ceil(until - now))
-    except (ValueError, TypeError, OverflowError):
-        return None
-
-
-_REASONS = {
-    "ead timed out": "timed out",
-    "content-encoding": "an answer that cannot be decoded",
-    "IncompleteRead": "connection cut in the middle of the answer",
-    "reset by peer": "connection reset",
-    "without response": "connection closed without an answer",
-    "BadStatusLine": "an answer that is not HTTP",
-    "Connection aborted": "an answer that is not HTTP",
-}
-
-
-def _reason(error: Exception) -> str:
-    """Return the part of a network error that helps: urllib3 puts objects and Python's own words around it."""
-    message = re.sub(r"^(<.*?>|\w+\(.*?\)): ", "", str(error)) or type(error).__name__
-    known = (said for sign, said in _REASONS.items() if sign in message)
-    return next(known, "timed out" if message.endswith("timed out") else message)

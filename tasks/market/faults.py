@@ -9,6 +9,10 @@ class NotFound(SourceFault):
     """The server says that there is no such file."""
 
 
+class Rejected(SourceFault):
+    """The server says that the question makes no sense (400): REST does so for pairs that are gone."""
+
+
 class Refused(SourceFault):
     """The server will not talk to us (403, 418, 451): asking again only makes it worse."""
 

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from schemas.universe import MARKETS
-from tasks.market.client import FolderSource, HttpSource, Remote, Source, whole_number
+from tasks.market.client import FolderSource, HttpSource, Remote, Source
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import (
     SeriesKey,
@@ -22,6 +22,7 @@ from tasks.market.layout import (
     months,
     period_bounds,
 )
+from tasks.market.wire import whole_number
 
 _BIRTH = period_bounds("2017-08")[0]  # Binance's first month; only used where names must be guessed
 

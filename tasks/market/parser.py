@@ -36,6 +36,7 @@ _BOM = b"\xef\xbb\xbf"
 _MICRO = 10**14  # as milliseconds the year 5138, as microseconds 1973: decided for each row by itself
 _LAST_MS = 9_000_000_000_000  # the year 2255; larger numbers below _MICRO are no time at all
 _LAST_US = _LAST_MS * 1000
+_HEAD, _LINES = 4096, 16  # how much of a file shows its form
 _FIRST_LINE = re.compile(rb"-?\d")
 
 
@@ -56,9 +57,10 @@ class Block:
 
     @property
     def decimals(self) -> int:
-        """Digits after the point of the first price: a market prints all its prices alike."""
-        cells = self.body[: self.body.find(b"\n")].split(b",", 2)
-        return len(cells[1].partition(b".")[2]) if len(cells) > 1 else 0
+        """Digits after the point if the first prices all have as many, as every market prints them, else -1."""
+        lines = self.body[:_HEAD].split(b"\n")[:_LINES]
+        counts = {len(c.partition(b".")[2]) for line in lines for c in line.split(b",", 5)[1:5]}
+        return counts.pop() if len(counts) == 1 else -1
 
 
 def trim(file: SourceFile, csv: bytes) -> Block:

@@ -1,6 +1,7 @@
 """Filling holes: what a file lacks or garbles is looked for in the daily files, then in REST.
 
-Each hole is searched once; what was not found is remembered as confirmed absent until its file changes.
+Each hole is searched once; what nobody has is remembered as confirmed absent until its file changes. Where REST
+could not be asked nothing is confirmed, and the next run asks again.
 """
 
 from collections.abc import Iterable
@@ -18,10 +19,10 @@ from tasks.market.holes import (
     find_holes,
 )
 from tasks.market.layout import DAY, SeriesKey, SourceFile, days, period_bounds
-from tasks.market.rest import available, fetch_day
+from tasks.market.rest import available, fetch_day, was_asked
 from tasks.market.run import Run, calendars, holdings_of
 from tasks.market.transfer import batches, store_all
-from tasks.market.writer import Fetched, store_batch
+from tasks.market.writer import store_batch
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
@@ -48,15 +49,14 @@ def repair(run: Run) -> None:
             run.notes.append(f"{series}: daily files could not be asked for: {fault}")
             continue  # and nothing is confirmed
         left = _still_missing(run, series, calendar[series.interval], holes)
-        filled = (
-            _from_rest(run, series, sorted({day for h in left for day in days(h.start, h.end)}))
-            if left
-            else []
-        )
+        due = sorted({day for h in left for day in days(h.start, h.end)})
+        filled, asked = _from_rest(run, series, due) if left else ([], True)
         _explain(run, series, used, "daily files")
         _explain(run, series, filled, "days of REST")
         left = _still_missing(run, series, calendar[series.interval], holes) if filled else left
-        run.manifest.save_searched(series, [(h.start, h.end, run.now) for h in left if h.cause != FAILED])
+        sure = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if asked else []
+        if sure:
+            run.manifest.save_searched(series, sure)
 
 
 def _worth_it(run: Run, series: SeriesKey, hole: Hole, calendar: dict[str, OutageCalendar]) -> bool:
@@ -92,18 +92,15 @@ def _seen(file: SourceFile, known: dict) -> bool:
     return record is not None and record.version == file.version and record.status != "failed"
 
 
-def _from_rest(run: Run, series: SeriesKey, wanted: list[str]) -> list[str]:
-    if not available(run) or len(wanted) > _REST_DAYS:
-        return []
-    fetched: list[Fetched] = []
-    for day in wanted:
-        item = fetch_day(run, series, day)
-        if item:
-            fetched.append(item)
-    if not fetched:
-        return []
-    bad = store_batch(run.home, run.manifest, series, fetched, "repaired").bad
-    return [item.file.period for item in fetched if item.file not in bad]
+def _from_rest(run: Run, series: SeriesKey, wanted: list[str]) -> tuple[list[str], bool]:
+    """Store what REST has of these days; return the days that came, and whether all could be asked for."""
+    if not available(run):
+        return [], was_asked(run)
+    if len(wanted) > _REST_DAYS:
+        return [], False
+    fetched = [item for day in wanted if (item := fetch_day(run, series, day))]
+    bad = store_batch(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
+    return [item.file.period for item in fetched if item.file not in bad], was_asked(run) and not bad
 
 
 def _still_missing(run: Run, series: SeriesKey, calendar: OutageCalendar, holes: list[Hole]) -> list[Hole]:

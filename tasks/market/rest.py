@@ -9,7 +9,7 @@ import polars as pl
 from schemas.klines import KLINES, validate_klines
 from tasks.market.checks import check
 from tasks.market.client import FolderSource
-from tasks.market.faults import BadFile, NotFound, Refused, SourceFault, Unreachable
+from tasks.market.faults import BadFile, NotFound, Rejected, SourceFault
 from tasks.market.layout import DAY, SeriesKey, SourceFile, day_of, days, period_bounds, text
 from tasks.market.parser import Block, read, trim
 from tasks.market.run import Run
@@ -17,24 +17,33 @@ from tasks.market.store import series_folder, write_parquet
 from tasks.market.writer import Fetched
 
 PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines"}
-_PAGE = 1000
+_PAGE = {
+    "spot": 1000,
+    "um": 1500,
+    "cm": 1500,
+}  # a day of minutes is one page of futures: cm's pages end at the end
 _LONGEST_TAIL = 40  # days of provisional candles; an older gap is for the files to fill
 
 
+NO_REST = "the source has no REST"
+
+
 def fetch_day(run: Run, series: SeriesKey, day: str) -> Fetched | None:
-    """Return a day of candles that ended before the run's end; None where REST is not to be had."""
+    """Return a day of candles that ended before the run's end; None where REST has none, or is not to be had."""
     file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.interval}/{day}.json", "rest")
     if not available(run):
         return None
     try:
         rows = _ask(run, series, *period_bounds(day))
-    except (Refused, NotFound, Unreachable) as fault:
-        run.rest_off = f"REST {fault}" if not isinstance(fault, NotFound) else "the source has no REST"
-        if not isinstance(fault, NotFound):
-            run.notes.append(f"REST not available: {fault}")
+    except Rejected:
         return None
-    except SourceFault as fault:
-        return Fetched(file, fault=fault)
+    except NotFound:
+        run.rest_off = NO_REST
+        return None
+    except SourceFault as fault:  # whoever refuses or talks nonsense once is not asked again in this run
+        run.rest_off = f"REST {fault}"
+        run.notes.append(f"REST not available: {fault}")
+        return None
     end = min(run.end, run.now + int(1e6 * min(0, getattr(run.source, "clock_ahead", None) or 0)))
     closed = [row for row in rows if row[0] * _unit(row[0]) + series.step <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
@@ -46,6 +55,11 @@ def available(run: Run) -> bool:
     return not run.rest_off and not isinstance(run.source, FolderSource)
 
 
+def was_asked(run: Run) -> bool:
+    """Tell whether REST has said all it could: where it refused, what it has is not known."""
+    return isinstance(run.source, FolderSource) or run.rest_off in ("", NO_REST)
+
+
 def _unit(time: int) -> int:
     return 1 if time >= 10**14 else 1000
 
@@ -53,16 +67,20 @@ def _unit(time: int) -> int:
 def _ask(run: Run, series: SeriesKey, start: int, end: int) -> list[list]:
     assert not isinstance(run.source, FolderSource)
     rows: list[list] = []
+    most = _PAGE[series.market]
     while start < end:
         query: dict[str, str | int] = {"symbol": series.symbol, "interval": series.interval}
-        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": _PAGE}
+        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": most}
         page = run.source.klines(PATHS[series.market], query)
-        if any(not isinstance(row, list) or len(row) != 12 or not isinstance(row[0], int) for row in page):
-            raise SourceFault("REST answered something that is not a list of candles")
+        if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
+            raise SourceFault("answered something that is not a list of candles")
+        times = [row[0] * _unit(row[0]) for row in page]
+        if times and not start <= min(times) <= max(times) < end:  # nor would the loop ever end
+            raise SourceFault("answered candles of another time than asked for")
         rows += page
-        if len(page) < _PAGE:
+        if len(page) < most:
             break
-        start = page[-1][0] * _unit(page[-1][0]) + series.step
+        start = max(times) + series.step
     return rows
 
 
@@ -76,8 +94,8 @@ def refresh_tail(run: Run) -> None:
         if run.end - last > _LONGEST_TAIL * DAY:
             run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
             continue
-        fetched = [f for day in days(last, run.end) if (f := fetch_day(run, series, day)) and not f.fault]
-        rows = _clean(series, fetched).filter(pl.col("open_time").to_physical() >= last)
+        fetched = [f for day in days(last, run.end) if (f := fetch_day(run, series, day))]
+        rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
         path = series_folder(run.home, series, "provisional") / "tail.parquet"
         if rows.height:
             write_parquet(path, rows, {"cpb.provisional": f"REST, up to {day_of(run.end)}"})
@@ -87,15 +105,17 @@ def refresh_tail(run: Run) -> None:
         run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
 
 
-def _clean(series: SeriesKey, fetched: list[Fetched]) -> pl.DataFrame:
+def _clean(run: Run, series: SeriesKey, fetched: list[Fetched]) -> pl.DataFrame:
     """Parse and check REST candles like those of a file."""
     blocks: list[Block] = []
     for item in fetched:
         try:
             blocks.append(trim(item.file, item.csv))
-        except BadFile:
-            continue
-    frame, _ = read(blocks)
-    rows = check(series, blocks, frame)[0].rows if blocks else frame
+        except BadFile as fault:
+            run.notes.append(f"{item.file}: {fault}")
+    frame, faults = read(blocks)
+    checked, more = check(series, blocks, frame) if blocks else (None, {})
+    run.notes += [f"{blocks[index].file}: {fault}" for index, fault in (faults | more).items()]
+    rows = checked.rows if checked else frame
     clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
     return validate_klines(clean)
