@@ -29,17 +29,17 @@ class Bank:
 
     @classmethod
     def build(cls, series: list[Series], options: Preset, device: torch.device, dtype: torch.dtype) -> Bank:
-        """Copy the series once; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
-        names = bank_columns(options)
-        parts = [np.nan_to_num(one.columns(names), posinf=0.0, neginf=0.0) for one in series]
-        sigma = np.concatenate([one.volatility for one in series])
-        starts = np.concatenate([[0], np.cumsum([len(one) for one in series])])[:-1]
-        inverse = np.where(np.isfinite(sigma), 1 / np.where(np.isfinite(sigma), sigma, 1.0), 0.0)
-        return cls(
-            rows=torch.as_tensor(np.concatenate(parts)).to(device, dtype),
-            inverse_sigma=torch.as_tensor(inverse).to(device, dtype),
-            starts=tuple(int(start) for start in starts),
-        )
+        """Copy the series once, one at a time; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
+        names, total = bank_columns(options), sum(len(one) for one in series)
+        rows = torch.empty(total, len(names), device=device, dtype=dtype)
+        inverse_sigma, starts = torch.empty(total, device=device, dtype=dtype), [0]
+        for one in series:
+            own = slice(starts[-1], starts[-1] + len(one))
+            rows[own] = torch.from_numpy(np.nan_to_num(one.columns(names), posinf=0.0, neginf=0.0)).to(dtype)
+            sigma = np.where(np.isfinite(one.volatility), one.volatility, np.inf)
+            inverse_sigma[own] = torch.from_numpy(1 / sigma).to(dtype)
+            starts.append(own.stop)
+        return cls(rows, inverse_sigma, tuple(starts[:-1]))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cpbmodels.layers import on_gpu
 from cpbmodels.weights import Param, Weights
 
 GATES = {"gru": 3, "lstm": 4}
@@ -145,7 +146,7 @@ class _TiedLook(torch.autograd.Function):
 
 def gru_cell(inputs: Tensor, hidden: Tensor, h: Tensor) -> Tensor:
     """Next state [K, B, H] from input gates and hidden gates [K, B, 3H] (reset, update, new) and the state."""
-    if h.is_cuda:
+    if on_gpu(h):
         return torch.ops.aten._thnn_fused_gru_cell(
             inputs.flatten(0, 1), hidden.flatten(0, 1), h.flatten(0, 1)
         )[0].view_as(h)
@@ -176,7 +177,7 @@ class _GruCell(torch.autograd.Function):
 
 def lstm_cell(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
     """Next (h, c) from input gates and hidden gates [K, B, 4H] (input, forget, cell, output) and the cell."""
-    if c.is_cuda:
+    if on_gpu(c):
         h, new, _ = torch.ops.aten._thnn_fused_lstm_cell(
             inputs.flatten(0, 1), hidden.flatten(0, 1), c.flatten(0, 1)
         )
@@ -290,7 +291,7 @@ def lstm_cell_by_hand(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
 def lstm_step(w: Weights, name: str, manual: bool = False) -> LstmStep:
     """A decoder layer's step (x, h, c) -> (h, c), for a loop: the fastest of the device, or every gate by hand."""
     w_ih, w_hh, b_ih, b_hh = (w[f"{name}.{part}"] for part in ("w_ih", "w_hh", "b_ih", "b_hh"))
-    if not manual and not w_ih.is_cuda:
+    if not manual and not on_gpu(w_ih):
         return TiedLstm(w_ih, w_hh, b_ih, b_hh)
     inputs, hidden, cell = Tied(w_ih, b_ih), Tied(w_hh, b_hh), lstm_cell_by_hand if manual else lstm_cell
     return lambda x, h, c: cell(inputs(x), hidden(h), c)

@@ -1,13 +1,15 @@
 """Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
 
-A background thread writes, so an epoch pays for one copy in memory only; if the disk is slower than the epochs,
-epochs in between are skipped. Random draws are functions of (seed, step), so there is no generator state to save.
+A background thread writes, so an epoch pays for one copy in memory only. If the disk is slower than the epochs, or
+the copies (of gigabytes, from a GPU) would take more than a fiftieth of the time, epochs in between are skipped.
+Random draws are functions of (seed, step), so there is no generator state to save.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.member import write_whole
 
 KEPT = 2
+SHARE = 0.02  # of the time that copies may take
 _NAME = re.compile(r"epoch-(\d{6})\.safetensors")
 
 
@@ -28,17 +31,22 @@ class Checkpoints:
         self.folder = folder
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
+        self.due = 0.0  # when the last copy has paid for itself, on time.monotonic's clock
 
     def save(
         self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
     ) -> None:
-        """Write the state after `epoch` in the background; skipped while the last one is still being written."""
+        """Write the state after `epoch` in the background; skipped while the last one is still being written, and
+        until its copy took no more than `SHARE` of the time since."""
+        started = time.monotonic()
         if self.pending is not None:
-            if not self.pending.done() and not force:
+            if not force and (not self.pending.done() or started < self.due):
                 return
             self.pending.result()  # a full disk must not pass unnoticed
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
+        ended = time.monotonic()
+        self.due = ended + (ended - started) / SHARE
 
     def _write(self, epoch: int, tensors: dict[str, Tensor], state: str) -> None:
         from safetensors.torch import save as to_bytes

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from cpbmodels.bank import Bank, Scaling
 from cpbmodels.draws import Draws
+from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
 from cpbmodels.weights import Layout, Weights
 
@@ -42,7 +43,7 @@ class Shadow:
 
     def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype) -> None:
         self.flat, self.views = flat, layout.views(flat)
-        self.same, self.whole = compute == flat.dtype, flat.is_cuda
+        self.same, self.whole = compute == flat.dtype, on_gpu(flat)
         self.copy = flat if self.same or not self.whole else flat.to(compute)
         own = self.same or self.whole
         self.weights = layout.views(self.copy) if own else {n: v.to(compute) for n, v in self.views.items()}
@@ -177,6 +178,7 @@ class Fleet:
         state += [self.scaling.mean, self.scaling.inverse, *([self.scale] if self.scale is not None else [])]
         for tensor in state:
             tensor.copy_(tensor[order])
+        self.grad.zero_()  # a NaN of a diverged row, clipped, also fills the gaps of its layout
 
 
 # Training with nothing random: tells the net that it trains, and is never asked for a draw.

@@ -7,6 +7,8 @@ members; all graphs share a memory pool.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from cpbmodels.bank import Bank
 from cpbmodels.fleet import Fleet
 
 WARM_UP = 3  # eager steps before the first capture: cuBLAS handles, autograd's buffers, cached constants
+# One more before each further capture: another number of members means other kernels, to be loaded outside of it.
 
 
 class StepRunner:
@@ -22,7 +25,7 @@ class StepRunner:
     def __init__(self, fleet: Fleet, bank: Bank, graph: bool) -> None:
         self.fleet, self.bank, self.graph = fleet, bank, graph
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.warm = 0
+        self.warm: Counter[int] = Counter()  # eager steps by number of members
         self.columns = torch.arange(fleet.net.options.batch_size, device=fleet.flat.device)
         self.counter = torch.zeros(1, dtype=torch.long, device=fleet.flat.device)
         self.origins = self.weight = self.rates = torch.empty(0)
@@ -45,7 +48,7 @@ class StepRunner:
             self._body(active)
         elif active in self.graphs:
             self.graphs[active].replay()
-        elif self.warm < WARM_UP:
+        elif self.warm.total() < WARM_UP or not self.warm[active]:
             self._aside(active)
         else:
             self._capture(active)
@@ -62,11 +65,12 @@ class StepRunner:
     def _aside(self, active: int) -> None:
         """An eager step on a side stream, as captures want it."""
         assert self.stream is not None
-        self.stream.wait_stream(torch.cuda.current_stream())
+        usual = torch.cuda.current_stream(self.stream.device)
+        self.stream.wait_stream(usual)
         with torch.cuda.stream(self.stream):
             self._body(active)
-        torch.cuda.current_stream().wait_stream(self.stream)
-        self.warm += 1
+        usual.wait_stream(self.stream)
+        self.warm[active] += 1
 
     def _capture(self, active: int) -> None:
         """Record the step; recording does not run it."""

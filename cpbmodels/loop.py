@@ -19,6 +19,7 @@ from cpbmodels.device.monitor import Monitor, check_placement
 from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import StepRunner
 from cpbmodels.job import Stopped
+from cpbmodels.layers import on_gpu
 from cpbmodels.presets import Preset
 from cpbmodels.schedule import learning_rate
 
@@ -133,7 +134,7 @@ class Loop:
         origins, weight, counts = self.plan_epoch()
         steps = [self.steps[task] for task in self.order[: self.working]]
         rates = [learning_rate(self.options, self.epoch, step) for step in range(max(steps))]
-        kind = torch.float32 if origins.is_cuda else torch.float64  # what the fused optimizer reads
+        kind = torch.float32 if on_gpu(origins) else torch.float64  # what the fused optimizer reads
         self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
         for step in range(max(steps)):
             if self.stop.is_set():

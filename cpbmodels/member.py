@@ -161,7 +161,10 @@ def _fill(member: Member, tensors: dict[str, Tensor], folder: Path) -> Member:
             raise ModelError(
                 f"{folder}: {name} should have the shape {shape}, found {found}: config and weights differ."
             )
-    member.rows = torch.cat([tensors[name].flatten(1) for name in wanted], 1)
+    first = tensors[next(iter(wanted))]
+    member.rows = first.new_zeros(len(first), layout.size)
+    for name, view in layout.views(member.rows).items():
+        view.copy_(tensors[f"weights.{name}"])
     member.mean, member.inverse = tensors["input.mean"], tensors["input.inverse"]
     member.table = tensors["head.table"]
     return member

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cpbmodels.cells import State, Tied, gru_cell, lstm_cell, lstm_cell_by_hand
 from cpbmodels.draws import Draws, dropout
+from cpbmodels.layers import on_gpu
 from cpbmodels.weights import Weights
 
 ONEDNN_FROM = 48  # hidden width from which oneDNN's LSTM per member beats the batched product on a CPU
@@ -29,7 +30,7 @@ def gru(
     for depth, name in enumerate(names):
         gates = input_gates(dropout(x, rate if depth else 0.0, draws), w[f"{name}.b_ih"], w[f"{name}.w_ih"])
         recurrent = (gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
-        x = gru_fused(*recurrent) if x.is_cuda else GruSequence.apply(*recurrent)
+        x = gru_fused(*recurrent) if on_gpu(x) else GruSequence.apply(*recurrent)
         last.append(x[:, -1])
     return x.transpose(1, 2), last
 
@@ -40,7 +41,7 @@ def lstm(
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []
     wide = w[f"{names[0]}.w_hh"].shape[-1] >= ONEDNN_FROM
-    layer = _by_hand if manual else lstm_fused if x.is_cuda else _onednn if wide else lstm_sequence
+    layer = _by_hand if manual else lstm_fused if on_gpu(x) else _onednn if wide else lstm_sequence
     x = x.transpose(1, 2)
     for depth, name in enumerate(names):
         x, cell = layer(dropout(x, rate if depth else 0.0, draws), w, name)
@@ -116,7 +117,7 @@ def gru_fused(gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
     tied = Tied(w_hh, b_hh)
     h = gates.new_zeros(gates.shape[0], gates.shape[2], w_hh.shape[-1])
     states = []
-    for now in gates.unbind(1):
+    for now in _by_time(gates):
         h = gru_cell(now, tied(h), h)
         states.append(h)
     return torch.stack(states, 1)
@@ -187,10 +188,15 @@ def lstm_fused(x: Tensor, w: Weights, name: str) -> State:
     gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
     h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
     states = []
-    for now in gates.unbind(1):
+    for now in _by_time(gates):
         h, c = lstm_cell(now, tied(h), c)
         states.append(h)
     return torch.stack(states, 1), c
+
+
+def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
+    """[K, T, B, gates x H] as T whole blocks [K, B, gates x H]: one copy here, or a launch in every step."""
+    return gates.transpose(0, 1).contiguous().unbind(0)
 
 
 def _by_hand(x: Tensor, w: Weights, name: str) -> State:

@@ -69,7 +69,7 @@ def train_fleet(
             f"dtype {dtype!r} is unknown: choose float32 or float64 (mixed_precision adds bf16)."
         )
     kind = DTYPES[dtype]
-    bank = Bank.build(_nonempty(series), options, torch.device("cpu"), torch.float32)  # for its row numbers
+    bank = Bank.build(_nonempty(series), options, place, kind)
     tasks = plan_tasks(bank, series, seeds, scope, options)
     job = Job(
         series=series,
@@ -85,7 +85,7 @@ def train_fleet(
     )
     if job.warm is not None and len(job.warm) != len(tasks):
         raise ModelError(f"warm_start needs one member per new member: {len(tasks)}, not {len(job.warm)}.")
-    return _train_chunks(job, tasks)
+    return _train_chunks(job, bank, tasks)
 
 
 def why_not(one: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
@@ -111,10 +111,12 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ModelError(f"device {name!r} is unknown: choose auto, cpu or cuda.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise ModelError(f"device {name!r} is unknown: choose auto, cpu or cuda.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelError(
-            "device 'cuda' is not available here (see `cpb doctor`): use device='cpu' or 'auto'."
+            f"device {name!r} is not available here (see `cpb doctor`): use device='cpu' or 'auto'."
         )
     return device
 
@@ -140,34 +142,37 @@ def plan_tasks(
     """Who learns what: one task per series, and / or one per timeframe and seed."""
     if scope not in SCOPES:
         raise ModelError(f"scope {scope!r} is unknown: choose one of {', '.join(SCOPES)}.")
-    tasks = []
+    given, tasks = _whole_seeds(seeds), []
     if scope in ("per-series", "both"):
-        for index, seed in enumerate(_seed_per_series(seeds, len(series))):
+        own_seeds = given * len(series) if seeds is None or isinstance(seeds, int) else given
+        if len(own_seeds) != len(series):
+            raise ModelError(f"seeds needs one number per series: {len(series)}, not {len(given)}.")
+        for index, seed in enumerate(own_seeds):
             tasks.append(make_task(bank, series, (index,), seed, series[index].symbol, options))
     if scope in ("universal", "both"):
-        wanted = [0] if seeds is None else [seeds] if isinstance(seeds, int) else list(dict.fromkeys(seeds))
         for timeframe in dict.fromkeys(one.timeframe for one in series):
             own = tuple(i for i, one in enumerate(series) if one.timeframe == timeframe)
-            tasks += [make_task(bank, series, own, seed, UNIVERSAL, options) for seed in wanted]
+            tasks += [make_task(bank, series, own, seed, UNIVERSAL, options) for seed in dict.fromkeys(given)]
     return tasks
 
 
-def _seed_per_series(seeds: Sequence[int] | int | None, count: int) -> list[int]:
-    own = [0 if seeds is None else seeds] * count if seeds is None or isinstance(seeds, int) else list(seeds)
-    if len(own) != count:
-        raise ModelError(f"seeds needs one number per series: {count}, not {len(own)}.")
-    if any(seed < 0 for seed in own):
-        raise ModelError("seeds must be whole numbers from 0.")
-    return own
+def _whole_seeds(seeds: Sequence[int] | int | None) -> list[int]:
+    given = [0] if seeds is None else [seeds] if isinstance(seeds, int) else list(seeds)
+    for seed in given:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
+            raise ModelError(f"seeds must be whole numbers from 0 to 2^63 - 1, not {seed!r}.")
+    if not given:
+        raise ModelError("seeds must name at least one number.")
+    return [int(seed) for seed in given]
 
 
-def _train_chunks(job: Job, tasks: list[Task]) -> list[Member]:
+def _train_chunks(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     """Fleet after fleet; on a CPU, `workers` fleets side by side with one core each.
 
     Threads within an operation wait for one another at every step: on two busy cores that was ten times slower.
     """
     if job.device.type != "cpu":
-        return _train_until_fits(job, tasks, 0)
+        return _train_until_fits(job, bank, tasks, 0)
     cores = torch.get_num_threads()
     workers = min(job.options.workers or cores, len(tasks))
     share = -(-len(tasks) // workers)
@@ -178,7 +183,7 @@ def _train_chunks(job: Job, tasks: list[Task]) -> list[Member]:
 
     def on_own_cores(start: int) -> list[Member]:
         torch.set_num_threads(threads)  # of this thread: OpenMP's and MKL's setting is per thread
-        return _train_until_fits(job, tasks[start : start + share], start)
+        return _train_until_fits(job, bank, tasks[start : start + share], start)
 
     try:
         return on_own_cores(0) if workers == 1 else _side_by_side(job, on_own_cores, starts)
@@ -203,24 +208,31 @@ def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequen
     return [member for future in futures for member in future.result()]
 
 
-def _train_until_fits(job: Job, tasks: list[Task], first: int) -> list[Member]:
+def _train_until_fits(job: Job, bank: Bank, tasks: list[Task], first: int) -> list[Member]:
     """Fleet after fleet; out of memory halves the fleet, then the micro-batch (same batch, in two parts)."""
     members: list[Member] = []
     size, start = job.options.fleet_size, 0
     while start < len(tasks):
         chunk = tasks[start : start + size]
         try:
-            members += _train_one(job, chunk, first + start)
+            members += _train_one(job, bank, chunk, first + start)
             start += len(chunk)
+            continue
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-            size, job = _shrink(job, len(chunk))
+        size, job = _shrink(
+            job, len(chunk)
+        )  # behind the block: until here the error held the fleet's tensors
     return members
 
 
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+def _out_of_memory(error: BaseException | None) -> bool:
+    """Also where it broke off a graph's capture, whose end then fails in turn with an error of its own."""
+    if error is None:
+        return False
+    named = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    return named or _out_of_memory(error.__context__)
 
 
 def _shrink(job: Job, size: int) -> tuple[int, Job]:
@@ -242,12 +254,11 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
     return 1, replace(job, options=replace(job.options, accumulate=parts))
 
 
-def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
+def _train_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
     if job.architecture in CLOSED_FORM:
-        return _solve_one(job, tasks, start)
+        return _solve_one(job, bank, tasks, start)
     net = Net(job.architecture, job.options, job.device, job.dtype)
-    bank = Bank.build(job.series, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor, fast_matmul(job):
         loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)
         store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
@@ -261,11 +272,10 @@ def _train_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
         return export(job, net, bank, loop)
 
 
-def _solve_one(job: Job, tasks: list[Task], start: int) -> list[Member]:
+def _solve_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Member]:
     """One fleet solved in closed form: seconds, so there is no checkpoint, and nothing to warm-start from."""
     job = replace(job, compute=job.dtype, warm=None, options=replace(job.options, epochs=1))
     net = Net(job.architecture, job.options, job.device, job.dtype)
-    bank = Bank.build(job.series, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor:
         tasks = unscaled(tasks)
         loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)

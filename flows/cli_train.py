@@ -128,8 +128,12 @@ def train(
             "`cpb train` trains one model: name one coin, one timeframe and one --arch, or use `cpb train-all`"
         )
     check_options(config)
-    with training_bars() as bars:
-        result = train_one(config, resume=resume == "latest", say=say, on_progress=bars)
+    try:
+        with training_bars() as bars:
+            result = train_one(config, resume=resume == "latest", say=say, on_progress=bars)
+    except KeyboardInterrupt:
+        say("cpb: `--resume latest` goes on from the last checkpoint; without it `cpb train` starts anew")
+        raise
     if json:
         emit(result)
     else:

@@ -13,6 +13,7 @@ from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import WARM_UP, StepRunner
+from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
 from cpbmodels.presets import CLOSED_FORM, SEED_ARCHITECTURES, Preset, architectures, preset
 from cpbmodels.series import Series
@@ -45,8 +46,18 @@ def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
 
 
 def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
-    """Time one step of a full fleet on a GPU, of one member on a CPU."""
+    """Time one step of a full fleet on a GPU (of half as many members while memory is short), of one on a CPU."""
     members = 40 if device.type == "cuda" else 1
+    while True:
+        try:
+            return _time(architecture, device, members)
+        except torch.OutOfMemoryError:
+            if members == 1:
+                raise ModelError(f"{device} has no memory for one step of one {architecture}.") from None
+        members //= 2  # behind the except block: the error held the tensors
+
+
+def _time(architecture: str, device: torch.device, members: int) -> dict[str, Any]:
     options = size_of(architecture)
     step = fleet_step(architecture, options, members, device)
     if device.type == "cuda":
@@ -106,7 +117,7 @@ def fleet_step(
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
     weight = torch.ones(origins.shape, device=device)
     runner = StepRunner(fleet, bank, graph=device.type == "cuda" and options.cuda_graph)
-    kind_of_rate = torch.float32 if device.type == "cuda" else torch.float64
+    kind_of_rate = torch.float32 if on_gpu(origins) else torch.float64
     runner.load(origins, weight, torch.tensor([options.lr], dtype=kind_of_rate).to(device))
     return FleetStep(fleet, bank, origins, weight, runner)
 

@@ -13,6 +13,8 @@ import torch
 from candles import LEARNT, series_for, walk
 
 from cpbmodels import cells, ensemble, load, predict, preset, train_fleet, why_not
+from cpbmodels.bank import Bank
+from cpbmodels.checkpoint import Checkpoints
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.heads import Point
@@ -193,6 +195,30 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
     assert found[0].report["accumulate"] == 2
 
 
+def test_lack_of_memory_is_recognised_behind_the_error_of_a_broken_capture(monkeypatch):
+    step, failed = Fleet.step, []
+
+    def scarce(self, *rest):
+        if len(rest[1]) > 1:
+            try:
+                failed.append(1)
+                raise torch.OutOfMemoryError("no")
+            finally:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        return step(self, *rest)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    assert len(train_fleet([walk(500, seed=s) for s in (1, 2)], "linear", workers=1, **SMALL)) == 2
+    assert failed
+
+
+def test_all_fleets_share_one_copy_of_the_candles(monkeypatch):
+    made, build = [], Bank.build.__func__
+    monkeypatch.setattr(Bank, "build", classmethod(lambda cls, *rest: made.append(1) or build(cls, *rest)))
+    train_fleet([walk(500, seed=s) for s in range(4)], "linear", workers=2, fleet_size=1, **SMALL)
+    assert len(made) == 1
+
+
 @pytest.mark.parametrize("architecture", ["gru", "lstm", "lstm-manual"])
 def test_a_step_leaves_nothing_for_the_garbage_collector(architecture, monkeypatch):
     """Python finds circles late: until then a step's memory would stay, and a CUDA graph's for good."""
@@ -307,7 +333,12 @@ def test_the_callback_hears_every_member_of_every_epoch():
         ({"preset": "seed-lstm"}, "preset 'seed-lstm' belongs to lstm or lstm-manual"),
         ({"device": "cuda"}, "device 'cuda' is not available"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
+        ({"device": "meta"}, "device 'meta' is unknown"),
+        ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"seeds": [1, 2]}, "seeds needs one number per series"),
+        ({"seeds": [1.5]}, "seeds must be whole numbers from 0 to 2^63 - 1, not 1.5"),
+        ({"seeds": 2**63, "scope": "universal"}, "seeds must be whole numbers from 0"),
+        ({"seeds": -1, "scope": "both"}, "seeds must be whole numbers from 0"),
         ({"architecture": "har"}, "lacks the column"),
         ({"context": 400}, "no window of 400"),
     ],
@@ -376,3 +407,14 @@ def test_no_host_sync_inside_an_epoch_on_a_gpu(architecture, monkeypatch):
     eager = train_fleet(series, architecture, cuda_graph=False, **options)
     for a, b in zip(graphed, eager, strict=True):
         assert a.history[-1]["val_loss"] == pytest.approx(b.history[-1]["val_loss"], rel=1e-3)
+
+
+def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_path, monkeypatch):
+    now = iter([0.0, 1.0, 30.0, 50.9, 51.5, 51.6])  # a copy takes a second: the next may come at 51
+    monkeypatch.setattr("cpbmodels.checkpoint.time.monotonic", lambda: next(now))
+    store = Checkpoints(tmp_path)
+    for epoch in range(1, 5):
+        store.save(epoch, {"flat": torch.zeros(1)}, {})
+        store.pending.result()
+    store.close()
+    assert [path.name for path in store.files()] == ["epoch-000001.safetensors", "epoch-000004.safetensors"]
