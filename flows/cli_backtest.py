@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from flows import options as o
+from flows.cli_train import config_of
 from flows.console import emit, quiet_libraries, say
 
 
@@ -46,17 +47,11 @@ def backtest(
     quiet_libraries()
     from flows.backtest import Options, in_prefect, parse_baselines, run
     from flows.runner import Direct, server_in_use
-    from schemas.config import PRESET_SEEDS, TrainConfig, parse_architectures
-    from schemas.scope import Scope
 
-    config = TrainConfig(
-        scope=Scope.of(coins, timeframes, source, market, since, as_of),
-        preset=preset,
-        architectures=parse_architectures(architectures, preset),
-        device=device,
-        seed=seed,
-        seeds=seeds or PRESET_SEEDS.get(preset, 1),
-    )
+    config = config_of(
+        coins, timeframes, architectures, preset, source, since, as_of, market,
+        device=device, seed=seed, seeds=seeds,
+    )  # fmt: skip
     options = Options(
         folds=folds,
         refit=refit,

@@ -22,7 +22,7 @@ def demo(json: o.Json = False) -> None:
 
     Example: cpb demo
     """
-    summary = _train_all(_config("BTC,ETH", "15m,1h", None, "smoke", "sim", None, None), direct=True)
+    summary = _train_all(config_of("BTC,ETH", "15m,1h", None, "smoke", "sim", None, None), direct=True)
     if json:
         emit(summary.as_json())
     else:
@@ -55,7 +55,7 @@ def train_all(
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
-    config = _config(
+    config = config_of(
         coins, timeframes, architectures, preset, source, since, as_of, market,
         device=device, profile=profile, seed=seed, seeds=seeds, repo=repo, warm_start=warm_start,
     )  # fmt: skip
@@ -119,7 +119,7 @@ def train(
         fail_with(f"--resume {resume!r} is unknown: the only value is latest")
     overrides = {name: value for name, value in given.items() if value is not None}
     with _named({"--architectures": "--arch", "--coins": "coin", "--timeframes": "timeframe"}):
-        config = _config(
+        config = config_of(
             coin, timeframe, arch, preset or default_preset(arch), source, since, as_of, market,
             device=device, profile=profile, seed=seed, seeds=seeds, overrides=overrides, warm_start=warm_start,
         )  # fmt: skip
@@ -156,7 +156,7 @@ def _named(names: dict[str, str]) -> Iterator[None]:
         raise UsageError(text) from None
 
 
-def _config(
+def config_of(
     coins: str,
     timeframes: str,
     architectures: str | None,
@@ -167,6 +167,11 @@ def _config(
     market: str = "spot",
     **fields: Any,
 ) -> "TrainConfig":
+    """Return the config of a command's options.
+
+    Raises:
+        UsageError: an option that cannot be, before anything is fetched.
+    """
     from schemas.config import PRESET_SEEDS, TrainConfig, check_device, check_profile, parse_architectures
     from schemas.scope import Scope
 
@@ -176,12 +181,27 @@ def _config(
         _need_gpu()
     if fields.get("warm_start") not in (None, "champion"):
         fail_with(f"--warm-start {fields['warm_start']!r} is unknown: the only value is champion")
+    names = parse_architectures(architectures, preset)
+    _check_presets(preset, names)
     return TrainConfig(
         scope=Scope.of(coins, timeframes, source, market, since, as_of),
         preset=preset,
-        architectures=parse_architectures(architectures, preset),
+        architectures=names,
         **fields | checked,
     )
+
+
+def _check_presets(preset: str, architectures: tuple[str, ...]) -> None:
+    """Refuse a seed preset with another's architecture; loads no torch."""
+    from cpbmodels import ModelError
+    from cpbmodels import preset as resolve
+    from schemas.config import UNIVERSAL
+
+    for name in architectures:
+        try:
+            resolve(preset, name.removesuffix(UNIVERSAL))
+        except ModelError as error:
+            fail_with(f"--architectures {name}: {error}")
 
 
 def _need_gpu() -> None:

@@ -49,7 +49,14 @@ def test_help_imports_nothing_heavy():
         (["train-all", "--preset", "huge"], "--preset 'huge' is unknown"),
         (["train-all", "--timeframes", "7m"], "unknown interval 7m"),
         (["train-all", "--as-of", "yesterday"], "--as-of 'yesterday' is not a date"),
+        (["train-all", "--preset", "seed-lstm", "--architectures", "gru"], "'seed-lstm' belongs to lstm"),
         (["train", "BTC", "1h", "--arch", "arima"], "arima"),
+        (
+            ["backtest", "--preset", "seed-lstm", "--architectures", "gru-universal"],
+            "'seed-lstm' belongs to lstm",
+        ),
+        (["backtest", "--device", "cudax"], "--device 'cudax' is unknown"),
+        (["backtest", "--architectures", "classifier-gru-universal"], "leave classifier-gru out"),
         (["nonsense"], "nonsense"),
     ],
 )
