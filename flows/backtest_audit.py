@@ -66,22 +66,23 @@ def _check_one(
 
 
 def _shuffled(config: TrainConfig, one: FoldSeries, trained: Mapping[str, cpbmodels.Member]) -> str:
-    """Return what models learn from shuffled features: nothing, or something knows the future.
+    """Return what models learn from nonsense: nothing, or something knows the future.
 
-    Only for models that read no returns: those are the target's own columns and cannot be shuffled.
+    Nonsense is shuffled features, and for models that read returns, which are the target's own columns, candles in
+    another order.
     """
     found = ""
-    nonsense = FoldSeries(one.fold, lookahead.shuffled(one.series))
     for name, member in trained.items():
-        if set(member.config["features"]) & set(RETURNS):
-            continue
+        of_returns = bool(set(member.config["features"]) & set(RETURNS))
+        make, what = (lookahead.reordered, "candles") if of_returns else (lookahead.shuffled, "features")
+        nonsense = FoldSeries(one.fold, make(one.series))
         learnt = FleetTrainer(name, config).per_series([nonsense])[0]
         origins = one.series.origins("test", learnt.context, learnt.horizon)
         forecasts = cpbmodels.predict([learnt], [one.series], [origins])[0]
         known = reference(one.series, one.series.origins("train", 1, learnt.horizon), origins, learnt.horizon)
         ratio = judge_member(one.series, forecasts, known, architecture=name).metrics["test_crps_ratio"]
         verdict = "no skill, as it must be" if ratio >= NO_SKILL else "LOOK-AHEAD: skill from nothing"
-        found += f"; {name} trained on shuffled features: ratio {ratio:.3f}, {verdict}"
+        found += f"; {name} trained on shuffled {what}: ratio {ratio:.3f}, {verdict}"
     return found
 
 

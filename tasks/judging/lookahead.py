@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from cpbmodels.series import RETURNS, Series
+from cpbmodels.series import RETURNS, Series, candle_columns
 from tasks.judging.baselines import Fit, Rows
 from tasks.judging.scores import Array
 from tasks.signals.columns import feature_frame
@@ -132,6 +132,28 @@ def shuffled(series: Series, seed: int = 0) -> Series:
         rows = first + np.flatnonzero(complete[first:last])
         features[rows[:, None], moved] = features[random.permutation(rows)[:, None], moved]
     return replace(series, features=features)
+
+
+def reordered(series: Series, seed: int = 0) -> Series:
+    """Return the series with its training and validation candles dealt out in another order, for models of returns.
+
+    Prices, returns and volatility are made anew from the candles' log-returns: what was to be learnt about the next
+    candles is gone, whatever it was. The test span's returns stay.
+    """
+    random = np.random.default_rng(seed)
+    returns = series.columns(RETURNS)
+    whole = np.isfinite(returns).all(axis=1)
+    for name in ("train", "validation"):
+        first, last = series.spans[name]
+        rows = first + np.flatnonzero(whole[first:last])
+        returns[rows] = returns[random.permutation(rows)]
+    moves = np.where(whole[:, None], returns, 0.0)
+    close = np.cumsum(moves[:, 3])
+    prices = np.exp(moves + (close - moves[:, 3])[:, None])
+    names, columns, volatility = candle_columns(prices, series.segments)
+    features = series.features.copy()
+    features[:, [series.names.index(name) for name in names]] = columns
+    return replace(series, prices=prices, features=features, volatility=volatility)
 
 
 def _aligned(forecast: Forecaster, series: Series, rows: Rows) -> Array:

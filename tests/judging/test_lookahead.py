@@ -9,7 +9,14 @@ from test_baselines import H, bounds_of, busy_hours
 
 import cpbmodels
 from tasks.judging import baselines
-from tasks.judging.lookahead import check_lookahead, explain, feature_columns, pipeline, shuffled
+from tasks.judging.lookahead import (
+    check_lookahead,
+    explain,
+    feature_columns,
+    pipeline,
+    reordered,
+    shuffled,
+)
 from tasks.judging.robust_har import robust_har
 from tasks.judging.scores import crps
 from tasks.signals.columns import feature_frame
@@ -116,3 +123,30 @@ def test_what_models_learn_from_is_causal_and_named_where_it_is_not(klines):
     chain = pipeline(bounds, {}, learnt={"honest": _learnt(member), "leaky": everything})
     leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
     assert [leak.column for leak in leaks] == ["training of leaky"]
+
+
+def test_candles_in_another_order_teach_a_model_of_returns_nothing():
+    series = series_of(feature_frame(busy_hours(4000), "1h"), bounds_of(4000), "AUSDT")
+    nonsense = reordered(series)
+    (first, last), (begin, end) = series.spans["train"], series.spans["test"]
+    close = series.names.index("r_close")
+    own, other = (np.diff(np.log(s.prices[first + 1 : last, 3])) for s in (series, nonsense))
+    assert abs(np.corrcoef(own, other)[0, 1]) < 0.1
+    np.testing.assert_allclose(
+        np.sort(nonsense.features[first + 1 : last, close]),
+        np.sort(series.features[first + 1 : last, close]),
+        atol=1e-9,
+    )
+    np.testing.assert_allclose(
+        nonsense.features[begin:end, close], series.features[begin:end, close], atol=1e-9
+    )
+    opened, high, low, closed = nonsense.prices.T
+    assert (high >= np.maximum(opened, closed) * (1 - 1e-12)).all()
+    assert (low <= np.minimum(opened, closed) * (1 + 1e-12)).all()
+
+    (learnt,) = cpbmodels.train_fleet([nonsense], architecture="gru", preset="smoke", device="cpu")
+    test = series.origins("test", learnt.context, H)
+    truth = baselines.realised(series, test, H)
+    known = baselines.reference(series, series.origins("train", 1, H), test, H)
+    found = cpbmodels.predict([learnt], [series], [test])[0].quantiles
+    assert crps(found, truth).mean() / crps(known, truth).mean() >= 0.99
