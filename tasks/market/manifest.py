@@ -73,14 +73,20 @@ class Oddity:
 class Manifest:
     """The manifest of one store; opened by one writer at a time, readable by anyone.
 
+    `read_only` opens it in a folder that nobody can write to (SQLite's WAL wants to).
+
     Raises:
         CpbError: the file was written by another version of cpb, or is no manifest.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, timeout=30, isolation_level=None)
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        name = f"{path.absolute().as_uri()}?mode=ro&immutable=1" if read_only else str(path)
+        self._db = sqlite3.connect(name, timeout=30, isolation_level=None, uri=read_only)
         try:
             self._open(path)
+            if not read_only:
+                self._db.execute("PRAGMA journal_mode=WAL")
+                self._db.execute("PRAGMA synchronous=FULL")
         except BaseException as error:
             self._db.close()
             if is_corrupt(error):
@@ -97,8 +103,6 @@ class Manifest:
             )
         elif found != _expected():
             raise CpbError(f"{path} lacks tables or columns of this version of cpb; {ANEW}")
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
 
     def close(self) -> None:
         """Close the file."""

@@ -1,5 +1,7 @@
 """The state of one ingestion: where from, where to, and what is known so far."""
 
+import os
+import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -103,14 +105,22 @@ def open_manifest(home: Path, plan: bool) -> Iterator[Manifest]:
     """Open the store's manifest; a mere plan on an empty home leaves no file behind."""
     path = home / MANIFEST
     try:
-        with Manifest(path if path.exists() or not plan else Path(":memory:")) as opened:
+        with _manifest(path, plan) as opened:
             yield opened
     except Exception as error:
         if not isinstance(error, CpbError) and is_full(error):
             raise CpbError(f"no space left in {home}: free some, or set CPB_HOME to another disk") from error
         if is_corrupt(error):
             raise CpbError(f"{path} is damaged ({error}); {ANEW}") from error
+        if isinstance(error, OSError | sqlite3.OperationalError):
+            raise CpbError(f"cannot work in {home} ({error}); set CPB_HOME to a folder you own") from error
         raise
+
+
+def _manifest(path: Path, plan: bool) -> Manifest:
+    if plan and not path.exists():
+        return Manifest(Path(":memory:"))
+    return Manifest(path, read_only=plan and not os.access(path.parent, os.W_OK))
 
 
 def holdings_of(run: Run, series: SeriesKey) -> Holdings:

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 from market_tools import FAST, build, csv_of, key, lines, put, rows_of, scope
 
+from schemas.errors import CpbError
 from schemas.klines import KLINES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
@@ -206,3 +207,22 @@ def test_a_file_printed_by_another_hand_is_no_futures_file(tmp_path, cell):
     header = b"" if cell is two_decimals else ",".join(COLUMNS).encode() + b"\n"
     put(tmp_path / "mirror", file, header + printed(csv_of(file), cell))
     assert run(tmp_path).series[0].rows == 91 * 24
+
+
+def test_a_plan_needs_no_right_to_write(tmp_path, monkeypatch):
+    build(tmp_path / "mirror", ["BTCUSDT"], MONTHS[:2])
+    run(tmp_path)
+    put(tmp_path / "mirror", BTC.file("2024-03"))
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr("os.access", lambda path, mode: False)  # as on a disk mounted read-only
+    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC"), plan=True)
+    assert report.notes[0].startswith("BTCUSDT 1h: 1 of 3 files to fetch")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_cannot_be_written_in_is_named(tmp_path):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    taken = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet.tmp/x"
+    taken.mkdir(parents=True)
+    with pytest.raises(CpbError, match=r"cannot work in .*2024-02.parquet.tmp.*set CPB_HOME"):
+        run(tmp_path)
