@@ -1,0 +1,92 @@
+"""The engine and the GPU benchmark run where only torch, numpy and safetensors (and what torch needs) are installed."""
+
+import re
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = {"cpbmodels", "benchmarks"}
+
+BLOCKED = """
+import sys
+
+class Wall:
+    # A finder that has never heard of what is not installed.
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in {blocked!r} else self.inner.find_spec(name, path, target)
+
+sys.meta_path[:] = [Wall(finder) for finder in sys.meta_path if hasattr(finder, "find_spec")]
+sys.path.insert(0, {root!r})
+sys.path.insert(0, {root!r} + "/tests/models")
+"""
+LIBRARY = """
+import importlib, pkgutil, tempfile
+import numpy as np
+import cpbmodels
+for module in pkgutil.walk_packages(cpbmodels.__path__, "cpbmodels."):
+    importlib.import_module(module.name)
+from candles import series_for
+from cpbmodels import architectures, ensemble, load, train_fleet
+from cpbmodels.device import doctor
+for name in architectures():
+    series = [series_for(name, 420, seed) for seed in (1, 2)]
+    with tempfile.TemporaryDirectory() as folder:
+        members = train_fleet(series, name, "smoke", seeds=[1, 2], device="cpu", checkpoint=folder + "/c",
+                              **({} if name == "robust-har" else {"epochs": 1, "steps_per_epoch": 2}))
+        found = load(members[0].save(folder + "/m")).forecast(series[0])
+        np.testing.assert_array_equal(found.candle, members[0].forecast(series[0]).candle)
+doctor.examine(steps=False)
+print("done")
+"""
+
+
+def closure(*names: str) -> set[str]:
+    """Distributions that these need, themselves included, by normalised name."""
+    found, todo = set(), list(names)
+    while todo:
+        name = todo.pop().lower().replace("_", "-")
+        if name in found:
+            continue
+        try:
+            needed = [line for line in requires(name) or [] if "extra ==" not in line]
+        except PackageNotFoundError:
+            continue  # another platform's
+        found.add(name)
+        todo += [re.match(r"[\w.-]+", line)[0] for line in needed]
+    return found
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    allowed = closure("torch", "numpy", "safetensors")
+    assert {"torch", "typing-extensions"} <= allowed
+    blocked = {
+        module
+        for module, owners in packages_distributions().items()
+        if module not in OURS and not allowed & {owner.lower().replace("_", "-") for owner in owners}
+    } | {"flows", "tasks", "schemas", "webapp"}
+    assert {"prefect", "mlflow", "polars", "pydantic", "typer", "pynvml"} <= blocked
+    start = BLOCKED.format(blocked=blocked, root=str(ROOT))
+    return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=300)
+
+
+def test_the_library_needs_torch_numpy_and_safetensors_alone():
+    done = run(LIBRARY)
+    assert done.stdout.strip().endswith("done"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["gru", *(pytest.param(n, marks=pytest.mark.slow) for n in ("transformer", "lstm"))]
+)
+def test_the_gpu_benchmark_needs_no_more(name):
+    done = run(
+        f"from benchmarks import gpu; gpu.main(['--device', 'cpu', '--tiny', '--members', '2', '--only', {name!r}])"
+    )
+    assert f"| {name} |" in done.stdout, done.stderr
