@@ -8,7 +8,8 @@ does only what is left.
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,14 +27,16 @@ from schemas.scope import Scope
 from tasks.evaluate import evaluate
 from tasks.features import features
 from tasks.forecast import forecast
+from tasks.hub.publish import check_ready
 from tasks.ingest import ingest
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.tracking.runs import COMPLETE as RUN_COMPLETE
+from tasks.tracking.runs import FAILED as RUN_FAILED
 from tasks.tracking.runs import PARTIAL as RUN_PARTIAL
-from tasks.tracking.runs import finish, start_parent
+from tasks.tracking.runs import REASON, finish, start_parent
 from tasks.train import train
 from tasks.training.job import code_digest, plan_job
 from tasks.training.launch import plan_slots
@@ -88,7 +91,7 @@ def run_training(
     """Ingest, compute features, train, judge and log; `fresh` forgets what earlier runs trained.
 
     Raises:
-        CpbError: nothing could be ingested, or nothing trained.
+        CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed.
     """
     summary = Summary()
     records = _data(config, steps, say, summary, tail)
@@ -96,8 +99,9 @@ def run_training(
     records = _usable(records, bounds, summary, say)
     run = start_parent(_run_key(config, records), config.model_dump(mode="json"), _tags(config), name)
     summary.run_id, summary.series = run.run_id, len(records)
-    fleets = _fleets(config, steps, say, records, bounds, summary, fresh, on_progress)
-    judged = [steps.one(evaluate, config, run.run_id, f, tuple(summary.failures)) for f in fleets]
+    with _failing(run.run_id):
+        fleets = _fleets(config, steps, say, records, bounds, summary, fresh, on_progress)
+        judged = [steps.one(evaluate, config, run.run_id, f, tuple(summary.failures)) for f in fleets]
     summary.members = sum(len(fleet.run_ids) for fleet in judged)
     say(f"judged {summary.members} members against the random walk")
     return Training(summary, judged)
@@ -112,12 +116,23 @@ def run_train_all(
     on_progress: Progress | None = None,
 ) -> Summary:
     """Run the whole job and return its summary; errors as in `run_training`."""
+    if config.repo:
+        check_ready(config.repo)  # hours before the token is needed
     training = run_training(config, steps, say, tail=tail, on_progress=on_progress)
+    with _failing(training.summary.run_id):
+        return _deliver(config, training, steps, say, tail)
+
+
+def _deliver(config: TrainConfig, training: Training, steps: Runner, say: Say, tail: bool) -> Summary:
+    """Promote, publish and forecast what was trained."""
     summary = training.summary
     summary.champions = len(steps.one(promote, training.judged, config.scope.source))
     # None: classifiers forecast no price, and simulated models give way to real ones.
     if summary.champions:
-        summary.published = steps.one(publish, config.scope.home, config.repo, config.scope.source)
+        try:
+            summary.published = steps.one(publish, config.scope.home, config.repo, config.scope.source)
+        except CpbError as error:  # the Hub is away: models, runs and forecasts are good all the same
+            _fail(summary, say, "all", "all", "publish", str(error))
     issued = steps.one(forecast, config.scope, tail)
     # Standing, not new: a run that was killed after its forecasts and repeated ends like an undisturbed one.
     summary.forecast_rows = issued.standing
@@ -128,6 +143,16 @@ def run_train_all(
     )
     finish(summary.run_id, RUN_PARTIAL if summary.failures else RUN_COMPLETE)
     return summary
+
+
+@contextmanager
+def _failing(run_id: str) -> Iterator[None]:
+    """Mark the flow's run as failed, with the reason, where an expected error ends it."""
+    try:
+        yield
+    except CpbError as error:
+        finish(run_id, RUN_FAILED, {REASON: str(error)})
+        raise
 
 
 def _data(config: TrainConfig, steps: Runner, say: Say, summary: Summary, tail: bool) -> list[SeriesRecord]:

@@ -1,13 +1,19 @@
 """Writing files so that a reader, or the next run after a kill, never meets half of one."""
 
+import errno
 import json
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from schemas.errors import CpbError
+
+_STALE_S = 24 * 3600.0
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -37,17 +43,46 @@ def read_json(path: Path) -> Any:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` when the block ends well, and vanishes when it does not."""
+    """Yield an empty folder that becomes `path` when the block ends well, and vanishes when it does not.
+
+    `path` is the old folder or the new one, never a part of either; of two writers at once the later one stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
     draft = _draft_name(path)
     draft.mkdir()
     try:
         yield draft
-        if path.exists():
-            shutil.rmtree(path)
-        draft.rename(path)
+        _swap(draft, path)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def _swap(draft: Path, path: Path) -> None:
+    """Put the draft in the place of `path`, whose old content moves aside whole before it is deleted."""
+    aside = _draft_name(path)
+    for _ in range(100):  # another writer may put its folder there between the two steps
+        try:
+            path.rename(aside)
+        except FileNotFoundError:
+            pass
+        else:
+            shutil.rmtree(aside, ignore_errors=True)
+        try:
+            draft.rename(path)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    raise CpbError(f"{path} is being written by others again and again; try again when they are done")
+
+
+def _sweep(path: Path) -> None:
+    """Delete drafts of `path` that a killed writer left behind more than a day ago."""
+    for old in path.parent.glob(f".{path.name}.{'?' * 12}"):
+        with suppress(FileNotFoundError):
+            if time.time() - old.stat().st_mtime > _STALE_S:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _draft_name(path: Path) -> Path:

@@ -52,8 +52,7 @@ def publish(
         UsageError: `repo` is not USER/NAME.
         CpbError: no token, not allowed, not found, or not reachable; in one sentence.
     """
-    if not _REPO.fullmatch(repo):
-        raise UsageError(f"--repo {repo!r} is not USER/NAME, as in alice/cpb-models")
+    check_ready(repo, token)
     if not (tree / "README.md").is_file():
         raise CpbError(f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`")
     api, secret = _api(token)
@@ -66,6 +65,13 @@ def publish(
             raise CpbError(_sentence(failure, repo, api.endpoint).replace(secret, "***")) from None
         time.sleep(pause * 2**attempt)
     raise UsageError(f"attempts must be 1 or more, got {attempts}")
+
+
+def check_ready(repo: str, token: str | None = None) -> None:
+    """Raise before any work is done where publishing could not succeed: errors as in `publish`; asks no server."""
+    if not _REPO.fullmatch(repo):
+        raise UsageError(f"--repo {repo!r} is not USER/NAME, as in alice/cpb-models")
+    _api(token)
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":

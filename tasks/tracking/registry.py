@@ -188,7 +188,8 @@ def _download(store: Store, version: "ModelVersion") -> Path:
     import mlflow
 
     cache = Path("mlruns/champions").absolute()
-    target = cache / f"{version.name}-{version.version}"
+    # The run's id, because another server has another model under the same name and number.
+    target = cache / f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
     if not target.exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as part:

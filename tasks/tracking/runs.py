@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError
 from tasks.tracking.commit import git_commit
 from tasks.tracking.entries import dataset_input, metric_entries, param_entries, text
-from tasks.tracking.store import Store, open_store
+from tasks.tracking.store import Store, alone, open_store
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
+REASON = "reason"
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 """How a flow or fleet ended; `partial` keeps good results, and the same command continues it."""
 
@@ -114,8 +115,9 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
     A member whose key already has a finished run under this fleet is left as it is, and that id returned.
     """
     store = store or open_store()
-    before = _children(store, fleet_run)
-    return [_log_one(store, fleet_run, record, before.get(record.key, [])) for record in records]
+    with alone(store):  # of two runs of the same command, the second finds what the first has logged
+        before = _children(store, fleet_run)
+        return [_log_one(store, fleet_run, record, before.get(record.key, [])) for record in records]
 
 
 def log_metrics(run_id: str, metrics: dict[str, Any], store: Store | None = None) -> None:
@@ -155,6 +157,13 @@ def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> l
 def _open_run(
     store: Store, key: str, name: str, tags: dict[str, Any], config: dict[str, Any], parent: str = ""
 ) -> OpenRun:
+    with alone(store):
+        return _found_or_made(store, key, name, tags, config, parent)
+
+
+def _found_or_made(
+    store: Store, key: str, name: str, tags: dict[str, Any], config: dict[str, Any], parent: str
+) -> OpenRun:
     condition = f"tags.`{KEY}` = '{_quoted(key)}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     found = search(store, condition, ["attributes.start_time DESC"])
     if found:
@@ -162,6 +171,8 @@ def _open_run(
         if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
             return OpenRun(run.info.run_id, finished=True)
         store.client.update_run(run.info.run_id, status="RUNNING")
+        if REASON in run.data.tags:  # why it failed before; it may end well now
+            store.client.delete_tag(run.info.run_id, REASON)
         return OpenRun(run.info.run_id, finished=False)
     return OpenRun(
         _create(store, name, {KEY: key, "git_commit": git_commit(), **tags}, config), finished=False
@@ -224,7 +235,7 @@ def _member_tags(fleet_run: str, record: MemberRecord) -> dict[str, str]:
         **record.tags,
     }
     if record.reason:
-        tags["reason"] = record.reason
+        tags[REASON] = record.reason
     return {name: text(value) for name, value in tags.items() if value is not None}
 
 

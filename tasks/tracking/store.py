@@ -106,8 +106,18 @@ def _connect(uri: str, database: Path | None) -> Store:
         with _exclusive(_lock_file(uri, database)):
             client = MlflowClient(tracking_uri=uri, registry_uri=uri)
             return Store(uri, client, _experiment(client, database))
+    except ModuleNotFoundError as error:
+        raise CpbError(
+            f"the MLflow store {public_uri(uri)} needs the Python package {error.name}, which is not installed; "
+            f"install it with pip, or set MLFLOW_TRACKING_URI to another store"
+        ) from error
     except (MlflowException, SQLAlchemyError) as error:
         reason = str(error).splitlines()[0].replace(uri, public_uri(uri))
+        if "filesystem tracking backend" in reason:
+            raise CpbError(
+                f"MLflow keeps no runs in a plain folder any more ({public_uri(uri)}); "
+                "set MLFLOW_TRACKING_URI to sqlite:///FILE or to a server's http address"
+            ) from error
         damaged = "not a database" in reason or "malformed" in reason
         remedy = "restore it from a backup" if damaged else "back it up, then run `mlflow db upgrade`"
         raise CpbError(
@@ -119,7 +129,9 @@ def _connect(uri: str, database: Path | None) -> Store:
 def _check_server(uri: str) -> None:
     """Fail at once where nothing answers at an HTTP store: MLflow itself would go on asking for minutes."""
     try:
-        urllib.request.urlopen(uri, timeout=10).close()
+        urllib.request.urlopen(
+            public_uri(uri), timeout=10
+        ).close()  # it takes a password for part of the name
     except urllib.error.HTTPError:
         return  # it answers; what it thinks of us, the first call will say
     except OSError as error:
@@ -182,6 +194,13 @@ def _lock_file(uri: str, database: Path | None) -> Path:
         return database.parent / f".{database.name}.lock"
     digest = hashlib.sha256(uri.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"cpb-store-{os.getuid()}-{digest}.lock"
+
+
+@contextmanager
+def alone(store: Store) -> Iterator[None]:
+    """Hold the store against other processes and threads of this machine: look, then write, as one step."""
+    with _exclusive(_lock_file(store.uri, sqlite_path(store.uri))):
+        yield
 
 
 @contextmanager

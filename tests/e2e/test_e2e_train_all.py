@@ -204,3 +204,20 @@ def test_a_dead_prefect_server_is_said_in_one_sentence(cpb, command):
     assert done.returncode == 1
     assert "no Prefect server answers" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):
+    command = ("train-all", "--source", "sim", "--coins", "BTC", *SMALL, "--repo", "alice/models")
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}
+    untold = cpb(*command, HF_TOKEN="", **nowhere)
+    assert untold.returncode == 1
+    assert "no Hub token" in untold.stderr
+    assert not (tmp_path / "data").exists()  # said before hours of work, not after
+    done = cpb.json(*command, code=3, HF_TOKEN="hf_secret", **nowhere)
+    assert [(f["step"], f["symbol"]) for f in done["failures"]] == [("publish", "all")]
+    assert "cannot be reached" in done["failures"][0]["reason"]
+    assert "hf_secret" not in str(done)
+    assert (done["champions"], done["forecast_rows"]) == (1, 10)
+    assert forecast_rows(tmp_path).height == 10
+    again = cpb.json(*command[:-2])
+    assert again["forecast_rows"] == 10

@@ -1,11 +1,13 @@
 import logging
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_runs import fleet_of, member
 
 from schemas.errors import CpbError
-from tasks.tracking import champions, log_member, register_champion
+from tasks.tracking import champions, log_member, register_champion, registry
 
 
 @pytest.fixture
@@ -91,3 +93,21 @@ def test_a_failed_run_cannot_be_champion(store):
 
     with pytest.raises(CpbError, match="FAILED"):
         register_champion("BTCUSDT", "1h", run_id)
+
+
+def test_champions_of_two_servers_do_not_meet_in_the_cache(tmp_path, monkeypatch):
+    import mlflow
+
+    def download(source, dst_path, tracking_uri):
+        (Path(dst_path) / "model").mkdir()
+        (Path(dst_path) / "model/model.safetensors").write_text(tracking_uri)
+        return f"{dst_path}/model"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(mlflow.artifacts, "download_artifacts", download)
+    for server, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
+        version = SimpleNamespace(
+            name="cpb-BTCUSDT-1h", version="1", run_id=run_id, source="mlflow-artifacts:/1/x"
+        )
+        folder = registry._folder(SimpleNamespace(uri=server), version)
+        assert (folder / "model.safetensors").read_text() == server

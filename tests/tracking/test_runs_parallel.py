@@ -5,7 +5,7 @@ from multiprocessing import get_context
 
 from test_runs import fleet_of, member
 
-from tasks.tracking import log_members
+from tasks.tracking import finish, log_members, start_fleet, start_parent
 from tasks.tracking.runs import KEY, search
 
 FORK = get_context("fork")
@@ -33,6 +33,32 @@ def test_processes_that_log_at_once_lose_nothing(store):
     assert len(runs) == 24
     assert {r.info.status for r in runs} == {"FINISHED"}
     assert all(r.data.metrics["val_loss"] == 2 / 3 for r in runs)
+
+
+def test_processes_that_log_the_same_fleet_at_once_make_each_run_once(store):
+    store.client._tracking_client.store.engine.dispose()
+    meet = FORK.Barrier(3)
+
+    def work():
+        meet.wait(60)
+        flow = start_parent("same flow", {})
+        fleet = start_fleet(flow.run_id, "gru", "same fleet")
+        log_members(fleet.run_id, records("s", 8))
+        finish(fleet.run_id)
+
+    writers = [FORK.Process(target=work) for _ in range(3)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+
+    assert [w.exitcode for w in writers] == [0, 0, 0]
+    runs = search(store)
+    assert Counter(r.data.tags[KEY] for r in runs) == dict.fromkeys(
+        ["same flow", "same fleet", *(f"s{i}" for i in range(8))], 1
+    )
+    (fleet,) = [r.info.run_id for r in runs if r.data.tags[KEY] == "same fleet"]
+    assert {r.info.status for r in children_of(store, fleet)} == {"FINISHED"}
 
 
 def test_after_a_kill_the_same_call_completes_the_fleet_once(store, monkeypatch):

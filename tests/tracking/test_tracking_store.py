@@ -1,5 +1,6 @@
 import socket
 import sqlite3
+import sys
 from multiprocessing import get_context
 
 import pytest
@@ -94,3 +95,29 @@ def test_a_server_that_is_not_there_is_one_sentence_at_once():
 
     with pytest.raises(CpbError, match=f"127.0.0.1:{port} cannot be reached"):
         open_store(f"http://127.0.0.1:{port}")
+
+
+def test_a_password_in_the_address_is_no_part_of_the_host(monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def urlopen(url, timeout):
+        raise Asked(url)
+
+    monkeypatch.setattr("urllib.request.urlopen", urlopen)
+    with pytest.raises(Asked, match=r"^http://tracking:5000$"):
+        open_store("http://me:secret@tracking:5000")
+
+
+def test_a_store_whose_driver_is_missing_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with pytest.raises(CpbError, match="needs the Python package psycopg2") as error:
+        open_store("postgresql://me:secret@127.0.0.1:1/mlflow")
+    assert "secret" not in str(error.value)
+
+
+def test_a_plain_folder_is_no_store_and_the_remedy_is_named(tmp_path):
+    with pytest.raises(
+        CpbError, match=r"keeps no runs in a plain folder any more.*set MLFLOW_TRACKING_URI to sqlite"
+    ):
+        open_store((tmp_path / "runs").as_uri())

@@ -1,3 +1,6 @@
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tasks.files import new_folder, read_json, write_bytes, write_json
@@ -27,3 +30,45 @@ def _fail_within(target):
     with new_folder(target) as draft:
         (draft / "half").write_text("x")
         raise RuntimeError
+
+
+def test_writers_at_once_leave_one_whole_folder_and_nothing_beside_it(tmp_path):
+    target = tmp_path / "hub"
+
+    def write(number):
+        for _ in range(40):
+            with new_folder(target) as draft:
+                for name in "abc":
+                    (draft / name).write_text(str(number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert len({file.read_text() for file in target.iterdir()}) == 1
+    assert sorted(f.name for f in target.iterdir()) == ["a", "b", "c"]
+    assert [p.name for p in tmp_path.iterdir()] == ["hub"]
+
+
+def test_the_old_folder_goes_whole_so_that_a_kill_never_leaves_half_of_it(tmp_path, monkeypatch):
+    with new_folder(tmp_path / "hub") as draft:
+        (draft / "old").touch()
+
+    def killed(path, **_):
+        assert path.name.startswith(".hub.")  # never the folder under its own name
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.files.shutil.rmtree", killed)
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "hub") as draft:
+        (draft / "new").touch()
+
+
+def test_drafts_of_killed_writers_are_swept_after_a_day(tmp_path):
+    old, young, other = (
+        tmp_path / f".{name}" for name in ("hub.0123456789ab", "hub.ba9876543210", "hubs.0123456789ab")
+    )
+    for folder in (old, young, other):
+        folder.mkdir()
+    for folder in (old, other):
+        os.utime(folder, (1, 1))
+    with new_folder(tmp_path / "hub"):
+        pass
+    assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
