@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from schemas.errors import CpbError
@@ -19,7 +20,7 @@ from tasks.market.listing import Catalogue
 from tasks.market.origin import settle
 from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
-from tasks.market.report import IngestReport, SeriesReport, describe
+from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.rest import refresh_tail
 from tasks.market.run import CONNECTIONS, Progress, Run, calendars, open_manifest, open_source, pool
 from tasks.market.store import sweep, writer_lock
@@ -86,7 +87,9 @@ def _plan_only(run: Run) -> IngestReport:
             f"{plan.series}: {len(plan.fetch)} of {len(plan.wanted)} files to fetch, {size / 1e6:.1f} MB"
         )
         run.notes += [f"  {f.key}" for f in plan.fetch]
-    return IngestReport(_describe_all(run), notes=run.notes)
+    held = zip(run.plans, _describe_all(run), strict=True)
+    planned = [replace(s, status=PLANNED_SERIES, reason=_why_nothing(run, series)) for series, s in held]
+    return IngestReport(planned, notes=run.notes)
 
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:

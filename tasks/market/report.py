@@ -10,6 +10,7 @@ from tasks.market.layout import DAY, text
 from tasks.market.store import provisional_rows, replacing, series_digest, zeros_of
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
+PLANNED_SERIES = "planned"  # nothing was fetched, and hence nothing is judged
 
 _LATE = 3 * DAY  # files are published a day or two after their candles
 
@@ -53,7 +54,9 @@ class IngestReport:
     @property
     def exit(self) -> int:
         """Exit code: 0 complete, 3 partial (good results kept)."""
-        return COMPLETE if all(s.status == COMPLETE_SERIES for s in self.series) else PARTIAL
+        return (
+            COMPLETE if all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series) else PARTIAL
+        )
 
     def to_dict(self) -> dict:
         """Return what `cpb ingest --json` prints."""

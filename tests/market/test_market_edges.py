@@ -211,11 +211,13 @@ def test_a_file_printed_by_another_hand_is_no_futures_file(tmp_path, cell):
 
 def test_a_plan_needs_no_right_to_write(tmp_path, monkeypatch):
     build(tmp_path / "mirror", ["BTCUSDT"], MONTHS[:2])
-    run(tmp_path)
+    wanted = scope(tmp_path / "home", tmp_path / "mirror", "BTC")
+    ingest(wanted)
     put(tmp_path / "mirror", BTC.file("2024-03"))
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # as on a disk mounted read-only
-    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC"), plan=True)
+    report = ingest(wanted, plan=True)
+    assert (report.series[0].status, report.exit) == ("planned", 0)
     assert report.notes[0].startswith("BTCUSDT 1h: 1 of 3 files to fetch")
     assert sorted(tmp_path.rglob("*")) == before
 
