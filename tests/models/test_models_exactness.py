@@ -8,6 +8,7 @@ from candles import LEARNT, series_for, walk
 from cpbmodels import architectures, forecast_all, load, predict, train_fleet
 from cpbmodels.cells import Tied, TiedAttention, lstm_step
 from cpbmodels.draws import Draws
+from cpbmodels.fleet import Fleet
 from cpbmodels.layers import attend
 from cpbmodels.recurrent import GruSequence, gru, gru_fused, input_gates, lstm, lstm_fused, lstm_sequence
 
@@ -36,22 +37,53 @@ def options(architecture):
     return HARD | taught | short
 
 
+@pytest.fixture
+def clipped(monkeypatch):
+    """For every step, which members' gradients were longer than allowed."""
+    seen, clip = [], Fleet._clip
+
+    def noted(fleet, count):
+        seen.extend((fleet.grad[:count].norm(dim=1) > fleet.net.options.clip).tolist())
+        clip(fleet, count)
+
+    monkeypatch.setattr(Fleet, "_clip", noted)
+    return seen
+
+
+def same_curve(member, alone):
+    assert len(alone.history) == len(member.history)
+    for ours, theirs in zip(member.history, alone.history, strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
+        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
+    torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("architecture", LEARNT)
-def test_a_fleet_equals_single_runs(architecture):
-    series = [series_for(architecture, rows, seed=rows) for rows in (460, 520, 560)]
-    fleet = train_fleet(series, architecture, seeds=[5, 6, 7], workers=1, **options(architecture))
-    steps = []
-    for member, own, seed in zip(fleet, series, (5, 6, 7), strict=True):
-        alone = train_fleet([own], architecture, seeds=[seed], **options(architecture))[0]
-        assert len(alone.history) == len(member.history)
-        for ours, theirs in zip(member.history, alone.history, strict=True):
-            assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
-            assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
-        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
-        steps.append(-(-member.report["train_windows"] // 20) * len(member.history))
-    assert max(steps) >= 50
-    assert len({member.report["train_windows"] for member in fleet}) == 3
+def test_a_fleet_equals_single_runs(architecture, clipped):
+    """Five members, unequal windows; each is compared with itself alone, epoch by epoch."""
+    series = [series_for(architecture, rows, seed=rows) for rows in (420, 460, 500, 520, 560)]
+    seeds = [3, 5, 9, 6, 7]
+    fleet = train_fleet(series, architecture, seeds=seeds, workers=1, **options(architecture))
+    assert sum(clipped) / len(clipped) > 0.05
+    for member, own, seed in zip(fleet, series, seeds, strict=True):
+        same_curve(member, train_fleet([own], architecture, seeds=[seed], **options(architecture))[0])
+    windows = {member.report["train_windows"] for member in fleet}
+    assert len(windows) == 5
+    assert max(-(-m.report["train_windows"] // 20) * len(m.history) for m in fleet) >= 50
     assert len({member.report["epochs_run"] for member in fleet}) > 1
+
+
+@pytest.mark.parametrize("architecture", ["har", "classifier-gru"])
+def test_universal_members_beside_others_equal_themselves_alone(architecture, clipped):
+    series = [series_for(architecture, rows, seed=rows) for rows in (430, 470, 500)]
+    mixed = train_fleet(
+        series, architecture, seeds=[5, 6, 5], scope="both", workers=1, **options(architecture)
+    )
+    assert any(clipped)
+    assert [member.config["symbol"] for member in mixed] == ["AAAUSDT"] * 3 + ["ALL"] * 2
+    wide = train_fleet(series, architecture, seeds=[6], scope="universal", **options(architecture))[0]
+    same_curve(mixed[4], wide)
+    same_curve(mixed[1], train_fleet(series[1:2], architecture, seeds=6, **options(architecture))[0])
 
 
 @pytest.mark.parametrize("architecture", architectures())
