@@ -201,7 +201,7 @@ def _check_presets(preset: str, architectures: tuple[str, ...]) -> None:
         try:
             resolve(preset, name.removesuffix(UNIVERSAL))
         except ModelError as error:
-            fail_with(f"--architectures {name}: {error}")
+            fail_with(f"--{error}")  # it begins: preset ...
 
 
 def _need_gpu() -> None:
