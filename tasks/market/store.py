@@ -8,6 +8,7 @@ import errno
 import hashlib
 import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -23,6 +24,7 @@ from tasks.market.layout import SeriesKey, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 
 MANIFEST = "manifest.db"
+_PART = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
 _TEMP = ".tmp"  # at the end of the name: nobody's `*.parquet` may match half a file
 
 
@@ -101,7 +103,7 @@ def part_paths(home: Path, series: SeriesKey) -> list[Path]:
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
-    return [folder / n for n in names if n.endswith(".parquet")]
+    return [folder / n for n in names if _PART.fullmatch(n)]
 
 
 def _overlaps(month: str, first: int, last: int) -> bool:

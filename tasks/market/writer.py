@@ -1,12 +1,14 @@
 """From downloaded files to parts of the store: parse, judge, quarantine, merge, write, enter in the manifest."""
 
 import time
+from collections.abc import Iterable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
+from schemas.errors import CpbError
 from schemas.klines import KLINES, validate_klines
 from tasks.market.checks import Checked, check
 from tasks.market.faults import BadFile, SourceFault
@@ -119,7 +121,9 @@ def start_batch(
     changed = _rows_changed(home, series, checked.rows, good, known)
     for index, item in good.items():  # only what goes into quarantine is needed as bytes any longer
         item.csv = item.payload = blocks[index].body = b""
-    parts = _write_months(home, series, checked.rows, list(good.values()), writers, fill=status == "repaired")
+    parts = _write_months(
+        home, series, checked.rows, list(good.values()), writers, known, fill=status == "repaired"
+    )
     return Writing(home, manifest, series, batch, status, known, checked, good, blocks, changed, parts)
 
 
@@ -142,7 +146,13 @@ def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
 
 
 def _write_months(
-    home: Path, series: SeriesKey, rows: pl.DataFrame, good: list[Fetched], writers: Executor, fill: bool
+    home: Path,
+    series: SeriesKey,
+    rows: pl.DataFrame,
+    good: list[Fetched],
+    writers: Executor,
+    known: Iterable[str],
+    fill: bool,
 ) -> "list[Future[Part | None]]":
     """Begin to write each month the batch touches; candles of files that are not in the batch are kept.
 
@@ -158,13 +168,25 @@ def _write_months(
 
     def write(month: str) -> Part | None:
         spans = [] if fill else [i.file.bounds for i in replaced[month]]
-        part = merge(read_part(home, series, month), fresh.get(month, clean.clear()), spans)
+        anew = {i.file.period for i in replaced[month]}.issuperset(p for p in known if p[:7] == month)
+        part = merge(_stored(home, series, month, anew), fresh.get(month, clean.clear()), spans)
         origin = {
             "cpb.files": " ".join(f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in replaced[month])
         }
         return write_part(home, series, month, part, origin) if part.height else None
 
     return [writers.submit(write, month) for month in replaced]
+
+
+def _stored(home: Path, series: SeriesKey, month: str, anew: bool = True) -> pl.DataFrame:
+    """Return a month as stored; a damaged one counts as empty if all of its files have just come `anew`."""
+    try:
+        return read_part(home, series, month)
+    except pl.exceptions.PolarsError as error:
+        if anew:
+            return pl.DataFrame(schema=KLINES)
+        path = series_folder(home, series) / f"{month}.parquet"
+        raise CpbError(f"{path} is damaged: delete it and run again, and it is fetched anew") from error
 
 
 def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) -> pl.DataFrame:
@@ -189,7 +211,7 @@ def _rows_changed(
             pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:]
         )
         start, end = item.file.bounds
-        old = read_part(home, series, item.file.period[:7])
+        old = _stored(home, series, item.file.period[:7])
         old = old.filter(pl.col("open_time").to_physical().is_between(start, end, closed="left"))
         differing = pl.concat(
             [new.join(old, on=list(KLINES), how="anti"), old.join(new, on=list(KLINES), how="anti")]

@@ -228,3 +228,29 @@ def test_a_folder_that_cannot_be_written_in_is_named(tmp_path):
     taken.mkdir(parents=True)
     with pytest.raises(CpbError, match=r"cannot work in .*2024-02.parquet.tmp.*set CPB_HOME"):
         run(tmp_path)
+
+
+@pytest.mark.parametrize("daily", [False, True])
+def test_a_part_damaged_on_disk_is_fetched_anew(tmp_path, daily):
+    periods = [f"2024-02-{day:02}" for day in range(1, 30)] if daily else ["2024-02"]
+    for period in periods:
+        put(tmp_path / "mirror", BTC.file(period))
+    whole = run(tmp_path).series[0]
+    part = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"
+    part.write_bytes(part.read_bytes()[:500])
+    again = run(tmp_path).series[0]
+    assert (again.rows, again.digest) == (29 * 24, whole.digest)
+    assert read_klines(tmp_path / "home", "BTCUSDT", "1h").height == 29 * 24
+
+
+def test_a_part_damaged_without_a_trace_is_named_before_a_day_is_added(tmp_path):
+    for day in range(1, 11):
+        put(tmp_path / "mirror", BTC.file(f"2024-02-{day:02}"))
+    run(tmp_path)
+    part = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"
+    part.write_bytes(b"x" * part.stat().st_size)
+    put(tmp_path / "mirror", BTC.file("2024-02-11"))
+    with pytest.raises(CpbError, match=r"2024-02.parquet is damaged: delete it"):
+        run(tmp_path)
+    part.unlink()
+    assert run(tmp_path).series[0].rows == 11 * 24
