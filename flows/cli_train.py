@@ -11,7 +11,7 @@ from flows import options as o
 from flows.console import emit, fail_with, quiet_libraries, say
 
 if TYPE_CHECKING:
-    from flows.train_all import Summary
+    from flows.summary import Summary
     from schemas.config import TrainConfig
 
 Number = Annotated[int | None, typer.Option()]

@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prefect import flow
@@ -19,9 +18,10 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.console import say as say_to_people
 from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
+from flows.summary import Summary, Training
 from flows.warm import warm_folders
 from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
-from schemas.errors import COMPLETE, PARTIAL, CpbError, MemberError
+from schemas.errors import CpbError, MemberError
 from schemas.records import Failure, FleetRecord, SeriesRecord
 from schemas.scope import Scope
 from tasks.evaluate import evaluate
@@ -39,43 +39,11 @@ from tasks.tracking.runs import PARTIAL as RUN_PARTIAL
 from tasks.tracking.runs import REASON, finish, start_parent
 from tasks.train import train
 from tasks.training.job import code_digest, plan_job
+from tasks.training.keep import FleetsInUse, is_training
 from tasks.training.launch import plan_slots
 
 Say = Callable[[str], None]
 Progress = Callable[[dict[str, Any]], None]
-
-
-@dataclass
-class Summary:
-    """What a run of the main job left behind."""
-
-    run_id: str = ""
-    series: int = 0
-    members: int = 0
-    champions: int = 0
-    forecast_rows: int = 0
-    published: str = ""
-    failures: list[Failure] = field(default_factory=list)
-
-    @property
-    def exit_code(self) -> int:
-        """0 complete, 3 partial."""
-        return PARTIAL if self.failures else COMPLETE
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the object that `--json` prints."""
-        return asdict(self) | {
-            "failures": [f.model_dump() for f in self.failures],
-            "exit": self.exit_code,
-        }
-
-
-@dataclass
-class Training:
-    """A run up to its scores."""
-
-    summary: Summary
-    judged: list[FleetRecord]
 
 
 def run_training(
@@ -99,12 +67,13 @@ def run_training(
     records = _usable(records, bounds, summary, say)
     run = start_parent(_run_key(config, records), config.model_dump(mode="json"), _tags(config), name)
     summary.run_id, summary.series = run.run_id, len(records)
+    in_use = FleetsInUse(config.scope.home)
     with _failing(run.run_id):
         fleets = _fleets(config, steps, say, records, bounds, summary, fresh, on_progress)
         judged = [steps.one(evaluate, config, run.run_id, f, tuple(summary.failures)) for f in fleets]
     summary.members = sum(len(fleet.run_ids) for fleet in judged)
     say(f"judged {summary.members} members against the random walk")
-    return Training(summary, judged)
+    return Training(summary, judged, in_use)
 
 
 def run_train_all(
@@ -127,6 +96,7 @@ def _deliver(config: TrainConfig, training: Training, steps: Runner, say: Say, t
     """Promote, publish and forecast what was trained."""
     summary = training.summary
     summary.champions = len(steps.one(promote, training.judged, config.scope.source))
+    training.fleets.release()
     # None: classifiers forecast no price, and simulated models give way to real ones.
     if summary.champions:
         try:
@@ -213,7 +183,7 @@ def _fleets(
     slots = plan_slots(config.device, len(jobs))
     folders = [config.scope.home / "fleets" / job.key for job in jobs]
     for job, folder in zip(jobs, folders, strict=True):
-        if fresh:
+        if fresh and not is_training(folder):  # another process's training of the same job is fresh enough
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         job.save(folder)

@@ -73,7 +73,9 @@ def train_one(
     finish(training.summary.run_id, COMPLETE)
     fleet = training.judged[0]
     (name, run_id), *_ = fleet.run_ids.items()
-    return _result(config, fleet.folder / "members" / name, run_id)
+    result = _result(config, fleet.folder / "members" / name, run_id)
+    training.fleets.release()
+    return result
 
 
 def _result(config: TrainConfig, folder: Path, run_id: str) -> dict[str, Any]:
