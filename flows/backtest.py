@@ -216,12 +216,21 @@ def _write(
     ]
     for folder in {f for f in (options.out, options.report) if f is not None}:
         title = f"cpb backtest: {', '.join(config.architectures)}"
-        write_report(folder / "report.html", title, judged.pools, judged.members, [*shown, *losses], notes)
+        write_report(
+            folder / "report.html",
+            title,
+            judged.pools,
+            judged.members,
+            [*shown, *losses],
+            notes,
+            judged.pairs,
+        )
     if options.out is not None:
         rows = table.leaderboard_rows(judged.pools)
         write_bytes(options.out / "leaderboard.csv", table.as_csv(rows).encode())
         write_bytes(options.out / "members.csv", table.as_csv(table.member_rows(judged.members)).encode())
         verdicts = [f"{p.architecture} {p.timeframe} is {p.verdict}" for p in judged.pools]
+        verdicts += [pair.verdict for pair in judged.pairs]
         verdicts += [f"{m.architecture}/{m.symbol}/{m.timeframe} is {m.verdict}" for m in judged.members]
         write_bytes(options.out / "verdicts.txt", ("\n".join(verdicts) + "\n").encode())
         write_json(options.out / "result.json", as_json(judged) | {"config": config.model_dump(mode="json")})

@@ -7,7 +7,7 @@ returns a function that forecasts. Baselines are trainers too, so all are judged
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from schemas.errors import MemberError
 from schemas.records import Failure, SeriesRecord
 from tasks.judging.baselines import Fit, reference
 from tasks.judging.member import MemberScore, judge_member
+from tasks.judging.pairs import Pair, all_pairs
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.scores import Array
 from tasks.signals.splits import SplitBounds
@@ -49,6 +50,7 @@ class Backtest:
 
     members: list[MemberScore] = field(default_factory=list)
     pools: list[PoolScore] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
 
@@ -119,6 +121,7 @@ def run_backtest(
         result.members += _judge_trainer(name, trainer, loaded, refit, keep, result.failures)
     result.members = apply_holm(result.members)
     result.pools = judge_pools(result.members)
+    result.pairs = all_pairs(result.members)
     return result
 
 
@@ -212,7 +215,7 @@ def baseline_trainer(fit: Fit, horizon: int = 10) -> Trainer:
 
 
 def as_json(result: Backtest) -> dict[str, object]:
-    """Return `pooled[ARCHITECTURE][TIMEFRAME]` and `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]`, short names."""
+    """Return `pooled[ARCHITECTURE][TIMEFRAME]`, `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]` and `pairs`, short names."""
     pooled: dict[str, dict[str, object]] = defaultdict(dict)
     for pool in result.pools:
         pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {
@@ -224,7 +227,8 @@ def as_json(result: Backtest) -> dict[str, object]:
         f"{m.architecture}/{m.symbol}/{m.timeframe}": _short(m.metrics) | {"verdict": m.verdict}
         for m in result.members
     }
-    return {"pooled": dict(pooled), "members": members}
+    pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in result.pairs]
+    return {"pooled": dict(pooled), "members": members, "pairs": pairs}
 
 
 def _short(metrics: Mapping[str, float]) -> dict[str, object]:

@@ -117,7 +117,7 @@ def judge_member(
     losses |= {f"reference_{k}": v.mean(axis=1) for k, v in other.items()}
     score = MemberScore(
         symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
-        metrics=_metrics(series, quantiles, truth, losses, steps),
+        metrics=_metrics(series, quantiles, truth, losses, steps) | _in_price(series, origins, quantiles, truth),
         times=times_of(series, origins), losses=losses, steps=steps, step_us=step_us(series),
     )  # fmt: skip
     score.metrics.update(certainty(score, seed))
@@ -174,6 +174,11 @@ def _metrics(
         metrics[f"test_coverage_{band}"] = steps[f"coverage_{band}"].mean()
         metrics[f"test_width_{band}"] = steps[f"width_{band}"].mean()
     return {name: float(value) for name, value in metrics.items()}
+
+
+def _in_price(series: Series, origins: NDArray[np.int64], quantiles: Array, truth: Array) -> dict[str, float]:
+    mae, rmse = scores.price_errors(quantiles[..., MEDIAN], truth, series.prices[origins, 3])
+    return {"test_mae_price": float(mae.mean()), "test_rmse_price": float(rmse.mean())}
 
 
 def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -> float:

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from tasks.files import write_bytes
 from tasks.judging import pictures
 from tasks.judging.member import MemberScore
+from tasks.judging.pairs import Pair
 from tasks.judging.pool import PoolScore
 from tasks.judging.table import COLUMNS, Row, leaderboard_rows, member_rows
 
@@ -35,6 +36,7 @@ def write_report(
     members: Sequence[MemberScore],
     figures: Sequence[tuple[str, Figure]] = (),
     notes: Sequence[str] = (),
+    pairs: Sequence[Pair] = (),
 ) -> None:
     """Write the page atomically.
 
@@ -45,10 +47,14 @@ def write_report(
         members: members' scores.
         figures: further pictures with their captions (fans, losses, equity).
         notes: sentences under the heading: what was asked, look-ahead test, failures.
+        pairs: models against one another.
     """
     body = [f"<h1>{html.escape(title)}</h1>", f"<p>{HONEST}</p>"]
     body += [f"<p class=note>{html.escape(note)}</p>" for note in notes]
     body += ["<h2>Verdicts</h2><ul>", *(_verdict(p) for p in pools), "</ul>"]
+    if pairs:
+        told = [f"<li>{html.escape(pair.verdict)}.</li>" for pair in pairs]
+        body += ["<details><summary>Models against one another</summary><ul>", *told, "</ul></details>"]
     body += ["<h2>Leaderboard</h2>", _table(leaderboard_rows(pools))]
     for timeframe in sorted({p.timeframe for p in pools}):
         chosen = [p for p in pools if p.timeframe == timeframe]

@@ -175,3 +175,15 @@ def test_two_models_are_compared_on_the_rows_both_have():
     assert p < 0.01
     with pytest.raises(ValueError, match="no forecast row in common"):
         pool.compare([good], [replace(bad, symbol="OTHER")])
+
+
+def test_errors_in_price_are_the_members_own():
+    series = market()
+    score = judged(series)
+    train, test = (series.origins(s, 1, H) for s in ("train", "test"))
+    median = baselines.reference(series, train, test, H)[..., 9]
+    last = series.prices[test, 3][:, None]
+    error = series.prices[test[:, None] + np.arange(1, H + 1), 3] - last * np.exp(median)
+    assert score.metrics["test_mae_price"] == pytest.approx(np.abs(error).mean())
+    assert score.metrics["test_rmse_price"] == pytest.approx(np.sqrt((error**2).mean(axis=0)).mean())
+    assert "test_mae_price" not in pool.judge_pool([score]).metrics
