@@ -30,7 +30,7 @@ def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
     weights = net.layout.views(fleet.best)
     table = net.head.table(weights, _residuals(net, raw, truth, weight) if net.head.needs_residuals else None)
     extra = _classification(net, raw, truth, weight)
-    used = loop.monitor.summary()
+    used = {**loop.monitor.summary(), "device_warning": loop.monitor.warning or loop.monitor.note}
     members = []
     for k, (task, progress) in enumerate(zip(loop.tasks, loop.progress, strict=True)):
         members.append(

@@ -73,13 +73,26 @@ def train_one(
     finish(training.summary.run_id, COMPLETE)
     fleet = training.judged[0]
     (name, run_id), *_ = fleet.run_ids.items()
-    result = _result(config, fleet.folder / "members" / name, run_id)
+    folder = fleet.folder / "members" / name
+    trained = read_json(folder / "history.json")
+    for sentence in remarks(trained["report"]):
+        say(sentence)
+    result = _result(config, folder, trained, run_id)
     training.fleets.release()
     return result
 
 
-def _result(config: TrainConfig, folder: Path, run_id: str) -> dict[str, Any]:
-    trained = read_json(folder / "history.json")
+def remarks(report: dict[str, Any]) -> list[str]:
+    """What a person should know of a training that ended well: a NaN, a batch cut for lack of memory, an idle GPU."""
+    out = []
+    if report.get("stopped") == "nan":
+        out.append(f"stopped early: {report['reason']}")
+    if report.get("accumulate", 1) > 1:
+        out.append(f"memory was short: each batch went in {report['accumulate']} parts")
+    return [*out, *filter(None, [report.get("device_warning")])]
+
+
+def _result(config: TrainConfig, folder: Path, trained: dict[str, Any], run_id: str) -> dict[str, Any]:
     metrics = read_json(folder / "model" / "metrics.json")
     report, last = trained["report"], (trained["history"] or [{}])[-1]
     return {
@@ -89,6 +102,8 @@ def _result(config: TrainConfig, folder: Path, run_id: str) -> dict[str, Any]:
         "epochs_run": report.get("epochs_run"),
         "train_loss": last.get("train_loss"),
         "val_loss": last.get("val_loss"),
+        "best_epoch": report.get("best_epoch"),
+        "best_val_loss": report.get("best_val_loss"),
         "windows_per_s": report.get("windows_per_s"),
         "memory": {k: v for k, v in report.items() if k.endswith("_mb")},
         "test_crps_ratio": metrics.get("test_crps_ratio"),

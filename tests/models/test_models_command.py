@@ -9,6 +9,7 @@ from cpbmodels.device.steps import fleet_step
 from cpbmodels.presets import RANGES
 from cpbmodels.unused import SIZES
 from flows.cli_train import train
+from flows.train_one import remarks
 from schemas.errors import UsageError
 
 PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}
@@ -79,3 +80,16 @@ def test_both_ends_of_every_range_are_kept(name):
         with pytest.raises(ModelError, match=rf"^{name} must be a .*number from .* to .*, not "):
             check(Preset(**{name: value}), "gru")
     assert set(CHOICES).isdisjoint(RANGES)
+
+
+def test_what_went_otherwise_than_asked_is_said():
+    fine = {"stopped": "max_epochs", "accumulate": 1, "device_warning": ""}
+    assert remarks(fine) == []
+    told = remarks(
+        {"stopped": "nan", "reason": "epoch 3", "accumulate": 4, "device_warning": "busy only 3 %"}
+    )
+    assert told == [
+        "stopped early: epoch 3",
+        "memory was short: each batch went in 4 parts",
+        "busy only 3 %",
+    ]
