@@ -95,19 +95,27 @@ def model_card(champions: Sequence[Champion], repo: str = "USER/NAME") -> str:
 
 def verdict(champions: Sequence[Champion]) -> str:
     """Return the overall finding in plain sentences, from the champions' own test scores."""
-    scored = [c.metrics for c in champions if "test_crps_ratio" in c.metrics]
-    if not scored:
+    judged = [c for c in champions if "test_crps_ratio" in c.metrics]
+    if not judged:
         return "Not judged: these models carry no test scores. Treat them as untested."
+    scored = [c.metrics for c in judged]
     ratios = [m["test_crps_ratio"] for m in scored]
-    surely = sum(m.get("test_crps_ratio_high", math.inf) < 1 for m in scored)
-    worse = sum(m.get("test_crps_ratio_low", -math.inf) > 1 for m in scored)
+    found = [_finding(c) for c in judged]
     middle = median(ratios)
     size = f"{abs(1 - middle):.1%} {'lower' if middle < 1 else 'higher'} than the random walk's"
     return (
         f"{sum(r < 1 for r in ratios)} of {len(ratios)} models have a lower CRPS than the random walk on their "
-        f"test span, {surely} of them beyond the 95 % interval; {worse} are worse beyond it. "
+        f"test span, {found.count('better')} of them significantly; {found.count('worse')} are significantly worse. "
         f"The median model's CRPS is {size}.{_direction(scored)}"
     )
+
+
+def _finding(champion: Champion) -> str:
+    """Return better, worse or no: the table's own finding, or the interval's where a model carries none."""
+    if champion.tags.get("verdict"):
+        return champion.tags["verdict"].split()[0]
+    low, high = (champion.metrics.get(f"test_crps_ratio_{end}", math.nan) for end in ("low", "high"))
+    return "better" if high < 1 else "worse" if low > 1 else "no"
 
 
 def _direction(scored: Sequence[dict[str, float]]) -> str:

@@ -1,5 +1,6 @@
 """The folder that is published: a model folder per champion, `SYMBOL/IV/`, and the model card."""
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,3 +43,12 @@ def _copy_model(champion: Champion, target: Path) -> None:
     for name in (*NEEDED, *EXTRA):
         if (champion.folder / name).is_file():
             shutil.copyfile(champion.folder / name, target / name)
+    _hide_paths(target / "config.json")
+
+
+def _hide_paths(config: Path) -> None:
+    """Say that a model continued another one, but not in which folder of this machine that lies."""
+    values = json.loads(config.read_text(encoding="utf-8"))
+    if values.get("warm_start"):
+        values["warm_start"] = "champion"
+        config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,3 +1,6 @@
+import json
+from dataclasses import replace
+
 import pytest
 from huggingface_hub import ModelCard
 from test_publish import champion
@@ -69,12 +72,35 @@ def test_the_verdict_counts_what_is_beyond_the_interval(tmp_path):
         champion(tmp_path / "c", ratio=1.05, test_crps_ratio_low=1.01, test_crps_ratio_high=1.09),
     ]
 
-    text = verdict(models)
+    text = verdict([replace(m, tags={}) for m in models])
 
     assert "2 of 3 models have a lower CRPS" in text
-    assert "1 of them beyond the 95 % interval; 1 are worse beyond it" in text
+    assert "1 of them significantly; 1 are significantly worse" in text
     assert "1.0% lower than the random walk's" in text
     assert "right 50.0% of the time" in text
+
+
+def test_the_verdict_says_what_the_tables_findings_say(tmp_path):
+    lucky = champion(tmp_path / "a", ratio=0.99, test_crps_ratio_low=0.98, test_crps_ratio_high=0.999)
+    after_correction = "no different from the random walk with EWMA volatility (…, p=0.06)"
+    card = model_card([replace(lucky, tags={"architecture": "har", "verdict": after_correction})])
+
+    assert "| no different from the random walk with EWMA volatility |" in card
+    assert (
+        "1 of 1 models have a lower CRPS than the random walk on their test span, 0 of them significantly"
+        in card
+    )
+
+
+def test_no_path_of_this_machine_is_published(tmp_path):
+    model = champion(tmp_path / "a")
+    config = {"architecture": "har", "warm_start": "/home/me/mlruns/artifacts/1/x"}
+    (model.folder / "config.json").write_text(json.dumps(config))
+
+    tree = build_tree([model], tmp_path / "tree")
+
+    published = json.loads((tree / "BTCUSDT/1h/config.json").read_text())
+    assert published == {"architecture": "har", "warm_start": "champion"}
 
 
 def test_without_scores_the_verdict_says_so(tmp_path):
