@@ -1,7 +1,7 @@
 """Random-walk candles: the same work for every contender, no download, no secret in the data."""
 
 from cpbmodels.device.steps import walk as _walk
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.series import Series
 
 

@@ -18,7 +18,7 @@ _HOMES = {
     "QUANTILES": "student_t",
     "PRESETS": "presets",
     "PROFILES": "presets",
-    "Preset": "presets",
+    "Preset": "options",
     "preset": "presets",
     "architectures": "presets",
     "without_effect": "unused",

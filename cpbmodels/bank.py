@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.errors import ModelError
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.series import RETURNS, SCALED, Series
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.errors import ModelError
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.ranges import MOST
 from cpbmodels.student_t import QUANTILES, t_quantiles
 from cpbmodels.weights import Param, Weights

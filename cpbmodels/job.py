@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cpbmodels.member import Member
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.series import Series
 
 

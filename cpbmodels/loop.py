@@ -20,7 +20,7 @@ from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import StepRunner
 from cpbmodels.job import Stopped
 from cpbmodels.layers import on_gpu
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.schedule import learning_rate
 
 VALIDATION_WINDOWS = 16_384  # in flight, over all members

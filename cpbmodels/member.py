@@ -17,7 +17,7 @@ from torch import Tensor
 from cpbmodels.bank import Scaling
 from cpbmodels.errors import ModelError
 from cpbmodels.net import Net
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
 

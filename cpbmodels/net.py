@@ -13,7 +13,7 @@ from cpbmodels.bank import Bank, Scaling, bank_columns
 from cpbmodels.draws import Draws
 from cpbmodels.heads import HEADS, to_feedback
 from cpbmodels.layers import embed
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.series import RETURNS, SCALED
 from cpbmodels.weights import Layout, Param, Weights
 

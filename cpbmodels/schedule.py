@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 
 
 def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:

@@ -1,4 +1,4 @@
-"""`train_fleet`: from series to trained members. Plans who learns what, splits into fleets, survives lack of memory."""
+"""`train_fleet`: from series to trained members. Splits into fleets, side by side on a CPU, and survives lack of memory."""
 
 from __future__ import annotations
 
@@ -25,16 +25,13 @@ from cpbmodels.job import EpochRecord, Job, Stopped
 from cpbmodels.loop import Loop, Measured
 from cpbmodels.member import DTYPES, Member
 from cpbmodels.net import Net
-from cpbmodels.presets import CLOSED_FORM, Preset
+from cpbmodels.plan import compute_dtype, pick_device, plan_tasks
+from cpbmodels.presets import CLOSED_FORM
 from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
 log = logging.getLogger(__name__)
-HALF_ON_CPU = ("transformer", "gru", "classifier-gru", "lstm")
-"""Where bf16 pays on a CPU that has it: 1.5 to 2 times the windows, losses equal to four digits."""
-SCOPES = ("per-series", "universal", "both")
 WIDE = 128  # hidden width from which a single transformer's products are worth more than one core
-UNIVERSAL = "ALL"  # symbol of a member that learnt every series of its timeframe
 
 
 def train_fleet(
@@ -102,68 +99,6 @@ def _nonempty(series: list[Series]) -> list[Series]:
     if not series:
         raise ModelError("train_fleet needs at least one series.")
     return series
-
-
-def pick_device(name: str) -> torch.device:
-    """The torch device for "auto", "cpu", "cuda" or "cuda:1"; ModelError where there is no such device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise ModelError(f"device {name!r} is unknown: choose auto, cpu or cuda.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ModelError(
-            f"device {name!r} is not available here (see `cpb doctor`): use device='cpu' or 'auto'."
-        )
-    return device
-
-
-def compute_dtype(
-    options: Preset, architecture: str, device: torch.device, master: torch.dtype
-) -> torch.dtype:
-    """Dtype of the products: the master's, or bf16 / fp16 in mixed precision."""
-    wanted = options.mixed_precision
-    if wanted == "off" or master == torch.float64:
-        return master
-    if wanted in ("bf16", "fp16"):
-        return torch.bfloat16 if wanted == "bf16" else torch.float16
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return torch.bfloat16 if fast and architecture in HALF_ON_CPU else master
-
-
-def plan_tasks(
-    bank: Bank, series: list[Series], seeds: Sequence[int] | int | None, scope: str, options: Preset
-) -> list[Task]:
-    """Who learns what: one task per series, and / or one per timeframe and seed."""
-    if scope not in SCOPES:
-        raise ModelError(f"scope {scope!r} is unknown: choose one of {', '.join(SCOPES)}.")
-    given, tasks = _whole_seeds(seeds), []
-    if scope in ("per-series", "both"):
-        own_seeds = given * len(series) if seeds is None or isinstance(seeds, int) else given
-        if len(own_seeds) != len(series):
-            raise ModelError(f"seeds needs one number per series: {len(series)}, not {len(given)}.")
-        for index, seed in enumerate(own_seeds):
-            tasks.append(make_task(bank, series, (index,), seed, series[index].symbol, options))
-    if scope in ("universal", "both"):
-        for timeframe in dict.fromkeys(one.timeframe for one in series):
-            own = tuple(i for i, one in enumerate(series) if one.timeframe == timeframe)
-            tasks += [make_task(bank, series, own, seed, UNIVERSAL, options) for seed in dict.fromkeys(given)]
-    return tasks
-
-
-def _whole_seeds(seeds: Sequence[int] | int | None) -> list[int]:
-    given = [0] if seeds is None else [seeds] if isinstance(seeds, int) else list(seeds)
-    for seed in given:
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
-            raise ModelError(f"seeds must be whole numbers from 0 to 2^63 - 1, not {seed!r}.")
-    if not given:
-        raise ModelError("seeds must name at least one number.")
-    return [int(seed) for seed in given]
 
 
 def _train_chunks(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:

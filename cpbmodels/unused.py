@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cpbmodels.presets import ALIASES, ARCHITECTURE_DEFAULTS, CLOSED_FORM, Preset
+from cpbmodels.options import ALIASES, Preset
+from cpbmodels.presets import ARCHITECTURE_DEFAULTS, CLOSED_FORM
 
 SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
 """Options that not every architecture reads: those that read one name it in `ARCHITECTURE_DEFAULTS`."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cpbmodels.draws import Draws
 from cpbmodels.heads import Head
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
 from cpbmodels.weights import Param, Weights
 
 Masks = list[list[Tensor | None]]

@@ -13,11 +13,14 @@ from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import WARM_UP, StepRunner
+from cpbmodels.job import Job
 from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
-from cpbmodels.presets import CLOSED_FORM, SEED_ARCHITECTURES, Preset, architectures, preset
+from cpbmodels.options import Preset
+from cpbmodels.plan import compute_dtype
+from cpbmodels.presets import CLOSED_FORM, SEED_ARCHITECTURES, architectures, preset
 from cpbmodels.series import Series
-from cpbmodels.training import Job, compute_dtype, make_fleet
+from cpbmodels.training import make_fleet
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from candles import LEARNT
 
 from cpbmodels import preset, without_effect
 from cpbmodels.device.steps import fleet_step
-from cpbmodels.presets import RANGES
+from cpbmodels.options import RANGES
 from cpbmodels.unused import SIZES
 from flows.cli_train import train
 from flows.train_one import remarks
@@ -73,7 +73,7 @@ def test_one_sentence_names_the_option_as_it_is_typed(options, sentence):
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_both_ends_of_every_range_are_kept(name):
     from cpbmodels import ModelError
-    from cpbmodels.presets import CHOICES, Preset, check
+    from cpbmodels.options import CHOICES, Preset, check
 
     low, high = RANGES[name]
     for value in (low - 1, high + 1, float("nan"), True, "3", None):

@@ -6,7 +6,8 @@ from scipy import stats
 
 from cpbmodels import load, predict, train_fleet
 from cpbmodels.heads import HEADS, candle, to_feedback
-from cpbmodels.presets import Preset, preset
+from cpbmodels.options import Preset
+from cpbmodels.presets import preset
 from cpbmodels.student_t import QUANTILES, t_quantiles
 
 CPU, F64 = torch.device("cpu"), torch.float64
