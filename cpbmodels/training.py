@@ -1,4 +1,4 @@
-"""`train_fleet`: from series to trained members. Splits into fleets, side by side on a CPU, and survives lack of memory."""
+"""`train_fleet`: from series to trained members, fleet by fleet, side by side on a CPU; survives lack of memory."""
 
 from __future__ import annotations
 
