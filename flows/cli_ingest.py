@@ -58,7 +58,7 @@ def _scope(
     from schemas.scope import Scope
 
     everything = coins.strip().lower() == "all-usdt"
-    scope = Scope.of("BTC" if everything else coins, timeframes, source, market, since, as_of)
+    scope = Scope.of("BTC" if everything else coins, timeframes, source, market, since, as_of, months=True)
     if not everything:
         return scope
     from tasks.market.ingest import listed_symbols

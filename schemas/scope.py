@@ -66,8 +66,12 @@ class Scope(BaseModel):
         market: str = "spot",
         since: str | None = None,
         as_of: str | None = None,
+        months: bool = False,
     ) -> "Scope":
-        """Build a scope from command-line texts; raises `UsageError` naming the option at fault."""
+        """Build a scope from command-line texts; raises `UsageError` naming the option at fault.
+
+        `months` allows candles of a calendar month, which can be stored but not learned from.
+        """
         if market not in MARKETS:
             raise UsageError(f"--market {market!r} is unknown: choose from {', '.join(MARKETS)}")
         start = parse_instant(since, "--since") if since else None
@@ -76,7 +80,7 @@ class Scope(BaseModel):
             raise UsageError(f"--as-of {as_of} must lie at least a day after --since {since}")
         return cls(
             symbols=tuple(parse_coins(coins)),
-            timeframes=tuple(parse_timeframes(timeframes)),
+            timeframes=tuple(parse_timeframes(timeframes, months)),
             source=source or None,
             market=market,
             since=start,

@@ -18,7 +18,10 @@ INTERVAL_SECONDS = {
     "1h": 3600, "2h": 7200, "4h": 14400, "6h": 21600, "8h": 28800, "12h": 43200,
     "1d": 86400, "3d": 259200, "1w": 604800,
 }  # fmt: skip
-"""Binance's kline intervals of constant length, in seconds (the calendar month `1mo` is not one)."""
+"""Binance's kline intervals of constant length, in seconds."""
+
+MONTH = "1mo"
+"""Binance's calendar month: the one interval whose candles differ in length."""
 
 MARKETS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm"}
 """Short names of Binance's markets and their folders under `data/`."""
@@ -56,13 +59,22 @@ def parse_coins(text: str) -> list[str]:
     return list(dict.fromkeys(symbol_of(n) for n in names))
 
 
-def parse_timeframes(text: str) -> list[str]:
-    """Return the intervals of a `--timeframes` value, order kept, unique."""
+def parse_timeframes(text: str, months: bool = False) -> list[str]:
+    """Return the intervals of a `--timeframes` value, order kept, unique.
+
+    `months` also lets the calendar month pass: it can be stored, but models need candles of one length.
+    """
     names = [part.strip() for part in text.split(",") if part.strip()]
-    unknown = [n for n in names if n not in INTERVAL_SECONDS]
+    if MONTH in names and not months:
+        raise UsageError(
+            f"--timeframes {text!r}: months differ in length, and models need candles of one length; "
+            f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it"
+        )
+    known = [*INTERVAL_SECONDS, MONTH] if months else [*INTERVAL_SECONDS]
+    unknown = [n for n in names if n not in known]
     if unknown or not names:
         raise UsageError(
             f"--timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
-            f"choose from {', '.join(INTERVAL_SECONDS)}"
+            f"choose from {', '.join(known)}"
         )
     return list(dict.fromkeys(names))

@@ -153,7 +153,8 @@ def _info(home: Path, symbol: str, timeframe: str) -> SeriesInfo:
 
 def _with_candles(home: Path) -> set[tuple[str, str]]:
     folders = (home / "klines").glob("interval=*/symbol=*")
-    return {(f.name.removeprefix("symbol="), f.parent.name.removeprefix("interval=")) for f in folders}
+    named = {(f.name.removeprefix("symbol="), f.parent.name.removeprefix("interval=")) for f in folders}
+    return {(s, t) for s, t in named if t in INTERVAL_SECONDS}  # the page has no calendar for months
 
 
 def _month_of_newest(home: Path, symbol: str, timeframe: str, until: datetime | None) -> datetime | None:

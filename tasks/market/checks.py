@@ -16,7 +16,8 @@ import polars as pl
 
 from schemas.klines import KLINES, PRICES, TAKER_SLACK
 from tasks.market.faults import BadFile
-from tasks.market.layout import SeriesKey, grid_offset, period_bounds, text, to_datetime
+from tasks.market.grid import DAY, Grid
+from tasks.market.layout import SeriesKey, period_bounds, text, to_datetime
 from tasks.market.parser import Block
 
 OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
@@ -28,6 +29,7 @@ MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 _WICK, _WICK_SHARE, _CALM = 1.5, 0.01, 0.01
 _CROWD = 3
 _LEAP = 1.1  # |ln| of a price jump between neighbouring files that no market makes within an hour: threefold
+_LONG_PAUSE = 2 * DAY  # after this, or two candles, a price may be another
 _NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
 _VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 
@@ -60,7 +62,8 @@ def check(
         _note_disorder(blocks, frame)
         frame = frame.sort("file", "open_time", maintain_order=True)
     anchor = _anchor(series, frame, stored)
-    frame = frame.with_columns(on_grid=(pl.col("open_time") - anchor) % series.step == 0)
+    opens = frame["open_time"].to_numpy()
+    frame = frame.with_columns(on_grid=pl.Series(series.grid.floor(opens, anchor) == opens))
     for judge in (_intervals, _grid, _foreign, _wicks):
         faults = judge(series, blocks, _without(frame, faults)) | faults
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
@@ -131,16 +134,21 @@ def _intervals(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> d
             gap=pl.col("open_time").diff().over("file"), span=pl.col("close_time") - pl.col("open_time")
         )
         .group_by("file")
-        .agg(pl.col("gap").filter(pl.col("gap") > 0).median(), pl.col("span").median(), pl.len())
+        .agg(
+            pl.col("gap").filter(pl.col("gap") > 0).median(),
+            pl.col("span").median(),
+            pl.len(),
+            pl.col("open_time").first(),
+        )
     )
     faults = {}
     for row in lengths.iter_rows(named=True):
-        odd = [
-            v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - series.step) > 1
-        ]
-        if odd and (row["gap"] != series.step or row["len"] <= 2):
+        opened = series.grid.floor(row["open_time"])
+        step = series.grid.end(opened) - opened  # of a month: a file holds one
+        odd = [v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - step) > 1]
+        if odd and (row["gap"] != step or row["len"] <= 2):
             faults[row["file"]] = BadFile(
-                f"expected {series.step / 1e6:g} s between candles, found {odd[0] / 1e6:g} s: another interval"
+                f"expected {step / 1e6:.9g} s between candles, found {odd[0] / 1e6:.9g} s: another interval"
             )
     return faults
 
@@ -148,10 +156,10 @@ def _intervals(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> d
 def _anchor(series: SeriesKey, frame: pl.DataFrame, stored: Sequence[Edge]) -> int:
     """Return an instant at which a candle of the grid opens."""
     if series.interval != "3d":
-        return grid_offset(series.interval)
+        return series.grid.phase
     if stored or not frame.height:  # where the grid of three days is anchored is not documented
         return stored[0][0] if stored else 0
-    phases = frame["open_time"] % series.step
+    phases = frame["open_time"] % (3 * DAY)
     return phases.mode().min()  # type: ignore[return-value]
 
 
@@ -236,7 +244,7 @@ def _levels(
         .iter_rows()
     )
     row = sorted([(a, b, o, c, i) for i, a, b, o, c in edges] + [(*edge, -1) for edge in stored])
-    steps = [_leap(left, right, series.step) for left, right in itertools.pairwise(row)]
+    steps = [_leap(left, right, series.grid) for left, right in itertools.pairwise(row)]
     faults = {}
     for at, (*_, index) in enumerate(row):
         into = steps[at - 1] if at else None
@@ -253,9 +261,10 @@ def _levels(
     return faults
 
 
-def _leap(left: tuple, right: tuple, step: int) -> float | None:
+def _leap(left: tuple, right: tuple, grid: Grid) -> float | None:
     """Return ln(open / close before) where it is a leap, 0 where it is none, None where the two do not meet."""
-    if not 0 <= right[0] - left[1] <= 2 * step:
+    reach = min(2 * (grid.end(left[1]) - left[1]), _LONG_PAUSE)
+    if not 0 <= right[0] - left[1] <= reach:
         return None
     jump = log(right[2] / left[3])
     return jump if abs(jump) > _LEAP else 0.0

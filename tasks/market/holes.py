@@ -11,7 +11,8 @@ from math import log
 
 import numpy as np
 
-from tasks.market.layout import DAY, SeriesKey, SourceFile, grid_offset, whole_candles
+from tasks.market.grid import DAY, Grid, whole_candles
+from tasks.market.layout import SeriesKey, SourceFile
 from tasks.market.manifest import FileRecord, Oddity, Part
 
 Runs = list[tuple[int, int]]
@@ -105,26 +106,26 @@ def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
 
 def missing(holdings: Holdings) -> Runs:
     """Return the stretches without candles between the first expected one and the last."""
-    runs, step = holdings.runs, holdings.series.step
-    anchor = runs[0][0] if runs else grid_offset(holdings.series.interval)
+    runs, grid = holdings.runs, holdings.series.grid
+    anchor = runs[0][0] if runs else grid.phase
     bad = clip(holdings.spans("quarantined", "failed"), holdings.first, holdings.last)
     if not runs:
-        return [whole_candles(a, b, anchor, step) for a, b in bad]
+        return [whole_candles(grid, a, b, anchor) for a, b in bad]
     begin = min([runs[0][0], *(a for a, _ in bad)])
     files = clip(
         [f.bounds for f in holdings.wanted if f.period in holdings.files], holdings.first, holdings.last
     )
     end = max([runs[-1][1], *(b for _, b in files)])
     edges = [begin, *(t for run in runs for t in run), end]
-    gaps = [whole_candles(a, b, anchor, step) for a, b in zip(edges[::2], edges[1::2], strict=True)]
-    return [(a, b) for a, b in gaps if b - a >= step]
+    gaps = [whole_candles(grid, a, b, anchor) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return [(a, b) for a, b in gaps if b > a]
 
 
 class OutageCalendar:
     """When nobody traded: built from the gaps of all series of one market and interval."""
 
     def __init__(self, everyone: list[Holdings]) -> None:
-        gaps = [np.arange(a, b, h.series.step) for h in everyone for a, b in _narrow(h)]
+        gaps = [h.series.grid.opens(a, b) for h in everyone for a, b in _narrow(h)]
         self.times = np.unique(np.concatenate(gaps)) if gaps else np.array([], dtype=np.int64)
         self.expected = np.zeros(len(self.times), dtype=np.int32)
         self.present = np.zeros(len(self.times), dtype=np.int32)
@@ -162,21 +163,22 @@ def _both(one: Runs, other: Runs) -> Runs:
 def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
     """Return every hole of a series with its cause, oldest first."""
     found: list[Hole] = []
-    for start, end in _apart(missing(holdings), off_grid_bars(holdings), holdings.series.step):
-        times = np.arange(start, end, holdings.series.step)
-        found += _split(_absorb(_label(holdings, calendar, times, start, end)), times, holdings.series.step)
+    grid = holdings.series.grid
+    for start, end in _apart(missing(holdings), off_grid_bars(holdings), grid):
+        times = grid.opens(start, end)
+        found += _split(_absorb(_label(holdings, calendar, times, start, end)), times, grid)
     return found
 
 
 def off_grid_bars(holdings: Holdings) -> list[int]:
     """Return the candles of the grid in which an off-grid one opened: there was trade, only not in step."""
-    step = holdings.series.step
-    return [o.open_time - o.open_time % step for o in holdings.oddities if o.kind == "off-grid"]
+    grid = holdings.series.grid
+    return [grid.floor(o.open_time) for o in holdings.oddities if o.kind == "off-grid"]
 
 
-def _apart(gaps: Runs, bars: list[int], step: int) -> Runs:
+def _apart(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
     """Cut the stretches where off-grid candles begin and end, so that a halt beside them is judged alone."""
-    strays = join_runs((t, t + step) for t in bars)
+    strays = join_runs((t, grid.end(t)) for t in bars)
     cuts = [t for run in strays for t in run]
     pieces = []
     for start, end in gaps:
@@ -225,10 +227,10 @@ def _absorb(codes: np.ndarray) -> np.ndarray:
     return codes
 
 
-def _split(codes: np.ndarray, times: np.ndarray, step: int) -> list[Hole]:
+def _split(codes: np.ndarray, times: np.ndarray, grid: Grid) -> list[Hole]:
     bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
     return [
-        Hole(int(times[a]), int(times[b - 1]) + step, int(b - a), _CAUSES[codes[a]])
+        Hole(int(times[a]), grid.end(int(times[b - 1])), int(b - a), _CAUSES[codes[a]])
         for a, b in itertools.pairwise(bounds)
     ]
 

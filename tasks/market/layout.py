@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
-from schemas.universe import INTERVAL_SECONDS, MARKETS
+import numpy as np
 
-US = 1_000_000
-DAY = 86_400 * US
+from schemas.universe import INTERVAL_SECONDS, MARKETS
+from tasks.market.grid import DAY, US, Grid, grid_of
+
 _SYMBOL = r"\w+"  # Binance also lists coins that are not called in Latin letters
 _NAME = re.compile(
     rf"(?P<symbol>{_SYMBOL})-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{{4}}-[0-9]{{2}}(-[0-9]{{2}})?)\.zip"
@@ -36,19 +37,8 @@ def text(us: int) -> str:
 
 
 def step_us(interval: str) -> int:
-    """Return the length of a candle in microseconds."""
+    """Return the length of a candle in microseconds; months have none."""
     return INTERVAL_SECONDS[interval] * US
-
-
-def grid_offset(interval: str) -> int:
-    """Return the phase of the candle grid: weeks open on Mondays, 1970-01-01 was a Thursday."""
-    return 4 * DAY if interval == "1w" else 0
-
-
-def whole_candles(start: int, end: int, anchor: int, step: int) -> tuple[int, int]:
-    """Round a stretch inwards to whole candles of the grid that goes through `anchor`."""
-    up = start + (anchor - start) % step
-    return up, max(up, end - (end - anchor) % step)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -59,6 +49,11 @@ def period_bounds(period: str) -> tuple[int, int]:
         return start, start + DAY
     first = datetime.strptime(period, "%Y-%m").replace(tzinfo=UTC)
     return to_us(first), to_us((first + timedelta(days=32)).replace(day=1))
+
+
+def opening_days(grid: Grid, start: int, end: int) -> list[str]:
+    """Return the days on which a candle opens in `[start, end)`, `start` being an open."""
+    return [day_of(int(t)) for t in np.unique(grid.opens(start, end) // DAY * DAY)]
 
 
 def month_of(us: int) -> str:
@@ -99,9 +94,9 @@ class SeriesKey:
         return f"{prefix}{self.symbol} {self.interval}"
 
     @property
-    def step(self) -> int:
-        """Length of a candle in microseconds."""
-        return step_us(self.interval)
+    def grid(self) -> Grid:
+        """When the candles open and end."""
+        return grid_of(self.interval)
 
     def prefix(self, kind: str) -> str:
         """Return the listing prefix of the `monthly` or `daily` files."""
@@ -149,7 +144,7 @@ class SourceFile:
     def rows(self) -> int:
         """Candles in the file when none is missing."""
         start, end = self.bounds
-        return max(1, (end - start) // self.series.step)
+        return max(1, self.series.grid.count(start, end))
 
 
 def is_symbol(name: str) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from schemas.universe import MARKETS
+from schemas.universe import MARKETS, MONTH
 from tasks.market.client import FolderSource, HttpSource, Remote, Source
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import (
@@ -37,6 +37,8 @@ class Catalogue:
 
     def files(self, series: SeriesKey, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
+        if (kind, series.interval) == ("daily", MONTH):  # of months there are none
+            return []
         found = self._listed(series, kind, start, end)
         files = [f for r in found if (f := file_of(series, r.key, r.etag, r.size, r.modified))]
         once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
@@ -44,7 +46,7 @@ class Catalogue:
 
     def begins_before(self, series: SeriesKey, kind: str, start: int, end: int) -> bool:
         """Tell whether the first file after `start` begins before `end`: one small question, not a listing."""
-        if isinstance(self.source, FolderSource):
+        if isinstance(self.source, FolderSource) or series.interval == MONTH:
             return bool(self.files(series, kind, start, end))
         prefix = series.prefix(kind)
         query = {"delimiter": "/", "prefix": prefix, "max-keys": "2"} | _marker(series, kind, start)

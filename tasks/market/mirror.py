@@ -19,7 +19,7 @@ import polars as pl
 
 from schemas.klines import KLINES
 from tasks.market.checks import MICROSECONDS_SINCE
-from tasks.market.layout import step_us
+from tasks.market.grid import grid_of
 
 PAGE = 1000  # keys on one page of S3's listing
 
@@ -36,13 +36,14 @@ class Mirror(Protocol):
 
 def to_csv(frame: pl.DataFrame, interval: str) -> bytes:
     """Return candles as Binance prints them: 8 decimals, no header, microseconds from 2025 on."""
-    step, time = step_us(interval), pl.col("open_time").to_physical()
+    time = pl.col("open_time").to_physical()
+    ends = pl.lit(pl.Series(grid_of(interval).end(frame["open_time"].to_physical().to_numpy())))
     unit = pl.when(time >= MICROSECONDS_SINCE).then(1).otherwise(1000)
     return (
         frame.select(
             (time // unit).alias("open_time"),
             *list(KLINES)[1:6],
-            ((time + step) // unit - 1).alias("close_time"),
+            (ends // unit - 1).alias("close_time"),
             *list(KLINES)[6:],
             pl.lit(0).alias("ignore"),
         )

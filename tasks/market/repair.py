@@ -18,7 +18,7 @@ from tasks.market.holes import (
     OutageCalendar,
     find_holes,
 )
-from tasks.market.layout import DAY, SeriesKey, SourceFile, days, period_bounds
+from tasks.market.layout import DAY, SeriesKey, SourceFile, opening_days, period_bounds
 from tasks.market.rest import available, fetch_day, was_asked
 from tasks.market.run import Run, calendars, holdings_of
 from tasks.market.transfer import batches, store_all
@@ -42,14 +42,14 @@ def repair(run: Run) -> None:
         wrong = _wrong_days(run, series)
         if not holes and not wrong:
             continue
-        wanted = {day for hole in holes for day in days(hole.start, hole.end)}
+        wanted = {day for h in holes for day in opening_days(series.grid, h.start, h.end)}
         try:
             used = _from_daily_files(run, series, sorted(wanted | wrong))
         except SourceFault as fault:
             run.notes.append(f"{series}: daily files could not be asked for: {fault}")
             continue  # and nothing is confirmed
         left = _still_missing(run, series, calendar[series.interval], holes)
-        due = sorted({day for h in left for day in days(h.start, h.end)})
+        due = sorted({day for h in left for day in opening_days(series.grid, h.start, h.end)})
         filled, asked = _from_rest(run, series, due) if left else ([], True)
         _explain(run, series, used, "daily files")
         _explain(run, series, filled, "days of REST")

@@ -68,12 +68,11 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     series = holdings.series
     report = SeriesReport(series.symbol, series.interval)
     runs = holdings.runs
-    report.rows = sum((b - a) // series.step for a, b in runs)
+    report.rows = sum(series.grid.count(a, b) for a, b in runs)
     if runs:
-        report.first, report.last = text(runs[0][0]), text(runs[-1][1] - series.step)
-        report.digest = series_digest(
-            home, series, holdings.parts, holdings.first, holdings.last - series.step
-        )
+        report.first, report.last = text(runs[0][0]), text(series.grid.latest(runs[-1][1]))
+        last = series.grid.latest(holdings.last)
+        report.digest = series_digest(home, series, holdings.parts, holdings.first, last)
     holes = find_holes(holdings, calendar)
     report.holes = [
         {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
@@ -106,7 +105,7 @@ def _count_files(report: SeriesReport, holdings: Holdings, holes: list[Hole]) ->
 
 
 def _tell_oddities(report: SeriesReport, home: Path, holdings: Holdings, holes: list[Hole]) -> None:
-    last = holdings.last - holdings.series.step
+    last = holdings.series.grid.latest(holdings.last)
     seen = [o for o in holdings.oddities if holdings.first <= o.open_time < holdings.last]
     report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
     report.off_grid = len(report.off_grid_times)

@@ -7,10 +7,11 @@ REST is the source of last resort: it is refused in some countries (451) and ban
 import polars as pl
 
 from schemas.klines import KLINES, validate_klines
+from schemas.universe import MONTH
 from tasks.market.checks import check
 from tasks.market.client import FolderSource
 from tasks.market.faults import BadFile, NotFound, Rejected, SourceFault
-from tasks.market.layout import DAY, SeriesKey, SourceFile, day_of, days, period_bounds, text
+from tasks.market.layout import DAY, SeriesKey, SourceFile, day_of, opening_days, period_bounds, text
 from tasks.market.parser import Block, read, trim
 from tasks.market.run import Run
 from tasks.market.store import series_folder, write_parquet
@@ -25,6 +26,7 @@ _PAGE = {
 _LONGEST_TAIL = 40  # days of provisional candles; an older gap is for the files to fill
 
 
+_NAMES = {MONTH: "1M"}  # files call it 1mo: on some disks 1M and 1m are the same name
 NO_REST = "the source has no REST"
 
 
@@ -45,7 +47,7 @@ def fetch_day(run: Run, series: SeriesKey, day: str) -> Fetched | None:
         run.notes.append(f"REST not available: {fault}")
         return None
     end = min(run.end, run.now + int(1e6 * min(0, getattr(run.source, "clock_ahead", None) or 0)))
-    closed = [row for row in rows if row[0] * _unit(row[0]) + series.step <= end]
+    closed = [row for row in rows if series.grid.end(row[0] * _unit(row[0])) <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
     return Fetched(file, csv.encode(), "rest") if closed else None
 
@@ -69,7 +71,10 @@ def _ask(run: Run, series: SeriesKey, start: int, end: int) -> list[list]:
     rows: list[list] = []
     most = _PAGE[series.market]
     while start < end:
-        query: dict[str, str | int] = {"symbol": series.symbol, "interval": series.interval}
+        query: dict[str, str | int] = {
+            "symbol": series.symbol,
+            "interval": _NAMES.get(series.interval, series.interval),
+        }
         query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": most}
         page = run.source.klines(PATHS[series.market], query)
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
@@ -80,7 +85,7 @@ def _ask(run: Run, series: SeriesKey, start: int, end: int) -> list[list]:
         rows += page
         if len(page) < most:
             break
-        start = max(times) + series.step
+        start = series.grid.end(max(times))
     return rows
 
 
@@ -94,7 +99,9 @@ def refresh_tail(run: Run) -> None:
         if run.end - last > _LONGEST_TAIL * DAY:
             run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
             continue
-        fetched = [f for day in days(last, run.end) if (f := fetch_day(run, series, day))]
+        fetched = [
+            f for day in opening_days(series.grid, last, run.end) if (f := fetch_day(run, series, day))
+        ]
         rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
         path = series_folder(run.home, series, "provisional") / "tail.parquet"
         if rows.height:

@@ -19,8 +19,9 @@ from tasks.market.client import (
     Limits,
     Source,
 )
+from tasks.market.grid import whole_candles
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.layout import SeriesKey, grid_offset, to_us, whole_candles
+from tasks.market.layout import SeriesKey, to_us
 from tasks.market.listing import Catalogue
 from tasks.market.manifest import ANEW, Manifest, is_corrupt
 from tasks.market.plan import Plan
@@ -126,8 +127,8 @@ def _manifest(path: Path, plan: bool) -> Manifest:
 def holdings_of(run: Run, series: SeriesKey) -> Holdings:
     """Return what the manifest knows of a series, cut to the scope's time range."""
     parts = list(run.manifest.parts(series).values())
-    starts = [a for part in parts for a, _ in part.runs] or [grid_offset(series.interval)]
-    first, last = whole_candles(run.start, run.end, starts[0], series.step)
+    starts = [a for part in parts for a, _ in part.runs] or [series.grid.phase]
+    first, last = whole_candles(series.grid, run.start, run.end, starts[0])
     files = run.manifest.files(series)
     wanted = list(run.plans[series].wanted) if series in run.plans else []
     named = {file.period for file in wanted}

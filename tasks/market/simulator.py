@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from schemas.universe import COINS, INTERVAL_SECONDS, symbol_of
+from schemas.universe import COINS, INTERVAL_SECONDS, MONTH, symbol_of
 from tasks.market import mirror
+from tasks.market.grid import grid_of
 from tasks.market.layout import (
     US,
     SeriesKey,
@@ -20,7 +21,6 @@ from tasks.market.layout import (
     month_of,
     months,
     period_bounds,
-    step_us,
     to_us,
 )
 from tasks.market.synthetic import STEP, candles
@@ -37,7 +37,7 @@ def serve(until: datetime | None = None, since: datetime | None = None) -> Itera
     """Run the simulator on a free loopback port and yield its base URL.
 
     Complete months before `until` are published as monthly files, complete days of its last month as daily
-    ones. Symbols are those of the default universe, intervals the multiples of 15 minutes up to a day.
+    ones. Symbols are those of the default universe, intervals the multiples of 15 minutes up to a day, and months.
     """
     with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
         yield url
@@ -50,7 +50,8 @@ class SimulatedMirror:
         self.end = period_bounds(day_of(to_us(until)))[0]
         self.start = to_us(since) if since else _months_before(self.end, MONTHS)
         self.symbols = {symbol_of(coin) for coin in COINS}
-        self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if s * US % STEP == 0 and s <= 86_400}
+        even = {iv for iv, s in INTERVAL_SECONDS.items() if s * US % STEP == 0 and s <= 86_400}
+        self.intervals = even | {MONTH}
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
         """Return the files of a series, or the folders' first files where no series is named."""
@@ -63,7 +64,11 @@ class SimulatedMirror:
         return [(key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1) for key in found if key.startswith(prefix)]
 
     def _series_keys(self, symbol: str, interval: str, kind: str) -> list[str]:
-        if symbol not in self.symbols or interval not in self.intervals:
+        if (
+            symbol not in self.symbols
+            or interval not in self.intervals
+            or (kind, interval) == ("daily", MONTH)
+        ):
             return []
         series = SeriesKey("spot", symbol, interval)
         month = period_bounds(month_of(self.end))[0]
@@ -85,7 +90,8 @@ def _zip(key: str) -> bytes:
     symbol, interval = key.split("/")[4:6]
     file = file_of(SeriesKey("spot", symbol, interval), key, "", -1, "")
     assert file is not None
-    frame = candles(symbol, step_us(interval), *file.bounds)
+    start, end = file.bounds
+    frame = candles(symbol, grid_of(interval).end(start) - start, start, end)
     return mirror.to_zip(file.member, mirror.to_csv(frame, interval), level=1)
 
 

@@ -20,6 +20,7 @@ import polars as pl
 from schemas.errors import CpbError, MemberError
 from schemas.klines import KLINES
 from tasks.market import cache
+from tasks.market.grid import Grid
 from tasks.market.layout import SeriesKey, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 
@@ -60,7 +61,7 @@ def read_klines(
     """
     series = SeriesKey(market, symbol, timeframe)
     first = to_us(since) if since else 0
-    last = (to_us(as_of) if as_of else 1 << 62) - series.step
+    last = series.grid.latest(to_us(as_of) if as_of else 1 << 62)
     parts = part_paths(home, series)
     if not parts:
         raise MemberError(
@@ -138,7 +139,7 @@ def write_part(home: Path, series: SeriesKey, month: str, rows: pl.DataFrame, or
     """Write a month's candles and return its manifest entry; `origin` goes into the file's metadata."""
     path = series_folder(home, series) / f"{month}.parquet"
     size = write_parquet(path, rows, origin)
-    runs, edges = find_runs(rows, series.step)
+    runs, edges = find_runs(rows, series.grid)
     zeros = int((rows["volume"].to_numpy() == 0).sum())
     return Part(month, rows.height, size, digest_of(rows), runs, zeros, edges)
 
@@ -196,14 +197,14 @@ def times_of(rows: pl.DataFrame) -> np.ndarray:
     return rows["open_time"].to_numpy().view(np.int64)
 
 
-def find_runs(rows: pl.DataFrame, step: int) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
+def find_runs(rows: pl.DataFrame, grid: Grid) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
     """Return the unbroken stretches `[from, until)` of sorted candles and each one's first open, last close."""
     times = times_of(rows)
     if not len(times):
         return [], []
-    breaks = np.flatnonzero(np.diff(times) != step)
+    breaks = np.flatnonzero(grid.end(times[:-1]) != times[1:])
     first, last = np.r_[0, breaks + 1], np.r_[breaks, len(times) - 1]
-    runs = [(int(a), int(b) + step) for a, b in zip(times[first], times[last], strict=True)]
+    runs = [(int(a), grid.end(int(b))) for a, b in zip(times[first], times[last], strict=True)]
     opens, closes = rows["open"].to_numpy()[first], rows["close"].to_numpy()[last]
     return runs, [(float(a), float(b)) for a, b in zip(opens, closes, strict=True)]
 
@@ -244,9 +245,12 @@ def provisional_rows(home: Path, series: SeriesKey, first: int, last: int) -> in
 
 def _share(part: Part, series: SeriesKey, first: int, last: int) -> str:
     """Tell how much of a part lies in `[first, last]`: `all`, `some` or nothing (an empty text)."""
-    if not part.runs or part.runs[0][0] > last or part.runs[-1][1] - series.step < first:
+    if not part.runs:
         return ""
-    return "all" if part.runs[0][0] >= first and part.runs[-1][1] - series.step <= last else "some"
+    begin, newest = part.runs[0][0], series.grid.latest(part.runs[-1][1])
+    if begin > last or newest < first:
+        return ""
+    return "all" if begin >= first and newest <= last else "some"
 
 
 def _cut_part(home: Path, series: SeriesKey, part: Part, first: int, last: int) -> pl.DataFrame:

@@ -127,7 +127,10 @@ def _monthly_price(symbol: str) -> float:
 
 
 def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame:
-    """Return the candles that open in `[start, end)`; longer intervals are added up from quarters of an hour."""
+    """Return the candles that open in `[start, end)`, `start` being an open.
+
+    Longer intervals are added up from quarters of an hour.
+    """
     month = month_of(start)
     time = pl.col("open_time").to_physical()
     frame = quarter_hours(symbol, month).filter(time.is_between(start, end, closed="left"))
@@ -135,7 +138,9 @@ def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame
         return frame
     sums = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
     return (
-        frame.group_by((time // interval_us * interval_us).cast(KLINES["open_time"]).alias("open_time"))
+        frame.group_by(
+            ((time - start) // interval_us * interval_us + start).cast(KLINES["open_time"]).alias("open_time")
+        )
         .agg(
             pl.col("open").first(),
             pl.col("high").max(),

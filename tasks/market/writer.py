@@ -257,9 +257,8 @@ def _write_off_grid(home: Path, series: SeriesKey, rows: pl.DataFrame) -> None:
 def _oddities(series: SeriesKey, checked: Checked) -> list[Oddity]:
     off = [Oddity(t, "off-grid", "") for t in checked.off_grid["open_time"]]
     both = pl.concat([checked.rows, checked.off_grid]) if checked.off_grid.height else checked.rows
-    cut = both.filter(pl.col("close_time") - pl.col("open_time") != series.step).select(
-        "open_time", "close_time"
-    )
+    opens, closes = (both[name].to_numpy() for name in ("open_time", "close_time"))
+    cut = both.filter(closes != series.grid.end(opens)).select("open_time", "close_time")
     odd = [Oddity(opened, "odd close", f"closes {text(closed - 1)}") for opened, closed in cut.iter_rows()]
     return off + odd + [Oddity(t, "conflict", "two different candles") for _, t in checked.conflicts]
 

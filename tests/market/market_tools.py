@@ -11,7 +11,7 @@ import polars as pl
 from schemas.scope import Scope
 from tasks.market import mirror
 from tasks.market.client import Limits
-from tasks.market.layout import SeriesKey, step_us
+from tasks.market.layout import SeriesKey
 from tasks.market.synthetic import candles
 
 FAST = Limits(connect=2, read=2, deadline=0.8, tries=3, backoff=0.01, longest_wait=5)
@@ -24,7 +24,8 @@ def key(symbol="BTCUSDT", interval="1h", market="spot"):
 
 def frame(file, symbol=None):
     """The synthetic candles of a file's period."""
-    return candles(symbol or file.series.symbol, step_us(file.series.interval), *file.bounds)
+    start, end = file.bounds
+    return candles(symbol or file.series.symbol, file.series.grid.end(start) - start, start, end)
 
 
 def csv_of(file, rows=None):

@@ -10,6 +10,7 @@ from schemas.errors import CpbError
 from schemas.klines import KLINES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.layout import step_us
 from tasks.market.parser import COLUMNS
 from tasks.market.store import read_klines
 
@@ -24,7 +25,7 @@ def run(tmp_path, lists=True, coins="BTC", **options):
 
 def flat(file, start):
     """Candles of one price on the grid that goes through `start`, as far as they open in the file's period."""
-    step, (first, last) = file.series.step, file.bounds
+    step, (first, last) = step_us(file.series.interval), file.bounds
     times = range(first + (start - first) % step, last, step)
     values = dict.fromkeys(KLINES, 100.0) | {"volume": 0.0, "count": 0}
     values |= dict.fromkeys([c for c in KLINES if "quote" in c or "taker" in c], 0.0)

@@ -14,6 +14,7 @@ from schemas.klines import KLINES, validate_klines
 from schemas.scope import Scope
 from tasks.market.client import HttpSource, Limits
 from tasks.market.faults import Unreachable
+from tasks.market.grid import grid_of
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
 from tasks.market.layout import (
@@ -21,7 +22,6 @@ from tasks.market.layout import (
     day_of,
     days,
     file_of,
-    grid_offset,
     month_of,
     months,
     period_bounds,
@@ -58,7 +58,7 @@ def test_periods_are_half_open_utc():
 
 def test_weeks_open_on_mondays():
     monday = to_us(datetime(2024, 1, 1, tzinfo=UTC))
-    assert (monday - grid_offset("1w")) % (7 * 24 * HOUR) == 0
+    assert grid_of("1w").floor(monday) == grid_of("1w").floor(monday + 7 * 24 * HOUR - 1) == monday
 
 
 def test_only_the_series_own_keys_are_files():

@@ -1,0 +1,252 @@
+"""Candles of a calendar month: no step to count by, one candle in a file, no daily files, `1M` in REST."""
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from market_tools import FAST, csv_of, key, lines, put, scope, stored
+from typer.testing import CliRunner
+
+from flows import cli
+from flows.cli_ingest import ingest as command
+from schemas.errors import UsageError
+from schemas.klines import KLINES
+from schemas.universe import INTERVAL_SECONDS, MONTH, parse_timeframes
+from tasks.market import mirror
+from tasks.market.grid import DAY, Months, grid_of, whole_candles
+from tasks.market.ingest import ingest
+from tasks.market.layout import months, period_bounds, to_us
+from tasks.market.store import read_klines
+from webapp.reading import all_series
+
+BTC = key(interval=MONTH)
+PERIODS = months(period_bounds("2023-11")[0], period_bounds("2025-03")[1])  # a leap February, ms and µs
+REAL = Path(__file__).resolve().parents[2] / "../shared/market"
+INSTANTS = st.integers(0, to_us(datetime(2200, 1, 1, tzinfo=UTC)))
+
+
+@pytest.fixture
+def market(tmp_path):
+    """Seventeen months of BTC; `served` ingests them over loopback HTTP and counts what was asked for."""
+    for period in PERIODS:
+        put(tmp_path / "mirror", BTC.file(period))
+
+    def served(hook=None, as_of="2025-04-01", **options):
+        asked = Counter()
+
+        def count(handler, name, query):
+            kind = query.get("interval") or Path(name or query.get("prefix", "")).suffix or "listing"
+            asked[kind] += 1
+            return hook(name, query) if hook else None
+
+        with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), count) as url:
+            made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, months=True, **options)
+            return ingest(made, limits=FAST, tail="tail" in asked), asked
+
+    return served
+
+
+def opens(home, **options):
+    return [t.strftime("%Y-%m") for t in read_klines(home, "BTCUSDT", MONTH, **options)["open_time"]]
+
+
+def test_months_are_stored_whole_and_a_second_run_fetches_nothing(market, tmp_path):
+    report, asked = market()
+    (series,) = report.series
+    assert (report.exit, series.status, series.holes, series.rows) == (0, "complete", [], 17)
+    assert (series.first, series.last) == ("2023-11-01T00:00:00Z", "2025-03-01T00:00:00Z")
+    assert series.odd_close == []
+    assert asked == {"listing": 1, ".zip": 17, ".CHECKSUM": 17}  # there are no daily files to ask for
+    assert (tmp_path / "home/klines/interval=1mo/symbol=BTCUSDT/2024-02.parquet").is_file()
+    assert opens(tmp_path / "home") == PERIODS
+    before = stored(tmp_path / "home")
+    again, asked = market()
+    assert (asked, again.series) == ({"listing": 1}, report.series)
+    assert stored(tmp_path / "home") == before
+
+
+@pytest.mark.parametrize(("as_of", "last"), [("2024-03-01", "2024-02"), ("2024-02-29T23:59:59", "2024-01")])
+def test_no_month_that_ends_after_as_of_is_seen(market, tmp_path, as_of, last):
+    report, _ = market(as_of=as_of)
+    assert report.series[0].last == f"{last}-01T00:00:00Z"
+    assert report.series[0].rows == PERIODS.index(last) + 1
+    market()
+    moment = datetime.fromisoformat(as_of).replace(tzinfo=UTC)
+    assert opens(tmp_path / "home", as_of=moment)[-1] == last
+    assert opens(tmp_path / "home", since=datetime(2024, 1, 2, tzinfo=UTC), as_of=moment)[:1] in (
+        ["2024-02"],
+        [],
+    )
+
+
+def test_a_month_that_nobody_published_is_one_candle_missing(market, tmp_path):
+    for period in ("2024-02", "2024-03"):
+        (tmp_path / "mirror" / BTC.file(period).key).unlink()
+    report, _ = market()
+    assert report.series[0].holes == [
+        {"from": "2024-02-01T00:00:00Z", "to": "2024-04-01T00:00:00Z", "bars": 2, "cause": "not published"}
+    ]
+    assert report.exit == 0
+
+
+def rest(period):
+    cells = csv_of(BTC.file(period)).decode().strip().split(",")
+    return [int(cells[0]), *cells[1:6], int(cells[6]), cells[7], int(cells[8]), *cells[9:]]
+
+
+def test_a_month_that_is_refused_comes_from_rest_in_one_question(market, tmp_path):
+    whole = market()[0].series[0].digest
+    put(tmp_path / "mirror", BTC.file("2024-02"), payload=b"not a zip")
+    queries = []
+
+    def hook(name, query):
+        if "interval" not in query:
+            return None
+        queries.append(query)
+        return 200, {}, json.dumps([rest("2024-02")]).encode()
+
+    (tmp_path / "home").rename(tmp_path / "older")
+    report, asked = market(hook)
+    assert (report.exit, report.series[0].holes, report.series[0].digest) == (0, [], whole)
+    assert asked["1M"] == 1
+    assert queries[0]["startTime"] == str(period_bounds("2024-02")[0] // 1000)
+    unanswered, _ = market(lambda name, query: (404, {}, b"") if "interval" in query else None)
+    assert unanswered.series == report.series
+
+
+HOUR, DAYS = 3_600_000, 24 * 3_600_000  # in milliseconds, as the file of February 2024 is
+FAULTS = {
+    "a candle of a week": (lambda a, b: [(a, b - 22 * DAYS)], "found 604800 s: another interval"),
+    "a month too short by a day": (lambda a, b: [(a, b - DAYS)], "found 2419200 s: another interval"),
+    "a day late": (lambda a, b: [(a + DAYS, b + DAYS)], "off the grid"),
+    "the month after": (lambda a, b: [(a + 29 * DAYS, b + 31 * DAYS)], "outside the file's period"),
+    "hours": (
+        lambda a, b: [(t, t + HOUR - 1) for t in range(a, b, HOUR)],
+        "expected 2505600 s between candles, found 3600 s: another interval",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_no_month_is_refused(market, tmp_path, fault):
+    change, says = FAULTS[fault]
+    cells = csv_of(BTC.file("2024-02")).split(b",")
+    times = change(int(cells[0]), int(cells[6]))
+    rows = [b",".join([b"%d" % a, *cells[1:6], b"%d" % b, *cells[7:]]) for a, b in times]
+    put(tmp_path / "mirror", BTC.file("2024-02"), b"".join(rows))
+    report, _ = market()
+    assert any(says in note for note in report.series[0].notes)
+    assert [(h["bars"], h["cause"]) for h in report.series[0].holes] == [(1, "quarantined")]
+    assert (report.exit, report.series[0].rows) == (3, 16)
+
+
+def test_two_identical_months_in_a_file_are_one(market, tmp_path):
+    put(tmp_path / "mirror", BTC.file("2024-02"), b"".join(lines(csv_of(BTC.file("2024-02"))) * 2))
+    report, _ = market()
+    assert (report.series[0].rows, report.series[0].duplicates) == (17, 1)
+
+
+def call(*options):
+    app = typer.Typer()
+    app.command()(command)
+    return CliRunner().invoke(app, options)
+
+
+def test_the_simulator_has_months_made_of_its_hours(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    result = call("--source", "sim", "--coins", "BTC", "--timeframes", "1h,1mo", "--since", "2024-12",
+                  "--as-of", "2025-03-10", "--json")  # fmt: skip
+    told = json.loads(result.stdout)
+    assert (result.exit_code, [s["rows"] for s in told["series"]]) == (0, [98 * 24 + 24, 3])
+    assert told["series"][1]["last"] == "2025-02-01T00:00:00Z"
+    hours = read_klines(tmp_path, "BTCUSDT", "1h").filter(pl.col("open_time").dt.month() != 3)
+    month = hours.group_by_dynamic("open_time", every="1mo").agg(pl.col("high").max(), pl.col("count").sum())
+    assert month.equals(read_klines(tmp_path, "BTCUSDT", MONTH).select(month.columns))
+
+
+def test_the_page_offers_no_series_that_it_cannot_show(market, tmp_path):
+    market()
+    assert all_series(tmp_path / "home") == []
+
+
+def test_the_plan_names_the_months(market, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "none"))
+    result = call("--source", str(tmp_path / "mirror"), "--coins", "BTC", "--timeframes", MONTH,
+                  "--since", "2025-01", "--as-of", "2025-04-01", "--plan")  # fmt: skip
+    assert "BTCUSDT 1mo: 3 of 3 files to fetch" in result.stdout
+    assert "BTCUSDT-1mo-2025-01.zip" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train-all --timeframes 1h,1mo",
+        "train BTC 1mo",
+        "backtest --timeframes 1mo",
+        "forecast --timeframes 1mo",
+    ],
+)
+def test_models_of_months_are_refused_in_one_sentence(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setattr("sys.argv", ["cpb", *words.split(), "--source", "sim"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    said = capsys.readouterr().err
+    assert (end.value.code, said.count("\n")) == (2, 1)
+    assert "months differ in length" in said
+    assert "leave 1mo out" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_months_are_named_only_where_they_can_be_used():
+    assert parse_timeframes("1mo,1h", months=True) == [MONTH, "1h"]
+    with pytest.raises(UsageError, match="1w, 1mo"):
+        parse_timeframes("1M", months=True)
+    with pytest.raises(UsageError, match=r"choose from .* 1w$"):
+        parse_timeframes("7m")
+
+
+@given(st.sampled_from([*INTERVAL_SECONDS, MONTH]), INSTANTS, INSTANTS)
+def test_a_grid_agrees_with_itself(interval, one, other):
+    grid = grid_of(interval)
+    opened = grid.floor(one)
+    assert opened <= one < grid.end(opened)
+    assert grid.latest(grid.end(opened)) == opened == grid.floor(opened)
+    assert (grid.end(np.array([opened])) == [grid.end(opened)]).all()
+    near = min(max(one, other), grid.end(opened) + 5 * (grid.end(opened) - opened))
+    first, last = whole_candles(grid, min(one, near), near, grid.phase)
+    times = grid.opens(first, last)
+    assert len(times) == grid.count(first, last)
+    assert [grid.end(int(t)) for t in times] == [*map(int, times[1:]), last][: len(times)]
+
+
+@given(INSTANTS)
+def test_months_are_those_of_the_calendar(instant):
+    opened = Months().floor(instant)
+    assert (opened, Months().end(opened)) == period_bounds(months(instant, instant + 1)[0])
+    assert opened % DAY == 0
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/market")
+def test_real_months_are_what_their_hours_add_up_to(tmp_path):
+    ingest(scope(tmp_path / "hours", REAL, "BTC", "1h", "2025-06-01"))
+    hours = read_klines(tmp_path / "hours", "BTCUSDT", "1h").sort("open_time")
+    sums = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
+    made = hours.group_by_dynamic("open_time", every="1mo").agg(
+        pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
+        pl.col(sums).sum(),
+    ).with_columns(pl.col(pl.Float64).round(8)).select(list(KLINES))  # fmt: skip
+    for month, row in zip(made["open_time"].dt.strftime("%Y-%m"), made.iter_slices(1), strict=True):
+        put(tmp_path / "mirror", BTC.file(month), csv_of(BTC.file(month), row))
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
+        report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01", months=True), limits=FAST)
+    assert (report.exit, report.series[0].holes, report.series[0].rows) == (0, [], made.height)
+    assert made.height > 12
+    assert read_klines(tmp_path / "home", "BTCUSDT", MONTH).equals(made)
