@@ -16,8 +16,9 @@ from pathlib import Path
 from urllib.parse import quote, urlencode, urljoin, urlsplit
 
 import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError
+from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
 
+from tasks.market.deadline import open_pool
 from tasks.market.faults import NotFound, Refused, Rejected, SourceFault, Unreachable
 from tasks.market.wire import reason_of, seconds_asked, whole_number
 
@@ -46,7 +47,7 @@ class Limits:
 
     connect: float = 5
     read: float = 30
-    deadline: float = 180  # of one whole file, however slowly it trickles
+    deadline: float = 180  # of one whole answer, headers and body, however slowly it trickles
     tries: int = 4
     backoff: float = 0.4
     longest_wait: float = 180  # a server that asks for more is given up for this run
@@ -80,8 +81,14 @@ class HttpSource:
         self.base = self.base.rstrip("/")
         self.listing = self.listing or self.base
         self.rest = self.rest or self.base
-        self._pool = urllib3.PoolManager(
-            num_pools=4, maxsize=self.connections, block=True, retries=False, socket_options=_NO_DELAY
+        self._pool = open_pool(
+            self.limits.read,
+            self.limits.deadline,
+            num_pools=4,
+            maxsize=self.connections,
+            block=True,
+            retries=False,
+            socket_options=_NO_DELAY,
         )
         self._lock = threading.Lock()
         self._wait_until = 0.0
@@ -180,29 +187,36 @@ class HttpSource:
     def _once(self, method: str, url: str, most: int) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
         with self._lock:
             self.requests += 1
-        timeout = urllib3.Timeout(connect=self.limits.connect, read=self.limits.read)
-        plain = {"Accept-Encoding": "identity"}
-        deadline = time.monotonic() + self.limits.deadline
-        answer = self._pool.request(method, url, preload_content=False, timeout=timeout, headers=plain)
+        started = time.monotonic()
         try:
-            body = self._body(answer, deadline, most)
-        except BaseException:
-            answer.close()  # the rest of a broken body must not be read as the next answer
-            raise
-        answer.release_conn()
+            answer, body = self._exchange(method, url, most)
+        except (TimeoutError, ReadTimeoutError) as error:
+            if time.monotonic() - started < self.limits.deadline:
+                raise
+            raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s") from error
         length = whole_number(answer.headers.get("Content-Length", ""))
         coded = "Content-Encoding" in answer.headers  # then the length is not that of the body we see
         if method == "GET" and length >= 0 and not coded and length != len(body):
             raise ConnectionError(f"connection cut: {len(body)} of {length} bytes")
         return answer.status, answer.headers, body
 
-    def _body(self, answer: urllib3.BaseHTTPResponse, deadline: float, most: int) -> bytes:
+    def _exchange(self, method: str, url: str, most: int) -> tuple[urllib3.BaseHTTPResponse, bytes]:
+        timeout = urllib3.Timeout(connect=self.limits.connect, read=self.limits.read)
+        plain = {"Accept-Encoding": "identity"}
+        answer = self._pool.request(method, url, preload_content=False, timeout=timeout, headers=plain)
+        try:
+            body = self._body(answer, most)
+        except BaseException:
+            answer.close()  # the rest of a broken body must not be read as the next answer
+            raise
+        answer.release_conn()
+        return answer, body
+
+    def _body(self, answer: urllib3.BaseHTTPResponse, most: int) -> bytes:
         chunks, size = [], 0
-        while chunk := answer.read1(_CHUNK):  # read() would wait for a trickling server without end
+        while chunk := answer.read1(_CHUNK):
             chunks.append(chunk)
             size += len(chunk)
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s")
             if size > most:
                 raise SourceFault(f"answer larger than the {most >> 10} KB it may have")
         return b"".join(chunks)

@@ -52,7 +52,7 @@ def test_a_clean_mirror_is_stored_to_the_last_digit(market):
     assert check_store(market, report).height == 91 * 24
 
 
-@pytest.mark.parametrize("fault", ["500", "reset", "429", "html", "trickle"])
+@pytest.mark.parametrize("fault", ["500", "reset", "429", "html", "trickle", "trickle_headers"])
 def test_a_passing_fault_is_tried_again(market, fault):
     report = served(market, Misbehaving(NAME, fault, times=1))
     assert report.exit == 0
@@ -69,7 +69,9 @@ def test_a_server_that_asks_to_wait_is_obeyed_and_quoted(market):
     [
         ("500", "server error 500"),
         ("reset", "after 3 tries"),
-        ("trickle", "timed out"),
+        ("trickle", "timed out: not finished in 0.8 s after 3 tries"),
+        ("trickle_headers", "timed out: not finished in 0.8 s after 3 tries"),
+        ("trickle_status", "timed out: not finished in 0.8 s after 3 tries"),
         ("404", "not there (404)"),
         ("451", "not available from your location (451)"),
         ("403", "(403)"),
