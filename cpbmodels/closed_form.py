@@ -1,4 +1,4 @@
-"""Members that are solved, not trained: the robust HAR takes the place of the epochs in `train_fleet`."""
+"""What is solved, not trained: the robust HAR, in place of all epochs in `train_fleet` or as a network's start."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import torch
 from torch import Tensor
 
 from cpbmodels.bank import Bank, Task, thin
+from cpbmodels.fleet import Fleet
+from cpbmodels.heads import START_DF, START_SCALE
 from cpbmodels.job import Job, Stopped
 from cpbmodels.loop import VALIDATION_WINDOWS, Loop, Measured
 from cpbmodels.net import Net
 from cpbmodels.ranges import Known, RangeModel, fit_ranges
+from cpbmodels.student_t import t_quantiles
 
+START_QUARTILES = float(2 * t_quantiles(np.array(START_DF), np.array([0.75]))[0])
 REASON = "solved in closed form: there is nothing to repeat"
 
 
@@ -54,6 +58,38 @@ def solve(job: Job, loop: Loop) -> Measured:
     loop.epoch, loop.windows = 1, sum(len(task.train) for task in loop.tasks)
     loop.seconds = time.perf_counter() - started
     return Measured(loop.windows / loop.seconds, loop.seconds, loop.monitor.latest())
+
+
+def start_from_line(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task], start: int = 0) -> None:
+    """Let the log-scale of new (not warm) members start as the robust HAR's, fitted on their training origins."""
+    net = fleet.net
+    fitted: dict[tuple[int, ...], RangeModel] = {}  # shared by the seeds of an ensemble
+    names = net.columns[net.span[0] : net.span[1]]
+    for k, task in enumerate(tasks):
+        if job.warm is not None and job.warm[start + k] is not None:
+            continue
+        if task.members not in fitted:
+            known = _known(job, bank, task)
+            fitted[task.members] = fit_ranges(known, names, job.options.calendar, job.options.horizon)
+        views = net.layout.views(fleet.flat[k : k + 1])
+        for name, values in _line(fitted[task.members], task, net).items():
+            views[name][0, : len(values)] = torch.as_tensor(values).to(fleet.flat)
+    fleet.best.copy_(fleet.flat)
+
+
+def _line(fitted: RangeModel, task: Task, net: Net) -> dict[str, np.ndarray]:
+    """The robust HAR as weights of a network whose inputs are scaled and whose log-scale is a Student t's."""
+    own = slice(*net.span)
+    mean, inverse = task.mean[own], task.inverse[own]
+    middle = np.diff(fitted.table[:, [4, 14]], axis=1)[:, 0]  # between the quartiles, of moves over the scale
+    scale = np.log(np.maximum(middle / START_QUARTILES, 1e-3) / START_SCALE)
+    line = {
+        "line.weight": fitted.slopes / inverse[:, None],
+        "line.bias": (fitted.level + mean @ fitted.slopes + scale)[None],
+    }
+    if net.options.calendar and not net.options.calendar_dim:
+        line["calendar"] = fitted.hours
+    return line
 
 
 def _known(job: Job, bank: Bank, task: Task) -> Known:

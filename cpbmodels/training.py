@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cpbmodels.bank import Bank, Scaling, Task, make_task
 from cpbmodels.checkpoint import Checkpoints
-from cpbmodels.closed_form import solve, unscaled
+from cpbmodels.closed_form import solve, start_from_line, unscaled
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
@@ -195,7 +195,10 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Memb
         return _solve_one(job, bank, tasks, start)
     net = Net(job.architecture, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor, fast_matmul(job):
-        loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)
+        fleet = make_fleet(job, net, tasks, start)
+        if "line.weight" in fleet.shadow.weights:
+            start_from_line(job, fleet, bank, tasks, start)
+        loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop)
         store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
         if store is not None and not (job.resume and loop.resume(store)):
             store.clear()
