@@ -22,7 +22,7 @@ from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.rest import refresh_tail
-from tasks.market.run import CONNECTIONS, Progress, Run, calendars, open_manifest, open_source, pool
+from tasks.market.run import AGAIN, CONNECTIONS, Progress, Run, calendars, open_manifest, open_source, pool
 from tasks.market.store import sweep, writer_lock
 from tasks.market.transfer import batches, store_all
 
@@ -94,6 +94,7 @@ def _plan_only(run: Run) -> IngestReport:
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     store_all(run, (batches(plan.series, plan.fetch) for plan in _plans_ahead(run)))
+    run.manifest.save_barren(run.catalogue.learned, run.now)
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
         run.notes.append(f"{total - due} of {total} files were here already")
@@ -109,6 +110,8 @@ def _plans_ahead(run: Run) -> Iterator[Plan]:
     keys = iter([SeriesKey(run.scope.market, s, t) for s in run.scope.symbols for t in run.scope.timeframes])
     while True:
         while len(waiting) < _LISTINGS_AHEAD and (series := next(keys, None)):
+            known = run.manifest.barren(series, run.start).items()
+            run.catalogue.barren |= {(series, run.start, t) for t, asked in known if run.now - asked < AGAIN}
             waiting.append(run.pool.submit(_ask, run, series))
         if not waiting:
             return

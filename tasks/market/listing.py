@@ -27,13 +27,22 @@ from tasks.market.wire import whole_number
 _BIRTH = period_bounds("2017-08")[0]  # Binance's first month; only used where names must be guessed
 
 
+Stretch = tuple[SeriesKey, int, int]
+"""A series and a time `[from, until)`."""
+
+
 @dataclass
 class Catalogue:
-    """Asks a source what it has; remembers once that a source has no listing."""
+    """Asks a source what it has; remembers once that a source has no listing.
+
+    `barren` are the stretches without any file that are known, `learned` those found so just now.
+    """
 
     source: Source
     probe_with: Executor | None = None
     lists: bool | None = field(default=None)
+    barren: set[Stretch] = field(default_factory=set)
+    learned: list[Stretch] = field(default_factory=list)
 
     def files(self, series: SeriesKey, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
@@ -48,6 +57,15 @@ class Catalogue:
         """Tell whether the first file after `start` begins before `end`: one small question, not a listing."""
         if isinstance(self.source, FolderSource) or series.interval == MONTH:
             return bool(self.files(series, kind, start, end))
+        if (series, start, end) in self.barren:
+            return False
+        begins = self._begins_before(series, kind, start, end)
+        if not begins:
+            self.learned.append((series, start, end))
+        return begins
+
+    def _begins_before(self, series: SeriesKey, kind: str, start: int, end: int) -> bool:
+        assert isinstance(self.source, HttpSource)
         prefix = series.prefix(kind)
         query = {"delimiter": "/", "prefix": prefix, "max-keys": "2"} | _marker(series, kind, start)
         body = self.source.list_page(query) if self.lists is not False else None

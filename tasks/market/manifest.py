@@ -134,7 +134,12 @@ class Manifest:
 
     def searched(self, series: SeriesKey) -> list[tuple[int, int, int]]:
         """Return `[start, until)` of holes that were looked for elsewhere in vain, and when."""
-        return self._select("start, until, asked", "searched", series)
+        return [row for row in self._select("start, until, asked", "searched", series) if row[0] >= 0]
+
+    def barren(self, series: SeriesKey, start: int) -> dict[int, int]:
+        """Return up to when the source has no files after `start`, and when it was asked."""
+        rows = self._select("start, until, asked", "searched", series)
+        return {until: asked for begin, until, asked in rows if begin == ~start}
 
     def series(self) -> list[SeriesKey]:
         """Return every series with a part."""
@@ -174,6 +179,16 @@ class Manifest:
         """Remember holes that were looked for elsewhere."""
         with self._transaction():
             self._insert("searched", [(series.market, series.symbol, series.interval, *h) for h in holes])
+
+    def save_barren(self, found: list[tuple[SeriesKey, int, int]], asked: int) -> None:
+        """Remember the stretches `[start, until)` without files; under `~start`, as no hole begins below 0.
+
+        A month that comes to lie in one ends it, like a hole.
+        """
+        rows = [(s.market, s.symbol, s.interval, ~start, until, asked) for s, start, until in found]
+        if rows:
+            with self._transaction():
+                self._insert("searched", rows)
 
     def _select(self, columns: str, table: str, series: SeriesKey) -> list[tuple]:
         query = f"SELECT {columns} FROM {table} WHERE market=? AND symbol=? AND interval=?"

@@ -18,16 +18,15 @@ from tasks.market.holes import (
     OutageCalendar,
     find_holes,
 )
-from tasks.market.layout import DAY, SeriesKey, SourceFile, opening_days, period_bounds
+from tasks.market.layout import SeriesKey, SourceFile, opening_days, period_bounds
 from tasks.market.rest import available, fetch_day, was_asked
-from tasks.market.run import Run, calendars, holdings_of
+from tasks.market.run import AGAIN, Run, calendars, holdings_of
 from tasks.market.transfer import batches, store_all
 from tasks.market.writer import store_batch
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
 
-_AGAIN = 7 * DAY  # what was nowhere is looked for again after a week: files are published late
 _REST_DAYS = 400  # of one run; more would be rude
 _SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT, ENDED)  # a cut last file looks like the end of trading
 
@@ -60,7 +59,7 @@ def repair(run: Run) -> None:
 
 
 def _worth_it(run: Run, series: SeriesKey, hole: Hole, calendar: dict[str, OutageCalendar]) -> bool:
-    lately = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < _AGAIN]
+    lately = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < AGAIN]
     searched = any(a <= hole.start and hole.end <= b for a, b in lately)
     if searched or run.plans[series].fault:
         return False

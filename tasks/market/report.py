@@ -119,10 +119,11 @@ def _judge(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: 
     for hole in holes:
         if hole.cause in SUSPICIOUS or hole.cause in LACKING:
             report.notes.append(_short(holdings, hole))
-    behind = holdings.last - (holdings.runs[-1][1] if holdings.runs else holdings.last)
-    if behind > _LATE and holdings.last < 1 << 61:
+    runs, last = holdings.runs, holdings.last
+    if runs and last < 1 << 61 and holdings.series.grid.floor(last - _LATE, runs[0][0]) > runs[-1][1]:
+        behind = (last - runs[-1][1]) // DAY
         report.notes.append(
-            f"{holdings.series}: data ends {report.last}, {behind // DAY} days before the end asked for"
+            f"{holdings.series}: data ends {report.last}, {behind} days before the end asked for"
         )
     lacking = [h for h in holes if h.cause in LACKING]
     if not report.rows:

@@ -19,7 +19,7 @@ from tasks.market.client import (
     Limits,
     Source,
 )
-from tasks.market.grid import whole_candles
+from tasks.market.grid import DAY, whole_candles
 from tasks.market.holes import Holdings, OutageCalendar
 from tasks.market.layout import SeriesKey, to_us
 from tasks.market.listing import Catalogue
@@ -28,6 +28,7 @@ from tasks.market.plan import Plan
 from tasks.market.store import MANIFEST, is_full
 
 CONNECTIONS = 32
+AGAIN = 7 * DAY  # what was nowhere is looked for again after a week: files are published late
 Progress = Callable[[str, int, int], None]
 """Called with a series' name, files done and files in all."""
 

@@ -104,7 +104,7 @@ def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
         put(tmp_path / "mirror", BTC.file(f"2024-03-{day:02}"))
     report = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
     assert (report.series[0].rows, report.series[0].holes) == (91 * 24, [])
-    assert run(tmp_path, coins="BTC,ETH", as_of="2024-04-10").requests == 6  # listings
+    assert run(tmp_path, coins="BTC,ETH", as_of="2024-04-10").requests == 4  # listings
 
 
 def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path):
@@ -113,7 +113,7 @@ def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path
     assert [h["cause"] for h in report.series[0].holes] == ["trading ended"]
     again = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
     assert again.series == report.series
-    assert again.requests == 6  # listings
+    assert again.requests == 4  # listings
 
 
 def test_rows_changed_are_told_though_a_broken_version_came_between(tmp_path):

@@ -232,7 +232,7 @@ def test_daily_files_replace_a_quarantined_month(market, fault):
     assert check_store(market, report).height == 91 * 24
     again = served(market)
     assert again.series == report.series
-    assert again.requests == 4  # two listings for each series
+    assert again.requests == 2  # a listing for each series
 
 
 def test_rest_fills_what_no_file_has(market):

@@ -38,7 +38,7 @@ def market(tmp_path):
     for period in PERIODS:
         put(tmp_path / "mirror", BTC.file(period))
 
-    def served(hook=None, as_of="2025-04-01", **options):
+    def served(hook=None, as_of="2025-04-01", tail=False, **options):
         asked = Counter()
 
         def count(handler, name, query):
@@ -48,7 +48,7 @@ def market(tmp_path):
 
         with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), count) as url:
             made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, months=True, **options)
-            return ingest(made, limits=FAST, tail="tail" in asked), asked
+            return ingest(made, limits=FAST, tail=tail), asked
 
     return served
 
@@ -96,6 +96,13 @@ def test_a_month_that_nobody_published_is_one_candle_missing(market, tmp_path):
     assert report.exit == 0
 
 
+@pytest.mark.parametrize(("as_of", "told"), [("2025-04-02", False), ("2025-05-02", True)])
+def test_a_month_that_is_not_yet_published_is_not_late(market, tmp_path, as_of, told):
+    (tmp_path / "mirror" / BTC.file(PERIODS[-1]).key).unlink()
+    report, _ = market(as_of=as_of)
+    assert any("before the end asked for" in note for note in report.series[0].notes) == told
+
+
 def rest(period):
     cells = csv_of(BTC.file(period)).decode().strip().split(",")
     return [int(cells[0]), *cells[1:6], int(cells[6]), cells[7], int(cells[8]), *cells[9:]]
@@ -119,6 +126,19 @@ def test_a_month_that_is_refused_comes_from_rest_in_one_question(market, tmp_pat
     assert queries[0]["startTime"] == str(period_bounds("2024-02")[0] // 1000)
     unanswered, _ = market(lambda name, query: (404, {}, b"") if "interval" in query else None)
     assert unanswered.series == report.series
+
+
+def test_the_newest_month_comes_from_rest_once_it_has_ended(market, tmp_path):
+    (tmp_path / "mirror" / BTC.file(PERIODS[-1]).key).unlink()
+
+    def hook(name, query):
+        return (200, {}, json.dumps([rest(PERIODS[-1])]).encode()) if "interval" in query else None
+
+    early, _ = market(hook, as_of="2025-03-31", tail=True)
+    assert (early.series[0].rows, early.series[0].provisional) == (16, 0)
+    report, asked = market(hook, tail=True)
+    assert (report.series[0].rows, report.series[0].provisional, asked["1M"]) == (16, 1, 1)
+    assert opens(tmp_path / "home", provisional=True) == PERIODS
 
 
 HOUR, DAYS = 3_600_000, 24 * 3_600_000  # in milliseconds, as the file of February 2024 is

@@ -2,7 +2,9 @@
 
 import gzip
 import re
+import sqlite3
 import time
+from contextlib import closing
 from email.utils import formatdate
 from hashlib import sha256
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ from market_tools import FAST, build, key, put, scope
 from schemas.errors import CpbError
 from tasks.market import mirror
 from tasks.market.ingest import ingest, listed_symbols
-from tasks.market.layout import file_of
+from tasks.market.layout import file_of, period_bounds
+from tasks.market.manifest import Manifest
 from tasks.market.store import read_klines
 
 MONTH = key().file("2024-02")
@@ -93,6 +96,49 @@ def test_a_listing_that_breaks_off_loses_no_month(market, monkeypatch, broken):
         ) or mirror.listing_page(market.folder.keys(query["prefix"]), query["prefix"], "", "/").decode()
 
     assert btc(market.served(listing(market, change))).rows == WHOLE
+
+
+def since_listing(market, **options):
+    """Ingests everything since the first file, so that daily ones might come before it; counts the questions."""
+    asked = []
+
+    def hook(handler, name, query):
+        asked.append("few" if "max-keys" in query else "listing" if not name else "file")
+
+    with mirror.serve(market.folder, hook) as url:
+        report = ingest(scope(market.home, url, "BTC", **options), limits=FAST)
+    return btc(report).rows, sorted(asked)
+
+
+def test_whether_daily_files_begin_before_the_months_is_asked_once_a_week(market):
+    assert since_listing(market)[1].count("few") == 1
+    assert since_listing(market) == (WHOLE, ["listing"])
+    put(market.root, key().file("2023-12-31"))
+    assert since_listing(market) == (WHOLE, ["listing"])
+    week = 8 * 86_400 * 1_000_000
+    with closing(sqlite3.connect(market.home / "manifest.db")) as db, db:
+        assert db.execute("UPDATE searched SET asked = asked - ?", (week,)).rowcount == 1
+    rows, asked = since_listing(market)
+    assert (rows, asked.count("few")) == (WHOLE + 24, 1)
+    put(market.root, key().file("2023-12-30"))  # now there are some, and new ones are seen at once
+    assert since_listing(market)[0] == WHOLE + 48
+
+
+def test_what_was_asked_of_another_time_is_asked_anew(market):
+    since_listing(market, since="2023-12-20")
+    put(market.root, key().file("2023-12-01"))
+    assert since_listing(market, since="2023-12-20") == (WHOLE, ["listing"])
+    assert since_listing(market)[0] == WHOLE + 24
+
+
+def test_a_time_without_files_is_no_hole_that_was_searched(market):
+    since_listing(market)
+    with closing(Manifest(market.home / "manifest.db")) as manifest:
+        assert manifest.searched(key()) == []
+        (until, asked), *more = manifest.barren(key(), 0).items()
+        assert (until, more) == (period_bounds("2024-01")[0], [])
+        assert asked <= time.time() * 1e6
+        assert manifest.barren(key(), 1) == {}
 
 
 @pytest.mark.parametrize("status", [301, 400, 405, 501])
