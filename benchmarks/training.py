@@ -10,6 +10,7 @@ Sizes, windows and batch sizes are those of the seed presets unless a part says 
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from benchmarks._isolated import isolated, peak_mb
 from benchmarks._paired import main, paired
 from benchmarks._walks import walk, walks
 from cpbmodels.device.placement import OpLog
+from tasks.training.allocator import MALLOC
 
 SEEDS = ("transformer", "gru", "lstm")
 TINY = {"hidden_dim": 8, "n_heads": 2, "ff_dim": 32, "batch_size": 2}
@@ -266,6 +268,13 @@ def checkpoint_one(architecture: str, members: int, rows: int, epochs: int) -> d
     }
 
 
+def as_a_worker() -> None:
+    """Start again with the allocator settings that the process of a fleet gets; both sides of a pair run in it."""
+    if not MALLOC.items() <= os.environ.items():
+        again = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:]]
+        os.execve(sys.executable, again, os.environ | MALLOC)
+
+
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -300,4 +309,5 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
+    as_a_worker()
     main("training", PARTS, options=_options)

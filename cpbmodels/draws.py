@@ -40,18 +40,21 @@ class Draws:
         self.layer = 0
 
     def bits(self, count: int) -> Tensor:
-        """int32 [K, count], uniform in [0, 2^31); every call takes the next layer's key."""
+        """int32 [K, count], uniform over all values; every call takes the next layer's key."""
         key = self.keys[self.layer % LAYERS]
         self.layer += 1
         x = _index(count, key.device) ^ key
         x.bitwise_xor_(x >> 16).mul_(0x7FEB352D)
         x.add_(key).bitwise_xor_(x >> 15).mul_(-0x7B935975)
-        return x.bitwise_xor_(x >> 16).bitwise_and_(0x7FFFFFFF)
+        return x.bitwise_xor_(
+            (x >> 16).bitwise_and_(0xFFFF)
+        )  # the shift copies the sign, which would cancel it
 
     def below(self, probability: float, shape: torch.Size) -> Tensor:
-        """Bool `shape` [K, ...]: True with the given probability."""
+        """Bool `shape` [K, ...]: True with the given probability, to 1 / 65536: one hash serves two elements."""
         count = shape.numel() // shape[0]
-        return (self.bits(count) < int(probability * 2**31)).view(shape)
+        halves = self.bits(-(-count // 2)).view(torch.int16)[:, :count]
+        return (halves < min(round(probability * 2**16) - 2**15, 2**15 - 1)).view(shape)
 
     def factors(self, rate: float, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""

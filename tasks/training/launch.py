@@ -22,9 +22,7 @@ from typing import Any
 
 from schemas.errors import CpbError
 from tasks.files import read_json
-
-_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-"""glibc would otherwise map and page-fault every large temporary anew in each step (30-50 % slower)."""
+from tasks.training.allocator import MALLOC
 
 
 @dataclass(frozen=True)
@@ -109,9 +107,7 @@ def launch(
     if (folder / "done.json").exists():
         return
     with slot(slots) as gpu:
-        env = (
-            os.environ | _MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
-        )
+        env = os.environ | MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
         if gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = _visible(gpu)
         with (folder / "worker.log").open("ab") as log:

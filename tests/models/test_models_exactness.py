@@ -253,10 +253,14 @@ def test_draws_belong_to_member_and_step_alone():
 
 def test_draws_are_uniform_and_uncorrelated():
     draws = Draws(torch.arange(20), torch.zeros(20, dtype=torch.long))
-    u = torch.stack([draws.bits(5000) for _ in range(4)]).double() / 2**31
+    halves = torch.stack([draws.bits(2500).view(torch.int16) for _ in range(4)])  # as `below` reads them
+    u = (halves.double() + 0.5) / 2**16 + 0.5
     counts = torch.histc(u.flatten(), 50, 0, 1)
     assert ((counts - 8000).square() / 8000).sum() < 100  # chi-square, 49 degrees of freedom: p < 1e-5
     flat = u.reshape(80, 5000)
     correlation = torch.corrcoef(flat) - torch.eye(80, dtype=torch.float64)
     assert correlation.abs().max() < 0.08
     assert abs(torch.corrcoef(torch.stack([flat[:, 1:].flatten(), flat[:, :-1].flatten()]))[0, 1]) < 0.01
+    kept = Draws(torch.arange(20), torch.ones(20, dtype=torch.long)).below(0.7, torch.Size([20, 4999]))
+    assert kept.shape == (20, 4999)
+    assert abs(kept.double().mean() - 0.7) < 0.005
