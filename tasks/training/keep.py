@@ -21,7 +21,7 @@ class FleetsInUse:
     def __init__(self, home: Path) -> None:
         self._folder = home / "fleets"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self._folder / ".lock").open("a")
+        self._lock = (home / "fleets.lock").open("a")  # beside: whoever looks into `fleets` finds fleets only
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def release(self) -> list[Path]:

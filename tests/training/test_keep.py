@@ -29,7 +29,7 @@ def home(tmp_path):
 
 
 def left(home):
-    return {f.name for f in (home / "fleets").iterdir() if f.is_dir()}
+    return {f.name for f in (home / "fleets").iterdir()}
 
 
 def test_the_last_few_of_each_kind_are_kept(home):
