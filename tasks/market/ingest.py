@@ -12,8 +12,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from schemas.errors import CpbError
-from schemas.scope import Scope
-from tasks.market.client import Limits
+from schemas.scope import SIMULATED, Scope
+from tasks.market.client import Limits, Source
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import SeriesKey, to_us
 from tasks.market.listing import Catalogue
@@ -51,6 +51,8 @@ def ingest(
         source = stack.enter_context(open_source(scope, connections, limits))
         if not plan:
             stack.enter_context(writer_lock(scope.home))
+            if (scope.home / SIMULATED).exists() and scope.source != "sim":
+                _reach(source, scope)
             settle(scope.home, scope.source == "sim")
             sweep(scope.home)
         manifest = stack.enter_context(open_manifest(scope.home, plan))
@@ -78,6 +80,25 @@ def listed_symbols(scope: Scope, quote: str = "USDT") -> list[str]:
             f"{source.name} lists no {quote} pair in market {scope.market}; name them with --coins"
         )
     return found
+
+
+def _reach(source: Source, scope: Scope) -> None:
+    """Ask for one series before simulated candles make room: a source out of reach must cost nothing."""
+    series = SeriesKey(scope.market, scope.symbols[0], scope.timeframes[0])
+    last = to_us(scope.as_of or datetime.now(UTC))
+    try:
+        wanted_files(Catalogue(source), series, to_us(scope.since) if scope.since else 0, last)
+    except Unreachable as fault:
+        raise _out_of_reach(source, fault) from fault
+    except SourceFault:
+        return  # it answers, if with a refusal: the run itself says what is wrong with a series
+
+
+def _out_of_reach(source: Source, fault: SourceFault) -> CpbError:
+    return CpbError(
+        f"{source.name} cannot be reached ({fault}); check the network, or use a mirror with "
+        "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`"
+    )
 
 
 def _plan_only(run: Run) -> IngestReport:
@@ -128,10 +149,7 @@ def _ask(run: Run, series: SeriesKey) -> Plan:
 def _compare(run: Run, plan: Plan) -> Plan:
     """Compare what the source has with the manifest (in the thread that owns the manifest)."""
     if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
-        raise CpbError(
-            f"{run.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
-            "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`"
-        )
+        raise _out_of_reach(run.source, plan.fault)
     known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
     plan.fetch = to_fetch(run.home, plan.wanted, known, parts)
     run.plans[plan.series] = plan

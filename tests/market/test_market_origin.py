@@ -1,6 +1,8 @@
 import pytest
 
+from schemas.errors import CpbError
 from schemas.scope import SIMULATED, Scope
+from tasks.market.client import Limits
 from tasks.market.ingest import ingest
 from tasks.market.mirror import FolderMirror, to_checksum, to_csv, to_zip
 from tasks.market.store import read_klines
@@ -43,6 +45,15 @@ def test_real_candles_replace_a_simulated_store_whole(home, mirror):
     ingest(scope(mirror))
     assert months(home) == ["2025-03"]
     assert not (home / SIMULATED).exists()
+
+
+def test_a_source_out_of_reach_costs_no_simulated_candles(home):
+    ingest(scope("sim"))
+    before = read_klines(home, "BTCUSDT", "15m")
+    with pytest.raises(CpbError, match="cannot be reached"):
+        ingest(scope("http://127.0.0.1:9"), limits=Limits(tries=1))
+    assert (home / SIMULATED).exists()
+    assert read_klines(home, "BTCUSDT", "15m").equals(before)
 
 
 def test_the_simulator_keeps_out_of_a_real_store(home, mirror):
