@@ -77,7 +77,7 @@ def publish(
     if json:
         emit({"published": result, "repo": repo, "dry_run": dry_run or repo is None, "exit": 0})
     else:
-        say(f"published: {result}")
+        say(f"published: {result}" if repo and not dry_run else f"written, not published: {result}")
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:
@@ -87,16 +87,29 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "verdict", "coins < 1", "MAE ratio",
                "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
-    for name in columns:
-        table.add_column(
-            name, justify="left" if name in ("", "architecture", "verdict") else "right", no_wrap=True
-        )
-    for row in rows:
-        table.add_row(*_cells(row))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    cells = [_cells(row) for row in rows]
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
+    shown = _fitting([columns, *cells], console.width)
+    for i in shown:
+        left = columns[i] in ("", "architecture", "verdict")
+        table.add_column(columns[i], justify="left" if left else "right", no_wrap=True)
+    for line in cells:
+        table.add_row(*(line[i] for i in shown))
+    console.print(table)
+    if len(shown) < len(columns):
+        say(f"{len(columns) - len(shown)} columns more: a wider terminal, --csv or --json")
+
+
+def _fitting(lines: list[list[str]], width: int) -> list[int]:
+    """Indices of the columns that fit: the last ones go first, a ratio is never cut."""
+    widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
+    shown = list(range(len(widths)))
+    while len(shown) > 5 and sum(widths[i] for i in shown) > width - 2:
+        shown.remove(2 if 2 in shown and len(shown) <= 7 else shown[-1])
+    return shown
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
