@@ -1,7 +1,7 @@
 """How fast judging and features are: `python -m benchmarks.judging [--only judge|features|pictures] [--json]`.
 
 `judge` scores 40 members × 4 architectures × 2,000 origins × 10 steps (3.2 million forecast rows of 19
-quantiles) with intervals, tests, Holm's correction and pooling, on two threads at most.
+quantiles) with intervals, tests, Holm's correction, pooling and every pair of models, on two threads at most.
 """
 
 import argparse
@@ -19,6 +19,7 @@ import polars as pl
 from cpbmodels.series import Series, candle_columns
 from tasks.judging import baselines
 from tasks.judging.member import judge_member
+from tasks.judging.pairs import all_pairs
 from tasks.judging.pictures import forecast_png, loss_png
 from tasks.judging.pool import apply_holm, judge_pools
 from tasks.signals.columns import feature_frame
@@ -48,10 +49,12 @@ def judge(members: int = 40, architectures: int = 4) -> dict[str, float]:
             forecast = SimpleNamespace(origins=test, quantiles=known * (0.9 + 0.05 * a))
             scores.append(judge_member(one, forecast, known, architecture=f"a{a}"))
             forecast_rows += known.shape[0] * known.shape[1]
-    pools = judge_pools(apply_holm(scores))
+    scores = apply_holm(scores)
+    pools, pairs = judge_pools(scores), all_pairs(scores)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"seconds": seconds, "forecast_rows": forecast_rows, "pools": len(pools), "rss_peak_mb": peak}
+    counts = {"forecast_rows": forecast_rows, "pools": len(pools), "pairs": len(pairs)}
+    return {"seconds": seconds, **counts, "rss_peak_mb": peak}
 
 
 def features(rows: int = 500_000) -> dict[str, float]:

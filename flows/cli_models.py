@@ -69,8 +69,11 @@ def publish(
     """
     quiet_libraries()
     from schemas.scope import SIMULATED, home
+    from tasks.hub.publish import check_name
     from tasks.publish import publish as step
 
+    if repo:
+        check_name(repo)
     where = home()
     source = "sim" if (where / SIMULATED).exists() else None
     result = step.fn(where, None if dry_run else repo, source)
@@ -116,7 +119,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     def number(name: str, form: str) -> str:
         return format(row[name], form) if row.get(name) is not None else "-"
 
-    interval = f"[{number('crps_ratio_low', '.3f')}, {number('crps_ratio_high', '.3f')}]"
+    interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
     return [
         row["timeframe"], row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
         interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",

@@ -26,7 +26,7 @@ def demo(json: o.Json = False) -> None:
     if json:
         emit(summary.as_json())
     else:
-        _show_board()
+        _show_board(summary.run_id)
         _next_steps()
     raise typer.Exit(summary.exit_code)
 
@@ -63,7 +63,7 @@ def train_all(
     if json:
         emit(summary.as_json())
     else:
-        _show_board()
+        _show_board(summary.run_id)
     raise typer.Exit(summary.exit_code)
 
 
@@ -137,8 +137,9 @@ def train(
     if json:
         emit(result)
     else:
-        for name, value in result.items():
-            say(f"{name:>20}  {value}")
+        memory = result.pop("memory")
+        for name, value in (result | memory).items():
+            say(f"{name:>26}  {f'{value:,.6g}' if isinstance(value, float) else value}")
     raise typer.Exit(int(result["exit"]))
 
 
@@ -223,11 +224,11 @@ def _train_all(config: "TrainConfig", direct: bool = False, tail: bool = False) 
         return run_train_all(config, Direct(), say, tail=tail, on_progress=bars)
 
 
-def _show_board() -> None:
+def _show_board(run_id: str) -> None:
     from flows.cli_models import print_board
     from tasks.tracking.leaderboard import leaderboard
 
-    print_board(leaderboard())
+    print_board(leaderboard(run_id))
 
 
 def _next_steps() -> None:

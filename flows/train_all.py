@@ -17,6 +17,7 @@ from prefect.states import Completed, State
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.console import say as say_to_people
+from flows.remarks import of_fleet, standing
 from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
 from flows.summary import Summary, Training
 from flows.warm import warm_folders
@@ -187,12 +188,13 @@ def _fleets(
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         job.save(folder)
+    before = [standing(folder) for folder in folders]
     calls = [
         (job, folder, slots, config.train_timeout_s, on_progress)
         for job, folder in zip(jobs, folders, strict=True)
     ]
     fleets = []
-    for job, outcome in zip(jobs, steps.each(train, calls, slots.workers), strict=True):
+    for job, known, outcome in zip(jobs, before, steps.each(train, calls, slots.workers), strict=True):
         if outcome.error:
             for member in job.members:
                 reason = f"{job.architecture}: {outcome.error}"
@@ -202,7 +204,10 @@ def _fleets(
         for failure in fleet.failures:
             _fail(summary, say, failure.symbol, failure.timeframe, "train", failure.reason)
         fleets.append(fleet)
-        say(f"trained {job.architecture}: {len(job.members) - len(fleet.failures)} members")
+        count = len(job.members) - len(fleet.failures)
+        say(f"trained {job.architecture}: {count} members" + (f" ({known})" if known else ""))
+        for sentence in of_fleet(fleet.folder):
+            say(f"{job.architecture}: {sentence}")
     if not fleets:
         raise CpbError(f"no fleet could be trained; the first reason: {summary.failures[-1].reason}")
     return fleets

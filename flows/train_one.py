@@ -75,21 +75,9 @@ def train_one(
     (name, run_id), *_ = fleet.run_ids.items()
     folder = fleet.folder / "members" / name
     trained = read_json(folder / "history.json")
-    for sentence in remarks(trained["report"]):
-        say(sentence)
     result = _result(config, folder, trained, run_id)
     training.fleets.release()
     return result
-
-
-def remarks(report: dict[str, Any]) -> list[str]:
-    """What a person should know of a training that ended well: a NaN, a batch cut for lack of memory, an idle GPU."""
-    out = []
-    if report.get("stopped") == "nan":
-        out.append(f"stopped early: {report['reason']}")
-    if report.get("accumulate", 1) > 1:
-        out.append(f"memory was short: each batch went in {report['accumulate']} parts")
-    return [*out, *filter(None, [report.get("device_warning")])]
 
 
 def _result(config: TrainConfig, folder: Path, trained: dict[str, Any], run_id: str) -> dict[str, Any]:

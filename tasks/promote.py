@@ -1,5 +1,6 @@
 """Step 5, promote: the best architecture of each coin x timeframe becomes the champion."""
 
+import logging
 from collections.abc import Sequence
 
 from prefect import task
@@ -9,6 +10,8 @@ from schemas.records import FleetRecord
 from tasks.files import read_json
 from tasks.judging.promotion import Candidate, choose
 from tasks.tracking.registry import SIMULATOR, champions, of_source, register_champion
+
+log = logging.getLogger(__name__)
 
 
 @task(name="promote", cache_policy=NO_CACHE, persist_result=False)
@@ -20,7 +23,13 @@ def promote(fleets: Sequence[FleetRecord], source: str | None = None) -> dict[st
     choices = choose([c for fleet in fleets for c in _candidates(fleet)])
     if source == SIMULATOR:
         real = {f"{c.symbol}-{c.timeframe}" for c in of_source(champions(), None)}
+        kept = [choice for choice in choices if choice.best.name in real]
         choices = [choice for choice in choices if choice.best.name not in real]
+        if kept:
+            names = ", ".join(choice.best.name for choice in kept)
+            log.warning(
+                "%s: the champion learnt from real candles and stays; a simulated one does not count", names
+            )
     return {
         choice.best.name: register_champion(
             choice.best.symbol,

@@ -120,8 +120,10 @@ def _leaderboard(uri: str, _changed: float) -> Leaderboard:
 
 def _overall(served: list[Any]) -> str | None:
     from tasks.hub.card import verdict
+    from tasks.tracking.registry import of_source
 
-    return verdict(served) if served else None
+    real = of_source(served, None)  # simulated ones count only where there is nothing else
+    return verdict(real or served) if served else None
 
 
 def _champion(champion: Any) -> ChampionInfo:

@@ -69,9 +69,14 @@ def publish(
 
 def check_ready(repo: str, token: str | None = None) -> None:
     """Raise before any work is done where publishing could not succeed: errors as in `publish`; asks no server."""
+    check_name(repo)
+    _api(token)
+
+
+def check_name(repo: str) -> None:
+    """Raise `UsageError` where `repo` is not USER/NAME."""
     if not _REPO.fullmatch(repo):
         raise UsageError(f"--repo {repo!r} is not USER/NAME, as in alice/cpb-models")
-    _api(token)
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":

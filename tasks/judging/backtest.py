@@ -7,7 +7,7 @@ returns a function that forecasts. Baselines are trainers too, so all are judged
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Protocol
 
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from cpbmodels.series import Series
 from schemas.errors import MemberError
 from schemas.records import Failure, SeriesRecord
-from tasks.judging.baselines import Fit, reference
-from tasks.judging.member import MemberScore, judge_member
+from tasks.judging import scores
+from tasks.judging.baselines import Fit, realised, reference
+from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pairs import Pair, all_pairs
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
-from tasks.judging.scores import Array
+from tasks.judging.scores import MEDIAN, Array
 from tasks.signals.splits import SplitBounds
 from tasks.signals.store import load_series
 
@@ -60,6 +61,27 @@ class FoldSeries:
 
     fold: int
     series: Series
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """One coin's forecasts of one fold, and the series whose training span they were learnt on."""
+
+    learnt: Series
+    series: Series
+    forecasts: Forecasts
+
+    def reference(self) -> Array:
+        """The reference's quantiles, fitted on the same training span that the model had."""
+        horizon = self.forecasts.quantiles.shape[1]
+        known = self.learnt.origins("train", 1, horizon)
+        return reference(self.learnt, known, self.forecasts.origins, horizon)
+
+    def mase(self) -> float:
+        """The median's MASE, on the scale of the same training span."""
+        quantiles = self.forecasts.quantiles
+        truth = realised(self.series, self.forecasts.origins, quantiles.shape[1])
+        return scores.mase(quantiles[..., MEDIAN], truth, training_returns(self.learnt))
 
 
 def load_folds(
@@ -133,13 +155,13 @@ def _judge_trainer(
     keep: Keep | None,
     failures: list[Failure],
 ) -> Iterator[MemberScore]:
-    parts: dict[tuple[str, str], list[tuple[FoldSeries, Forecasts, Array]]] = defaultdict(list)
+    parts: dict[tuple[str, str], list[_Judged]] = defaultdict(list)
+    first = _first_folds(loaded)
     for one, forecasts in _forecast(trainer, loaded, refit):
         if keep is not None:
             keep(name, one.fold, one.series, forecasts)
-        key = one.series.symbol, one.series.timeframe
-        known = _reference(one.series, forecasts, loaded, refit)
-        parts[key].append((one, forecasts, known))
+        learnt = one.series if refit else first[_key(one)].series
+        parts[_key(one)].append(_Judged(learnt, one.series, forecasts))
     for (symbol, timeframe), folds in parts.items():
         try:
             yield _judge_coin(name, folds)
@@ -158,9 +180,7 @@ def _forecast(
         series = [one.series for one in loaded]
         yield from zip(loaded, trainer(loaded)(series, "test"), strict=True)
         return
-    first: dict[tuple[str, str], FoldSeries] = {}
-    for one in loaded:
-        first.setdefault(_key(one), one)
+    first = _first_folds(loaded)
     forecaster = trainer(list(first.values()))
     for fold in sorted({one.fold for one in loaded}):
         # Every member forecasts its own coin; a coin that has no such fold is asked about its first again.
@@ -175,22 +195,25 @@ def _key(one: FoldSeries) -> tuple[str, str]:
     return one.series.symbol, one.series.timeframe
 
 
-def _reference(series: Series, forecasts: Forecasts, loaded: Sequence[FoldSeries], refit: bool) -> Array:
-    """Return the reference, fitted on the same training span that the model had."""
-    horizon = forecasts.quantiles.shape[1]
-    learnt = (
-        series if refit else next(o.series for o in loaded if _key(o) == (series.symbol, series.timeframe))
-    )
-    return reference(learnt, learnt.origins("train", 1, horizon), forecasts.origins, horizon)
+def _first_folds(loaded: Sequence[FoldSeries]) -> dict[tuple[str, str], FoldSeries]:
+    first: dict[tuple[str, str], FoldSeries] = {}
+    for one in loaded:
+        first.setdefault(_key(one), one)
+    return first
 
 
-def _judge_coin(name: str, folds: list[tuple[FoldSeries, Forecasts, Array]]) -> MemberScore:
+def _judge_coin(name: str, folds: list[_Judged]) -> MemberScore:
     joined = SimpleNamespace(
-        origins=np.concatenate([f.origins for _, f, _ in folds]),
-        quantiles=np.concatenate([f.quantiles for _, f, _ in folds]),
+        origins=np.concatenate([one.forecasts.origins for one in folds]),
+        quantiles=np.concatenate([one.forecasts.quantiles for one in folds]),
     )
-    known = np.concatenate([r for _, _, r in folds])
-    return judge_member(folds[0][0].series, joined, known, architecture=name)
+    score = judge_member(
+        folds[0].series, joined, np.concatenate([one.reference() for one in folds]), architecture=name
+    )
+    # Each fold's errors in units of its own training span, as its reference is fitted on it.
+    rows = [len(one.forecasts.origins) for one in folds]
+    mase = np.average([one.mase() if n else 0.0 for one, n in zip(folds, rows, strict=True)], weights=rows)
+    return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
 
 
 def baseline_trainer(fit: Fit, horizon: int = 10) -> Trainer:

@@ -165,7 +165,7 @@ def _metrics(
         "test_mae": losses["mae"].mean(),
         "test_mae_ratio": _ratio(losses, "mae"),
         "test_rmse": steps["rmse"].mean(),
-        "test_mase": scores.mase(quantiles[..., MEDIAN], truth, _training_returns(series)),
+        "test_mase": scores.mase(quantiles[..., MEDIAN], truth, training_returns(series)),
         "test_directional_accuracy": direction.mean(),
         "test_directional_accuracy_step_1": direction[0],
         "test_tail_pinball_ratio": _ratio(losses, "tail"),
@@ -200,7 +200,8 @@ def certainty(score: MemberScore, seed: int) -> dict[str, float]:
     return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
 
 
-def _training_returns(series: Series) -> Array:
+def training_returns(series: Series) -> Array:
+    """Return the one-candle log-returns of the training span; a market that never moved gives [1]."""
     first, last = series.spans["train"]
     close = np.log(series.prices[first:last, 3])
     returns = np.diff(close)[np.diff(series.segments[first:last]) == 0]

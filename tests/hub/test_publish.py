@@ -7,6 +7,7 @@ import pytest
 from fake_hub import TOKEN, blob_oid, fake_hub
 from safetensors.numpy import load_file, save_file
 
+from flows import cli_models
 from schemas.errors import CpbError, UsageError
 from tasks.hub import build_tree, publish
 from tasks.tracking.registry import Champion
@@ -53,6 +54,11 @@ def test_one_commit_holds_every_file(hub, tree):
     kinds = {path: kind for path, (kind, _) in hub.repos[REPO].files.items()}
     assert kinds["BTCUSDT/1h/model.safetensors"] == "lfs"
     assert kinds["README.md"] == "file"
+
+
+def test_a_name_that_cannot_be_is_refused_by_a_dry_run_as_well():
+    with pytest.raises(UsageError, match="is not USER/NAME"):
+        cli_models.publish(repo="a b", dry_run=True)
 
 
 def test_publishing_twice_sends_no_second_commit(hub, tree):

@@ -78,6 +78,25 @@ def test_the_reference_scores_one_and_the_hours_score_less(result):
     assert pools["har"].verdict.startswith("better than")
 
 
+@pytest.mark.parametrize("refit", [True, False])
+def test_mase_of_each_fold_is_scaled_by_the_training_span_it_was_learnt_on(loaded, refit):
+    found = run_backtest(loaded, {"reference": baseline_trainer(baselines.ewma_walk)}, refit=refit)
+    own = [o.series for o in loaded if o.series.symbol == "AUSDT"]
+    scaled = []
+    for one, learnt in zip(own, own if refit else [own[0], own[0]], strict=True):
+        close = np.log(one.prices[:, 3])
+        origins = one.origins("test", 1, H)
+        known = baselines.reference(learnt, learnt.origins("train", 1, H), origins, H)
+        start, end = learnt.spans["train"]
+        scale = np.abs(np.diff(close[start:end])).mean()
+        scaled += [
+            np.abs(close[i + 1 : i + 1 + H] - close[i] - q[:, 9]) / scale
+            for i, q in zip(origins, known, strict=True)
+        ]
+    member = next(m for m in found.members if m.symbol == "AUSDT")
+    assert member.metrics["test_mase"] == pytest.approx(np.mean(scaled), rel=1e-9)
+
+
 def test_each_fold_learns_from_its_own_past_alone(loaded):
     seen = []
 

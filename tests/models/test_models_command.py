@@ -9,8 +9,9 @@ from cpbmodels.device.steps import fleet_step
 from cpbmodels.options import RANGES
 from cpbmodels.unused import SIZES
 from flows.cli_train import train
-from flows.train_one import remarks
+from flows.remarks import of_fleet, of_member, standing
 from schemas.errors import UsageError
+from tasks.files import write_json
 
 PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}
 OTHER = {"hidden_dim": 24, "n_layers": 3, "n_heads": 3, "ff_dim": 40, "dropout": 0.6}
@@ -84,8 +85,8 @@ def test_both_ends_of_every_range_are_kept(name):
 
 def test_what_went_otherwise_than_asked_is_said():
     fine = {"stopped": "max_epochs", "accumulate": 1, "device_warning": ""}
-    assert remarks(fine) == []
-    told = remarks(
+    assert of_member(fine) == []
+    told = of_member(
         {"stopped": "nan", "reason": "epoch 3", "accumulate": 4, "device_warning": "busy only 3 %"}
     )
     assert told == [
@@ -93,3 +94,23 @@ def test_what_went_otherwise_than_asked_is_said():
         "memory was short: each batch went in 4 parts",
         "busy only 3 %",
     ]
+
+
+def test_a_fleet_says_each_thing_once_and_of_how_many(tmp_path):
+    for name, accumulate, warning in (("A", 2, "busy only 3 %"), ("B", 1, "busy only 3 %")):
+        report = {"stopped": "max_epochs", "accumulate": accumulate, "device_warning": warning}
+        (tmp_path / "members" / name).mkdir(parents=True)
+        write_json(tmp_path / "members" / name / "history.json", {"history": [], "report": report})
+    assert of_fleet(tmp_path) == [
+        "memory was short: each batch went in 2 parts (1 of 2 members)",
+        "busy only 3 %",
+    ]
+
+
+def test_a_fleet_that_was_there_before_is_told_from_a_new_one(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    assert standing(tmp_path) == ""
+    (tmp_path / "checkpoints" / "000001").touch()
+    assert standing(tmp_path) == "from its last checkpoint on"
+    (tmp_path / "done.json").touch()
+    assert standing(tmp_path) == "trained before by the same command"

@@ -1,7 +1,8 @@
 import pytest
-from webapp_store import VERDICT, write_candles
+from webapp_store import VERDICT, champion, write_candles
 
 from schemas.forecasts import QUANTILE_COLUMNS
+from webapp.reading import _overall
 
 
 def test_health_counts_series(client):
@@ -86,6 +87,15 @@ def test_leaderboard_and_champions_come_from_mlflow(client):
     champion = next(c for c in answer["champions"] if c["symbol"] == "BTCUSDT")
     assert champion["verdict"] == VERDICT
     assert "3 of 3 models have a lower CRPS" in answer["verdict"]
+
+
+def test_simulated_champions_do_not_count_beside_real_ones(tmp_path):
+    real, simulated = champion(tmp_path), champion(tmp_path, "ETHUSDT", ratio=1.02)
+    simulated.tags["source"] = "sim"
+
+    assert "1 of 1 models have a lower CRPS" in _overall([real, simulated])
+    assert "0 of 1 models have a lower CRPS" in _overall([simulated])
+    assert _overall([]) is None
 
 
 def test_ledger_has_hit_rates_and_the_newest_rows(client):

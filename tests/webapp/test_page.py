@@ -76,6 +76,8 @@ def test_a_forecast_is_drawn_with_its_verdict_and_hit_rates(open_page, filled):
     assert page.locator("#chart circle.dot").count() == 7  # the candles closed since
     assert page.locator("#title").inner_text().startswith("ETHUSDT · 1h · 2,")
     page.wait_for_selector("#rows tbody tr")
+    timeframes = page.locator("#rows .group").count()
+    assert page.locator("#rows .better").all_inner_texts() == ["0.9810 ▼"] * timeframes
     assert "better than the random walk" in page.locator("#verdict").inner_text()
     assert page.locator("#rates .rate").count() == 3
     assert "80 % of closes between" in page.locator("#readout").inner_text()

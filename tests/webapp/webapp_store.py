@@ -12,6 +12,7 @@ from tasks.judging.forecast_store import append, forecast_rows
 from tasks.judging.ledger import score_due
 from tasks.market.store import read_klines
 from tasks.tracking import (
+    Champion,
     MemberRecord,
     finish,
     log_members,
@@ -89,7 +90,8 @@ def track(folder, pairs):
         for timeframe in {t for _, t in pairs}:
             log_metrics(fleet.run_id, {f"pooled_crps_ratio_{timeframe}": ratio,
                                        f"pooled_crps_ratio_{timeframe}_low": ratio - 0.01,
-                                       f"pooled_crps_ratio_{timeframe}_high": ratio + 0.01})  # fmt: skip
+                                       f"pooled_crps_ratio_{timeframe}_high": ratio + 0.01,
+                                       f"pooled_p_{timeframe}": 0.001})  # fmt: skip
         finish(fleet.run_id)
         if architecture == "har":
             for (symbol, timeframe), run_id in zip(pairs, ids, strict=True):
@@ -106,3 +108,9 @@ def _record(architecture, symbol, timeframe, ratio, folder):
         key=f"{architecture}/{symbol}/{timeframe}", architecture=architecture, symbol=symbol, timeframe=timeframe,
         device="cpu", preset="smoke", data_digest="d", as_of="newest", metrics=metrics, folder=folder,
     )  # fmt: skip
+
+
+def champion(folder, symbol="BTCUSDT", ratio=0.98):
+    """A champion with a verdict, as the registry gives it."""
+    tags = {"architecture": "har", "verdict": VERDICT}
+    return Champion(symbol, "1h", "1", "run", folder, {"test_crps_ratio": ratio}, tags)

@@ -199,8 +199,8 @@ function heading(timeframe) {
 
 function boardRow(row) {
   const number = (value, digits) => (value === null || value === undefined ? "–" : value.toFixed(digits));
-  const interval = row.crps_ratio_low === null ? "–" : `${number(row.crps_ratio_low, 3)} to ${number(row.crps_ratio_high, 3)}`;
-  const sure = row.crps_ratio_high !== null && row.crps_ratio_high < 1 ? "better" : row.crps_ratio_low !== null && row.crps_ratio_low > 1 ? "worse" : "";
+  const interval = row.crps_ratio_low === null ? "–" : `${number(row.crps_ratio_low, 4)} to ${number(row.crps_ratio_high, 4)}`;
+  const sure = { better: "better", worse: "worse" }[row.verdict] || "";
   const line = document.createElement("tr");
   const ratio = element("td", number(row.crps_ratio, 4) + ({ better: " ▼", worse: " ▲" }[sure] || ""), sure);
   line.append(element("td", row.architecture), ratio, element("td", interval),
