@@ -109,9 +109,17 @@ def _predict_group(
     shift = np.array([place[id(one)] for one in series])[:, None]
     index = torch.as_tensor(padded + shift, device=device).repeat_interleave(E, 0)
     share = max(batch // len(index), 1)
-    parts = [_run(net, members, bank, own, device) for own in index.split(share, 1)]
     sigma = np.stack([one.volatility[own] for one, own in zip(series, padded, strict=True)])
-    return _unpack(members, origins, parts, sigma)
+    whole: list[np.ndarray] = []
+    for first_window in range(0, index.shape[1], share):
+        now = slice(first_window, first_window + share)
+        parts = _run(net, members, bank, index[:, now], sigma[:, now], device)
+        whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
+        for array, part in zip(whole, parts, strict=True):
+            array[:, now] = part
+    return [
+        Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)
+    ]  # without the padding
 
 
 def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
@@ -121,16 +129,24 @@ def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
 
 
 def _run(
-    net: Net, members: list[Member], bank: Bank, index: Tensor, device: torch.device
+    net: Net, members: list[Member], bank: Bank, index: Tensor, sigma: np.ndarray, device: torch.device
 ) -> list[np.ndarray]:
-    """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], in scaled units."""
+    """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], means of the E rows.
+
+    `sigma` [K, B] is the volatility at the origins: what comes back is in log-return.
+    """
     rows, mean, inverse, table = _stacked(members, device)
     window = net.gather(bank, index, Scaling(mean, inverse), future=False)
     raw = net.raw(window, net.layout.views(rows), None)
-    out = list(net.head.forecast(raw, table))
+    found = list(net.head.forecast(raw, table))
     if isinstance(net.head, Classes):
-        out.append(net.head.probabilities(raw))
-    return [part.double().cpu().numpy() for part in out]
+        found.append(net.head.probabilities(raw))
+    arrays = [one.double().cpu().numpy() for one in found]
+    arrays = [one.reshape(len(sigma), len(one) // len(sigma), *one.shape[1:]).mean(1) for one in arrays]
+    unit = sigma[:, :, None, None] * np.sqrt(np.arange(1, arrays[0].shape[2] + 1))[:, None]
+    for one in arrays[:2]:
+        one *= unit
+    return arrays
 
 
 _stacks: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
@@ -157,22 +173,6 @@ def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
         raise ModelError(
             f"{series.label}: origins must lie in {context - 1} .. {len(series) - 1} (context {context})."
         )
-
-
-def _unpack(
-    members: list[Member], origins: list[np.ndarray], parts: list[list[np.ndarray]], sigma: np.ndarray
-) -> list[Prediction]:
-    """Average the rows of each member, put the volatility [K, N] back, cut the padding."""
-    joined = [np.concatenate(kind, 1) for kind in zip(*parts, strict=True)]
-    joined = [one.reshape(len(members), len(one) // len(members), *one.shape[1:]).mean(1) for one in joined]
-    steps = np.sqrt(np.arange(1, joined[0].shape[2] + 1))
-    unit = sigma[:, :, None, None] * steps[:, None]
-    quantiles, candles = joined[0] * unit, joined[1] * unit
-    out = []
-    for k, own in enumerate(origins):
-        chances = joined[2][k, : len(own)] if len(joined) > 2 else None
-        out.append(Prediction(own, quantiles[k, : len(own)], candles[k, : len(own)], chances))
-    return out
 
 
 def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Forecast]:
