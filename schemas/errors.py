@@ -20,3 +20,7 @@ class MemberError(CpbError):
     """One coin x timeframe cannot go on; the others do. The message is the reason shown to the user."""
 
     exit_code = PARTIAL
+
+
+class BusyError(CpbError):
+    """Another process holds what this one needs; the same call may succeed a while later."""

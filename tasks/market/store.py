@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from schemas.errors import CpbError, MemberError
+from schemas.errors import BusyError, CpbError, MemberError
 from schemas.klines import KLINES
 from tasks.market import cache
 from tasks.market.grid import Grid
@@ -279,7 +279,7 @@ def sweep(home: Path) -> int:
 
 @contextmanager
 def writer_lock(home: Path) -> Iterator[None]:
-    """Be the store's only writer; raises `CpbError` if somebody else is, or if the folder is read-only."""
+    """Be the store's only writer; raises `BusyError` if somebody else is, `CpbError` if the folder is read-only."""
     import fcntl
 
     try:
@@ -293,7 +293,7 @@ def writer_lock(home: Path) -> Iterator[None]:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(handle)
-        raise CpbError(f"another cpb is writing in {home}; wait for it, or use another CPB_HOME") from error
+        raise BusyError(f"another cpb is writing in {home}; wait for it, or use another CPB_HOME") from error
     try:
         yield
     finally:

@@ -1,5 +1,6 @@
 """A real Prefect server and worker: deploy, run to Completed, a cron schedule that yields a run, stop."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -124,3 +125,25 @@ def test_an_expected_error_is_one_sentence_on_the_server_too(project):
     assert last.startswith("cpb: no series can be trained")
     runs = project.post("flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["FAILED"]}}}})
     assert [r["state"]["message"] for r in runs] == [last.removeprefix("cpb: ")]
+
+
+def test_a_run_that_meets_another_writer_waits_for_it(project):
+    command = ["train-all", "--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--preset", "smoke",
+               "--architectures", "linear", "--json"]  # fmt: skip
+    with (project.folder / "data" / "writer.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        plain = project.cpb(*command)
+        assert plain.returncode == 1
+        assert "another cpb is writing" in plain.stderr  # a person is told at once
+        flow = subprocess.Popen(
+            [sys.executable, "-m", "flows.cli", *command], cwd=project.folder, text=True,
+            env=project.env | {"PREFECT_API_URL": project.api}, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        waiting = {"task_runs": {"state": {"name": {"any_": ["AwaitingRetry"]}}}}
+        deadline = time.monotonic() + 120
+        while not project.post("task_runs/filter", waiting) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert flow.poll() is None
+    out, _ = flow.communicate(timeout=300)
+    assert flow.returncode == 0
+    assert json.loads(out.splitlines()[-1])["champions"] == 1
