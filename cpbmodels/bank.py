@@ -25,21 +25,28 @@ class Bank:
 
     rows: Tensor
     inverse_sigma: Tensor
-    starts: tuple[int, ...]  # first row of each series
+    starts: tuple[int, ...]  # first row of each series; those of equal candles (seeds, folds) share theirs
 
     @classmethod
     def build(cls, series: list[Series], options: Preset, device: torch.device, dtype: torch.dtype) -> Bank:
-        """Copy the series once, one at a time; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
-        names, total = bank_columns(options), sum(len(one) for one in series)
+        """Copy all candles, once each; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
+        names = bank_columns(options)
+        unique = {_candles(one): one for one in series}
+        total = sum(len(one) for one in unique.values())
         rows = torch.empty(total, len(names), device=device, dtype=dtype)
-        inverse_sigma, starts = torch.empty(total, device=device, dtype=dtype), [0]
-        for one in series:
-            own = slice(starts[-1], starts[-1] + len(one))
+        inverse_sigma, places, start = torch.empty(total, device=device, dtype=dtype), {}, 0
+        for candles, one in unique.items():
+            own = slice(start, start + len(one))
             rows[own] = torch.from_numpy(np.nan_to_num(one.columns(names), posinf=0.0, neginf=0.0)).to(dtype)
             sigma = np.where(np.isfinite(one.volatility), one.volatility, np.inf)
             inverse_sigma[own] = torch.from_numpy(1 / sigma).to(dtype)
-            starts.append(own.stop)
-        return cls(rows, inverse_sigma, tuple(starts[:-1]))
+            places[candles], start = start, own.stop
+        return cls(rows, inverse_sigma, tuple(places[_candles(one)] for one in series))
+
+
+def _candles(one: Series) -> tuple[int, int]:
+    """The same for series that hold the same arrays, whatever their spans."""
+    return id(one.features), id(one.volatility)
 
 
 @dataclass(frozen=True)

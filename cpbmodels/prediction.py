@@ -102,12 +102,9 @@ def _predict_group(
     for one, own in zip(series, origins, strict=True):
         _check_origins(one, own, first.context)
     net = first.net(device)
-    unique = list({id(one): one for one in series}.values())
-    bank = Bank.build(unique, first.options, device, first.dtype)
-    place = {id(one): start for one, start in zip(unique, bank.starts, strict=True)}
+    bank = Bank.build(series, first.options, device, first.dtype)
     padded = _pad(origins, first.context - 1)
-    shift = np.array([place[id(one)] for one in series])[:, None]
-    index = torch.as_tensor(padded + shift, device=device).repeat_interleave(E, 0)
+    index = torch.as_tensor(padded + np.array(bank.starts)[:, None], device=device).repeat_interleave(E, 0)
     share = max(batch // len(index), 1)
     sigma = np.stack([one.volatility[own] for one, own in zip(series, padded, strict=True)])
     whole: list[np.ndarray] = []

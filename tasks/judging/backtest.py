@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Protocol
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
@@ -24,7 +25,7 @@ from tasks.judging.pairs import Pair, all_pairs
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.scores import MEDIAN, Array
 from tasks.signals.splits import SplitBounds
-from tasks.signals.store import load_series
+from tasks.signals.store import series_of, with_bounds
 
 log = logging.getLogger("cpb")
 
@@ -92,14 +93,16 @@ def load_folds(
     A coin that has its newest fold alone is no failure of the backtest; a coin without any fold is.
     """
     loaded, reasons = [], {}
-    for fold in range(max(len(b) for b in bounds.values())):
-        for record in records:
+    for record in records:
+        own = bounds[record.timeframe]
+        series = series_of(pl.read_parquet(record.path), own[-1], record.symbol)
+        for fold, spans in enumerate(own):  # folds share the candles' arrays
             try:
-                series = load_series(record.path, bounds[record.timeframe][fold], record.symbol)
-                loaded.append(FoldSeries(fold, series))
+                loaded.append(FoldSeries(fold, with_bounds(series, spans)))
             except MemberError as error:
                 reasons[record.symbol, record.timeframe] = str(error)
                 log.info("fold %d without %s", fold + 1, error)
+    loaded.sort(key=lambda one: one.fold)
     having = {(one.series.symbol, one.series.timeframe) for one in loaded}
     for (symbol, timeframe), reason in reasons.items():
         if (symbol, timeframe) not in having:

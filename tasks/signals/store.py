@@ -68,10 +68,15 @@ def load_series(path: Path, bounds: SplitBounds, symbol: str = "") -> Series:
     Raises:
         MemberError: too few candles in a span.
     """
-    series = series_of(pl.read_parquet(path), bounds, _symbol(path, symbol))
-    rows = {name: b - a for name, (a, b) in series.spans.items()}
-    check_enough(series.symbol, rows, len(series.prices), bounds)
-    return series
+    return with_bounds(series_of(pl.read_parquet(path), bounds, _symbol(path, symbol)), bounds)
+
+
+def with_bounds(series: Series, bounds: SplitBounds) -> Series:
+    """Return the same candles, not copied, with the bounds' rows as spans; errors as in `load_series`."""
+    assert series.times is not None
+    spans = {name: _rows(series.times, *span) for name, span in bounds.items()}
+    check_enough(series.symbol, {name: b - a for name, (a, b) in spans.items()}, len(series.prices), bounds)
+    return replace(series, spans=spans)
 
 
 def series_of(frame: pl.DataFrame, bounds: SplitBounds, symbol: str = "") -> Series:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,26 @@ def same(a, b):
     assert a.history == b.history
     assert torch.equal(a.rows, b.rows)
     assert torch.equal(a.table, b.table)
+
+
+@pytest.mark.parametrize("architecture", ["gru", "har", "robust-har"])
+def test_folds_and_seeds_share_their_candles_and_give_the_same_bits(architecture):
+    whole = series_for(architecture, 900)
+    early = replace(whole, spans={"train": (0, 400), "validation": (450, 600)})
+    other = series_for(architecture, 700, seed=3)
+    shared, seeds = [whole, early, other, whole], [1, 2, 3, 4]
+    bank = Bank.build(shared, preset("smoke", architecture), torch.device("cpu"), torch.float32)
+    assert bank.starts == (0, 0, 900, 0)
+    assert len(bank.rows) == 1600
+
+    copied = [replace(one, features=one.features.copy(), volatility=one.volatility.copy()) for one in shared]
+    found, alone = (train_fleet(series, architecture, seeds=seeds, **SMALL) for series in (shared, copied))
+    origins = [np.arange(650, 650 + n) for n in (5, 0, 9, 1)]
+    forecasts = zip(predict(found, shared, origins), predict(alone, copied, origins), strict=True)
+    for a, b in zip(found, alone, strict=True):
+        same(a, b)
+    for a, b in forecasts:
+        assert np.array_equal(a.quantiles, b.quantiles)
 
 
 @pytest.mark.parametrize("architecture", LEARNT)
