@@ -30,7 +30,7 @@ _HOMES = {
     "predict": "prediction",
     "forecast_all": "prediction",
     "train_fleet": "training",
-    "why_not": "training",
+    "why_not": "plan",
     "EpochRecord": "job",
 }
 __all__ = list(_HOMES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from cpbmodels.bank import Bank, Task, make_task
 from cpbmodels.errors import ModelError
 from cpbmodels.options import Preset
+from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
 HALF_ON_CPU = ("transformer", "gru", "classifier-gru", "lstm")
@@ -78,3 +80,22 @@ def _whole_seeds(seeds: Sequence[int] | int | None) -> list[int]:
     if not given:
         raise ModelError("seeds must name at least one number.")
     return [int(seed) for seed in given]
+
+
+def why_not(one: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
+    """Why a series cannot be trained on with these options, or "": to leave it out of a fleet with a reason.
+
+    A series with a test span must also have an origin there, else its model could not be judged.
+    """
+    options = resolve(preset, architecture, **overrides)
+    try:
+        make_task(Bank.build([one], options, torch.device("cpu"), torch.float32), [one], (0,), 0, "", options)
+    except ModelError as reason:
+        return str(reason)
+    first, end = one.spans.get("test", (0, 0))
+    if first < end and not len(one.origins("test", options.context, options.horizon)):
+        return (
+            f"{one.label}: no window of {options.context} + {options.horizon} candles fits into its test span; "
+            "give it more history."
+        )
+    return ""

@@ -166,6 +166,10 @@ def _stacked(members: list[Member], device: torch.device) -> list[Tensor]:
 
 
 def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
+    if len(series) < context:
+        raise ModelError(
+            f"{series.label}: {len(series)} rows are less than one context of {context}: give it more history."
+        )
     if len(origins) and (origins.min() < context - 1 or origins.max() >= len(series)):
         raise ModelError(
             f"{series.label}: origins must lie in {context - 1} .. {len(series) - 1} (context {context})."

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.bank import Bank, Scaling, Task, make_task
+from cpbmodels.bank import Bank, Scaling, Task
 from cpbmodels.checkpoint import Checkpoints
 from cpbmodels.closed_form import solve, start_from_line, unscaled
 from cpbmodels.device.monitor import Monitor
@@ -83,16 +83,6 @@ def train_fleet(
     if job.warm is not None and len(job.warm) != len(tasks):
         raise ModelError(f"warm_start needs one member per new member: {len(tasks)}, not {len(job.warm)}.")
     return _train_chunks(job, bank, tasks)
-
-
-def why_not(one: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
-    """Why a series cannot be trained on with these options, or "": to leave it out of a fleet with a reason."""
-    options = resolve(preset, architecture, **overrides)
-    try:
-        make_task(Bank.build([one], options, torch.device("cpu"), torch.float32), [one], (0,), 0, "", options)
-    except ModelError as reason:
-        return str(reason)
-    return ""
 
 
 def _nonempty(series: list[Series]) -> list[Series]:

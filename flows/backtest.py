@@ -5,6 +5,7 @@ MLflow and nothing is promoted: this answers what a method is worth, not which m
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from schemas.config import CLASSIFIER, UNIVERSAL, TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.records import Failure, SeriesRecord
 from tasks.features import features
-from tasks.files import write_bytes, write_json
+from tasks.files import check_writable, new_folder, write_bytes, write_json
 from tasks.ingest import ingest
 from tasks.judging import pictures, table
 from tasks.judging.backtest import (
@@ -77,6 +78,9 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     """
     if any(name.removesuffix(UNIVERSAL) == CLASSIFIER for name in config.architectures):
         raise UsageError("backtest judges forecasts of prices: leave classifier-gru out of --architectures")
+    for folder in (options.out, options.report):
+        if folder is not None:
+            check_writable(folder)
     result = Backtest()
     records = _records(config, steps, say, result.failures)
     bounds = _bounds(records, options)
@@ -90,16 +94,17 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     for text in (f"{len(loaded)} coins x folds; models: {', '.join(trainers)}", *absent):
         say(text)
     shown: list[tuple[str, Any]] = []
-    judged = run_backtest(
-        loaded, trainers, refit=options.refit, keep=_keeper(options, fleets, loaded, shown, say)
-    )
-    judged.failures = [*result.failures, *judged.failures]
-    notes = [*_notes(config, options, judged.failures), *absent]
-    if options.check_lookahead:
-        fits = {name: BASELINES[name] for name in options.baselines}
-        notes += [found := check(config, bounds, fleets, fits, loaded)]
-        say(found)
-    _write(config, options, judged, fleets, shown, notes)
+    with _rows_of(options) as rows:
+        judged = run_backtest(
+            loaded, trainers, refit=options.refit, keep=_keeper(rows, fleets, loaded, shown, say)
+        )
+        judged.failures = [*result.failures, *judged.failures]
+        notes = [*_notes(config, options, judged.failures), *absent]
+        if options.check_lookahead:
+            fits = {name: BASELINES[name] for name in options.baselines}
+            notes += [found := check(config, bounds, fleets, fits, loaded)]
+            say(found)
+        _write(config, options, judged, fleets, shown, notes)
     say(table.as_text(table.leaderboard_rows(judged.pools)))
     for pool in judged.pools:
         say(f"{pool.architecture} {pool.timeframe} is {pool.verdict}")
@@ -152,29 +157,34 @@ def _bounds(records: list[SeriesRecord], options: Options) -> dict[str, list[Spl
     }
 
 
+def _rows_of(options: Options) -> AbstractContextManager[Path | None]:
+    """The folder of the forecast rows: the old one's place is taken at the end, whole, or not at all."""
+    return new_folder(options.out / "forecasts") if options.out is not None else nullcontext()
+
+
 def _keeper(
-    options: Options,
+    rows: Path | None,
     fleets: Collection[str],
     loaded: Sequence[FoldSeries],
     shown: list[tuple[str, Any]],
     say: Say,
 ) -> Callable[[str, int, Series, Forecasts], None]:
-    """Return what is told every fold's forecasts: writes the rows, draws the first coin's newest fold."""
-    first = loaded[0].series
-    key = first.symbol, first.timeframe
-    newest = max(one.fold for one in loaded if (one.series.symbol, one.series.timeframe) == key)
+    """Return what is told every fold's forecasts: writes the rows, draws each model's first coin, newest fold."""
+    newest = {(one.series.symbol, one.series.timeframe): one.fold for one in loaded}  # fold by fold
     seen: set[str] = set()
+    drawn: set[str] = set()
 
     def keep(name: str, fold: int, series: Series, forecasts: Forecasts) -> None:
         if name not in seen:
             seen.add(name)
             say(f"judging {name}")
-        if options.out is not None and name in fleets:  # baselines are cheap to compute again, rows are large
+        if rows is not None and name in fleets:  # baselines are cheap to compute again, rows are large
             frame = backtest_rows(
                 series, forecasts.origins, forecasts.quantiles, forecasts.candle, model=name, fold=fold + 1
             )
-            write_rows(options.out / "forecasts", frame)
-        if name in fleets and fold == newest and (series.symbol, series.timeframe) == key:
+            write_rows(rows, frame)
+        if name in fleets and name not in drawn and fold == newest[series.symbol, series.timeframe]:
+            drawn.add(name)
             shown.extend(_shown(name, series, forecasts))
 
     return keep

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+import polars as pl
 import torch
 
 import cpbmodels
@@ -28,18 +29,52 @@ def check(
     baselines: Mapping[str, Fit],
     loaded: Sequence[FoldSeries],
 ) -> str:
-    """Return the finding for each timeframe's first series in its newest fold.
+    """Return the findings: columns and window lists of every series, and all the rest for one of each timeframe.
 
-    Columns, windows, scaling, baselines and forecasts are computed again without the future; models are trained on
-    shuffled features.
+    The rest, on each timeframe's first series in its newest fold: scaling, training windows, baselines and
+    forecasts are computed again without the future; models are trained on shuffled features.
     """
-    found = []
+    wrong: list[str] = []
+    checked: list[str] = []
+    trained = ""
     for timeframe in dict.fromkeys(one.series.timeframe for one in loaded):
         own = [one for one in loaded if one.series.timeframe == timeframe]
-        one = next(o for o in own if o.fold == max(other.fold for other in own))
-        finding = _check_one(config, one, bounds[timeframe][one.fold], architectures, baselines)
-        found.append(f"{finding} ({one.series.symbol} {timeframe})")
-    return "; ".join(found)
+        newest = [one for one in own if one.fold == max(other.fold for other in own)]
+        spans = bounds[timeframe][newest[0].fold]
+        wrong += [leak for one in newest if (leak := _check_columns(config, one.series, spans))]
+        leak, shuffled = _check_one(config, newest[0], spans, architectures, baselines)
+        wrong += [leak] if leak else []
+        trained += shuffled
+        checked.append(
+            f"columns and windows of {len(newest)} coins, training, baselines and forecasts of "
+            f"{newest[0].series.symbol} at {timeframe}"
+        )
+    fine = f"no look-ahead found: {', '.join(checked)} are the same without the future"
+    return ("; ".join(wrong) or fine) + trained
+
+
+def _klines(config: TrainConfig, series: Series) -> pl.DataFrame:
+    scope = config.scope
+    return read_klines(
+        scope.home, series.symbol, series.timeframe, since=scope.since, as_of=scope.as_of, market=scope.market
+    )
+
+
+def _check_columns(config: TrainConfig, series: Series, bounds: SplitBounds) -> str:
+    """Return what is wrong with a series' columns and windows, or "": cut, and compared with what was judged."""
+    klines = _klines(config, series)
+    stale = lookahead.stale_columns(series, klines, bounds)
+    if stale:
+        changed = f"{', '.join(stale)} differ from what the klines give"
+        return f"LOOK-AHEAD: {series.symbol} {series.timeframe}: {changed}"
+    leaks = lookahead.check_lookahead(
+        lookahead.pipeline(bounds, {}), klines, cuts=2, first=_first_cut(series)
+    )
+    return _explained(leaks, series)
+
+
+def _explained(leaks: Sequence[lookahead.Leak], series: Series) -> str:
+    return f"{lookahead.explain(leaks)} ({series.symbol} {series.timeframe})" if leaks else ""
 
 
 def _check_one(
@@ -48,21 +83,26 @@ def _check_one(
     bounds: SplitBounds,
     architectures: Iterable[str],
     baselines: Mapping[str, Fit],
-) -> str:
-    scope, series = config.scope, one.series
-    klines = read_klines(
-        scope.home, series.symbol, series.timeframe, since=scope.since, as_of=scope.as_of, market=scope.market
-    )
+) -> tuple[str, str]:
+    """Return what is wrong with one series' training, baselines and forecasts, or "", and the trial by shuffling."""
+    series = one.series
+    klines = _klines(config, series)
     trained = {name: FleetTrainer(name, config).per_series([one])[0] for name in architectures}
     models = {name: _live(member) for name, member in trained.items()}
     learnt = {name: _learnt(member) for name, member in trained.items()}
     exact = lookahead.pipeline(bounds, {"reference": ewma_walk, **baselines}, learnt=learnt)
-    first = series.spans["test"][0] + 200
+    first = _first_cut(series)
     leaks = lookahead.check_lookahead(exact, klines, cuts=4, first=first)
     if not leaks:  # models see the same columns, in float32: a leak above would only be named again
         compute = lookahead.pipeline(bounds, {}, models)
         leaks = lookahead.check_lookahead(compute, klines, cuts=4, first=first, tolerance=1e-4)
-    return lookahead.explain(leaks) + _shuffled(config, one, trained)
+    return _explained(leaks, series), _shuffled(config, one, trained)
+
+
+def _first_cut(series: Series) -> int:
+    """The earliest cut: some way into the test span, for what is forecast there is compared."""
+    start = series.spans["test"][0]
+    return start + min(200, (len(series) - start) // 3)
 
 
 def _shuffled(config: TrainConfig, one: FoldSeries, trained: Mapping[str, cpbmodels.Member]) -> str:
@@ -80,10 +120,19 @@ def _shuffled(config: TrainConfig, one: FoldSeries, trained: Mapping[str, cpbmod
         origins = one.series.origins("test", learnt.context, learnt.horizon)
         forecasts = cpbmodels.predict([learnt], [one.series], [origins])[0]
         known = reference(one.series, one.series.origins("train", 1, learnt.horizon), origins, learnt.horizon)
-        ratio = judge_member(one.series, forecasts, known, architecture=name).metrics["test_crps_ratio"]
-        verdict = "no skill, as it must be" if ratio >= NO_SKILL else "LOOK-AHEAD: skill from nothing"
-        found += f"; {name} trained on shuffled {what}: ratio {ratio:.3f}, {verdict}"
+        score = judge_member(one.series, forecasts, known, architecture=name)
+        ratio = score.metrics["test_crps_ratio"]
+        found += (
+            f"; {name} trained on shuffled {what}: ratio {ratio:.3f}, {_of_nonsense(ratio, score.verdict)}"
+        )
     return found
+
+
+def _of_nonsense(ratio: float, verdict: str) -> str:
+    if ratio >= NO_SKILL:
+        return "no skill, as it must be"
+    sure = verdict.startswith("better than")
+    return "LOOK-AHEAD: skill from nothing" if sure else "of too few forecasts to mean anything"
 
 
 def _learnt(member: cpbmodels.Member) -> Callable[[Series], np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flows import options as o
-from flows.console import emit, quiet_libraries, say
+from flows.console import emit, fail_with, quiet_libraries, say
 
 
 def leaderboard(
@@ -21,6 +21,9 @@ def leaderboard(
     """
     quiet_libraries()
     from tasks.tracking.leaderboard import leaderboard as read_board
+
+    if json and as_csv:
+        fail_with("--json and --csv are two forms of the same table: choose one")
 
     rows = read_board(run)
     if json:

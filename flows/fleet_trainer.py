@@ -9,6 +9,7 @@ from typing import Any
 import cpbmodels
 from cpbmodels.series import Series
 from schemas.config import UNIVERSAL, TrainConfig
+from schemas.errors import MemberError
 from tasks.judging.backtest import FoldSeries, Forecaster, Forecasts
 
 
@@ -21,18 +22,29 @@ class FleetTrainer:
     histories: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def __call__(self, loaded: Sequence[FoldSeries]) -> Forecaster:
-        """Return a forecaster of the trained members."""
-        members = self._universal(loaded) if self.name.endswith(UNIVERSAL) else self.per_series(loaded)
-        for one, member in zip(loaded, members, strict=True):
+        """Return a forecaster of the trained members; a series without a window of theirs gets the reason instead."""
+        reasons = [self._why_not(one) for one in loaded]
+        able = [one for one, reason in zip(loaded, reasons, strict=True) if not reason]
+        trained = self._trained(able) if able else []
+        for one, member in zip(able, trained, strict=True):
             self.histories.setdefault(
                 f"{self.name} {one.series.symbol} {one.series.timeframe}", member.history
             )
 
-        def forecast(series: Sequence[Series], split: str) -> Sequence[Forecasts]:
-            origins = [s.origins(split, m.context, m.horizon) for s, m in zip(series, members, strict=True)]
-            return cpbmodels.predict(members, list(series), origins)
+        def forecast(series: Sequence[Series], split: str) -> list[Forecasts | MemberError]:
+            asked = [one for one, reason in zip(series, reasons, strict=True) if not reason]
+            origins = [s.origins(split, m.context, m.horizon) for s, m in zip(asked, trained, strict=True)]
+            found = iter(cpbmodels.predict(trained, asked, origins))
+            return [MemberError(reason) if reason else next(found) for reason in reasons]
 
         return forecast
+
+    def _trained(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
+        return self._universal(loaded) if self.name.endswith(UNIVERSAL) else self.per_series(loaded)
+
+    def _why_not(self, one: FoldSeries) -> str:
+        architecture = self.name.removesuffix(UNIVERSAL)
+        return cpbmodels.why_not(one.series, architecture, self.config.preset, **self.config.overrides)
 
     def per_series(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
         """Return one member per coin and fold, trained as one fleet; `config.copies` each, averaged."""

@@ -40,7 +40,7 @@ def parse_architectures(text: str | None, preset: str) -> tuple[str, ...]:
     """
     if preset not in PRESET_ARCHITECTURES:
         raise UsageError(f"--preset {preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}")
-    if not text:
+    if text is None:
         return PRESET_ARCHITECTURES[preset]
     names = [part.strip() for part in text.split(",") if part.strip()]
     unknown = [n for n in names if n.removesuffix(UNIVERSAL) not in ARCHITECTURES]

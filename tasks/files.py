@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, UsageError
 
 _STALE_S = 24 * 3600.0
 
@@ -29,6 +29,19 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def check_writable(folder: Path) -> None:
+    """Make the folder and write in it, for trial; raises `UsageError`: better now than after hours of work."""
+    probe = _draft_name(folder / "probe")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"cannot write in {folder} ({error.strerror}); name a folder you own, or one that can be made"
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -148,7 +148,7 @@ def _row(champion: Champion) -> list[str]:
     m = champion.metrics
     ratio = _number(m, "test_crps_ratio", ".4f")
     if "test_crps_ratio_low" in m:
-        low, high = _number(m, "test_crps_ratio_low", ".3f"), _number(m, "test_crps_ratio_high", ".3f")
+        low, high = _number(m, "test_crps_ratio_low", ".4f"), _number(m, "test_crps_ratio_high", ".4f")
         ratio += f" [{low}, {high}]"
     return [
         champion.symbol,

@@ -38,8 +38,8 @@ class Forecasts(Protocol):
     candle: Array | None
 
 
-Forecaster = Callable[[Sequence[Series], str], Sequence[Forecasts]]
-"""(series, split) -> forecasts of each series from every origin of that split; element i by member i."""
+Forecaster = Callable[[Sequence[Series], str], Sequence[Forecasts | MemberError]]
+"""(series, split) -> forecasts of each series from every origin of that split, element i by member i; or why not."""
 
 Trainer = Callable[["Sequence[FoldSeries]"], Forecaster]
 Keep = Callable[[str, int, Series, Forecasts], None]
@@ -159,26 +159,35 @@ def _judge_trainer(
     failures: list[Failure],
 ) -> Iterator[MemberScore]:
     parts: dict[tuple[str, str], list[_Judged]] = defaultdict(list)
+    reasons: dict[tuple[str, str], str] = {}
     first = _first_folds(loaded)
     for one, forecasts in _forecast(trainer, loaded, refit):
+        if not isinstance(forecasts, MemberError) and not len(forecasts.origins):
+            forecasts = MemberError("no test origin to judge; the test span is too short")
+        if isinstance(forecasts, MemberError):
+            reasons[_key(one)] = str(forecasts)
+            log.warning("fold %d without %s: %s", one.fold + 1, name, forecasts)
+            continue
         if keep is not None:
             keep(name, one.fold, one.series, forecasts)
         learnt = one.series if refit else first[_key(one)].series
         parts[_key(one)].append(_Judged(learnt, one.series, forecasts))
-    for (symbol, timeframe), folds in parts.items():
+    for key, folds in parts.items():
         try:
             yield _judge_coin(name, folds)
         except ValueError as error:
+            reasons[key] = str(error)
+            del folds[:]
+    for (symbol, timeframe), reason in reasons.items():
+        if not parts.get((symbol, timeframe)):
             failures.append(
-                Failure(
-                    symbol=symbol, timeframe=timeframe, step="judge", reason=str(error), architecture=name
-                )
+                Failure(symbol=symbol, timeframe=timeframe, step="judge", reason=reason, architecture=name)
             )
 
 
 def _forecast(
     trainer: Trainer, loaded: Sequence[FoldSeries], refit: bool
-) -> Iterator[tuple[FoldSeries, Forecasts]]:
+) -> Iterator[tuple[FoldSeries, Forecasts | MemberError]]:
     if refit:
         series = [one.series for one in loaded]
         yield from zip(loaded, trainer(loaded)(series, "test"), strict=True)

@@ -117,6 +117,17 @@ def pipeline(
     return compute
 
 
+def stale_columns(series: Series, klines: pl.DataFrame, bounds: SplitBounds) -> list[str]:
+    """Return the columns of a stored series that are not what its klines give: they were changed on the way."""
+    again = series_of(feature_frame(klines, bounds.timeframe), bounds)
+    pairs = {name: (series.columns((name,)), again.columns((name,))) for name in series.names}
+    pairs |= {
+        "volatility": (series.volatility, again.volatility),
+        "segment": (series.segments, again.segments),
+    }
+    return [name for name, (a, b) in pairs.items() if not np.array_equal(a, b, equal_nan=True)]
+
+
 def shuffled(series: Series, seed: int = 0) -> Series:
     """Return the series with its training and validation features dealt out anew among the rows.
 
@@ -176,7 +187,5 @@ def _difference(name: str, whole: Array, part: Array, cut: int, tolerance: float
 
 
 def explain(leaks: Sequence[Leak]) -> str:
-    """Return the finding as text."""
-    if not leaks:
-        return "no look-ahead found: every column, window list and forecast is the same without the future"
-    return "LOOK-AHEAD: " + "; ".join(str(leak) for leak in leaks)
+    """Return the leaks as text; "" where there is none."""
+    return "LOOK-AHEAD: " + "; ".join(str(leak) for leak in leaks) if leaks else ""

@@ -110,7 +110,9 @@ def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tupl
         raise ValueError("the two models have no forecast row in common")
     difference = _mean_difference(times, own, other)
     lags = inference.block_length(pairs[0][0].horizon, len(difference))
-    ratio = float(np.mean([x.mean() / y.mean() for x, y in zip(own, other, strict=True)]))
+    # A market that never moves is forecast without loss by both.
+    ratios = [x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(own, other, strict=True)]
+    ratio = float(np.mean(ratios))
     return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))
 
 

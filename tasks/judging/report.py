@@ -113,4 +113,4 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _cell(value: str | float | int) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -90,4 +90,4 @@ def as_text(rows: Sequence[Row]) -> str:
 
 
 def _cell(value: str | float | int) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -10,12 +10,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from cpbmodels.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.records import SeriesRecord
 from schemas.universe import INTERVAL_SECONDS
 
 WARMUP = 168
 """Candles before the first complete feature row: the longest rolling window."""
+
+HORIZON = 10
+"""Candles ahead that every series must be able to learn and be judged on."""
 
 Span = tuple[datetime, datetime]
 
@@ -32,7 +36,7 @@ class SplitPolicy(BaseModel):
     test_share: float = 0.15
     test_most: int = 2880
     validation_share: float = 0.5
-    embargo: int = WARMUP + 10
+    embargo: int = WARMUP + HORIZON
     least: int = 48
 
 
@@ -123,6 +127,18 @@ def check_enough(
         f"{name}: {rows[short[0]]} rows in the {short[0]} span {span[0]:%Y-%m-%d} to {span[1]:%Y-%m-%d}; "
         f"needs at least {least[short[0]]}: was it listed or delisted within it?"
     )
+
+
+def check_windows(series: Series, bounds: SplitBounds, horizon: int = HORIZON) -> None:
+    """Raise `MemberError` unless each span holds an origin: a complete feature row and a horizon behind it."""
+    empty = [name for name, _ in bounds.items() if not len(series.origins(name, 1, horizon))]
+    if empty:
+        span = dict(bounds.items())[empty[0]]
+        raise MemberError(
+            f"{series.symbol} {bounds.timeframe}: no origin in the {empty[0]} span {span[0]:%Y-%m-%d} to "
+            f"{span[1]:%Y-%m-%d}; features are complete {WARMUP} candles after a listing or hole and a target needs "
+            f"{horizon} more: take an earlier --since or leave the coin out"
+        )
 
 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime, int]:

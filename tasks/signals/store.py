@@ -21,7 +21,7 @@ from schemas.records import SeriesRecord
 from tasks.files import write_bytes
 from tasks.market.store import read_klines
 from tasks.signals import columns
-from tasks.signals.splits import SplitBounds, check_enough
+from tasks.signals.splits import SplitBounds, check_enough, check_windows
 
 KEPT = 4
 """Feature files kept per series: a run of another `--as-of` may still be reading an older one."""
@@ -66,7 +66,7 @@ def load_series(path: Path, bounds: SplitBounds, symbol: str = "") -> Series:
     """Return the stored features as a `Series` whose spans are the bounds' rows.
 
     Raises:
-        MemberError: too few candles in a span.
+        MemberError: too few candles in a span, or none that can be learnt from or judged.
     """
     return with_bounds(series_of(pl.read_parquet(path), bounds, _symbol(path, symbol)), bounds)
 
@@ -76,7 +76,9 @@ def with_bounds(series: Series, bounds: SplitBounds) -> Series:
     assert series.times is not None
     spans = {name: _rows(series.times, *span) for name, span in bounds.items()}
     check_enough(series.symbol, {name: b - a for name, (a, b) in spans.items()}, len(series.prices), bounds)
-    return replace(series, spans=spans)
+    bounded = replace(series, spans=spans)
+    check_windows(bounded, bounds)
+    return bounded
 
 
 def series_of(frame: pl.DataFrame, bounds: SplitBounds, symbol: str = "") -> Series:

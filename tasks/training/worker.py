@@ -94,18 +94,23 @@ def _load(job: Job) -> tuple[Loaded, list[Failure]]:
     for member in job.members:
         try:
             series = load_series(member.features, job.bounds[member.timeframe], member.symbol)
-            loaded.append((member, series))
         except MemberError as error:
-            failures.append(_failure(job, member, error))
+            failures.append(_failure(job, member, str(error)))
+            continue
+        reason = cpbmodels.why_not(series, job.base_architecture, job.preset, **job.overrides)
+        if reason:
+            failures.append(_failure(job, member, reason))
+        else:
+            loaded.append((member, series))
     return loaded, failures
 
 
-def _failure(job: Job, member: JobMember, error: Exception) -> Failure:
+def _failure(job: Job, member: JobMember, reason: str) -> Failure:
     return Failure(
         symbol=member.symbol,
         timeframe=member.timeframe,
         step="train",
-        reason=str(error),
+        reason=reason,
         architecture=job.architecture,
     )
 

@@ -1,5 +1,6 @@
 """The backtest on known trainers: rows, folds, refits, failures, and what is written."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -9,6 +10,9 @@ import polars as pl
 import pytest
 from test_baselines import H, busy_hours
 
+from flows.cli_train import config_of
+from flows.fleet_trainer import FleetTrainer
+from schemas.errors import MemberError
 from schemas.records import SeriesRecord
 from tasks.judging import backtest, baselines, pictures, report, rows, table
 from tasks.judging.backtest import baseline_trainer, load_folds, run_backtest
@@ -141,6 +145,50 @@ def test_one_broken_member_stops_no_other(loaded):
     assert [m.symbol for m in result.members] == ["BUSDT"]
     assert [(f.symbol, f.architecture) for f in result.failures] == [("AUSDT", "x")]
     assert "not finite" in result.failures[0].reason
+
+
+def test_a_member_that_could_not_be_trained_is_named_with_its_reason(loaded):
+    def choosy(members):
+        good = baseline_trainer(baselines.ewma_walk)(members)
+
+        def forecast(series, split):
+            found = good(series, split)
+            unable = [
+                (o.fold, o.series.symbol) in ((0, "AUSDT"), (1, "AUSDT"), (0, "BUSDT")) for o in members
+            ]
+            return [MemberError("too short") if no else f for no, f in zip(unable, found, strict=True)]
+
+        return forecast
+
+    result = run_backtest(loaded, {"x": choosy})
+    assert [m.symbol for m in result.members] == ["BUSDT"]  # by its second fold
+    assert [(f.symbol, f.reason) for f in result.failures] == [("AUSDT", "too short")]
+
+
+def test_a_series_without_a_window_of_the_architecture_stops_no_other(loaded):
+    config = config_of("AUSDT,BUSDT", "1h", "gru", "smoke", "sim", None, None)
+    first = [one for one in loaded if one.fold == 0]
+    rows = np.arange(len(first[0].series.segments))
+    holed = replace(first[0].series, segments=rows // 35)  # enough for 1 + 10 candles, not for 30 + 10
+    forecaster = FleetTrainer("gru", config)([replace(first[0], series=holed), first[1]])
+    bad, good = forecaster([holed, first[1].series], "test")
+    assert "no window of 30 + 10 candles" in str(bad)
+    assert len(good.origins) > 100
+
+
+def test_a_fold_without_origins_is_left_out(loaded, tmp_path):
+    def empty(members):
+        def forecast(series, split):
+            nothing = SimpleNamespace(origins=np.empty(0, int), quantiles=np.empty((0, H, 19)), candle=None)
+            return [nothing for _ in series]
+
+        return forecast
+
+    told = []
+    result = run_backtest(loaded, {"x": empty}, keep=lambda *what: told.append(what))
+    assert not result.members
+    assert not told
+    assert {f.reason for f in result.failures} == {"no test origin to judge; the test span is too short"}
 
 
 def test_json_has_the_documented_keys(result):

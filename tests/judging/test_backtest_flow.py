@@ -25,6 +25,15 @@ def test_a_baseline_that_does_not_exist_is_named():
     assert parse_baselines("garch-t,garch-t") == ("garch-t",)
 
 
+@pytest.mark.parametrize("option", ["--out", "--report"])
+def test_a_folder_that_cannot_be_is_refused_before_any_work(tmp_path, option):
+    (tmp_path / "file").touch()
+    done = cpb("backtest", "--source", "sim", option, str(tmp_path / "file"), home=tmp_path / "home")
+    assert done.returncode == 2
+    assert f"cannot write in {tmp_path / 'file'}" in done.stderr
+    assert not (tmp_path / "home").exists()
+
+
 @pytest.mark.slow
 def test_backtest_writes_everything_it_promises(tmp_path):
     out = tmp_path / "out"

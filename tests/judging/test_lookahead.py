@@ -8,6 +8,7 @@ import pytest
 from test_baselines import H, bounds_of, busy_hours
 
 import cpbmodels
+from flows.backtest_audit import _first_cut, _of_nonsense
 from tasks.judging import baselines
 from tasks.judging.lookahead import (
     check_lookahead,
@@ -16,6 +17,7 @@ from tasks.judging.lookahead import (
     pipeline,
     reordered,
     shuffled,
+    stale_columns,
 )
 from tasks.judging.robust_har import robust_har
 from tasks.judging.scores import crps
@@ -150,3 +152,29 @@ def test_candles_in_another_order_teach_a_model_of_returns_nothing():
     known = baselines.reference(series, series.origins("train", 1, H), test, H)
     found = cpbmodels.predict([learnt], [series], [test])[0].quantiles
     assert crps(found, truth).mean() / crps(known, truth).mean() >= 0.99
+
+
+def test_stored_columns_that_are_not_their_klines_are_named(klines):
+    series = series_of(feature_frame(klines, "1h"), bounds_of(ROWS))
+    assert stale_columns(series, klines, bounds_of(ROWS)) == []
+
+    shifted = series.features.copy()
+    column = series.names.index("log_range_mean_1")
+    shifted[:-1, column] = shifted[1:, column]
+    assert stale_columns(replace(series, features=shifted), klines, bounds_of(ROWS)) == ["log_range_mean_1"]
+    assert stale_columns(replace(series, volatility=series.volatility * 2), klines, bounds_of(ROWS)) == [
+        "volatility"
+    ]
+
+
+def test_skill_from_nonsense_counts_only_where_it_is_sure():
+    assert _of_nonsense(0.998, "better than the random walk") == "no skill, as it must be"
+    assert _of_nonsense(0.95, "better than the random walk") == "LOOK-AHEAD: skill from nothing"
+    assert "LOOK-AHEAD" not in _of_nonsense(0.95, "no different from the random walk")
+
+
+def test_the_first_cut_lies_in_the_test_span_however_short_it_is(klines):
+    whole = series_of(feature_frame(klines, "1h"), bounds_of(ROWS))
+    for test in (60, 200, 900):
+        start = ROWS - test
+        assert start < _first_cut(replace(whole, spans={"test": (start, ROWS)})) <= start + min(200, test / 3)

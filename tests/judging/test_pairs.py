@@ -1,5 +1,7 @@
 """Pairs of models: Diebold-Mariano on common rows, corrected over the pairs."""
 
+from dataclasses import replace
+
 import pytest
 from statsmodels.stats.multitest import multipletests
 from test_judgement import judged, market
@@ -23,7 +25,7 @@ def test_every_pair_of_a_timeframe_is_compared_once():
     assert pair.verdict.startswith("good 1h is better than wide (CRPS ratio ")
     assert "wide 1h is worse than same" in found["wide", "same"].verdict
     assert found["good", "same"].verdict.startswith(
-        "good 1h is no different from same (CRPS ratio 1.000, p=1.000"
+        "good 1h is no different from same (CRPS ratio 1.0000, p=1.000"
     )
 
 
@@ -31,3 +33,9 @@ def test_models_without_a_common_coin_make_no_pair():
     members = [judged(market(symbol="A"), architecture="x"), judged(market(symbol="B"), architecture="y")]
     assert all_pairs(members) == []
     assert all_pairs([]) == []
+
+
+def test_a_market_that_never_moves_is_a_draw():
+    still = [judged(market(), architecture=name) for name in ("a", "b")]
+    still = [replace(m, losses={name: 0 * loss for name, loss in m.losses.items()}) for m in still]
+    assert [(pair.ratio, pair.p) for pair in all_pairs(still)] == [(1.0, 1.0)]

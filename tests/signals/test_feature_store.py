@@ -1,5 +1,7 @@
 """Feature files: found again when nothing changed, and loaded as the series that fleets train on."""
 
+from dataclasses import replace
+
 import numpy as np
 import polars as pl
 import pytest
@@ -80,6 +82,20 @@ def test_a_live_forecast_reads_provisional_candles_and_stores_nothing(tmp_path, 
     live = store.newest_series(tmp_path, "BTCUSDT", "1h", provisional=True)
     assert live.times[-1] - confirmed.times[-1] == 3 * 3600 * 1_000_000
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("span", ["train", "validation", "test"])
+def test_a_span_without_an_origin_is_one_members_problem(tmp_path, market, span):
+    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    bounds = split_bounds([record])
+    series = store.load_series(record.path, bounds)
+    first, last = series.spans[span]
+    holed = series.segments.copy()
+    holed[first:last] = (
+        1 + np.arange(last - first) // 10
+    )  # ten candles, then a hole: no candle has ten behind it
+    with pytest.raises(MemberError, match=f"BTCUSDT 1h: no origin in the {span} span"):
+        store.with_bounds(replace(series, segments=holed), bounds)
 
 
 def test_too_little_data_is_one_members_problem(tmp_path, market):
