@@ -13,8 +13,9 @@ from cpbmodels.bank import Bank, Task, thin
 from cpbmodels.fleet import Fleet
 from cpbmodels.heads import START_DF, START_SCALE
 from cpbmodels.job import Job, Stopped
-from cpbmodels.loop import VALIDATION_WINDOWS, Loop, Measured
+from cpbmodels.loop import Loop, Measured
 from cpbmodels.net import Net
+from cpbmodels.plan import windows_in_flight
 from cpbmodels.ranges import Known, RangeModel, fit_ranges
 from cpbmodels.student_t import t_quantiles
 
@@ -48,7 +49,7 @@ def solve(job: Job, loop: Loop) -> Measured:
         )
         fleet.flat[k : k + 1] = fleet.best[k : k + 1] = _row(net, fitted).to(fleet.flat)
     origins, weight = loop.validation_windows()
-    batch = max(VALIDATION_WINDOWS // len(loop.tasks), 1)
+    batch = max(windows_in_flight(job.options.context, job.device) // len(loop.tasks), 1)
     val = fleet.evaluate(loop.bank, origins, weight, batch).double().tolist()
     train = _train_losses(loop, batch)
     for progress, ours, theirs in zip(loop.progress, train, val, strict=True):

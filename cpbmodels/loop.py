@@ -21,9 +21,9 @@ from cpbmodels.graphs import StepRunner
 from cpbmodels.job import Stopped
 from cpbmodels.layers import on_gpu
 from cpbmodels.options import Preset
+from cpbmodels.plan import windows_in_flight
 from cpbmodels.schedule import learning_rate
 
-VALIDATION_WINDOWS = 16_384  # in flight, over all members
 CUDA_BUCKET = 8  # working members are rounded up to a multiple: a graph is captured once per multiple
 
 
@@ -160,7 +160,7 @@ class Loop:
         check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
         alive = self.order[: self.working]
         origins, weight = self.validation_windows()
-        batch = max(VALIDATION_WINDOWS // len(alive), 1)
+        batch = max(windows_in_flight(self.options.context, self.fleet.flat.device) // len(alive), 1)
         val = self.fleet.evaluate(self.bank, origins[: len(alive)], weight[: len(alive)], batch)
         steps = self.fleet.loss_sum.new_tensor([float(self.steps[task]) for task in alive])
         losses = torch.stack([self.fleet.loss_sum[: len(alive)] / steps, val]).double().tolist()

@@ -37,6 +37,15 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
+def windows_in_flight(context: int, device: torch.device) -> int:
+    """How many windows validation and forecasts take at once, over all members together.
+
+    On a CPU what is in flight should stay in the cache: with 16,384 windows of 30 candles a transformer validated at
+    two thirds of the speed and in five times the memory. On a GPU large products are what counts.
+    """
+    return 16_384 if device.type == "cuda" else min(max(32_768 // context, 256), 4_096)
+
+
 def compute_dtype(
     options: Preset, architecture: str, device: torch.device, master: torch.dtype
 ) -> torch.dtype:

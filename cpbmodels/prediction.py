@@ -17,6 +17,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.heads import Classes
 from cpbmodels.member import OPTION_FIELDS, Forecast, Member, QuantilePaths
 from cpbmodels.net import Net
+from cpbmodels.plan import windows_in_flight
 from cpbmodels.series import Series
 
 CACHE_BYTES = 16_000_000  # weights stacked at once on a CPU, so that they stay in its cache from step to step
@@ -41,12 +42,12 @@ def predict(
     members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
-    batch_size: int = 16_384,
+    batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction]:
     """Forecasts of member i on series i from origins i (int64 [N_i]), all at once.
 
-    `batch_size` is the number of windows in flight, over all members together.
+    `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
     """
     if not len(members) == len(series) == len(origins):
         raise ModelError("predict needs one series and one array of origins per member.")
@@ -61,7 +62,11 @@ def predict(
         torch.set_num_threads(1 if side_by_side else cores)  # of this thread
         chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
         return _predict_group(
-            [members[i] for i in indices], [series[i] for i in indices], chosen, batch_size, place
+            [members[i] for i in indices],
+            [series[i] for i in indices],
+            chosen,
+            batch_size or windows_in_flight(members[indices[0]].context, place),
+            place,
         )
 
     side_by_side = place.type == "cpu" and len(chunks) > 1 and cores > 1
