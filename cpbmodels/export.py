@@ -15,9 +15,8 @@ from cpbmodels.job import Job
 from cpbmodels.loop import Loop, Progress
 from cpbmodels.member import FORMAT, Member
 from cpbmodels.net import Net
+from cpbmodels.plan import windows_in_flight
 from cpbmodels.student_t import QUANTILES
-
-WINDOWS = 16_384  # in flight, over all members
 
 
 @torch.no_grad()
@@ -97,7 +96,8 @@ def _validate(net: Net, bank: Bank, loop: Loop) -> tuple[Tensor, Tensor, Tensor]
     origins, weight = loop.validation_windows()
     raws, truths = [], []
     weights = net.layout.views(loop.fleet.best)
-    for part in origins.split(max(WINDOWS // len(origins), 1), 1):
+    batch = max(windows_in_flight(net.options.context, origins.device) // len(origins), 1)
+    for part in origins.split(batch, 1):
         window = net.gather(bank, part, loop.fleet.scaling, future=True)
         raws.append(net.raw(window, weights, None).cpu())
         assert window.truth is not None
