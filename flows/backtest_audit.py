@@ -31,8 +31,8 @@ def check(
 ) -> str:
     """Return the findings: columns and window lists of every series, and all the rest for one of each timeframe.
 
-    The rest, on each timeframe's first series in its newest fold: scaling, training windows, baselines and
-    forecasts are computed again without the future; models are trained on shuffled features.
+    The rest, on each timeframe's first series that all architectures can learn, in its newest fold: scaling, training
+    windows, baselines and forecasts are computed again without the future; models are trained on shuffled features.
     """
     wrong: list[str] = []
     checked: list[str] = []
@@ -42,12 +42,17 @@ def check(
         newest = [one for one in own if one.fold == max(other.fold for other in own)]
         spans = bounds[timeframe][newest[0].fold]
         wrong += [leak for one in newest if (leak := _check_columns(config, one.series, spans))]
-        leak, shuffled = _check_one(config, newest[0], spans, architectures, baselines)
+        trainers = [FleetTrainer(name, config) for name in architectures]
+        able = [one for one in newest if not any(trainer.why_not(one) for trainer in trainers)]
+        if not able:
+            checked.append(f"columns and windows of {len(newest)} coins at {timeframe}")
+            continue
+        leak, shuffled = _check_one(config, able[0], spans, architectures, baselines)
         wrong += [leak] if leak else []
         trained += shuffled
         checked.append(
             f"columns and windows of {len(newest)} coins, training, baselines and forecasts of "
-            f"{newest[0].series.symbol} at {timeframe}"
+            f"{able[0].series.symbol} at {timeframe}"
         )
     fine = f"no look-ahead found: {', '.join(checked)} are the same without the future"
     return ("; ".join(wrong) or fine) + trained

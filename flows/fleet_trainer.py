@@ -23,7 +23,7 @@ class FleetTrainer:
 
     def __call__(self, loaded: Sequence[FoldSeries]) -> Forecaster:
         """Return a forecaster of the trained members; a series without a window of theirs gets the reason instead."""
-        reasons = [self._why_not(one) for one in loaded]
+        reasons = [self.why_not(one) for one in loaded]
         able = [one for one, reason in zip(loaded, reasons, strict=True) if not reason]
         trained = self._trained(able) if able else []
         for one, member in zip(able, trained, strict=True):
@@ -42,7 +42,8 @@ class FleetTrainer:
     def _trained(self, loaded: Sequence[FoldSeries]) -> list[cpbmodels.Member]:
         return self._universal(loaded) if self.name.endswith(UNIVERSAL) else self.per_series(loaded)
 
-    def _why_not(self, one: FoldSeries) -> str:
+    def why_not(self, one: FoldSeries) -> str:
+        """Return why a series cannot be learnt from or judged with this architecture, or ""."""
         architecture = self.name.removesuffix(UNIVERSAL)
         return cpbmodels.why_not(one.series, architecture, self.config.preset, **self.config.overrides)
 
