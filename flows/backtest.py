@@ -91,7 +91,10 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     beside = [name for name in options.baselines if name not in fleets]  # robust-har is a model as well
     trainers: dict[str, Trainer] = {n: baseline_trainer(BASELINES[n]) for n in beside} | dict(fleets)
     absent = missing(records, loaded, options.folds)
-    for text in (f"{len(loaded)} coins x folds; models: {', '.join(trainers)}", *absent):
+    for text in (
+        f"{len(loaded)} series (coins x timeframes x folds); models: {', '.join(trainers)}",
+        *absent,
+    ):
         say(text)
     shown: list[tuple[str, Any]] = []
     with _rows_of(options) as rows:
@@ -104,17 +107,18 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
             fits = {name: BASELINES[name] for name in options.baselines}
             notes += [found := check(config, bounds, fleets, fits, loaded)]
             say(found)
-        _write(config, options, judged, fleets, shown, notes)
+        leaking = options.check_lookahead and "LOOK-AHEAD" in notes[-1]
+        answer = as_json(judged) | {
+            "failures": [f.model_dump() for f in judged.failures],
+            "folds_incomplete": absent,
+            "lookahead": notes[-1] if options.check_lookahead else None,
+            "exit": PARTIAL if judged.failures or leaking else COMPLETE,
+        }
+        _write(config, options, judged, answer, fleets, shown, notes)
     say(table.as_text(table.leaderboard_rows(judged.pools)))
     for pool in judged.pools:
         say(f"{pool.architecture} {pool.timeframe} is {pool.verdict}")
-    leaking = options.check_lookahead and "LOOK-AHEAD" in notes[-1]
-    return as_json(judged) | {
-        "failures": [f.model_dump() for f in judged.failures],
-        "folds_incomplete": absent,
-        "lookahead": notes[-1] if options.check_lookahead else None,
-        "exit": PARTIAL if judged.failures or leaking else COMPLETE,
-    }
+    return answer
 
 
 @flow(name="backtest")
@@ -215,6 +219,7 @@ def _write(
     config: TrainConfig,
     options: Options,
     judged: Backtest,
+    answer: dict[str, Any],
     fleets: Mapping[str, FleetTrainer],
     shown: Sequence[tuple[str, Any]],
     notes: Sequence[str],
@@ -243,7 +248,7 @@ def _write(
         verdicts += [pair.verdict for pair in judged.pairs]
         verdicts += [f"{m.architecture}/{m.symbol}/{m.timeframe} is {m.verdict}" for m in judged.members]
         write_bytes(options.out / "verdicts.txt", ("\n".join(verdicts) + "\n").encode())
-        write_json(options.out / "result.json", as_json(judged) | {"config": config.model_dump(mode="json")})
+        write_json(options.out / "result.json", answer | {"config": config.model_dump(mode="json")})
 
 
 def parse_baselines(text: str) -> tuple[str, ...]:

@@ -65,13 +65,17 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from schemas.errors import FATAL, CpbError
+    from schemas.errors import FATAL, USAGE, CpbError
 
     try:
         _app()()
     except SystemExit as end:
         if end.code == 130:  # Typer has turned Ctrl-C into this
             print("cpb: interrupted; run the same command again to go on", file=sys.stderr)
+        if (
+            end.code == USAGE and "--json" in sys.argv
+        ):  # the parser's own; it has said on stderr what is wrong
+            _as_json("the command line is wrong: see stderr, or --help", USAGE)
         raise
     except CpbError as error:
         _end(str(error), error.exit_code)
@@ -86,10 +90,14 @@ def _end(text: str, code: int) -> NoReturn:
     """Say in one sentence why the command ends; with `--json` also as the object that programs wait for."""
     print(f"cpb: {text}", file=sys.stderr)
     if "--json" in sys.argv:
-        from flows.console import emit
-
-        emit({"error": text, "exit": code})
+        _as_json(text, code)
     sys.exit(code)
+
+
+def _as_json(text: str, code: int) -> None:
+    from flows.console import emit
+
+    emit({"error": text, "exit": code})
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 What runs is written to `.cpb/deploy.json`; a process counts as ours only if its start time still matches.
 """
 
+import json
+import logging
 import os
 import re
 import signal
@@ -12,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -21,6 +24,8 @@ import psutil
 from schemas.errors import CpbError, UsageError
 from tasks.files import read_json, write_json
 from tasks.training.launch import count_gpus
+
+log = logging.getLogger(__name__)
 
 POOL = "local-gpu"
 STATE = Path(".cpb/deploy.json")
@@ -61,6 +66,7 @@ def up(port: int, workers: int = 2, start_s: float = 120) -> dict[str, Any]:
         _prefect(port, ["work-pool", "create", POOL, "--type", "process", "--overwrite"])
         _gpu_limit(port)
         _prefect(port, ["deploy", "--all"])
+        _drop_missed(port)
         worker = _start("worker", ["worker", "start", "--pool", POOL, "--limit", str(workers)], port)
         state["processes"].insert(0, _identity(worker))
         write_json(STATE, state)
@@ -166,6 +172,32 @@ def _gpu_limit(port: int) -> None:
         _prefect(port, ["gcl", "update", "gpu", "--limit", limit])
     else:
         _prefect(port, ["gcl", "create", "gpu", "--limit", limit])
+
+
+def _drop_missed(port: int) -> None:
+    """Delete runs that schedules had due while nothing was up: a worker would do all of them, one after another."""
+    due = {
+        "flow_runs": {
+            "state": {"type": {"any_": ["SCHEDULED"]}},
+            "expected_start_time": {"before_": datetime.now(UTC).isoformat()},
+        },
+        "work_pools": {"name": {"any_": [POOL]}},
+    }
+    missed = [run for run in _ask(port, "POST", "flow_runs/filter", due) if run["auto_scheduled"]]
+    for one in missed:
+        _ask(port, "DELETE", f"flow_runs/{one['id']}")
+    if missed:
+        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", len(missed))
+
+
+def _ask(port: int, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(
+        f"{_url(port)}/api/{path}", data, {"Content-Type": "application/json"}, method=method
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
 
 
 def _await_health(server: subprocess.Popen[bytes], port: int, start_s: float) -> None:

@@ -12,19 +12,21 @@ from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.scope import Scope
 from tasks.forecast import forecast, score
 from tasks.ingest import ingest
+from tasks.tracking.registry import champions
+
+_NONE = "there is no champion for them yet"
 
 
 def run_forecast(scope: Scope, steps: Runner, say: Say = say_to_people, tail: bool = False) -> dict[str, Any]:
     """Return what was forecast and scored; exit 3 where a series could not be refreshed or forecast."""
+    if not champions(scope.symbols, scope.timeframes):  # before anything is fetched for nothing
+        raise CpbError(f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`")
     report = steps.one(ingest, scope, tail)
     stale = [f"{s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.status == "failed"]
     issued = steps.one(forecast, scope, tail)
     scored = steps.one(score, scope, tail)
     if not issued.series:
-        why = (
-            "; ".join((stale or [f.reason for f in issued.failures])[:2])
-            or "there is no champion for them yet"
-        )
+        why = "; ".join((stale or [f.reason for f in issued.failures])[:2]) or _NONE
         raise CpbError(
             f"no forecast could be made: {why}; train first, as in `cpb train-all`, or check --as-of"
         )

@@ -109,9 +109,8 @@ def _deliver(config: TrainConfig, training: Training, steps: Runner, say: Say, t
     summary.forecast_rows = issued.standing
     for failure in issued.failures:
         _fail(summary, say, failure.symbol, failure.timeframe, "forecast", failure.reason)
-    say(
-        f"{summary.champions} champions, {summary.forecast_rows} forecast rows, packaged in {summary.published}"
-    )
+    packaged = f", packaged in {summary.published}" if summary.published else ""
+    say(f"{summary.champions} champions, {summary.forecast_rows} forecast rows{packaged}")
     finish(summary.run_id, RUN_PARTIAL if summary.failures else RUN_COMPLETE)
     return summary
 
@@ -143,7 +142,12 @@ def _data(config: TrainConfig, steps: Runner, say: Say, summary: Summary, tail: 
 
 def _fail(summary: Summary, say: Say, symbol: str, timeframe: str, step: str, reason: str) -> None:
     summary.failures.append(Failure(symbol=symbol, timeframe=timeframe, step=step, reason=reason))
-    say(f"FAILED {symbol} {timeframe} in {step}: {reason.removeprefix(f'{symbol} {timeframe}: ')}")
+    say(f"FAILED {symbol} {timeframe} in {step}: {_plain(summary.failures[-1])}")
+
+
+def _plain(failure: Failure) -> str:
+    """The reason without the series' name, where it begins with it."""
+    return failure.reason.removeprefix(f"{failure.symbol} {failure.timeframe}: ")
 
 
 def _bounds(records: list[SeriesRecord]) -> dict[str, SplitBounds]:
@@ -163,7 +167,7 @@ def _usable(
         except MemberError as error:
             _fail(summary, say, record.symbol, record.timeframe, "features", str(error))
     if not usable:
-        reasons = "; ".join(f"{f.symbol} {f.timeframe}: {f.reason}" for f in summary.failures[:3])
+        reasons = "; ".join(f"{f.symbol} {f.timeframe}: {_plain(f)}" for f in summary.failures[:3])
         raise CpbError(f"no series can be trained ({reasons}); check --coins, --since, --as-of and --source")
     return usable
 

@@ -52,7 +52,7 @@ def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
         import lightgbm
     except ImportError:
         raise CpbError(
-            "the LightGBM baseline needs the extra `judging`: pip install 'cpb[judging]'"
+            "the LightGBM baseline needs the extra `judging`: pip install -e '.[judging]' in the project's folder"
         ) from None
     inputs, targets = _inputs(series, origins), future_range(series, origins, horizon)
     boosters = [

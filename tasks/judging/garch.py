@@ -56,7 +56,9 @@ def garch(series: Series, origins: Rows, horizon: int) -> Garch:
     try:
         from arch import arch_model
     except ImportError:
-        raise CpbError("the GARCH baseline needs the extra `judging`: pip install 'cpb[judging]'") from None
+        raise CpbError(
+            "the GARCH baseline needs the extra `judging`: pip install -e '.[judging]' in the project's folder"
+        ) from None
     returns = series.columns(("r_close",))[origins, 0] * 100  # in per cent, the scale the optimizer expects
     fit = arch_model(returns, mean="Zero", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(
         disp="off", show_warning=False

@@ -65,7 +65,8 @@ def read_klines(
     parts = part_paths(home, series)
     if not parts:
         raise MemberError(
-            f"{series}: no candles in {home}; fetch them first with `cpb ingest --coins {symbol}`"
+            f"{series}: no candles in {home}; fetch them first with "
+            f"`cpb ingest --coins {symbol} --timeframes {timeframe}`"
         )
     try:
         frame = _between(_load(home, series, parts, first, last, columns), first, last)

@@ -119,14 +119,27 @@ def check_enough(
         return
     name = f"{symbol} {bounds.timeframe}"
     if total < needed:
+        least_rows = max(needed, _least_rows(policy))
         raise MemberError(
-            f"{name}: only {total} rows; needs at least {needed} for train, validation and test"
+            f"{name}: only {total} rows; needs at least {least_rows} for train, validation and test"
         )
     span = dict(bounds.items())[short[0]]
     raise MemberError(
         f"{name}: {rows[short[0]]} rows in the {short[0]} span {span[0]:%Y-%m-%d} to {span[1]:%Y-%m-%d}; "
         f"needs at least {least[short[0]]}: was it listed or delisted within it?"
     )
+
+
+def _least_rows(policy: SplitPolicy) -> int:
+    """The shortest history whose spans are all long enough: they grow with it, so there is no closed form."""
+    rows = WARMUP
+    while True:
+        test = max(1, min(int(rows * policy.test_share), policy.test_most))
+        validation = max(1, int(test * policy.validation_share))
+        train = rows - test - validation - 2 * policy.embargo
+        if train >= WARMUP + policy.least and min(test, validation) >= policy.least:
+            return rows
+        rows += 1
 
 
 def check_windows(series: Series, bounds: SplitBounds, horizon: int = HORIZON) -> None:

@@ -113,3 +113,13 @@ def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, capsys):
     code, _, err = end_of(monkeypatch, capsys, "deploy", "down")
     assert code == 1
     assert err == "cpb: data/x.parquet: No space left on device; check its owner and the free space there\n"
+
+
+@pytest.mark.parametrize(
+    "words", [["train-all", "--seeds", "0"], ["train", "BTC"], ["nonsense"], ["backtest", "--folds", "25"]]
+)
+def test_a_wrong_command_line_is_an_object_for_programs_too(words):
+    done = run(*words, "--json")
+    assert done.returncode == 2
+    assert json.loads(done.stdout.splitlines()[-1])["exit"] == 2
+    assert "Error" in done.stderr

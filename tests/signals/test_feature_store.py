@@ -1,5 +1,6 @@
 """Feature files: found again when nothing changed, and loaded as the series that fleets train on."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -105,3 +106,16 @@ def test_too_little_data_is_one_members_problem(tmp_path, market):
         store.load_series(tiny.path, bounds)
     with pytest.raises(MemberError, match="NONEUSDT 1h: no candles"):
         store.write_features(tmp_path, "NONEUSDT", "1h")
+
+
+def test_the_rows_that_are_said_to_be_needed_are_enough(tmp_path, market):
+    """Spans grow with the history: whoever brings what was asked for is not asked for more."""
+    whole = market["BTCUSDT"]
+    market["BTCUSDT"] = whole.head(200)
+    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    with pytest.raises(MemberError, match="only 200 rows; needs at least") as refused:
+        store.load_series(record.path, split_bounds([record]))
+    needed = int(re.search(r"at least (\d+)", str(refused.value))[1])
+    market["BTCUSDT"] = whole.head(needed)
+    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    assert len(store.load_series(record.path, split_bounds([record]))) == needed
