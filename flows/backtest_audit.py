@@ -20,6 +20,8 @@ from tasks.signals.splits import SplitBounds
 
 NO_SKILL = 0.99
 """A model that learnt from shuffled features and still falls under this CRPS ratio has another source."""
+ENOUGH = 1000
+"""With fewer forecasts than these chance alone goes under it: there the ratio must be significant as well."""
 
 
 def check(
@@ -127,16 +129,15 @@ def _shuffled(config: TrainConfig, one: FoldSeries, trained: Mapping[str, cpbmod
         known = reference(one.series, one.series.origins("train", 1, learnt.horizon), origins, learnt.horizon)
         score = judge_member(one.series, forecasts, known, architecture=name)
         ratio = score.metrics["test_crps_ratio"]
-        found += (
-            f"; {name} trained on shuffled {what}: ratio {ratio:.3f}, {_of_nonsense(ratio, score.verdict)}"
-        )
+        finding = _of_nonsense(ratio, len(origins), score.verdict)
+        found += f"; {name} trained on shuffled {what}: ratio {ratio:.3f}, {finding}"
     return found
 
 
-def _of_nonsense(ratio: float, verdict: str) -> str:
+def _of_nonsense(ratio: float, n: int, verdict: str) -> str:
     if ratio >= NO_SKILL:
         return "no skill, as it must be"
-    sure = verdict.startswith("better than")
+    sure = n >= ENOUGH or verdict.startswith("better than")
     return "LOOK-AHEAD: skill from nothing" if sure else "of too few forecasts to mean anything"
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import statsmodels.api as sm
+from scipy.stats import norm
 from statsmodels.stats.multitest import multipletests
 
 from tasks.judging import inference
@@ -24,7 +25,10 @@ def test_hac_variance_equals_statsmodels(lags):
     assert inference.hac_variance(x, lags) == pytest.approx(fit.cov_params()[0, 0], rel=1e-9)
     statistic, p = inference.diebold_mariano(x, lags)
     assert statistic == pytest.approx(fit.tvalues[0], rel=1e-9)
-    assert fit.pvalues[0] < p < 2.5 * fit.pvalues[0]  # the fixed-b reference distribution is the wider one
+    b = (lags + 1) / 400
+    critical = 1.96 + 2.9694 * b + 0.416 * b**2 - 0.5324 * b**3  # Kiefer and Vogelsang (2005), table 1
+    assert p == pytest.approx(2 * norm.sf(abs(fit.tvalues[0]) * 1.96 / critical), rel=1e-9)
+    assert p > fit.pvalues[0]  # stricter than the normal approximation
 
 
 @pytest.mark.parametrize(("n", "horizon"), [(48, 10), (300, 10)])
