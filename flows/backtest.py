@@ -22,7 +22,7 @@ from schemas.config import CLASSIFIER, UNIVERSAL, TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.records import Failure, SeriesRecord
 from tasks.features import features
-from tasks.files import check_writable, new_folder, write_bytes, write_json
+from tasks.storage.files import check_writable, new_folder, write_bytes, write_json
 from tasks.ingest import ingest
 from tasks.judging import pictures, table
 from tasks.judging.backtest import (

@@ -22,7 +22,7 @@ from urllib.error import URLError
 import psutil
 
 from schemas.errors import CpbError, UsageError
-from tasks.files import read_json, write_json
+from tasks.storage.files import read_json, write_json
 from tasks.training.launch import count_gpus
 
 log = logging.getLogger(__name__)

@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tasks.files import read_json
+from tasks.storage.files import read_json
 
 
 def standing(folder: Path) -> str:

@@ -10,7 +10,7 @@ from flows.runner import Direct
 from flows.train_all import Say, run_training
 from schemas.config import PRESET_ARCHITECTURES, UNIVERSAL, TrainConfig
 from schemas.errors import CpbError, UsageError
-from tasks.files import read_json
+from tasks.storage.files import read_json
 from tasks.tracking.runs import COMPLETE, finish
 
 _SEED_OF = {

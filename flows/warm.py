@@ -6,7 +6,7 @@ from flows.console import say
 from schemas.config import TrainConfig
 from schemas.errors import UsageError
 from schemas.records import SeriesRecord
-from tasks.files import read_json
+from tasks.storage.files import read_json
 from tasks.tracking.registry import Champion, champions
 from tasks.tracking.store import open_store
 

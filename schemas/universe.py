@@ -23,12 +23,13 @@ INTERVAL_SECONDS = {
 MONTH = "1mo"
 """Binance's calendar month: the one interval whose candles differ in length."""
 
-MARKETS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm"}
-"""Short names of Binance's markets and their folders under `data/`."""
+MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot"}
+"""Markets and their folders under `data/` in Binance Vision's layout, which the simulator serves too."""
 
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
-_SYMBOL = re.compile(r"[A-Z0-9]{2,30}(_PERP|_\d{6})?")
+SYMBOL = re.compile(r"[A-Z0-9]{2,30}(_PERP|_[0-9]{6})?")
+"""What a symbol of Binance looks like, and hence a folder of the store."""
 
 
 def symbol_of(coin: str) -> str:
@@ -40,7 +41,7 @@ def symbol_of(coin: str) -> str:
         UsageError: the text cannot be a symbol.
     """
     name = coin.strip().upper().replace("/", "")
-    if not _SYMBOL.fullmatch(name):
+    if not SYMBOL.fullmatch(name):
         raise UsageError(f"coin {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT")
     if "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
@@ -55,7 +56,7 @@ def parse_coins(text: str) -> list[str]:
         return [symbol_of(c) for c in COINS]
     names = [part for part in text.split(",") if part.strip()]
     if not names:
-        raise UsageError("--coins is empty: name coins as in BTC,ETH or use all")
+        raise UsageError("coins is empty: name coins as in BTC,ETH or use all")
     return list(dict.fromkeys(symbol_of(n) for n in names))
 
 
@@ -67,14 +68,14 @@ def parse_timeframes(text: str, months: bool = False) -> list[str]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if MONTH in names and not months:
         raise UsageError(
-            f"--timeframes {text!r}: months differ in length, and models need candles of one length; "
+            f"timeframes {text!r}: months differ in length, and models need candles of one length; "
             f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it"
         )
     known = [*INTERVAL_SECONDS, MONTH] if months else [*INTERVAL_SECONDS]
     unknown = [n for n in names if n not in known]
     if unknown or not names:
         raise UsageError(
-            f"--timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
+            f"timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
             f"choose from {', '.join(known)}"
         )
     return list(dict.fromkeys(names))

@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from schemas.config import CLASSIFIER, TrainConfig
 from schemas.records import Failure, FleetRecord
-from tasks.files import read_json
+from tasks.storage.files import read_json
 from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.pool import PoolScore
 from tasks.tracking.runs import (

@@ -7,7 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from schemas.records import FleetRecord
-from tasks.files import read_json
+from tasks.storage.files import read_json
 from tasks.judging.promotion import Candidate, choose
 from tasks.tracking.registry import SIMULATOR, champions, of_source, register_champion
 

@@ -11,7 +11,7 @@ from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 
 from schemas.records import Failure, FleetRecord
-from tasks.files import read_json
+from tasks.storage.files import read_json
 from tasks.training.job import Job
 from tasks.training.launch import Slots, launch
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.files import new_folder
+from tasks.storage.files import new_folder
 from tasks.hub.card import model_card
 from tasks.tracking.registry import Champion
 

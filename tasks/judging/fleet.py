@@ -17,7 +17,7 @@ import numpy as np
 from cpbmodels.member import load
 from cpbmodels.prediction import predict
 from cpbmodels.series import Series
-from tasks.files import read_json, write_json
+from tasks.storage.files import read_json, write_json
 from tasks.judging.baselines import realised, reference
 from tasks.judging.classes import judge_classes
 from tasks.judging.member import MemberScore, judge_member

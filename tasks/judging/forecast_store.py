@@ -25,7 +25,7 @@ from schemas.forecasts import (
     QUANTILE_COLUMNS,
     check_forecasts,
 )
-from tasks.files import write_bytes
+from tasks.storage.files import write_bytes
 
 
 def forecast_rows(

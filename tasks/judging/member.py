@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
-from tasks.files import write_bytes
+from tasks.storage.files import write_bytes
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array

@@ -18,7 +18,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
-from tasks.files import write_bytes
+from tasks.storage.files import write_bytes
 from tasks.judging.classes import NAMES as CLASSES
 from tasks.judging.scores import LEVELS, MEDIAN, Array
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from tasks.files import write_bytes
+from tasks.storage.files import write_bytes
 from tasks.judging import pictures
 from tasks.judging.member import MemberScore
 from tasks.judging.pairs import Pair

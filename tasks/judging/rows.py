@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cpbmodels.series import Series
 from schemas.forecasts import CANDLE_COLUMNS, QUANTILE_COLUMNS
 from schemas.universe import INTERVAL_SECONDS
-from tasks.files import write_bytes
+from tasks.storage.files import write_bytes
 from tasks.judging.scores import Array
 
 

@@ -18,7 +18,7 @@ from cpbmodels.series import Series
 from schemas.errors import MemberError
 from schemas.features import FEATURES, PRICES, check_features
 from schemas.records import SeriesRecord
-from tasks.files import write_bytes
+from tasks.storage.files import write_bytes
 from tasks.market.store import read_klines
 from tasks.signals import columns
 from tasks.signals.splits import SplitBounds, check_enough, check_windows

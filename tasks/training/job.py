@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from schemas.config import UNIVERSAL, TrainConfig
 from schemas.records import SeriesRecord
-from tasks.files import write_json
+from tasks.storage.files import write_json
 from tasks.signals.splits import SplitBounds
 
 _CODE = ("cpbmodels", "tasks/signals", "tasks/training")

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import CpbError
-from tasks.files import read_json
+from tasks.storage.files import read_json
 from tasks.training.allocator import MALLOC
 
 

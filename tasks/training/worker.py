@@ -22,7 +22,7 @@ import cpbmodels
 from cpbmodels.device.doctor import profile_for
 from schemas.errors import CpbError, MemberError
 from schemas.records import Failure
-from tasks.files import new_folder, write_json
+from tasks.storage.files import new_folder, write_json
 from tasks.signals.store import load_series
 from tasks.training.job import Job, JobMember
 from tasks.training.lineup import Loaded, train_members

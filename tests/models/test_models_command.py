@@ -11,7 +11,7 @@ from cpbmodels.unused import SIZES
 from flows.cli_train import train
 from flows.remarks import of_fleet, of_member, standing
 from schemas.errors import UsageError
-from tasks.files import write_json
+from tasks.storage.files import write_json
 
 PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}
 OTHER = {"hidden_dim": 24, "n_layers": 3, "n_heads": 3, "ff_dim": 40, "dropout": 0.6}

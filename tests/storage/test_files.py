@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.files import new_folder, read_json, write_bytes, write_json
+from tasks.storage.files import new_folder, read_json, write_bytes, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
@@ -56,7 +56,7 @@ def test_the_old_folder_goes_whole_so_that_a_kill_never_leaves_half_of_it(tmp_pa
         assert path.name.startswith(".hub.")  # never the folder under its own name
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tasks.files.shutil.rmtree", killed)
+    monkeypatch.setattr("tasks.storage.files.shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "hub") as draft:
         (draft / "new").touch()
 

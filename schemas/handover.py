@@ -1,0 +1,216 @@
+"""The records that steps hand to one another: names, digests and figures, never frames, tensors or loose JSON.
+
+Paths in them are relative to the home (`CPB_HOME`), so that a record means the same under any store. They are read
+and written by `tasks.storage.records` alone.
+"""
+
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from schemas.identity import ModelId, SeriesId
+
+Step = Literal[
+    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score"
+]  # fmt: skip
+"""The steps of the DAG, in the order in which data passes them."""
+
+Span = tuple[datetime, datetime]
+
+
+class Record(BaseModel):
+    """What a step hands on. `version` counts changes of its fields; a file of another version is not read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
+
+    version: ClassVar[int] = 1
+
+
+class Failure(Record):
+    """One series, or one model, that could not go on in one step, and why. `code` is the error's, for programs."""
+
+    step: Step
+    reason: str
+    code: str = "error"
+    series: SeriesId | None = None
+    model: ModelId | None = None
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> "Failure":
+        if self.model and self.series != self.model.series:
+            raise ValueError("a failure of a model is a failure of that model's series")
+        return self
+
+    @classmethod
+    def of(cls, subject: SeriesId | ModelId | None, step: Step, error: Exception | str) -> "Failure":
+        """Return the failure of a series or a model (None: of the step as a whole) with an error's reason and code."""
+        model = subject if isinstance(subject, ModelId) else None
+        series = model.series if model else subject
+        assert not isinstance(series, ModelId)
+        reason = str(error) if isinstance(error, str) or str(error) else type(error).__name__
+        code = getattr(error, "code", "error" if isinstance(error, str) else "unexpected")
+        return cls(step=step, reason=reason, code=code, series=series, model=model)
+
+    @property
+    def subject(self) -> str:
+        """What failed, for messages: `har/BTCUSDT/1h`, `BTCUSDT 1h` or `all series`."""
+        return str(self.model or self.series or "all series")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it flat, as `--json` shows it."""
+        series = self.series
+        return {
+            "market": series.market if series else None,
+            "symbol": series.symbol if series else None,
+            "timeframe": series.timeframe if series else None,
+            "architecture": self.model.architecture if self.model else None,
+            "step": self.step,
+            "reason": self.reason,
+            "code": self.code,
+        }
+
+
+class IngestResult(Record):
+    """What ingestion left in the store: the series that can be read, and those that failed."""
+
+    series: tuple[SeriesId, ...]
+    failures: tuple[Failure, ...] = ()
+    requests: int = 0
+    seconds: float = 0.0
+
+
+class SeriesRecord(Record):
+    """Features of one series on disk. `digest` is of the candles behind them, `file_digest` of the file's bytes.
+
+    `first_us`, `last_us`: open times of the first and last candle, µs UTC.
+    """
+
+    series: SeriesId
+    path: str
+    digest: str
+    file_digest: str
+    rows: int
+    first_us: int
+    last_us: int
+
+
+class SplitBounds(Record):
+    """Half-open UTC spans `[start, end)` of candle open times, one set for a whole timeframe."""
+
+    timeframe: str
+    train: Span
+    validation: Span
+    test: Span
+
+    def items(self) -> list[tuple[str, Span]]:
+        """Return (name, span) of train, validation and test."""
+        return [("train", self.train), ("validation", self.validation), ("test", self.test)]
+
+
+class JobMember(Record):
+    """One series of a fleet, in one fold (0 where there are no folds), with the spans that it learns and is judged on."""
+
+    model: ModelId
+    features: SeriesRecord
+    bounds: SplitBounds
+    fold: int = 0
+    continues: str | None = None
+    """Model folder (relative to the home, or absolute in MLflow's artifacts) to start from."""
+
+    @property
+    def name(self) -> str:
+        """Name of the member's folder: `BTCUSDT-1h`, in a backtest `BTCUSDT-1h-fold-2`."""
+        return f"{self.model.series.name}-fold-{self.fold}" if self.fold else self.model.series.name
+
+
+class FleetJob(Record):
+    """What one fleet is to learn, so complete that its digest (`key`) names the result.
+
+    `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
+    `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
+    decides a trained model.
+    """
+
+    version: ClassVar[int] = 2
+
+    architecture: str
+    preset: str
+    seeds: int
+    overrides: dict[str, Any]
+    device: str
+    profile: str
+    dtype: str
+    members: tuple[JobMember, ...]
+    code: str
+
+
+class TrainedMember(Record):
+    """One trained model: `files` maps the names in its folder to their sha256.
+
+    `history`: one dict per epoch (`train_loss val_loss lr`); `report`: figures of the training as a whole.
+    """
+
+    model: ModelId
+    name: str
+    files: dict[str, str]
+    history: tuple[dict[str, Any], ...]
+    report: dict[str, Any]
+    flat_band: float | None = None
+    """Half-width of the class `flat` of a classifier, in log-return."""
+
+
+class FleetResult(Record):
+    """A trained fleet: the members that can be used, and a failure for each other one."""
+
+    key: str
+    architecture: str
+    members: tuple[TrainedMember, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    train_seconds: float = 0.0
+
+
+class Judgement(Record):
+    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion."""
+
+    model: ModelId
+    run_id: str
+    metrics: dict[str, float]
+    verdict: str
+
+
+class FleetJudgement(Record):
+    """A fleet that was judged and logged: the run of the fleet, a judgement per good member, a failure per other one."""
+
+    key: str
+    architecture: str
+    run_id: str
+    judgements: tuple[Judgement, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+class Decision(Record):
+    """Who serves a series, and why: `promoted` moved the alias, `kept` left it with the incumbent."""
+
+    series: SeriesId
+    outcome: Literal["promoted", "kept"]
+    version_number: str
+    model: ModelId | None = None
+    run_id: str = ""
+    reason: str = ""
+
+
+class ForecastBatch(Record):
+    """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures."""
+
+    rows: int = 0
+    standing: int = 0
+    series: tuple[SeriesId, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+class Score(Record):
+    """Forecast rows scored because their candle has closed, and the series that could not be scored."""
+
+    rows: int = 0
+    failures: tuple[Failure, ...] = ()

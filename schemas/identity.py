@@ -1,0 +1,144 @@
+"""Who is who: a series is (market, symbol, timeframe), a model (architecture, recipe, series, seed).
+
+Both are formatted and parsed here and nowhere else: names of folders, registered models and runs, and the place
+of a series in the store. Spot is the market that names leave out: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from pydantic import AfterValidator
+from pydantic.dataclasses import dataclass
+
+from schemas.errors import UsageError
+from schemas.universe import INTERVAL_SECONDS, MONTH, SYMBOL
+
+Market = Literal["spot", "um", "cm", "sim"]
+"""Binance's spot, USDT-margined and coin-margined futures markets, and the built-in simulator."""
+
+SPOT, SIM = "spot", "sim"
+MARKETS: tuple[str, ...] = get_args(Market)
+_REGISTERED = "cpb-"
+
+
+def check_symbol(text: str) -> str:
+    """Return the text if it can be a Binance symbol, and hence a folder of the store.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not SYMBOL.fullmatch(text):
+        raise UsageError(f"symbol {text!r} is not one of Binance's: use letters and digits, as in BTCUSDT",
+                         code="symbol", field="symbol")  # fmt: skip
+    return text
+
+
+def check_timeframe(text: str) -> str:
+    """Return the text if it is an interval of Binance; raises `UsageError` otherwise."""
+    if text not in INTERVAL_SECONDS and text != MONTH:
+        raise UsageError(f"timeframe {text!r} is unknown: choose from {', '.join([*INTERVAL_SECONDS, MONTH])}",
+                         code="timeframe", field="timeframe")  # fmt: skip
+    return text
+
+
+@dataclass(frozen=True, order=True)
+class SeriesId:
+    """One series of candles: a market's symbol at an interval."""
+
+    market: Market
+    symbol: Annotated[str, AfterValidator(check_symbol)]
+    timeframe: Annotated[str, AfterValidator(check_timeframe)]
+
+    def __str__(self) -> str:
+        """Return the name used in messages: `BTCUSDT 1h`, `um BTCUSDT 1h`."""
+        return f"{self.symbol} {self.timeframe}" if self.market == SPOT else f"{self.market} {self.symbol} {self.timeframe}"
+
+    @property
+    def label(self) -> str:
+        """The symbol, with its market where that is not spot: `BTCUSDT`, `um-BTCUSDT`."""
+        return self.symbol if self.market == SPOT else f"{self.market}-{self.symbol}"
+
+    @property
+    def name(self) -> str:
+        """The name of folders and members: `BTCUSDT-1h`, `um-BTCUSDT-1h`."""
+        return f"{self.label}-{self.timeframe}"
+
+    @property
+    def registered(self) -> str:
+        """The registered model's name: `cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`."""
+        return f"{_REGISTERED}{self.name}"
+
+    @property
+    def seconds(self) -> int:
+        """Length of a candle; not defined for the calendar month."""
+        return INTERVAL_SECONDS[self.timeframe]
+
+    @classmethod
+    def parse(cls, name: str) -> "SeriesId":
+        """Return the series behind a `name` or a registered model's name.
+
+        Raises:
+            UsageError: the text is neither.
+        """
+        parts = name.removeprefix(_REGISTERED).split("-")
+        market = parts.pop(0) if len(parts) == 3 and parts[0] in MARKETS else SPOT
+        if len(parts) != 2:
+            raise UsageError(f"{name!r} names no series: write BTCUSDT-1h, or um-BTCUSDT-1h", code="series")
+        return cls(market, *parts)  # type: ignore[arg-type]
+
+    def folder(self, home: Path, tree: str) -> Path:
+        """Return where a tree of the store keeps this series, as in `HOME/klines/interval=1h/symbol=BTCUSDT`.
+
+        The trees of futures carry their market's name (`klines-um`), those of the simulator lie in `HOME/sim`.
+        """
+        return tree_of(home, tree, self.market) / f"interval={self.timeframe}" / f"symbol={self.symbol}"
+
+
+def market_home(home: Path, market: str) -> Path:
+    """Return the folder that holds a market's manifest, fleets and packages: `HOME`, or `HOME/sim`."""
+    return home / SIM if market == SIM else home
+
+
+def tree_of(home: Path, tree: str, market: str) -> Path:
+    """Return a tree of one market: `HOME/klines`, `HOME/klines-um`, `HOME/sim/klines`."""
+    return market_home(home, market) / (tree if market in (SPOT, SIM) else f"{tree}-{market}")
+
+
+def stored_series(home: Path, tree: str) -> list[SeriesId]:
+    """Return every series that has a folder in a tree of the store, in order; foreign folders are left out."""
+    return sorted(series for market in MARKETS for series in _in_tree(tree_of(home, tree, market), market))
+
+
+def _in_tree(tree: Path, market: str) -> Iterator[SeriesId]:
+    for folder in tree.glob("interval=*/symbol=*"):
+        symbol, timeframe = folder.name.removeprefix("symbol="), folder.parent.name.removeprefix("interval=")
+        if SYMBOL.fullmatch(symbol) and (timeframe in INTERVAL_SECONDS or timeframe == MONTH):
+            yield SeriesId(market, symbol, timeframe)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, order=True)
+class ModelId:
+    """One model. `recipe` is the preset's name, with a digest of what differs from it: `default`, `default+1f0c9a2b`."""
+
+    architecture: str
+    recipe: str
+    series: SeriesId
+    seed: int
+
+    def __str__(self) -> str:
+        """Return the name used in messages and of the run in MLflow: `har/BTCUSDT/1h`."""
+        return f"{self.architecture}/{self.series.label}/{self.series.timeframe}"
+
+    @property
+    def name(self) -> str:
+        """All of it, as one text: `har/default/BTCUSDT-1h/123`."""
+        return f"{self.architecture}/{self.recipe}/{self.series.name}/{self.seed}"
+
+    @classmethod
+    def parse(cls, name: str) -> "ModelId":
+        """Return the model behind a `name`; raises `UsageError` for any other text."""
+        parts = name.split("/")
+        if len(parts) != 4 or not parts[3].isdigit():
+            raise UsageError(f"{name!r} names no model: write har/default/BTCUSDT-1h/123", code="model")
+        return cls(parts[0], parts[1], SeriesId.parse(parts[2]), int(parts[3]))

@@ -1,0 +1,204 @@
+"""What a run is asked to do. Each option is declared once, here: command line, flow parameters and Prefect's run
+form follow from these classes (`flows/parameters.py`), and whoever builds one gets the same sentence for a wrong value.
+"""
+
+import re
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+from schemas.errors import UsageError
+from schemas.identity import SIM, Market
+from schemas.scope import Scope, parse_instant
+from schemas.universe import parse_coins, parse_timeframes
+
+UNIVERSAL = "-universal"
+"""Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
+
+PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
+    "smoke": ("transformer", "gru", "lstm", "linear", "har"),
+    "default": ("robust-har", "har", "har-universal"),
+    "seed-transformer": ("transformer",),
+    "seed-gru": ("gru",),
+    "seed-lstm": ("lstm",),
+}
+"""Which architectures a preset trains unless `architectures` says otherwise."""
+
+PRESET_SEEDS = {"default": 3}
+"""How many seeds of each member a preset averages, where not 1: it costs little for so small a model."""
+
+
+class Spec(BaseModel):
+    """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_sentence(cls, values: Any, build: Any) -> Self:
+        try:
+            return build(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0]) if first["loc"] else ""
+            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=first["type"], field=field) from None
+
+
+class ScopeSpec(Spec):
+    """Which part of which market a command is about: the options that every command shares."""
+
+    months_allowed: ClassVar[bool] = False
+
+    coins: str = Field("all", description="BTC,ETH or all; a coin without a quote means USDT")
+    timeframes: str = Field("15m,1h", description="Binance intervals, as in 15m,1h")
+    source: str | None = Field(None, description="URL, folder or sim; default: Binance Vision itself")
+    market: Market = Field("spot", description="spot, um, cm, or sim (which --source sim implies)")
+    since: str | None = Field(None, description="first candle, as in 2024-01 or 2024-01-31 (UTC)")
+    as_of: str | None = Field(None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC)")
+    tail: bool = Field(False, description="add the newest candles from the REST API")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _simulator_is_a_market(cls, values: Any) -> Any:
+        """`source=sim` and `market=sim` say the same; any other market cannot be simulated."""
+        if not isinstance(values, dict) or SIM not in (values.get("source"), values.get("market")):
+            return values
+        if values.get("source") not in (None, SIM):
+            raise UsageError("market 'sim' has no other source than sim: leave source out", code="market", field="market")
+        if values.get("market") not in (None, "spot", SIM):
+            raise UsageError(
+                f"market {values['market']!r} cannot be simulated: leave market out with source sim",
+                code="market", field="market",
+            )  # fmt: skip
+        return values | {"source": SIM, "market": SIM}
+
+    @model_validator(mode="after")
+    def _time_range(self) -> Self:
+        parse_coins(self.coins)
+        parse_timeframes(self.timeframes, self.months_allowed)
+        start = parse_instant(self.since, "since") if self.since else None
+        end = parse_instant(self.as_of, "as_of") if self.as_of else None
+        if start and end and end - start < timedelta(days=1):
+            raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
+                             code="range", field="as_of")  # fmt: skip
+        return self
+
+    @cached_property
+    def scope(self) -> Scope:
+        """The same options resolved: symbols, instants, the home of this machine."""
+        return Scope.of(
+            self.coins, self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed
+        )
+
+
+class IngestSpec(ScopeSpec):
+    """What `cpb ingest` is asked: it also stores candles of a calendar month, which no model learns from."""
+
+    months_allowed: ClassVar[bool] = True
+
+
+class RunSpec(ScopeSpec):
+    """One training run, from candles to forecasts.
+
+    `overrides`: fields of the model preset, such as `batch_size`. `seeds`: copies of each member, from `seed` on,
+    that are averaged.
+    """
+
+    architectures: str | None = Field(None, description="as in gru,har,har-universal; default: the preset's own")
+    preset: str = Field("default", description=f"one of {', '.join(PRESET_ARCHITECTURES)}",
+                        json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
+    device: str = Field("auto", description="auto, cpu or cuda")
+    profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
+        "auto", description="hardware profile: auto, cpu, gpu-6gb, gpu-16gb or gpu-80gb"
+    )
+    dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
+    seed: int = Field(1, ge=0, description="every member's own seed derives from it")
+    seeds: int | None = Field(None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's")
+    warm_start: Literal["champion"] | None = Field(None, description="champion: continue from the registered models")
+    overrides: dict[str, Any] = Field(default_factory=dict, description="fields of the model preset, as in {\"epochs\": 5}")
+    train_timeout_s: float = Field(6 * 3600, gt=0, description="time limit of one fleet's training, in seconds")
+    repo: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run")
+
+    @field_validator("device")
+    @classmethod
+    def _known_device(cls, name: str) -> str:
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+            raise UsageError(f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device")
+        return name
+
+    @model_validator(mode="after")
+    def _known_models(self) -> Self:
+        if self.preset not in PRESET_ARCHITECTURES:
+            raise UsageError(f"preset {self.preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}",
+                             code="preset", field="preset")  # fmt: skip
+        import cpbmodels  # reads its registry; costs a second where torch is not loaded yet
+
+        known = cpbmodels.architectures()
+        unknown = [name for name in self.names if base_of(name) not in known]
+        if unknown or not self.names:
+            raise UsageError(
+                f"architectures {self.architectures!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
+                f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
+                code="architectures", field="architectures",
+            )  # fmt: skip
+        for name in self.names:
+            try:
+                options = cpbmodels.preset(self.preset, base_of(name), **self.overrides)
+            except cpbmodels.ModelError as error:
+                raise UsageError(str(error), code="preset", field="overrides" if self.overrides else "preset") from None
+            for sentence in cpbmodels.without_effect(options, base_of(name), self.overrides):
+                raise UsageError(sentence, code="without-effect", field="overrides")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The architectures to train, each once."""
+        if self.architectures is None:
+            return PRESET_ARCHITECTURES[self.preset]
+        return tuple(dict.fromkeys(part.strip() for part in self.architectures.split(",") if part.strip()))
+
+    def copies(self, architecture: str) -> int:
+        """Return how many copies of a member are averaged; a closed form would give the same one each time."""
+        import cpbmodels
+
+        if cpbmodels.architecture(base_of(architecture)).closed_form:
+            return 1
+        return self.seeds or PRESET_SEEDS.get(self.preset, 1)
+
+
+class BacktestSpec(RunSpec):
+    """What `cpb backtest` is asked besides."""
+
+    timeframes: str = Field("1h", description="Binance intervals, as in 15m,1h")
+    folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
+    refit: bool = Field(True, description="train anew for every fold")
+    expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
+    baselines: str = Field("random-walk,robust-har", description="random-walk, robust-har, garch-t, lightgbm")
+    check_lookahead: bool = Field(False, description="compute everything again without the future")
+    out: str | None = Field(None, description="folder for tables, verdicts, forecast rows and the report")
+    report: str | None = Field(None, description="folder for report.html")
+
+
+def base_of(architecture: str) -> str:
+    """Return the architecture's name in `cpbmodels`: without `-universal`."""
+    return architecture.removesuffix(UNIVERSAL)
+
+
+def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
+    """Return what pydantic found wrong as one sentence."""
+    given, limits = error["input"], error.get("ctx", {})
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return f"option {field!r} is unknown: choose from {', '.join(known)}"
+    if kind == "literal_error":
+        return f"{field} {given!r} is unknown: choose {limits['expected'].replace(chr(39), '')}"
+    if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than"):
+        (limit,) = limits.values()
+        words = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
+        return f"{field} {given!r} is out of range: it must be {words.get(kind, 'less than')} {limit:g}"
+    if field == "repo":
+        return f"repo {given!r} is not USER/NAME, as in alice/cpb-models"
+    return f"{field} {given!r} cannot be used: {error['msg'][0].lower()}{error['msg'][1:]}"

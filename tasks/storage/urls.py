@@ -1,0 +1,27 @@
+"""URLs as they may be shown and stored: without user name, password, token or signature."""
+
+import re
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+_SECRET = re.compile(r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE)
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+
+
+def public_url(url: str) -> str:
+    """Return a URL (or any text, unchanged) without credentials: user info is cut, secret parameters become `***`."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # not a URL that could be taken apart: nothing of it is shown after the scheme
+        return f"{url.partition('://')[0]}://***" if "://" in url else url
+    if not parts.scheme or "://" not in url:
+        return url
+    query = parts.query
+    if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
+        pairs = parse_qsl(query, keep_blank_values=True)
+        query = urlencode([(n, "***" if _SECRET.search(n) else v) for n, v in pairs], safe="*")
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query).geturl()
+
+
+def without_credentials(text: str) -> str:
+    """Return a text, such as a library's error message, with every URL in it as `public_url` gives it."""
+    return _URL.sub(lambda found: public_url(found[0]), text)
