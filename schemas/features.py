@@ -4,6 +4,8 @@ from typing import Any
 
 import polars as pl
 
+from schemas.errors import MemberError
+
 ROLLING = (1, 3, 6, 12, 24, 72, 168)
 """Rolling windows in candles; the longest is the warm-up."""
 
@@ -40,9 +42,18 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` if it keeps the contract of a feature file.
 
     Raises:
+        MemberError: a column holds no value at all, so nothing could be learnt from it.
         pandera.errors.SchemaError: naming the column and the check at fault.
     """
-    return _schema().validate(frame)
+    checked = _schema().validate(frame)
+    known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
+    if empty := [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]:
+        raise MemberError(
+            f"feature column {empty[0]} has no value in any of {len(frame)} candles; "
+            f"the longest columns need {ROLLING[-1]} candles without a hole: take an earlier since or leave the coin out",
+            code="empty-column", field=empty[0],
+        )  # fmt: skip
+    return checked
 
 
 def _schema() -> Any:
