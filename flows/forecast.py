@@ -28,7 +28,9 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
     """
     scope = spec.scope
     if not champions(scope.series):  # before anything is fetched for nothing
-        raise CpbError(f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion")
+        raise CpbError(
+            f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
+        )
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail)
     scored = steps.one(score, scope, spec.tail)
@@ -41,7 +43,9 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
         )
     for text in texts:
         say(f"FAILED {text}")
-    say(f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; {count(scored.rows, 'older row')} scored")
+    say(
+        f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; {count(scored.rows, 'older row')} scored"
+    )
     return {
         "rows": issued.rows,
         "series": len(issued.series),

@@ -42,17 +42,20 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` if it keeps the contract of a feature file.
 
     Raises:
-        MemberError: a column holds no value at all, so nothing could be learnt from it.
+        MemberError: a column holds no value at all, though there are candles enough for it.
         pandera.errors.SchemaError: naming the column and the check at fault.
     """
     checked = _schema().validate(frame)
-    known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
-    if empty := [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]:
-        raise MemberError(
-            f"feature column {empty[0]} has no value in any of {len(frame)} candles; "
-            f"the longest columns need {ROLLING[-1]} candles without a hole: take an earlier since or leave the coin out",
-            code="empty-column", field=empty[0],
-        )  # fmt: skip
+    if checked["segment"].unique_counts().max() > ROLLING[-1]:  # else warm-up is all there can be
+        known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
+        empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
+        if empty:
+            raise MemberError(
+                f"feature column {empty[0]} has no value in any of {len(frame)} candles; nothing can be learnt from it: "
+                "check the candles it is computed from, with `cpb ingest --report`",
+                code="empty-column",
+                field=empty[0],
+            )
     return checked
 
 

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cpbmodels
-from schemas.handover import Failure, FleetJob, FleetJudgement, FleetResult, JobMember, Judgement, TrainedMember
+from schemas.handover import (
+    Failure,
+    FleetJob,
+    FleetJudgement,
+    FleetResult,
+    JobMember,
+    Judgement,
+    TrainedMember,
+)
 from schemas.identity import ModelId
 from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, judge_fleet
@@ -43,18 +51,27 @@ def evaluate(
     """
     folder = fleet_folder(root, job)
     score = judge_fleet(folder, job, result)
-    failures = [*(_as_member(spec, job, f) for f in earlier if f.model is None and f.series), *result.failures]
+    failures = [
+        *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),
+        *result.failures,
+    ]
     failures += score.failures
     config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in job.members]}
     run = start_fleet(
-        parent, job.architecture, f"{parent}/{result.key}", config, {"preset": spec.preset, "fleet_key": result.key}
+        parent,
+        job.architecture,
+        f"{parent}/{result.key}",
+        config,
+        {"preset": spec.preset, "fleet_key": result.key},
     )
     specs = {m.name: m for m in job.members}
     trained = [one for one in result.members if one.name in score.members]
     good = [_record(spec, job, specs[one.name], one, folder, score) for one in trained]
     ids = log_members(run.run_id, [*good, *(_failed(spec, job, f) for f in failures)])
     log_metrics(run.run_id, _named(job, _pooled(score.pools)) | {"train_seconds": result.train_seconds})
-    finish(run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)})
+    finish(
+        run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
+    )
     judgements = [
         Judgement(
             model=one.model,

@@ -20,7 +20,9 @@ def ingest(scope: Scope, tail: bool = False) -> IngestResult:
     failed = [one for one in report.series if one.status == FAILED_SERIES]
     return IngestResult(
         series=tuple(one.series for one in report.series if one.status != FAILED_SERIES),
-        failures=tuple(Failure(step="ingest", reason=one.reason, code="ingest", series=one.series) for one in failed),
+        failures=tuple(
+            Failure(step="ingest", reason=one.reason, code="ingest", series=one.series) for one in failed
+        ),
         requests=report.requests,
         seconds=report.seconds,
     )

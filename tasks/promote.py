@@ -20,13 +20,21 @@ def promote(fleets: Sequence[FleetJudgement]) -> tuple[Decision, ...]:
             best.run_id,
             reason=choice.reason,
             metrics=best.metrics,
-            tags={"architecture": best.model.architecture, "recipe": best.model.recipe, "verdict": best.verdict},
+            tags={
+                "architecture": best.model.architecture,
+                "recipe": best.model.recipe,
+                "verdict": best.verdict,
+            },
             files=best.files,
         )
         decisions.append(
             Decision(
-                series=best.model.series, outcome="promoted", version_number=version,
-                model=best.model, run_id=best.run_id, reason=choice.reason,
+                series=best.model.series,
+                outcome="promoted",
+                version_number=version,
+                model=best.model,
+                run_id=best.run_id,
+                reason=choice.reason,
             )  # fmt: skip
         )
     return tuple(decisions)

@@ -47,7 +47,9 @@ class Retry:
 class Step(Generic[P, R]):
     """A step: call it directly, or through `task` in a Prefect flow. `workers`: calls of it at the same time."""
 
-    def __init__(self, fn: Callable[P, R], name: str, run_name: str, workers: int, retry: Retry | None) -> None:
+    def __init__(
+        self, fn: Callable[P, R], name: str, run_name: str, workers: int, retry: Retry | None
+    ) -> None:
         self.name, self.workers = name, workers
         self.fn: Callable[P, R] = retry.around(fn, name) if retry else fn
         # No Prefect cache and no Prefect retries: a step finds its own finished work on disk by digest, which also

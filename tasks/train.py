@@ -19,7 +19,9 @@ from tasks.training.slots import Slots
 Progress = Callable[[dict[str, Any]], None]
 
 
-@step("train", run_name="train {job.architecture}", workers=64)  # they wait for a device slot in `run_trainer`
+@step(
+    "train", run_name="train {job.architecture}", workers=64
+)  # they wait for a device slot in `run_trainer`
 def train(
     job: FleetJob, root: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
 ) -> FleetResult:

@@ -22,6 +22,7 @@ WARMUP = 168
 HORIZON = 10
 """Candles ahead that every series must be able to learn and be judged on."""
 
+
 class SplitPolicy(BaseModel):
     """How long the spans are: a share of the history, capped in candles, so that a week is not a century.
 
@@ -69,7 +70,8 @@ def folds(
     if count > 1 and first_train < WARMUP + policy.min_rows:
         raise UsageError(
             f"folds {count}: the {timeframe} history is too short; use fewer folds or an earlier since",
-            code="history", field="folds",
+            code="history",
+            field="folds",
         )
     result = []
     for back in range(count - 1, -1, -1):
@@ -91,7 +93,11 @@ def folds(
 
 
 def check_enough(
-    name: SeriesId | str, rows: dict[str, int], total: int, bounds: SplitBounds, policy: SplitPolicy | None = None
+    name: SeriesId | str,
+    rows: dict[str, int],
+    total: int,
+    bounds: SplitBounds,
+    policy: SplitPolicy | None = None,
 ) -> None:
     """Raise `MemberError` unless each span (`rows`: its name -> candles) has candles enough."""
     policy = policy or SplitPolicy()

@@ -86,7 +86,9 @@ def read_features(home: Path, record: SeriesRecord) -> Series:
     path = home / record.path
     if not path.exists() or file_digest(path) != record.file_digest:
         what = "damaged" if path.exists() else "gone"
-        raise DamagedError(f"{record.path} is {what}; run the same command again, which computes it anew", field=record.path)
+        raise DamagedError(
+            f"{record.path} is {what}; run the same command again, which computes it anew", field=record.path
+        )
     return _series(pl.read_parquet(path), record.series)
 
 
@@ -165,7 +167,9 @@ def _series(frame: pl.DataFrame, series: SeriesId) -> Series:
 def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
     klines = read_klines(home, series, **scope)
     if klines.is_empty():
-        raise MemberError(f"{series}: no candles in the asked time range; check since and as_of", code="no-candles")
+        raise MemberError(
+            f"{series}: no candles in the asked time range; check since and as_of", code="no-candles"
+        )
     return klines
 
 
@@ -176,7 +180,11 @@ def _path(home: Path, series: SeriesId, digest: str) -> Path:
 
 def _prune(folder: Path) -> None:
     """Remove the least recently used feature files; only files that carry a feature file's name are looked at."""
-    files = sorted(folder.glob(f"{'[0-9a-f]' * 16}-{'[0-9a-f]' * 8}.parquet"), key=lambda p: p.stat().st_mtime, reverse=True)
+    files = sorted(
+        folder.glob(f"{'[0-9a-f]' * 16}-{'[0-9a-f]' * 8}.parquet"),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
     for old in files[KEPT_FILES:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)

@@ -66,5 +66,7 @@ def member_folder(folder: Path, name: str) -> Path:
     """Return the folder of one member of the fleet in `folder`."""
     found = folder / "members" / name
     if not found.is_dir():
-        raise DamagedError(f"{found} is gone; remove {folder} and run the same command again", field=str(found))
+        raise DamagedError(
+            f"{found} is gone; remove {folder} and run the same command again", field=str(found)
+        )
     return found

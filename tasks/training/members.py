@@ -35,12 +35,18 @@ def train_members(
         how: passed on to `cpbmodels.train_fleet`.
     """
     if not is_universal(job):
-        return _averaged(job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how))
+        return _averaged(
+            job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how)
+        )
     served: dict[str, Member] = {}
     for part in _universal_parts(job, loaded):
         # The first planned member's seeds, whoever could be loaded.
         first = next(m for m in job.members if m.fold == part[0][0].fold and _same_part(job, m, part[0][0]))
-        folder = checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}" if checkpoint and first.fold else checkpoint
+        folder = (
+            checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
+            if checkpoint and first.fold
+            else checkpoint
+        )
         trained = _averaged(job, _train(job, part, _seeds(first, job), home, folder, how))
         by_timeframe = {member.config["timeframe"]: member for member in trained}
         served |= {m.name: by_timeframe[m.model.series.timeframe] for m, _ in part}
@@ -100,7 +106,9 @@ def _earlier_rows(job: FleetJob, loaded: Loaded, home: Path) -> list[Member | No
     folders = [m.continues for m, _ in loaded]
     if is_universal(job):  # any of a timeframe's folders: they hold the same model
         timeframes = dict.fromkeys(m.model.series.timeframe for m, _ in loaded)
-        folders = [next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes]
+        folders = [
+            next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes
+        ]
     return [row for folder in folders for row in _rows(job, home / folder if folder else None)]
 
 

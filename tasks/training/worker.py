@@ -54,7 +54,9 @@ def train_job(folder: Path) -> None:
     home = home_of(folder, job)
     loaded, failures = _load(job, home)
     if not loaded:
-        raise CpbError(f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet")
+        raise CpbError(
+            f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
+        )
     started = time.perf_counter()
     models = train_members(
         job,
@@ -104,7 +106,15 @@ def _load(job: FleetJob, home: Path) -> tuple[Loaded, list[Failure]]:
             continue
         reason = cpbmodels.why_not(series, base_of(job.architecture), job.preset, **job.overrides)
         if reason:
-            failures.append(Failure(step="train", reason=reason, code="too-short", series=member.model.series, model=member.model))
+            failures.append(
+                Failure(
+                    step="train",
+                    reason=reason,
+                    code="too-short",
+                    series=member.model.series,
+                    model=member.model,
+                )
+            )
         else:
             loaded.append((member, series))
     return loaded, failures
@@ -168,7 +178,9 @@ def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
     np.savez(path, origins=forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()})
 
 
-def _extra(job: FleetJob, spec: JobMember, series: cpbmodels.Series, model: cpbmodels.Member) -> dict[str, Any]:
+def _extra(
+    job: FleetJob, spec: JobMember, series: cpbmodels.Series, model: cpbmodels.Member
+) -> dict[str, Any]:
     times = series.times
     assert times is not None
     first, stop = series.spans["train"]
