@@ -12,7 +12,10 @@ from tasks.storage.urls import public_url, without_credentials
     [
         ("http://user:pw@host:8080/path?a=1#x", "http://host:8080/path?a=1#x"),
         ("postgresql+psycopg2://u:p%40w@db/x", "postgresql+psycopg2://db/x"),
-        ("s3://bucket/key?X-Amz-Signature=abc&X-Amz-Date=1", "s3://bucket/key?X-Amz-Signature=***&X-Amz-Date=1"),
+        (
+            "s3://bucket/key?X-Amz-Signature=abc&X-Amz-Date=1",
+            "s3://bucket/key?X-Amz-Signature=***&X-Amz-Date=1",
+        ),
         ("https://h/?access_token=t&q=1", "https://h/?access_token=***&q=1"),
         ("sqlite:///mlruns/mlflow.db", "sqlite:///mlruns/mlflow.db"),
         ("/a/folder", "/a/folder"),
@@ -20,7 +23,6 @@ from tasks.storage.urls import public_url, without_credentials
         ("http://token@host", "http://host"),
         ("http://[broken@x", "http://x"),
         ("http://user:p@ss@host/a@b", "http://host/a@b"),
-,
     ],
 )
 def test_credentials_are_cut(url, shown):
