@@ -1,5 +1,6 @@
 """The command line. Only names are imported here; each command imports what it needs when it runs."""
 
+import errno
 import os
 import sys
 from importlib import import_module
@@ -8,22 +9,33 @@ from typing import Annotated, NoReturn
 import typer
 
 COMMANDS = {
-    "demo": ("flows.cli_train", "demo"),
-    "ingest": ("flows.cli_ingest", "ingest"),
-    "train": ("flows.cli_train", "train"),
-    "train-all": ("flows.cli_train", "train_all"),
-    "backtest": ("flows.cli_backtest", "backtest"),
-    "leaderboard": ("flows.cli_models", "leaderboard"),
-    "forecast": ("flows.cli_models", "forecast"),
-    "publish": ("flows.cli_models", "publish"),
-    "doctor": ("flows.cli_doctor", "doctor"),
-    "serve": ("flows.cli_serve", "serve"),
-    "ui": ("flows.cli_serve", "ui"),
+    "demo": ("flows.cli.train", "demo"),
+    "ingest": ("flows.cli.ingest", "ingest"),
+    "train": ("flows.cli.train", "train"),
+    "train-all": ("flows.cli.train", "train_all"),
+    "backtest": ("flows.cli.backtest", "backtest"),
+    "leaderboard": ("flows.cli.models", "leaderboard"),
+    "forecast": ("flows.cli.models", "forecast"),
+    "publish": ("flows.cli.models", "publish"),
+    "doctor": ("flows.cli.doctor", "doctor"),
+    "serve": ("flows.cli.serve", "serve"),
+    "ui": ("flows.cli.serve", "ui"),
 }
 """Command -> (module, function), in the order in which help shows them."""
 
 
 HELP = "Train, judge and publish forecasting models for a whole universe of coins."
+
+INTERRUPTION = "interrupted; run the same command again to go on"
+
+_DISK_REMEDIES = {
+    errno.ENOSPC: "free space on that disk",
+    errno.EDQUOT: "free space within your quota",
+    errno.EACCES: "check who owns it and its permissions",
+    errno.EPERM: "check who owns it and its permissions",
+    errno.EROFS: "choose a folder that can be written to, as with CPB_HOME",
+}
+"""What to do about an error of the operating system, by its number."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -51,11 +63,12 @@ def _app() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=HELP)(_options)
     for name, (module, function) in COMMANDS.items():
         app.command(name)(getattr(import_module(module), function))
-    app.add_typer(import_module("flows.cli_deploy").app, name="deploy")
+    app.add_typer(import_module("flows.cli.deploy").app, name="deploy")
     return app
 
 
@@ -65,40 +78,55 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from schemas.errors import FATAL, USAGE, CpbError
+    from schemas.errors import COMPLETE, FATAL, INTERRUPTED, CpbError
 
     try:
-        _app()()
-    except SystemExit as end:
-        if end.code == 130:  # Typer has turned Ctrl-C into this
-            print("cpb: interrupted; run the same command again to go on", file=sys.stderr)
-        if (
-            end.code == USAGE and "--json" in sys.argv
-        ):  # the parser's own; it has said on stderr what is wrong
-            _as_json("the command line is wrong: see stderr, or --help", USAGE)
-        raise
+        # Not standalone: errors of the command line come here too, so that all are printed in one place.
+        code = _app()(prog_name="cpb", standalone_mode=False)
+    except typer.TyperException as error:
+        _end_usage(error)
     except CpbError as error:
-        _end(str(error), error.exit_code)
-    except (
-        OSError
-    ) as error:  # a folder one may not write in, a full disk: the user's to mend, not a fault here
+        _end(str(error), error.exit_code, error.code, error.field)
+    except OSError as error:  # a folder that cannot be written to, a full disk: not a fault of this program
         where = f"{error.filename}: " if error.filename else ""
-        _end(f"{where}{error.strerror or error}; check its owner and the free space there", FATAL)
+        remedy = _DISK_REMEDIES.get(
+            error.errno or 0, "check that it exists, its owner and the free space there"
+        )
+        _end(f"{where}{error.strerror or error}; {remedy}", FATAL, "system", str(error.filename or ""))
+    except KeyboardInterrupt:
+        _end(INTERRUPTION, INTERRUPTED, "interrupted")
+    if code == INTERRUPTED:  # Typer turns a Ctrl-C within a command into this code
+        _end(INTERRUPTION, INTERRUPTED, "interrupted")
+    sys.exit(code or COMPLETE)
 
 
-def _end(text: str, code: int) -> NoReturn:
-    """Say in one sentence why the command ends; with `--json` also as the object that programs wait for."""
+def _end_usage(error: typer.TyperException) -> NoReturn:
+    """End after an error of the command line's parser: an unknown option, a missing argument."""
+    from schemas.errors import USAGE
+
+    context = getattr(error, "ctx", None)
+    text = error.format_message()
+    if context is not None and text == context.get_help():  # a group of commands without a command
+        print(text, file=sys.stderr)
+        sys.exit(USAGE)
+    help_for = context.command_path if context is not None else "cpb"
+    field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")
+    _end(
+        f"{text[:1].lower()}{text[1:].rstrip('.')}; see `{help_for} --help`",
+        error.exit_code,
+        "usage",
+        field or "",
+    )
+
+
+def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
+    """Print why the command ends in one sentence; with `--json` also as the object that programs wait for."""
+    from tasks.storage.urls import without_credentials
+
+    text = without_credentials(text)
     print(f"cpb: {text}", file=sys.stderr)
     if "--json" in sys.argv:
-        _as_json(text, code)
-    sys.exit(code)
+        from flows.console import emit
 
-
-def _as_json(text: str, code: int) -> None:
-    from flows.console import emit
-
-    emit({"error": text, "exit": code})
-
-
-if __name__ == "__main__":
-    main()
+        emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
+    sys.exit(exit_code)
