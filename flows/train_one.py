@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from flows.runner import Direct
-from flows.train_all import Say, run_training
+from flows.runner import Runner
+from flows.summary import Say
+from flows.training import run_training
 from schemas.errors import CpbError
 from schemas.handover import FleetResult, Judgement
 from schemas.run import RunSpec
@@ -24,7 +25,7 @@ def train_one(
     Raises:
         CpbError: the member failed.
     """
-    training = run_training(spec, Direct(), say, fresh=not resume, name="train", on_progress=on_progress)
+    training = run_training(spec, Runner(), say, fresh=not resume, name="train", on_progress=on_progress)
     if training.summary.failures:
         failure = training.summary.failures[0]
         raise CpbError(failure.reason, code=failure.code)

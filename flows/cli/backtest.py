@@ -20,9 +20,9 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
     quiet_libraries()
     from flows.backtest import in_prefect, run
     from flows.prefect_server import server_in_use
-    from flows.runner import Direct
+    from flows.runner import Runner
 
-    result = in_prefect(spec) if server_in_use() else run(spec, Direct(), say)
+    result = in_prefect(spec) if server_in_use() else run(spec, Runner(), say)
     for folder in dict.fromkeys(filter(None, (spec.out, spec.report))):
         say(f"written to {folder}")
     if json:

@@ -47,9 +47,9 @@ def forecast(spec: ScopeSpec, json: Json = False) -> None:
     """
     quiet_libraries()
     from flows.forecast import run_forecast
-    from flows.runner import Direct
+    from flows.runner import Runner
 
-    result = run_forecast(spec.scope, Direct(), say, tail=spec.tail)
+    result = run_forecast(spec, Runner(), say)
     if json:
         emit(result)
     raise typer.Exit(result["exit"])

@@ -1,7 +1,7 @@
 """`cpb demo`, `cpb train-all` and `cpb train`."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -9,9 +9,6 @@ from flows.cli.options import Json, ModelOption, Shown, takes
 from flows.console import emit, quiet_libraries, say
 from schemas.errors import UsageError
 from schemas.run import RunSpec, base_of
-
-if TYPE_CHECKING:
-    from flows.summary import Summary
 
 MODEL_OPTIONS = {
     "batch_size": ModelOption("batch_size", "windows per step"),
@@ -38,13 +35,13 @@ def demo(json: Json = False) -> None:
     Example: cpb demo
     """
     spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
-    summary = _train_all(spec, direct=True)
+    result = _train_all(spec, direct=True)
     if json:
-        emit(summary.as_json())
+        emit(result)
     else:
-        _show_board(summary.run_id)
+        _show_board(result["run_id"])
         _next_steps()
-    raise typer.Exit(summary.exit_code)
+    raise typer.Exit(result["exit"])
 
 
 @takes(RunSpec)
@@ -53,12 +50,12 @@ def train_all(spec: RunSpec, json: Json = False) -> None:
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
-    summary = _train_all(spec)
+    result = _train_all(spec)
     if json:
-        emit(summary.as_json())
+        emit(result)
     else:
-        _show_board(summary.run_id)
-    raise typer.Exit(summary.exit_code)
+        _show_board(result["run_id"])
+    raise typer.Exit(result["exit"])
 
 
 def _one_model(values: dict[str, Any]) -> RunSpec:
@@ -131,17 +128,17 @@ def train(
     raise typer.Exit(int(result["exit"]))
 
 
-def _train_all(spec: RunSpec, direct: bool = False) -> "Summary":
+def _train_all(spec: RunSpec, direct: bool = False) -> dict[str, Any]:
     quiet_libraries()
     from flows.prefect_server import server_in_use
     from flows.progress import training_bars
-    from flows.runner import Direct
+    from flows.runner import Runner
     from flows.train_all import in_prefect, run_train_all
 
     if server_in_use() and not direct:
         return in_prefect(spec)
     with training_bars() as bars:
-        return run_train_all(spec, Direct(), say, on_progress=bars)
+        return run_train_all(spec, Runner(), say, on_progress=bars).as_json()
 
 
 def _show_board(run_id: str) -> None:

@@ -54,19 +54,16 @@ def test_publish_takes_one_market(cpb, monkeypatch, tmp_path, words, market, rep
 
 
 def test_forecast_takes_the_scope(cpb, monkeypatch):
-    seen = {}
+    seen = []
 
-    def run_forecast(scope, steps, say, tail):
-        seen.update(scope=scope, tail=tail)
+    def run_forecast(spec, steps, say):
+        seen.append(spec)
         return {"exit": 3}
 
     monkeypatch.setattr("flows.forecast.run_forecast", run_forecast)
     code, _ = cpb("forecast", "--coins", "BTC", "--market", "um", "--as-of", "2024-01-02T03:04:05", "--tail")
     assert code == 3
-    assert seen == {
-        "scope": ScopeSpec(coins="BTC", market="um", as_of="2024-01-02T03:04:05").scope,
-        "tail": True,
-    }
+    assert seen == [ScopeSpec(coins="BTC", market="um", as_of="2024-01-02T03:04:05", tail=True)]
 
 
 @pytest.mark.parametrize(
@@ -93,13 +90,13 @@ def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monk
 
 
 def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch):
-    from flows.summary import Summary
-
     monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: True)
     seen = []
-    monkeypatch.setattr("flows.train_all.in_prefect", lambda spec: seen.append(spec) or Summary(run_id="r2"))
+    monkeypatch.setattr(
+        "flows.train_all.in_prefect", lambda spec: seen.append(spec) or {"run_id": "r2", "exit": 3}
+    )
     code, told = cpb("train-all", "--preset", "smoke", "--train-timeout-s", "60")
-    assert (code, told["run_id"]) == (0, "r2")
+    assert (code, told["run_id"]) == (3, "r2")
     assert seen == [RunSpec(preset="smoke", train_timeout_s=60)]
 
 
