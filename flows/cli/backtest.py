@@ -18,11 +18,16 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
     Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --report report
     """
     quiet_libraries()
-    from flows.backtest import in_prefect, run
+    from flows.backtest import in_prefect, run_backtest
     from flows.prefect_server import server_in_use
+    from flows.progress import training_bars
     from flows.runner import Runner
 
-    result = in_prefect(spec) if server_in_use() else run(spec, Runner(), say)
+    if server_in_use():
+        result = in_prefect(spec)
+    else:
+        with training_bars() as bars:
+            result = run_backtest(spec, Runner(), say, on_progress=bars)
     for folder in dict.fromkeys(filter(None, (spec.out, spec.report))):
         say(f"written to {folder}")
     if json:

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows import cli
-from schemas.run import IngestSpec, RunSpec, ScopeSpec
+from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
 
 @pytest.fixture
@@ -87,6 +87,25 @@ def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monk
     monkeypatch.setattr("flows.train_all.run_train_all", run_train_all)
     code, told = cpb(*words)
     assert (code, told["run_id"], seen) == (0, "r1", [spec])
+
+
+def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
+    seen = []
+
+    def run_backtest(spec, steps, say, *, on_progress):
+        seen.append(("directly", spec))
+        return {"exit": 0}
+
+    def in_prefect(spec):
+        seen.append(("on the server", spec))
+        return {"exit": 3}
+
+    monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
+    monkeypatch.setattr("flows.backtest.in_prefect", in_prefect)
+    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: bool(seen))
+    assert [cpb("backtest", "--sliding", "--folds", "2")[0] for _ in range(2)] == [0, 3]
+    spec = BacktestSpec(expanding=False, folds=2)
+    assert seen == [("directly", spec), ("on the server", spec)]
 
 
 def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch):
