@@ -7,7 +7,7 @@ import typer
 from market_tools import build, key, put
 from typer.testing import CliRunner
 
-from flows.cli_ingest import ingest
+from flows.cli.ingest import ingest
 from schemas.errors import CpbError, UsageError
 
 app = typer.Typer()

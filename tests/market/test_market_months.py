@@ -15,7 +15,7 @@ from market_tools import FAST, csv_of, key, lines, put, scope, stored
 from typer.testing import CliRunner
 
 from flows import cli
-from flows.cli_ingest import ingest as command
+from flows.cli.ingest import ingest as command
 from schemas.errors import UsageError
 from schemas.klines import KLINES
 from schemas.universe import INTERVAL_SECONDS, MONTH, parse_timeframes
