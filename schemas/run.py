@@ -178,6 +178,7 @@ class RunSpec(ScopeSpec):
                 f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
+        ignored: list[list[str]] = []
         for name in self.names:
             try:
                 options = cpbmodels.preset(self.preset, base_of(name), **self.overrides)
@@ -185,8 +186,9 @@ class RunSpec(ScopeSpec):
                 raise UsageError(
                     str(error), code="preset", field="overrides" if self.overrides else "preset"
                 ) from None
-            for sentence in cpbmodels.without_effect(options, base_of(name), self.overrides):
-                raise UsageError(sentence, code="without-effect", field="overrides")
+            ignored.append(cpbmodels.without_effect(options, base_of(name), self.overrides))
+        if all(ignored):  # an option that one of several architectures reads has its effect there
+            raise UsageError(ignored[0][0], code="without-effect", field="overrides")
         return self
 
     @property
