@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from schemas.errors import CpbError, UsageError
 
@@ -52,6 +52,28 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Return the JSON value in `path`."""
     return json.loads(path.read_text())
+
+
+def read_json_or_none(path: Path) -> Any:
+    """Return the JSON value in `path`; None where there is no file, or none that can be read as JSON."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """Open a log file to append to, made where missing, never through a symbolic link."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise CpbError(
+            f"the log file {path} cannot be written ({error.strerror}); remove it if it is a link, else check the "
+            "folder's owner and the free space there",
+            code="log",
+            field=str(path),
+        ) from error
+    return os.fdopen(handle, "ab")
 
 
 @contextmanager
