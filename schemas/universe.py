@@ -28,8 +28,8 @@ MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim":
 
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
-SYMBOL = re.compile(r"[A-Z0-9]{2,30}(_PERP|_[0-9]{6})?")
-"""What a symbol of Binance looks like, and hence a folder of the store."""
+SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
+"""What a symbol of Binance looks like, and hence a folder of the store. Some coins have Chinese names."""
 
 
 def symbol_of(coin: str) -> str:
