@@ -130,4 +130,6 @@ def _config_values(folder: Path) -> dict[str, Any]:
 
 
 def _damaged(folder: Path, why: str) -> DamagedError:
-    return DamagedError(f"the model in {folder} is damaged: {why}; train it again with `cpb train-all`", field=str(folder))
+    return DamagedError(
+        f"the model in {folder} is damaged: {why}; train it again with `cpb train-all`", field=str(folder)
+    )

@@ -19,7 +19,9 @@ from tasks.storage.model_folder import (
 def folder(tmp_path):
     made = tmp_path / "model"
     made.mkdir()
-    save_file({"w": np.arange(64, dtype=np.float32), "b": np.zeros(3, np.float32)}, made / "model.safetensors")
+    save_file(
+        {"w": np.arange(64, dtype=np.float32), "b": np.zeros(3, np.float32)}, made / "model.safetensors"
+    )
     config = {"zeta": [1, 2], "architecture": "har", "rows": 500, "hidden": {"lr": 1e-3}, "loss": math.nan}
     (made / "config.json").write_text(json.dumps(config, indent=2))
     return made
@@ -37,7 +39,9 @@ def test_a_config_keeps_the_fields_that_cpb_does_not_read(folder):
     assert config.model_dump()["hidden"] == {"lr": 1e-3}
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": 3}', '{"architecture": "har", "rows": "many"}', "\x00" * 50])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"rows": 3}', '{"architecture": "har", "rows": "many"}', "\x00" * 50]
+)
 def test_a_broken_config_is_one_sentence(folder, content):
     (folder / "config.json").write_text(content)
 
