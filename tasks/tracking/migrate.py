@@ -4,6 +4,7 @@ Before, a run on simulated or futures candles made its model the champion under 
 """
 
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from schemas.identity import SPOT, SeriesId
@@ -35,7 +36,10 @@ def migrate(store: Store) -> list[str]:
     with alone(store):
         if _is_migrated(store):  # by the process that held the store until now
             return []
-        moved = [name for series in series_with_champion(store) if (name := _move(store, series))]
+        served = series_with_champion(store)
+        moved = [
+            name for series in served if series.market == SPOT and (name := _move(store, series, served))
+        ]
         store.client.set_experiment_tag(store.experiment_id, LAYOUT_TAG, LAYOUT)
     if moved and not store.read_only:
         log.warning(
@@ -49,21 +53,22 @@ def _is_migrated(store: Store) -> bool:
     return experiment_of(store).tags.get(LAYOUT_TAG) == LAYOUT
 
 
-def _move(store: Store, series: SeriesId) -> str | None:
-    """Move the champion of a spot series to its own market; None where it is spot's."""
-    if series.market != SPOT:
-        return None
+def _move(store: Store, series: SeriesId, served: Collection[SeriesId]) -> str | None:
+    """Move the champion of a spot series to its own market; None where it is spot's.
+
+    Args:
+        served: series that have a champion; a newer release may have made one under the new name already.
+    """
     version = champion_version(store, series)
     market = _market(store, version)
     if market == SPOT:
         return None
     target = SeriesId(market, series.symbol, series.timeframe)  # type: ignore[arg-type]
-    known = versions_of(store, target)
-    copy = next((v for v in known if v.run_id == version.run_id), None)
+    copy = next((v for v in versions_of(store, target) if v.run_id == version.run_id), None)
     if copy is None:
         tags = version.tags | series_tags(target)
         copy = add_version(store, target, version.source or "", version.run_id or "", tags)
-    if not any(ALIAS in v.aliases for v in known):  # a newer release may have made its champion there already
+    if target not in served:
         make_champion(store, copy)
     _restore(store, series)
     return target.registered
