@@ -29,6 +29,9 @@ def reconcile(store: Store, now: datetime | None = None) -> list[str]:
     running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
     dead = {run_id: why for run_id, run in running.items() if (why := _death(run, running, now))}
     for run_id, why in dead.items():
+        # Read again: the process may have ended its run, and itself, since the search.
+        if store.client.get_run(run_id).info.status != "RUNNING":
+            continue
         store.client.set_tag(run_id, REASON, why)
         store.client.set_terminated(run_id, "KILLED")
         log.info("run %s was marked as killed: %s", running[run_id].info.run_name, why)
