@@ -46,7 +46,8 @@ def backtest(
     """
     quiet_libraries()
     from flows.backtest import Options, in_prefect, parse_baselines, run
-    from flows.runner import Direct, server_in_use
+    from flows.prefect_server import server_in_use
+    from flows.runner import Direct
 
     config = config_of(
         coins, timeframes, architectures, preset, source, since, as_of, market,

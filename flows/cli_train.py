@@ -215,7 +215,8 @@ def _need_gpu() -> None:
 def _train_all(config: "TrainConfig", direct: bool = False, tail: bool = False) -> "Summary":
     quiet_libraries()
     from flows.progress import training_bars
-    from flows.runner import Direct, server_in_use
+    from flows.prefect_server import server_in_use
+    from flows.runner import Direct
     from flows.train_all import in_prefect, run_train_all
 
     if server_in_use() and not direct:

@@ -6,6 +6,7 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
+from flows.deploy.liveness import claim_run
 from flows.runner import Runner, ThroughPrefect, plain_failures
 from flows.train_all import Say
 from schemas.errors import COMPLETE, PARTIAL, CpbError
@@ -38,7 +39,7 @@ def run_forecast(scope: Scope, steps: Runner, say: Say = say_to_people, tail: bo
     return {"rows": issued.rows, "series": issued.series, "scored": scored, "failed": problems, "exit": code}
 
 
-@flow(name="forecast")
+@flow(name="forecast", on_running=[claim_run])
 @plain_failures
 def forecast_flow(
     coins: str = "all",

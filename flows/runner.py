@@ -5,8 +5,6 @@ no server, starts at once, and leaves nothing behind when it is killed.
 """
 
 import logging
-import os
-import urllib.request
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,11 +70,6 @@ def _outcome(result: Callable[[], Any]) -> Outcome:
         return Outcome(error=error)
 
 
-def server_in_use() -> bool:
-    """Whether a Prefect server was named; without one, flows run directly."""
-    return bool(os.environ.get("PREFECT_API_URL"))
-
-
 def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     """Let a flow that meets an expected error end in the state Failed with its sentence, not in a traceback.
 
@@ -91,15 +84,3 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
             return Failed(message=str(error), data=error)
 
     return run
-
-
-def check_server() -> None:
-    """Raise `CpbError` where the Prefect server that was named does not answer."""
-    url = os.environ["PREFECT_API_URL"].rstrip("/")
-    try:
-        urllib.request.urlopen(f"{url}/health", timeout=10).close()
-    except (OSError, ValueError) as error:
-        raise CpbError(
-            f"no Prefect server answers at PREFECT_API_URL={url} ({error}); start it, as with `cpb deploy up`, "
-            "or unset the variable to run without a server"
-        ) from error

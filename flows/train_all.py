@@ -18,7 +18,9 @@ from prefect.task_runners import ThreadPoolTaskRunner
 
 from flows.console import say as say_to_people
 from flows.remarks import of_fleet, standing
-from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
+from flows.deploy.liveness import claim_run
+from flows.prefect_server import check_server
+from flows.runner import Runner, ThroughPrefect, plain_failures
 from flows.summary import Summary, Training
 from flows.warm import warm_folders
 from schemas.config import PRESET_SEEDS, TrainConfig, check_profile, parse_architectures
@@ -233,7 +235,7 @@ def _tags(config: TrainConfig) -> dict[str, str]:
 _THREADS: Any = ThreadPoolTaskRunner(max_workers=16)  # they wait for a device slot in `tasks.training.launch`
 
 
-@flow(name="train-all", task_runner=_THREADS)
+@flow(name="train-all", task_runner=_THREADS, on_running=[claim_run])
 @plain_failures
 def train_all(
     coins: str = "all",

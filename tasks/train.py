@@ -7,6 +7,7 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 
@@ -32,6 +33,8 @@ def train(
 
 def _gpu_limit(slots: Slots) -> AbstractContextManager[None]:
     """Queue on the server's `gpu` limit, so that its page shows who waits; the file lock is the hard guard."""
-    if slots.gpus and FlowRunContext.get():
-        return concurrency("gpu", occupy=1, strict=True)
+    if slots.gpus and (run := FlowRunContext.get()) and run.flow_run:
+        # The holder tells whose slot it is, so that the slot of a killed run can be freed at once.
+        holder = ConcurrencyLeaseHolder(type="flow_run", id=run.flow_run.id)
+        return concurrency("gpu", occupy=1, strict=True, holder=holder)
     return nullcontext()

@@ -109,7 +109,7 @@ def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, capsys):
     def full(*_arguments, **_options):
         raise OSError(28, "No space left on device", "data/x.parquet")
 
-    monkeypatch.setattr("flows.deployment.down", full)
+    monkeypatch.setattr("flows.deploy.control.down", full)
     code, _, err = end_of(monkeypatch, capsys, "deploy", "down")
     assert code == 1
     assert err == "cpb: data/x.parquet: No space left on device; check its owner and the free space there\n"

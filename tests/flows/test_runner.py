@@ -1,7 +1,6 @@
-import os
 import threading
 
-from flows.runner import Direct, server_in_use
+from flows.runner import Direct
 
 
 class Step:
@@ -26,10 +25,3 @@ def test_calls_run_side_by_side():
     meet = threading.Barrier(2, timeout=30)
     outcomes = Direct().each(Step(lambda: meet.wait() >= 0), [(), ()], workers=2)
     assert all(o.value for o in outcomes)
-
-
-def test_a_server_is_in_use_only_when_named(monkeypatch):
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    assert not server_in_use()
-    monkeypatch.setitem(os.environ, "PREFECT_API_URL", "http://127.0.0.1:1/api")
-    assert server_in_use()
