@@ -171,12 +171,16 @@ class FleetResult(Record):
 
 
 class Judgement(Record):
-    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion."""
+    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion.
+
+    `files` maps the names in its model folder to their sha256, as they were logged.
+    """
 
     model: ModelId
     run_id: str
     metrics: dict[str, float]
     verdict: str
+    files: dict[str, str] = {}
 
 
 class FleetJudgement(Record):

@@ -58,7 +58,7 @@ def open_lock(path: Path, mode: int = 0o644) -> IO[bytes]:
             handle = os.open(path, flags | os.O_CREAT, mode)
     except OSError as error:
         raise CpbError(
-            f"the lock file {path} cannot be opened ({error.strerror}); remove it if it is not cpb's, or mend its owner",
+            f"the lock file {path} cannot be opened ({error.strerror}); remove it if it is foreign, or mend its owner",
             code="lock",
         ) from error
     return os.fdopen(handle, "r+b")
@@ -70,5 +70,7 @@ def temporary_lock(name: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if folder.is_symlink() or status.st_uid != os.getuid():
-        raise CpbError(f"{folder} belongs to another user; remove it, or set TMPDIR to a folder of your own", code="lock")
+        raise CpbError(
+            f"{folder} belongs to another user; remove it, or set TMPDIR to a folder of your own", code="lock"
+        )
     return folder / name
