@@ -88,10 +88,11 @@ def test_candles_can_end_earlier(client):
     ]
 
 
-def test_candles_go_back_over_many_months(client, filled):
-    close = write_candles(filled / "data", SeriesId("spot", "OLDUSDT", "1d"), rows=900)
+def test_candles_go_back_over_many_months(tmp_path):
+    close = write_candles(tmp_path / "data", SeriesId("spot", "OLDUSDT", "1d"), rows=900)
 
-    candles = client.get("/api/candles/OLDUSDT/1d?limit=880").json()["candles"]
+    with client_of(tmp_path) as client:
+        candles = client.get("/api/candles/OLDUSDT/1d?limit=880").json()["candles"]
 
     assert [c["close"] for c in candles] == pytest.approx(list(close[-880:]))
 

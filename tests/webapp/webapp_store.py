@@ -83,7 +83,7 @@ def track(folder, everything, ratios=(("har", 0.981), ("gru", 1.013))):
         _save_model(model)
     flow = start_parent(f"flow-{market}", {"market": market})
     for architecture, ratio in ratios:
-        fleet = start_fleet(flow.run_id, f"{architecture}-{market}", architecture)
+        fleet = start_fleet(flow.run_id, architecture, f"{architecture}-{market}")
         ids = log_members(fleet.run_id, [_record(architecture, s, ratio, model) for s in everything])
         for timeframe in {s.timeframe for s in everything}:
             log_metrics(fleet.run_id, {f"pooled_crps_ratio_{timeframe}": ratio,
