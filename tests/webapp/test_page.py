@@ -50,6 +50,7 @@ def open_page(browser, monkeypatch):
             page.goto(f"http://127.0.0.1:{port}{path}")
             return page
 
+        go.faults = faults
         yield go
     assert faults == []
 
@@ -179,3 +180,6 @@ def test_the_policy_lets_no_inline_script_run(open_page, filled):
     )
 
     assert ran is False
+    (blocked,) = open_page.faults
+    assert "Content Security Policy" in blocked
+    open_page.faults.clear()
