@@ -56,8 +56,8 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
 
 
 @flow(name="forecast", validate_parameters=False)
-@takes(ScopeSpec)
 @plain_failures
+@takes(ScopeSpec)
 def forecast_flow(spec: ScopeSpec) -> State:
     """Forecast every champion of the scope from the newest candles."""
     result = run_forecast(spec, Runner(prefect=True))

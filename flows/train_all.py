@@ -60,8 +60,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summ
 
 
 @flow(name="train-all", validate_parameters=False)
-@takes(RunSpec)
 @plain_failures
+@takes(RunSpec)
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))

@@ -6,6 +6,8 @@ from urllib.parse import parse_qsl, urlencode
 _SECRET = re.compile(
     r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE
 )
+_NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
+"""A colon without a port behind it, outside IPv6's brackets: a password that holds `/`, `?` or `#` ends the host early."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 
 
@@ -20,6 +22,8 @@ def public_url(url: str) -> str:
     if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
         pairs = parse_qsl(query, keep_blank_values=True)
         query = urlencode([(n, "***" if _SECRET.search(n) else v) for n, v in pairs], safe="*")
+    if "@" not in host and _NO_PORT.search(host):
+        return f"{scheme}://***"
     host = host.rpartition("@")[2]
     return f"{scheme}://{host}{slash}{path}{query_mark}{query}{hash_mark}{fragment}"
 

@@ -23,6 +23,12 @@ from tasks.storage.urls import public_url, without_credentials
         ("http://token@host", "http://host"),
         ("http://[broken@x", "http://x"),
         ("http://user:p@ss@host/a@b", "http://host/a@b"),
+        ("http://user:p/ss@host/x", "http://***"),
+        ("http://user:#pass@host/x", "http://host/x"),
+        ("http://user:?pass@host/x", "http://***"),
+        ("http://[::1]:5000/x", "http://[::1]:5000/x"),
+        ("http://[::1]/x", "http://[::1]/x"),
+        ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
     ],
 )
 def test_credentials_are_cut(url, shown):

@@ -4,8 +4,8 @@ from typing import Annotated
 
 import typer
 
+from flows.cli.options import Json
 from flows.console import emit
-from flows.options import Json
 
 
 def doctor(

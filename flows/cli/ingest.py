@@ -6,28 +6,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.console import emit
-from flows.options import AsOf, Json, Market, Since, Source, Timeframes
+from flows.cli.options import Json, Shown, takes
+from flows.console import count, emit
+from schemas.run import IngestSpec
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
     from tasks.market.report import IngestReport
 
 
+@takes(IngestSpec, shown={"coins": Shown(names=("--coins", "--symbols"))})
 def ingest(
-    coins: Annotated[
-        str, typer.Option("--coins", "--symbols", help="BTC,ETH, all, or all-usdt: every listed USDT pair")
-    ] = "all",
-    timeframes: Timeframes = "15m,1h",
-    source: Source = None,
-    since: Since = None,
-    as_of: AsOf = None,
-    market: Market = "spot",
+    spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
     report: Annotated[bool, typer.Option("--report", help="print every hole and save the report")] = False,
-    tail: Annotated[
-        bool, typer.Option("--tail", help="also the newest candles, by REST, as provisional")
-    ] = False,
     connections: Annotated[int, typer.Option(min=1, max=64, help="downloads at the same time")] = 32,
     json: Json = False,
 ) -> None:
@@ -40,11 +32,11 @@ def ingest(
     from tasks.market.ingest import ingest as bring_up_to_date
     from tasks.market.report import save
 
-    scope = _scope(coins, timeframes, source, market, since, as_of)
+    scope = _with_listed_pairs(spec.scope) if spec.every_pair else spec.scope
     progress = _progress() if sys.stderr.isatty() and not json else None
-    found = bring_up_to_date(scope, tail=tail, plan=plan, connections=connections, progress=progress)
+    found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections, progress=progress)
     if report and not plan:
-        save(found, scope.home)
+        save(found, scope.root)
     if json:
         emit(found.to_dict())
     else:
@@ -52,15 +44,8 @@ def ingest(
     raise typer.Exit(0 if plan else found.exit)
 
 
-def _scope(
-    coins: str, timeframes: str, source: str | None, market: str, since: str | None, as_of: str | None
-) -> "Scope":
-    from schemas.scope import Scope
-
-    everything = coins.strip().lower() == "all-usdt"
-    scope = Scope.of("BTC" if everything else coins, timeframes, source, market, since, as_of, months=True)
-    if not everything:
-        return scope
+def _with_listed_pairs(scope: "Scope") -> "Scope":
+    """Return the scope with every USDT pair that its source lists."""
     from tasks.market.ingest import listed_symbols
 
     return scope.model_copy(update={"symbols": tuple(listed_symbols(scope))})
@@ -72,7 +57,8 @@ def _for_people(report: "IngestReport", plan: bool, full: bool) -> str:
     if plan:
         return "\n".join(report.notes)
     parts = [table(report), *report.notes, *([details(report)] if full else [])]
-    return "\n".join([*parts, f"{report.requests} requests to {report.source} in {report.seconds:.1f} s"])
+    requests = count(report.requests, "request")
+    return "\n".join([*parts, f"{requests} to {report.source} in {report.seconds:.1f} s"])
 
 
 def _progress() -> Callable[[str, int, int], None]:

@@ -6,24 +6,27 @@ from typing import Annotated, Any
 
 import typer
 
-from flows import options as o
-from flows.console import emit, fail_with, quiet_libraries, say
+from flows.cli.options import Json, takes
+from flows.console import count, emit, quiet_libraries, say
+from schemas.errors import UsageError
+from schemas.run import RunSpec, ScopeSpec
 
 
 def leaderboard(
     run: Annotated[str | None, typer.Option("--run", help="id of a flow's run; default: the newest")] = None,
-    json: o.Json = False,
+    json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
     Example: cpb leaderboard --json
     """
+    if json and as_csv:
+        raise UsageError(
+            "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
+        )
     quiet_libraries()
     from tasks.tracking.leaderboard import leaderboard as read_board
-
-    if json and as_csv:
-        fail_with("--json and --csv are two forms of the same table: choose one")
 
     rows = read_board(run)
     if json:
@@ -36,54 +39,42 @@ def leaderboard(
         print_board(rows)
 
 
-def forecast(
-    coins: o.Coins = "all",
-    timeframes: o.Timeframes = "15m,1h",
-    source: o.Source = None,
-    as_of: o.AsOf = None,
-    market: o.Market = "spot",
-    tail: Annotated[bool, typer.Option("--tail", help="add the newest candles from the REST API")] = False,
-    json: o.Json = False,
-) -> None:
+@takes(ScopeSpec)
+def forecast(spec: ScopeSpec, json: Json = False) -> None:
     """Refresh the candles, forecast with the champions, and score older forecasts that have come due.
 
     Example: cpb forecast --coins BTC --timeframes 1h --source sim
     """
     quiet_libraries()
     from flows.forecast import run_forecast
-    from flows.runner import Direct
-    from schemas.scope import Scope
+    from flows.runner import Runner
 
-    scope = Scope.of(coins, timeframes, source, market, None, as_of)
-    result = run_forecast(scope, Direct(), say, tail=tail)
+    result = run_forecast(spec, Runner(), say)
     if json:
         emit(result)
     raise typer.Exit(result["exit"])
 
 
+@takes(RunSpec, only=("market", "repo"))
 def publish(
-    repo: o.Repo = None,
+    spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
-    json: o.Json = False,
+    json: Json = False,
 ) -> None:
-    """Publish all champions in one Hub commit; without --repo, or with --dry-run, into a folder.
+    """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
     Example: cpb publish --dry-run
     """
     quiet_libraries()
-    from schemas.scope import SIMULATED, home
-    from tasks.hub.publish import check_name
+    from schemas.scope import home
     from tasks.publish import publish as step
 
-    if repo:
-        check_name(repo)
-    where = home()
-    source = "sim" if (where / SIMULATED).exists() else None
-    result = step.fn(where, None if dry_run else repo, source)
+    repo = None if dry_run else spec.repo
+    result = step(home(), spec.market, repo)
     if json:
-        emit({"published": result, "repo": repo, "dry_run": dry_run or repo is None, "exit": 0})
+        emit({"published": result, "repo": spec.repo, "dry_run": repo is None, "exit": 0})
     else:
-        say(f"published: {result}" if repo and not dry_run else f"written, not published: {result}")
+        say(f"published: {result}" if repo else f"written, not published: {result}")
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:
@@ -106,7 +97,8 @@ def print_board(rows: list[dict[str, Any]]) -> None:
         table.add_row(*(line[i] for i in shown))
     console.print(table)
     if len(shown) < len(columns):
-        say(f"{len(columns) - len(shown)} columns more: a wider terminal, --csv or --json")
+        hidden = count(len(columns) - len(shown), "column")
+        say(f"{hidden} left out: use a wider terminal, --csv or --json")
 
 
 def _fitting(lines: list[list[str]], width: int) -> list[int]:

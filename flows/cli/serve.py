@@ -1,11 +1,12 @@
 """`cpb serve` (the page and the JSON API) and `cpb ui` (MLflow's interface)."""
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from flows.cli.options import Json
 from flows.console import emit, say
-from flows.options import Json
 
 if TYPE_CHECKING:
     from tasks.tracking.ui import Address
@@ -16,6 +17,12 @@ Host = Annotated[str, typer.Option("--host", help="address to listen on; the def
 def serve(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--allowed-hosts", metavar="HOST,HOST", help="other names by which the page may be called"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Serve the forecasts: a page for people at /, JSON under /api, its description at /docs.
@@ -27,6 +34,10 @@ def serve(
     from tasks.tracking.ui import check_port
 
     check_port(host, port)
+    if allowed_hosts is not None:
+        os.environ["CPB_ALLOWED_HOSTS"] = (
+            allowed_hosts  # the app is made by uvicorn, which hands nothing over
+        )
     url = f"http://{host}:{port}"
     if json:
         emit({"url": url, "docs": f"{url}/docs"})
@@ -53,8 +64,8 @@ def ui(
             emit({"url": where.url, "experiment": where.experiment_url, "filter": FILTER})
             return
         say(f"MLflow: {where.experiment_url}  (stop with Ctrl-C)")
-        say(f"the one filter worth knowing: {FILTER}")
-        say(f"applied: {where.filtered_url}")
+        say(f"filter for members that beat the random walk: {FILTER}")
+        say(f"the members it finds: {where.filtered_url}")
 
     say("starting MLflow's interface, about ten seconds")
     serve_ui(host, port, ready)
