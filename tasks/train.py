@@ -22,7 +22,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 @step(
     "train", run_name="train {job.architecture}", workers=64
-)  # they wait for a device slot in `run_trainer`
+)
 def train(
     job: FleetJob, root: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
 ) -> FleetResult:
