@@ -9,9 +9,20 @@ from terminal import Terminal
 
 from tasks.market.mirror import FolderMirror, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SIM = ("--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--as-of", "2025-06-06")
+SIM = (
+    "--source",
+    "sim",
+    "--coins",
+    "BTC",
+    "--timeframes",
+    "1h",
+    "--since",
+    "2024-09",
+    "--as-of",
+    "2025-06-06",
+)
 LONG = {
     "train": ("train", "BTCUSDT", "1h", "--arch", "lstm", "--preset", "smoke", "--max-epochs", "100000",
               "--patience", "100000", "--source", "sim", "--as-of", "2025-06-06"),
@@ -57,7 +68,7 @@ def check_end(terminal, seconds):
 @pytest.mark.parametrize("command", LONG)
 def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
     shown = terminal(*LONG[command])
-    shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/progress.json")), 120)
+    shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/progress.json")), 240)
     assert trainers_in(tmp_path)
     check_end(shown, shown.press_ctrl_c())
     assert not trainers_in(tmp_path)
@@ -65,19 +76,19 @@ def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
 
 def test_ctrl_c_while_the_trainer_still_imports(cpb, tmp_path, terminal):
     shown = terminal(*LONG["train-all"])
-    shown.read_until(lambda: trainers_in(tmp_path), 120)
+    shown.read_until(lambda: trainers_in(tmp_path), 240)
     check_end(shown, shown.press_ctrl_c())
     assert not trainers_in(tmp_path)
 
 
 def test_ctrl_c_leaves_the_last_checkpoint_and_the_same_command_goes_on(cpb, tmp_path, terminal):
     shown = terminal(*LONG["train-all"])
-    shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/checkpoints/*")), 120)
+    shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/checkpoints/*")), 240)
     shown.press_ctrl_c()
     left = [file for file in (tmp_path / "data").rglob("fleets/*/checkpoints/*") if file.is_file()]
     assert left
     again = terminal(*LONG["train-all"])
-    again.read_until(lambda: trainers_in(tmp_path), 120)
+    again.read_until(lambda: trainers_in(tmp_path), 240)
     assert all(file.exists() for file in left)
     again.press_ctrl_c()
 
