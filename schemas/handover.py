@@ -171,12 +171,16 @@ class FleetResult(Record):
 
 
 class Judgement(Record):
-    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion."""
+    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion.
+
+    `files` maps the names in its model folder to their sha256, as they were logged.
+    """
 
     model: ModelId
     run_id: str
     metrics: dict[str, float]
     verdict: str
+    files: dict[str, str] = {}
 
 
 class FleetJudgement(Record):
@@ -209,8 +213,32 @@ class ForecastBatch(Record):
     failures: tuple[Failure, ...] = ()
 
 
+class Damage(Record):
+    """A stored file that is not what was written: where (relative to the home), why, and what makes it good again.
+
+    `repaired`: it has been deleted or set aside, and made or fetched again.
+    """
+
+    path: str
+    reason: str
+    command: str
+    repaired: bool = False
+
+
 class Score(Record):
     """Forecast rows scored because their candle has closed, and the series that could not be scored."""
 
     rows: int = 0
     failures: tuple[Failure, ...] = ()
+
+
+class Damage(Record):
+    """A stored file that is not what was written: its path relative to the home, why, and the command that helps.
+
+    `repaired`: it has been set aside, fetched or computed again, and is not reported a second time.
+    """
+
+    path: str
+    reason: str
+    command: str
+    repaired: bool = False

@@ -52,7 +52,11 @@ class SeriesId:
 
     def __str__(self) -> str:
         """Return the name used in messages: `BTCUSDT 1h`, `um BTCUSDT 1h`."""
-        return f"{self.symbol} {self.timeframe}" if self.market == SPOT else f"{self.market} {self.symbol} {self.timeframe}"
+        return (
+            f"{self.symbol} {self.timeframe}"
+            if self.market == SPOT
+            else f"{self.market} {self.symbol} {self.timeframe}"
+        )
 
     @property
     def label(self) -> str:

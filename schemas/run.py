@@ -44,7 +44,8 @@ class Spec(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             field = str(first["loc"][0]) if first["loc"] else ""
-            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=first["type"], field=field) from None
+            code = first["type"].replace("_", "-")
+            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=code, field=field) from None
 
 
 class ScopeSpec(Spec):
@@ -57,7 +58,9 @@ class ScopeSpec(Spec):
     source: str | None = Field(None, description="URL, folder or sim; default: Binance Vision itself")
     market: Market = Field("spot", description="spot, um, cm, or sim (which --source sim implies)")
     since: str | None = Field(None, description="first candle, as in 2024-01 or 2024-01-31 (UTC)")
-    as_of: str | None = Field(None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC)")
+    as_of: str | None = Field(
+        None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC)"
+    )
     tail: bool = Field(False, description="add the newest candles from the REST API")
 
     @model_validator(mode="before")
@@ -67,7 +70,9 @@ class ScopeSpec(Spec):
         if not isinstance(values, dict) or SIM not in (values.get("source"), values.get("market")):
             return values
         if values.get("source") not in (None, SIM):
-            raise UsageError("market 'sim' has no other source than sim: leave source out", code="market", field="market")
+            raise UsageError(
+                "market 'sim' has no other source than sim: leave source out", code="market", field="market"
+            )
         if values.get("market") not in (None, "spot", SIM):
             raise UsageError(
                 f"market {values['market']!r} cannot be simulated: leave market out with source sim",
@@ -75,9 +80,15 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         return values | {"source": SIM, "market": SIM}
 
+    @property
+    def every_pair(self) -> bool:
+        """Whether the scope is every pair that the source lists; the scope's symbols are then empty."""
+        return False
+
     @model_validator(mode="after")
     def _time_range(self) -> Self:
-        parse_coins(self.coins)
+        if not self.every_pair:
+            parse_coins(self.coins)
         parse_timeframes(self.timeframes, self.months_allowed)
         start = parse_instant(self.since, "since") if self.since else None
         end = parse_instant(self.as_of, "as_of") if self.as_of else None
@@ -89,15 +100,24 @@ class ScopeSpec(Spec):
     @cached_property
     def scope(self) -> Scope:
         """The same options resolved: symbols, instants, the home of this machine."""
-        return Scope.of(
-            self.coins, self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed
-        )
+        made = Scope.of(
+            "all" if self.every_pair else self.coins,
+            self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed,
+        )  # fmt: skip
+        return made.model_copy(update={"symbols": ()}) if self.every_pair else made
 
 
 class IngestSpec(ScopeSpec):
     """What `cpb ingest` is asked: it also stores candles of a calendar month, which no model learns from."""
 
     months_allowed: ClassVar[bool] = True
+
+    coins: str = Field("all", description="BTC,ETH, all, or all-usdt: every listed USDT pair")
+
+    @property
+    def every_pair(self) -> bool:
+        """Whether every listed USDT pair is wanted."""
+        return self.coins.strip().lower() == "all-usdt"
 
 
 class RunSpec(ScopeSpec):
@@ -107,7 +127,9 @@ class RunSpec(ScopeSpec):
     that are averaged.
     """
 
-    architectures: str | None = Field(None, description="as in gru,har,har-universal; default: the preset's own")
+    architectures: str | None = Field(
+        None, description="as in gru,har,har-universal; default: the preset's own"
+    )
     preset: str = Field("default", description=f"one of {', '.join(PRESET_ARCHITECTURES)}",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
@@ -116,17 +138,29 @@ class RunSpec(ScopeSpec):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
-    seeds: int | None = Field(None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's")
-    warm_start: Literal["champion"] | None = Field(None, description="champion: continue from the registered models")
-    overrides: dict[str, Any] = Field(default_factory=dict, description="fields of the model preset, as in {\"epochs\": 5}")
-    train_timeout_s: float = Field(6 * 3600, gt=0, description="time limit of one fleet's training, in seconds")
-    repo: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run")
+    seeds: int | None = Field(
+        None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
+    )
+    warm_start: Literal["champion"] | None = Field(
+        None, description="champion: continue from the registered models"
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
+    )
+    train_timeout_s: float = Field(
+        6 * 3600, gt=0, description="time limit of one fleet's training, in seconds"
+    )
+    repo: str | None = Field(
+        None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"
+    )
 
     @field_validator("device")
     @classmethod
     def _known_device(cls, name: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-            raise UsageError(f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device")
+            raise UsageError(
+                f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device"
+            )
         return name
 
     @model_validator(mode="after")
@@ -144,13 +178,17 @@ class RunSpec(ScopeSpec):
                 f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
+        ignored: list[list[str]] = []
         for name in self.names:
             try:
                 options = cpbmodels.preset(self.preset, base_of(name), **self.overrides)
             except cpbmodels.ModelError as error:
-                raise UsageError(str(error), code="preset", field="overrides" if self.overrides else "preset") from None
-            for sentence in cpbmodels.without_effect(options, base_of(name), self.overrides):
-                raise UsageError(sentence, code="without-effect", field="overrides")
+                raise UsageError(
+                    str(error), code="preset", field="overrides" if self.overrides else "preset"
+                ) from None
+            ignored.append(cpbmodels.without_effect(options, base_of(name), self.overrides))
+        if all(ignored):  # an option that one of several architectures reads has its effect there
+            raise UsageError(ignored[0][0], code="without-effect", field="overrides")
         return self
 
     @property

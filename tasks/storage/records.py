@@ -80,4 +80,6 @@ def set_aside(path: Path, reason: str) -> Path:
 
 
 def _damaged(path: Path, why: str) -> DamagedError:
-    return DamagedError(f"{path} is damaged: {why}; run the same command again to make it anew", field=str(path))
+    return DamagedError(
+        f"{path} is damaged: {why}; run the same command again to make it anew", field=str(path)
+    )

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,10 +15,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from schemas.errors import CpbError
-from tasks.tracking.store import Store, open_store, public_uri, sqlite_path
+from tasks.storage.locks import temporary_lock
+from tasks.storage.urls import public_url
+from tasks.tracking.connection import Store
+from tasks.tracking.database import is_server, sqlite_path
+from tasks.tracking.mlflow_private import SERVER_ENVIRONMENT
+from tasks.tracking.store import open_store
 
 FILTER = "tags.timeframe = '1h' and metrics.test_crps_ratio < 1"
 """The one filter worth knowing: the 1h members that beat the random walk."""
@@ -54,14 +58,14 @@ def serve_ui(
         CpbError: there is no store yet, the port is taken, or MLflow does not start.
     """
     store = open_store(create=False)
-    if urlsplit(store.uri).scheme in ("http", "https"):
-        _announce(ready, address(public_uri(store.uri), store))
+    if is_server(store.uri):
+        _announce(ready, address(public_url(store.uri), store))
         return
     check_port(host, port)
     log = _log_file(store)
     with log.open("wb") as out:
         server = subprocess.Popen(
-            _command(store, host, port), env=_environment(), start_new_session=True, stdout=out, stderr=out
+            _command(host, port), env=_environment(store), start_new_session=True, stdout=out, stderr=out
         )
     # SIGINT too: a shell starts background commands with it ignored.
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -103,23 +107,20 @@ def check_port(host: str, port: int) -> None:
             ) from error
 
 
-def _command(store: Store, host: str, port: int) -> list[str]:
-    options = {"--workers": "1", "--host": host, "--port": str(port), "--backend-store-uri": store.uri}
+def _command(host: str, port: int) -> list[str]:
+    options = {"--workers": "1", "--host": host, "--port": str(port)}
     return [sys.executable, "-m", "mlflow", "server", *(part for pair in options.items() for part in pair)]
 
 
 def _log_file(store: Store) -> Path:
-    database = sqlite_path(store.uri)
-    return (
-        database.with_name("ui.log")
-        if database
-        else Path(tempfile.gettempdir()) / f"cpb-ui-{os.getuid()}.log"
-    )
+    database = sqlite_path(store.served)
+    return database.with_name("ui.log") if database else temporary_lock("ui.log")
 
 
-def _environment() -> dict[str, str]:
+def _environment(store: Store) -> dict[str, str]:
+    """Return the server's environment. It holds the store's URI, which on a command line would show a password."""
     lean = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return os.environ | lean
+    return os.environ | lean | dict.fromkeys(SERVER_ENVIRONMENT, store.served)
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", url: str, log: Path) -> None:

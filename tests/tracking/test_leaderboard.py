@@ -5,9 +5,9 @@ from schemas.errors import CpbError
 from tasks.tracking import COLUMNS, finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
 
 
-def flow(key, ratios, shards=1, finished=True):
+def flow(key, ratios, shards=1, finished=True, market="spot", name="train-all"):
     """One flow with a fleet (in shards) per architecture; `ratios` are its members' CRPS ratios on 1h."""
-    parent = start_parent(key, {})
+    parent = start_parent(key, {"market": market}, name=name)
     for architecture, values in ratios.items():
         for shard in range(shards):
             fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}/{shard}")
@@ -68,6 +68,32 @@ def test_the_newest_finished_flow_is_shown_unless_one_is_named(store):
 
     assert [r["architecture"] for r in leaderboard()] == ["gru"]
     assert [r["architecture"] for r in leaderboard(old)] == ["har"]
+
+
+@pytest.mark.parametrize(
+    ("runs", "shown"),
+    [
+        ([("spot", "train-all"), ("sim", "train-all")], "spot"),
+        ([("um", "train-all"), ("sim", "train-all"), ("sim", "train")], "um"),
+        ([("spot", "train"), ("sim", "train-all")], "spot"),
+        ([("um", "train-all"), ("spot", "train")], "um"),
+        ([("sim", "train-all"), ("sim", "train")], "sim"),
+    ],
+)
+def test_a_simulated_run_does_not_hide_a_real_one(store, runs, shown):
+    for number, (market, name) in enumerate(runs):
+        flow(f"{number}", {"har": [0.9]}, market=market, name=name)
+
+    assert {r["market"] for r in leaderboard()} == {shown}
+
+
+def test_a_simulated_run_of_an_older_release_is_known_as_such(store):
+    real = flow("real", {"har": [0.9]})
+    old = start_parent("old", {"scope": {"source": "sim", "market": "spot"}})
+    store.client.delete_tag(old.run_id, "market")
+    finish(old.run_id)
+
+    assert {r["run_id"] for r in leaderboard()} == {r["run_id"] for r in leaderboard(real)}
 
 
 def test_shards_of_one_architecture_are_one_row(store):

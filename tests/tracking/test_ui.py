@@ -6,6 +6,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from schemas.errors import CpbError
@@ -47,6 +48,12 @@ def test_the_filter_is_part_of_the_address(store):
     assert "test_crps_ratio" in where.filtered_url
 
 
+def command_lines(pid):
+    """What `ps` shows of a process and its descendants."""
+    found = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return [Path(f"/proc/{p.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in found]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
@@ -65,6 +72,12 @@ def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
         url = process.stdout.readline().strip()
         with urllib.request.urlopen(url, timeout=30) as answer:
             assert b"MLflow" in answer.read()
+        lines = command_lines(process.pid)
+        assert any("mlflow server" in line for line in lines)
+        assert not [line for line in lines if "sqlite" in line]  # nor, hence, a database's password
+        experiment = f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb"
+        with urllib.request.urlopen(experiment, timeout=30) as answer:
+            assert answer.status == 200  # it is this store all the same
         process.send_signal(stop)
         assert process.wait(60) == 0
     finally:

@@ -1,0 +1,81 @@
+"""Which process did something, in a form that can be stored, and whether that process still runs.
+
+A process number alone says little: numbers are used again, and mean nothing on another machine. So a record also
+carries the host, the boot of that host and the process's start time, and only the same host may call it dead.
+"""
+
+import os
+import socket
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 22 - 3  # of /proc/PID/stat, counted after the name in brackets, which may hold spaces
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process of one boot of one host.
+
+    Args:
+        boot_id: the kernel's id of this boot; empty where the system has none.
+        started: seconds; since boot on Linux, where a corrected clock does not move them, else since 1970.
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    started: float
+
+    @classmethod
+    def current(cls) -> "ProcessId":
+        """Return the calling process."""
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessId":
+        """Return a process of this host; raises `ProcessLookupError` where there is none."""
+        started = _start_time(pid)
+        if started is None:
+            raise ProcessLookupError(f"no process {pid} runs on this host")
+        return cls(socket.gethostname(), _boot_id(), pid, started)
+
+    @classmethod
+    def parse(cls, text: str) -> "ProcessId":
+        """Return the process that `str` named; raises `ValueError` for any other text."""
+        host, boot_id, pid, started = text.split("|")
+        return cls(host, boot_id, int(pid), float(started))
+
+    def __str__(self) -> str:
+        """Return `HOST|BOOT|PID|STARTED`, for labels and tags."""
+        return f"{self.host}|{self.boot_id}|{self.pid}|{self.started:.2f}"
+
+    def is_alive(self) -> bool | None:
+        """Whether this process still runs; None where it ran on another host, so that this one cannot know."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot_id != _boot_id():
+            return False
+        started = _start_time(self.pid)
+        return started is not None and abs(started - self.started) < 0.02
+
+
+def _start_time(pid: int) -> float | None:
+    """Return when a process started, as in `ProcessId`; None where it is gone, or only waits to be reaped."""
+    stat = Path(f"/proc/{pid}/stat")
+    try:
+        if not _BOOT_ID.exists():
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time(), 2)
+        fields = stat.read_text().rpartition(")")[2].split()
+    except (OSError, psutil.NoSuchProcess):
+        return None
+    return None if fields[0] in "ZX" else int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

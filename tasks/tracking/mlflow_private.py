@@ -1,0 +1,76 @@
+"""What cpb uses of MLflow that MLflow does not document. Each was read and tried in the version named with it.
+
+Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_mlflow_private.py` calls each of them.
+"""
+
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import requests
+    from mlflow.tracking import MlflowClient
+
+CHECKED = "3.17.2"
+
+NOISY_LOGGERS = ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic")
+"""Loggers that print migrations, and a traceback for each failed statement (3.17.2)."""
+
+SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
+"""Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
+
+The server hands them to its workers in the environment as well, so that they stand on no command line.
+"""
+
+
+def write_schema(path: Path) -> None:
+    """Write MLflow's current SQLite schema to an empty file, by way of memory: half the time of a migration on disk.
+
+    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (what MLflow does to a new store).
+    """
+    from mlflow.store.db import utils
+
+    engine = utils.create_sqlalchemy_engine("sqlite:///:memory:")
+    utils._initialize_tables(engine)
+    with engine.connect() as connection, sqlite3.connect(path) as target:
+        source = connection.connection.driver_connection
+        if not isinstance(source, sqlite3.Connection):
+            raise TypeError(f"expected a sqlite3 connection, got {type(source)}")
+        source.backup(target)
+        # Readers (the UI) and writers no longer wait for each other, and a commit costs one fsync, not three.
+        target.execute("PRAGMA journal_mode=WAL")
+    target.close()
+    engine.dispose()
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path of an artifact URI that lies on this machine, else None.
+
+    3.17.2: `mlflow.utils.uri.is_local_uri`, `mlflow.utils.file_utils.local_file_uri_to_path`.
+    """
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    return Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else None
+
+
+def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":
+    """Ask a tracking server once, with the credentials that MLflow's client would send; no retry.
+
+    3.17.2: `mlflow.utils.credentials.get_default_host_creds`, `mlflow.utils.rest_utils.http_request`.
+    """
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    options: dict[str, Any] = {"max_retries": 0, "timeout": timeout_s, "raise_on_status": False}
+    return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
+
+
+def close_connections(client: "MlflowClient") -> None:
+    """Close a client's database connections, as before a fork; the next call opens new ones.
+
+    3.17.2: `MlflowClient._tracking_client.store.engine` of a SQL store.
+    """
+    engine = getattr(client._tracking_client.store, "engine", None)
+    if engine is not None:
+        engine.dispose()
