@@ -11,7 +11,7 @@ from tasks.storage.waiting import check_interrupted, let_ctrl_c_end_waits, stopp
 
 T = TypeVar("T")
 
-STOP_S = 2.5
+STOP_S = 2.0
 """Seconds that interrupted calls get to end: longer than `tasks.training.process.stop` needs, 3 s in all."""
 
 _SLICE_S = 0.2
@@ -70,8 +70,14 @@ def _shut_down_within(pool: ThreadPoolExecutor, seconds: float) -> None:
 
 def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:
     with stoppable(stop):
-        check_interrupted()
-        return call()
+        try:
+            check_interrupted()
+            return call()
+        except Exception:
+            raise
+        except BaseException:  # before this thread takes the next call
+            stop.set()
+            raise
 
 
 def _wait_for(futures: Sequence[Future[T]]) -> None:
@@ -84,4 +90,3 @@ def _wait_for(futures: Sequence[Future[T]]) -> None:
             error = future.exception()
             if error is not None and not isinstance(error, Exception):
                 raise error
-

@@ -26,7 +26,7 @@ class Terminal:
         """Read until `done()` holds; its error is the screen."""
         end = time.monotonic() + timeout
         while not done():
-            assert time.monotonic() < end, f"waited {timeout} s in vain; the screen:\n{self.screen}"
+            assert time.monotonic() < end, f"waited {timeout} s in vain; the screen:\n{self.screen[-2000:]}"
             self._read(0.05)
 
     def press_ctrl_c(self):

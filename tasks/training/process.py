@@ -36,7 +36,7 @@ OUT_OF_MEMORY, DISK_FULL = "out-of-memory", "disk-full"
 
 _PARENT = "CPB_TRAINER_OF"
 _POLL_S = 0.1
-_TERM_S, _KILL_S = 1.5, 0.7
+_TERM_S, _KILL_S = 1.0, 0.6
 """Seconds for a trainer to end after SIGTERM, and after SIGKILL: Ctrl-C takes 3 s in all."""
 
 _FULL_BYTES = 1 << 20
