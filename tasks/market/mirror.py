@@ -5,6 +5,7 @@ Used by the market simulator, by the tests (with faults on top) and by the bench
 
 import hashlib
 import io
+import ssl
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -122,8 +123,10 @@ Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Answer | bool | N
 
 
 @contextmanager
-def serve(mirror: Mirror, hook: Hook | None = None, lists: bool = True) -> Iterator[str]:
-    """Serve a mirror on a free loopback port and yield its URL."""
+def serve(
+    mirror: Mirror, hook: Hook | None = None, lists: bool = True, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Serve a mirror on a free loopback port and yield its URL; `tls` makes it https."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -151,14 +154,16 @@ def serve(mirror: Mirror, hook: Hook | None = None, lists: bool = True) -> Itera
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
