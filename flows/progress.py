@@ -1,4 +1,4 @@
-"""Bars for people while fleets train: epoch, loss, learning rate, windows/s, memory. Quiet off a terminal."""
+"""Progress bars while fleets train: epoch, loss, learning rate, windows/s, memory. None where stderr is no terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def training_bars() -> Iterator[Progress | None]:
-    """Yield a callback for the trainer's epoch records that draws a bar per fleet; None off a terminal."""
+    """Yield a callback that draws a bar per fleet from the trainer's epoch records; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return

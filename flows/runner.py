@@ -13,6 +13,7 @@ from prefect.states import Failed, State
 from schemas.errors import CpbError
 from tasks.parallel import run_each
 from tasks.step import Step
+from tasks.storage.urls import without_credentials
 
 P = ParamSpec("P")
 
@@ -46,6 +47,6 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
         try:
             return flow(*args, **kwargs)
         except CpbError as error:
-            return Failed(message=str(error), data=error)
+            return Failed(message=without_credentials(str(error)), data=error)
 
     return run

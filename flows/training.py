@@ -11,7 +11,7 @@ from flows.data import series_records
 from flows.runner import Runner
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
-from flows.training_warnings import of_fleet
+from flows.training_warnings import fleet_warnings
 from schemas.errors import CpbError
 from schemas.handover import FleetJob, FleetJudgement, FleetResult
 from schemas.run import RunSpec
@@ -108,6 +108,6 @@ def _train(
                 f"trained {job.architecture}: {count(len(found.members), 'member')}"
                 + (f" ({known})" if known else "")
             )
-        for sentence in of_fleet(found):
+        for sentence in fleet_warnings(found):
             say(f"{job.architecture}: {sentence}")
     return results

@@ -213,8 +213,32 @@ class ForecastBatch(Record):
     failures: tuple[Failure, ...] = ()
 
 
+class Damage(Record):
+    """A stored file that is not what was written: where (relative to the home), why, and what makes it good again.
+
+    `repaired`: it has been deleted or set aside, and made or fetched again.
+    """
+
+    path: str
+    reason: str
+    command: str
+    repaired: bool = False
+
+
 class Score(Record):
     """Forecast rows scored because their candle has closed, and the series that could not be scored."""
 
     rows: int = 0
     failures: tuple[Failure, ...] = ()
+
+
+class Damage(Record):
+    """A stored file that is not what was written: its path relative to the home, why, and the command that helps.
+
+    `repaired`: it has been set aside, fetched or computed again, and is not reported a second time.
+    """
+
+    path: str
+    reason: str
+    command: str
+    repaired: bool = False

@@ -44,9 +44,8 @@ class Spec(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             field = str(first["loc"][0]) if first["loc"] else ""
-            raise UsageError(
-                _sentence(first, field, list(cls.model_fields)), code=first["type"], field=field
-            ) from None
+            code = first["type"].replace("_", "-")
+            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=code, field=field) from None
 
 
 class ScopeSpec(Spec):
@@ -81,9 +80,15 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         return values | {"source": SIM, "market": SIM}
 
+    @property
+    def every_pair(self) -> bool:
+        """Whether the scope is every pair that the source lists; the scope's symbols are then empty."""
+        return False
+
     @model_validator(mode="after")
     def _time_range(self) -> Self:
-        parse_coins(self.coins)
+        if not self.every_pair:
+            parse_coins(self.coins)
         parse_timeframes(self.timeframes, self.months_allowed)
         start = parse_instant(self.since, "since") if self.since else None
         end = parse_instant(self.as_of, "as_of") if self.as_of else None
@@ -95,21 +100,24 @@ class ScopeSpec(Spec):
     @cached_property
     def scope(self) -> Scope:
         """The same options resolved: symbols, instants, the home of this machine."""
-        return Scope.of(
-            self.coins,
-            self.timeframes,
-            self.source,
-            self.market,
-            self.since,
-            self.as_of,
-            months=self.months_allowed,
-        )
+        made = Scope.of(
+            "all" if self.every_pair else self.coins,
+            self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed,
+        )  # fmt: skip
+        return made.model_copy(update={"symbols": ()}) if self.every_pair else made
 
 
 class IngestSpec(ScopeSpec):
     """What `cpb ingest` is asked: it also stores candles of a calendar month, which no model learns from."""
 
     months_allowed: ClassVar[bool] = True
+
+    coins: str = Field("all", description="BTC,ETH, all, or all-usdt: every listed USDT pair")
+
+    @property
+    def every_pair(self) -> bool:
+        """Whether every listed USDT pair is wanted."""
+        return self.coins.strip().lower() == "all-usdt"
 
 
 class RunSpec(ScopeSpec):
@@ -170,6 +178,7 @@ class RunSpec(ScopeSpec):
                 f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
+        ignored: list[list[str]] = []
         for name in self.names:
             try:
                 options = cpbmodels.preset(self.preset, base_of(name), **self.overrides)
@@ -177,8 +186,9 @@ class RunSpec(ScopeSpec):
                 raise UsageError(
                     str(error), code="preset", field="overrides" if self.overrides else "preset"
                 ) from None
-            for sentence in cpbmodels.without_effect(options, base_of(name), self.overrides):
-                raise UsageError(sentence, code="without-effect", field="overrides")
+            ignored.append(cpbmodels.without_effect(options, base_of(name), self.overrides))
+        if all(ignored):  # an option that one of several architectures reads has its effect there
+            raise UsageError(ignored[0][0], code="without-effect", field="overrides")
         return self
 
     @property

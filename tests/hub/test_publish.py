@@ -7,7 +7,7 @@ import pytest
 from fake_hub import TOKEN, blob_oid, fake_hub
 from safetensors.numpy import load_file, save_file
 
-from flows import cli_models
+from flows.cli import models as cli_models
 from schemas.errors import CpbError, UsageError
 from tasks.hub import build_tree, publish
 from tasks.tracking.registry import Champion

@@ -7,8 +7,9 @@ import typer
 from market_tools import build, key, put
 from typer.testing import CliRunner
 
-from flows.cli_ingest import ingest
+from flows.cli.ingest import ingest
 from schemas.errors import CpbError, UsageError
+from tasks.market.layout import source_file
 
 app = typer.Typer()
 app.command()(ingest)
@@ -54,8 +55,8 @@ def test_plan_and_report(call, tmp_path):
 
 
 def test_all_usdt_takes_every_listed_pair(call, tmp_path):
-    put(tmp_path / "mirror", key("WIFUSDT").file("2024-03"))
-    put(tmp_path / "mirror", key("ETHBTC").file("2024-03"))
+    put(tmp_path / "mirror", source_file(key("WIFUSDT"), "2024-03"))
+    put(tmp_path / "mirror", source_file(key("ETHBTC"), "2024-03"))
     told = json.loads(call("--symbols", "all-usdt", "--json").stdout)
     assert [s["symbol"] for s in told["series"]] == ["BTCUSDT", "ETHUSDT", "WIFUSDT"]
 

@@ -14,6 +14,7 @@ import pytest
 from market_tools import build, key, rows_of, scope
 
 from tasks.market.ingest import ingest
+from tasks.market.layout import source_file
 from tasks.market.store import read_klines
 
 SYMBOLS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT")
@@ -46,7 +47,7 @@ def readable_parts(home):
     """Every part in the store can be read and holds true candles only, whatever happened."""
     for symbol in SYMBOLS:
         for path in home.glob(f"klines/interval=1h/symbol={symbol}/*.parquet"):
-            assert pl.read_parquet(path).equals(rows_of(key(symbol).file(path.stem)))
+            assert pl.read_parquet(path).equals(rows_of(source_file(key(symbol), path.stem)))
 
 
 @pytest.mark.slow
@@ -126,9 +127,9 @@ def test_readers_see_old_or_new_but_never_half(root, tmp_path):
     home = tmp_path / "home"
     made = scope(home, root, coins="BTC", as_of="2024-01-01")
     ingest(made)
-    before = read_klines(home, "BTCUSDT", "1h")
+    before = read_klines(home, key("BTCUSDT", "1h"))
     part = home / "klines/interval=1h/symbol=BTCUSDT/2023-05.parquet"
     (part.with_name("2023-06.parquet.tmp")).write_bytes(b"half a file")  # what a killed run leaves
-    assert read_klines(home, "BTCUSDT", "1h").equals(before)
+    assert read_klines(home, key("BTCUSDT", "1h")).equals(before)
     ingest(made)
     assert not list(home.rglob("*.tmp"))

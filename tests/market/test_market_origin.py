@@ -1,4 +1,5 @@
 import pytest
+from market_tools import key
 
 from schemas.errors import CpbError
 from schemas.scope import SIMULATED, Scope
@@ -35,7 +36,7 @@ def scope(source):
 
 
 def months(where):
-    return sorted(read_klines(where, "BTCUSDT", "15m")["open_time"].dt.strftime("%Y-%m").unique())
+    return sorted(read_klines(where, key("BTCUSDT", "15m"))["open_time"].dt.strftime("%Y-%m").unique())
 
 
 def test_real_candles_replace_a_simulated_store_whole(home, mirror):
@@ -49,18 +50,18 @@ def test_real_candles_replace_a_simulated_store_whole(home, mirror):
 
 def test_a_source_out_of_reach_costs_no_simulated_candles(home):
     ingest(scope("sim"))
-    before = read_klines(home, "BTCUSDT", "15m")
+    before = read_klines(home, key("BTCUSDT", "15m"))
     with pytest.raises(CpbError, match="cannot be reached"):
         ingest(scope("http://127.0.0.1:9"), limits=Limits(tries=1))
     assert (home / SIMULATED).exists()
-    assert read_klines(home, "BTCUSDT", "15m").equals(before)
+    assert read_klines(home, key("BTCUSDT", "15m")).equals(before)
 
 
 def test_the_simulator_keeps_out_of_a_real_store(home, mirror):
     ingest(scope(mirror))
-    before = read_klines(home, "BTCUSDT", "15m")
+    before = read_klines(home, key("BTCUSDT", "15m"))
     aside = scope("sim")
     assert aside.home == home / "sim"
     ingest(aside)
     assert months(home / "sim") == ["2025-02", "2025-03"]
-    assert read_klines(home, "BTCUSDT", "15m").equals(before)
+    assert read_klines(home, key("BTCUSDT", "15m")).equals(before)

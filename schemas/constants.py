@@ -1,0 +1,28 @@
+"""Figures that several parts of the project must agree on, each defined once."""
+
+import math
+
+HORIZON = 10
+"""Candles that every model forecasts."""
+
+WARMUP = 168
+"""Candles after a listing or a hole until all features exist: the longest rolling window, a week of hours."""
+
+EMBARGO = WARMUP + HORIZON
+"""Candles between two spans, so that no candle is an input of one and a target of the other."""
+
+SEGMENT_JUMP = math.log(3)
+"""|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
+
+RELISTING_JUMP = math.log(5)
+"""|ln(open / close before)| across a pause of a day or more beyond which it is another coin under the old name.
+
+Higher than `SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains a hole in a report;
+the features start anew after every hole, whatever the price did.
+"""
+
+FILE_JUMP = 1.1
+"""|ln(open / close before)| between two adjoining source files beyond which one of them holds another symbol.
+
+About ln 3, as `SEGMENT_JUMP`, but a figure of its own: it decides which files are refused, not how features are cut.
+"""

@@ -1,0 +1,87 @@
+"""Calls side by side in threads, which one Ctrl-C ends within seconds."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import TypeVar
+
+from tasks.storage.waiting import check_interrupted, let_ctrl_c_end_waits, stoppable
+
+T = TypeVar("T")
+
+STOP_S = 2.5
+"""Seconds that interrupted calls get to end: longer than `tasks.training.process.stop` needs, 3 s in all."""
+
+_SLICE_S = 0.2
+"""Longest single wait of the calling thread, so that it sees an interrupt whatever handles the signal."""
+
+
+def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Exception]:
+    """Call all in up to `workers` threads and return what each returned, or the error that ended it, in order.
+
+    Each call sees a copy of the caller's context variables. Where the caller is interrupted (Ctrl-C, or a
+    `run_each` around this one), calls that have not begun are dropped, running ones are asked to stop (see
+    `tasks.storage.waiting`), and the interrupt goes on as soon as they have stopped, or after `STOP_S` seconds.
+    """
+    stop = threading.Event()
+    with thread_pool(min(workers, len(calls)), "call") as pool:
+        try:
+            futures = [pool.submit(copy_context().run, _stoppable, call, stop) for call in calls]
+            _wait_for(futures)
+        except BaseException:
+            stop.set()
+            raise
+    errors = [future.exception() for future in futures]
+    return [
+        error if isinstance(error, Exception) else future.result()
+        for error, future in zip(errors, futures, strict=True)
+    ]
+
+
+@contextmanager
+def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Yield a pool of threads whose waits Ctrl-C ends.
+
+    At the end of the block all its calls have ended; an error drops those that have not begun. An interrupt waits
+    for running calls for `STOP_S` seconds at most: they may be in the middle of a download.
+    """
+    let_ctrl_c_end_waits()
+    pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix=name)
+    try:
+        yield pool
+    except Exception:
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    except BaseException:
+        _shut_down_within(pool, STOP_S)
+        raise
+    pool.shutdown(wait=True)
+
+
+def _shut_down_within(pool: ThreadPoolExecutor, seconds: float) -> None:
+    closing = threading.Thread(
+        target=pool.shutdown, kwargs={"wait": True, "cancel_futures": True}, daemon=True
+    )
+    closing.start()
+    closing.join(seconds)
+
+
+def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:
+    with stoppable(stop):
+        check_interrupted()
+        return call()
+
+
+def _wait_for(futures: Sequence[Future[T]]) -> None:
+    """Wait until all have ended; an interrupt, here or in one of them, is raised at once."""
+    pending = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=_SLICE_S)
+        check_interrupted()
+        for future in done:
+            error = future.exception()
+            if error is not None and not isinstance(error, Exception):
+                raise error
+
