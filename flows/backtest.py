@@ -17,7 +17,9 @@ from cpbmodels.series import Series
 from flows.backtest_audit import check
 from flows.console import say
 from flows.fleet_trainer import FleetTrainer
-from flows.runner import Runner, ThroughPrefect, check_server, plain_failures
+from flows.deploy.liveness import claim_run
+from flows.prefect_server import check_server
+from flows.runner import Runner, ThroughPrefect, plain_failures
 from schemas.config import CLASSIFIER, UNIVERSAL, TrainConfig
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.records import Failure, SeriesRecord
@@ -121,7 +123,7 @@ def run(config: TrainConfig, options: Options, steps: Runner, say: Say = say) ->
     return answer
 
 
-@flow(name="backtest")
+@flow(name="backtest", on_running=[claim_run])
 @plain_failures
 def backtest(config: TrainConfig, options: Options) -> State:
     """Run the same backtest as a Prefect flow run."""

@@ -7,6 +7,7 @@ from prefect.states import Completed, State
 
 from flows.console import count
 from flows.console import say as say_to_people
+from flows.deploy.liveness import claim_run
 from flows.parameters import takes
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, plain_reason
@@ -55,7 +56,7 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
     }
 
 
-@flow(name="forecast", validate_parameters=False)
+@flow(name="forecast", validate_parameters=False, on_running=[claim_run])
 @plain_failures
 @takes(ScopeSpec)
 def forecast_flow(spec: ScopeSpec) -> State:

@@ -12,6 +12,7 @@ from prefect.states import Completed, State
 
 from flows.console import count
 from flows.console import say as say_to_people
+from flows.deploy.liveness import claim_run
 from flows.parameters import takes
 from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
@@ -59,7 +60,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summ
     return summary
 
 
-@flow(name="train-all", validate_parameters=False)
+@flow(name="train-all", validate_parameters=False, on_running=[claim_run])
 @plain_failures
 @takes(RunSpec)
 def train_all(spec: RunSpec) -> State:

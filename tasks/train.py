@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 
@@ -47,6 +48,8 @@ def _run(folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | N
 
 def _gpu_limit(slots: Slots) -> AbstractContextManager[None]:
     """Queue on the server's `gpu` limit, so that its page shows who waits; the file lock is the hard guard."""
-    if slots.gpus and FlowRunContext.get():
-        return concurrency("gpu", occupy=1, strict=True)
+    if slots.gpus and (run := FlowRunContext.get()) and run.flow_run:
+        # The holder tells whose slot it is, so that the slot of a killed run can be freed at once.
+        holder = ConcurrencyLeaseHolder(type="flow_run", id=run.flow_run.id)
+        return concurrency("gpu", occupy=1, strict=True, holder=holder)
     return nullcontext()

@@ -1,0 +1,256 @@
+"""`up` starts what does not run and leaves what runs; `down` stops both processes and what they were doing."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+from flows.deploy import services
+from flows.deploy.api import answers_without_password, client_of
+from flows.deploy.credentials import make_auth
+from flows.deploy.liveness import EndedRun, end_dead_runs, end_run, open_runs, process_of
+from flows.deploy.prepare import (
+    POOL,
+    await_deployed,
+    drop_missed_runs,
+    forget_dead_workers,
+    make_pool_and_limit,
+    start_deploying,
+)
+from flows.deploy.project import prefect_home, project_folder, state_folder
+from flows.deploy.services import Name, Service
+from schemas.errors import CpbError
+from tasks.storage.locks import locked
+from tasks.storage.processes import ProcessId
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+PORT, WORKERS = 4200, 2
+_START_S = 120.0
+_POLL_S = 0.2
+
+
+@dataclass
+class Started:
+    """What `up` found and did. `seconds`: how long each phase took."""
+
+    server: Service
+    worker: Service
+    started: list[Name] = field(default_factory=list)
+    dropped: int = 0
+    ended: list[EndedRun] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def up(port: int | None = None, workers: int | None = None) -> Started:
+    """Bring server, pool, limit, deployments and worker to life, and end runs whose process is gone.
+
+    Args:
+        port: None: that of the last `up`, else 4200.
+        workers: flow runs at the same time; None: as at the last `up`, else 2.
+
+    Raises:
+        CpbError: the port is taken, something does not start, or a running server has another port.
+    """
+    project_folder()
+    seconds: dict[str, float] = {}
+    with locked(state_folder() / "lock"):
+        started: list[Name] = []
+        try:
+            with _timed(seconds, "server"):
+                server = _server(port, started)
+            with client_of(server) as client, _timed(seconds, "pool, limit, old runs"):
+                ended, dropped = _set_up(client, server)
+            with _timed(seconds, "deployments and worker"):
+                deploying = start_deploying(server)
+                worker = _worker(server, workers, started)
+                await_deployed(deploying, _START_S)
+        except BaseException:
+            for name in reversed(started):
+                services.stop(_found(name).process)
+            raise
+    return Started(server, worker, started, dropped, ended, seconds)
+
+
+def prepare() -> Service:
+    """Do what a server lacks before a worker starts, where systemd starts both; return the server.
+
+    Raises:
+        CpbError: no server of this project has started in time, or `prefect deploy` fails.
+    """
+    project_folder()
+    if not _until(lambda: bool((found := _lives("server")) and _is_ready(found)), _START_S):
+        raise CpbError(
+            f"no server of this project runs; start it first (records of processes: {state_folder()})",
+            code="server-not-started",
+        )
+    server = _found("server")
+    with client_of(server) as client:
+        _set_up(client, server)
+    await_deployed(start_deploying(server), _START_S)
+    return server
+
+
+def down(grace_s: float = 30) -> list[Name]:
+    """Stop worker, flow runs and server, and return the names of the processes that ran."""
+    with locked(state_folder() / "lock"):
+        server, worker = services.find("server"), services.find("worker")
+        stopped: list[Name] = []
+        if server and server.alive and _accepts_us(server):
+            with client_of(server) as client:
+                interrupted = [run for run in open_runs(client) if run.work_pool_name == POOL]
+                if worker and services.stop(worker.process, grace_s):
+                    stopped.append("worker")
+                for run in interrupted:
+                    if process := process_of(run):  # of a worker that was killed: it went on alone
+                        services.stop(process, grace_s)
+                for run in interrupted:
+                    state = client.read_flow_run(run.id).state
+                    if not (state and (state.is_completed() or state.is_failed() or state.is_cancelled())):
+                        end_run(client, run, server.home, "stopped by `cpb deploy down`", cancel=True)
+        elif worker and services.stop(worker.process, grace_s):
+            stopped.append("worker")
+        if server and services.stop(server.process, grace_s):
+            stopped.append("server")
+        for name in services.NAMES:
+            services.forget(name)
+    return stopped
+
+
+def _server(port: int | None, started: list[Name]) -> Service:
+    """Return the running server; started where none runs, restarted where it asks for no password."""
+    old = services.find("server")
+    if old and old.alive:
+        if port not in (None, old.port):
+            raise CpbError(
+                f"the server runs on port {old.port}; stop it with `cpb deploy down` before you choose port {port}",
+                code="already-up", field="port",
+            )  # fmt: skip
+        if not answers_without_password(old) and _until(lambda: _is_ready(old), _START_S):
+            return old
+        services.stop(old.process)
+    port = port or (old.port if old else PORT)
+    if _taken(port):
+        raise CpbError(
+            f"port {port} is taken by another program; choose another with --port",
+            code="port-taken",
+            field="port",
+        )
+    home = prefect_home()
+    make_auth(home)
+    _await_start("server", services.start("server", port, home), _is_ready, started)
+    return _found("server")
+
+
+def _worker(server: Service, workers: int | None, started: list[Name]) -> Service:
+    old = services.find("worker")
+    if old and old.alive:
+        if old.port == server.port:
+            return old
+        services.stop(old.process)
+    workers = workers or (old.workers if old else 0) or WORKERS
+    process = services.start("worker", server.port, server.home, "--workers", str(workers))
+    with client_of(server) as client:
+
+        def polls(worker: Service) -> bool:
+            return str(worker.process) in {listed.name for listed in client.read_workers_for_work_pool(POOL)}
+
+        _await_start("worker", process, polls, started)
+    return _found("worker")
+
+
+def _await_start(
+    name: Name, process: subprocess.Popen[bytes], ready: Callable[[Service], bool], started: list[Name]
+) -> None:
+    """Wait until a process has recorded itself and is ready, and add its name to `started`."""
+
+    def is_ready() -> bool:
+        if process.poll() is not None:
+            raise services.failed_to_start(name, process)
+        found = services.find(name)
+        return bool(found and found.process.pid == process.pid and ready(found))
+
+    late: CpbError | None = None
+    try:
+        if _until(is_ready, _START_S):
+            started.append(name)
+        else:
+            late = services.failed_to_start(name, process)
+    finally:
+        if name not in started:
+            with suppress(ProcessLookupError):
+                services.stop(ProcessId.of(process.pid))
+    if late:
+        raise late
+
+
+def _set_up(client: "SyncPrefectClient", server: Service) -> tuple[list[EndedRun], int]:
+    """Make pool and limit, end runs whose process is gone, drop missed schedules; return the runs and how many."""
+    make_pool_and_limit(client)
+    forget_dead_workers(client)
+    ended = end_dead_runs(client, server.home, server.since)
+    return ended, 0 if _lives("worker") else drop_missed_runs(client)
+
+
+def _is_ready(server: Service) -> bool:
+    """Whether the server answers to the password."""
+    try:
+        with client_of(server, timeout_s=5) as client:
+            client.api_version()
+    except CpbError as error:
+        if error.code == "server-unreachable":
+            return False
+        raise
+    return True
+
+
+def _accepts_us(server: Service) -> bool:
+    """Whether runs can be read and marked; a server that hangs or is not ours any more can only be stopped."""
+    try:
+        return _is_ready(server)
+    except CpbError:
+        return False
+
+
+def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    waiting = Retrying(
+        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S)
+    )
+    try:
+        return waiting(condition)
+    except RetryError:
+        return False
+
+
+def _found(name: Name) -> Service:
+    found = services.find(name)
+    assert found, f"the {name} is ready, so it has recorded itself"
+    return found
+
+
+def _lives(name: Name) -> Service | None:
+    found = services.find(name)
+    return found if found and found.alive else None
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    start = time.monotonic()
+    yield
+    seconds[phase] = round(time.monotonic() - start, 1)
+
+
+def _taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+    return False

@@ -1,0 +1,157 @@
+"""Which process a flow run belongs to, and the end of runs whose process is gone.
+
+A killed process cannot say that its run has ended: on the server it would stay Running, and hold its slots, for
+ever. So each run carries its process as a label. The next `up`, `status`, `run` or flow run looks at all runs that
+have not ended. Only the host that a process ran on may call it dead; of other hosts' runs the heartbeats count.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from flows.deploy.api import PAGE
+from flows.deploy.prepare import worker_process
+from flows.deploy.project import prefect_home
+from tasks.storage.processes import ProcessId
+
+if TYPE_CHECKING:
+    from prefect import Flow
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import State
+
+LABEL = "cpb.process"
+_WORKER_LABEL = "prefect.worker.name"
+_OPEN = ["RUNNING", "PENDING", "CANCELLING"]
+SILENT_AFTER = timedelta(minutes=15)
+"""Without a sign of life for this long a run of another host counts as dead (Prefect's heartbeats: every 3 minutes)."""
+
+
+@dataclass(frozen=True)
+class EndedRun:
+    """A flow run that was marked as ended because its process is gone."""
+
+    name: str
+    id: UUID
+    state: str
+
+
+def claim_run(flow: "Flow[..., Any]", run: "FlowRun", state: "State") -> None:
+    """Label a flow run with the calling process, and end runs that others left; a flow's `on_running` hook."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        client.update_flow_run_labels(run.id, {LABEL: str(ProcessId.current())})
+        end_dead_runs(client, prefect_home())
+
+
+def end_dead_runs(
+    client: "SyncPrefectClient", home: Path, server_since: datetime | None = None
+) -> list[EndedRun]:
+    """Mark every run as Crashed (one that was being cancelled as Cancelled) whose process is gone; free its slots.
+
+    Args:
+        home: Prefect's folder on this host, which holds the server's leases if the server runs here.
+        server_since: since when the server has been able to receive heartbeats; None if not known, and then nothing
+            is concluded from their absence.
+    """
+    dead = [run for run in open_runs(client) if _is_dead(client, run, server_since)]
+    return [end_run(client, run, home, "its process is gone") for run in dead]
+
+
+def open_runs(client: "SyncPrefectClient") -> list["FlowRun"]:
+    """Return all flow runs that were started and have not ended."""
+    from prefect.client.schemas.filters import FlowRunFilter
+
+    some = FlowRunFilter.model_validate({"state": {"type": {"any_": _OPEN}}})
+    found: list[FlowRun] = []
+    while page := client.read_flow_runs(flow_run_filter=some, limit=PAGE, offset=len(found)):
+        found += page
+        if len(page) < PAGE:
+            break
+    return found
+
+
+def process_of(run: "FlowRun") -> ProcessId | None:
+    """Return the process that a run belongs to: its own, or the worker's that is about to start it."""
+    labels = run.labels or {}
+    for text in (labels.get(LABEL), labels.get(_WORKER_LABEL)):
+        if text and (process := worker_process(str(text))):
+            return process
+    return None
+
+
+def end_run(
+    client: "SyncPrefectClient", run: "FlowRun", home: Path, why: str, cancel: bool = False
+) -> EndedRun:
+    """Mark a run and its open task runs as Crashed or Cancelled, and free the slots they hold."""
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+    from prefect.states import Cancelled, Crashed
+
+    cancel = cancel or bool(run.state and run.state.is_cancelling())
+    process = process_of(run)
+    where = f" (process {process.pid} on {process.host})" if process else ""
+    state: State = (Cancelled if cancel else Crashed)(message=f"Ended by cpb: {why}{where}.")
+    some = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
+    tasks = client.read_task_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
+        task_run_filter=some,
+        limit=PAGE,
+    )
+    client.set_flow_run_state(run.id, state, force=True)
+    for task in tasks:
+        client.set_task_run_state(task.id, state, force=True)
+    for lease in _leases_of({run.id, *(task.id for task in tasks)}, home):
+        client.release_concurrency_slots_with_lease(lease)
+    return EndedRun(run.name, run.id, str(state.name))
+
+
+def _is_dead(client: "SyncPrefectClient", run: "FlowRun", server_since: datetime | None) -> bool:
+    process = process_of(run)
+    alive = process.is_alive() if process else None
+    if alive is not None:
+        return not alive
+    now = datetime.now(UTC)
+    silent_since = now - SILENT_AFTER
+    if server_since is None or server_since > silent_since:
+        return False
+    changed = run.state.timestamp if run.state else run.created
+    return bool(changed and changed < silent_since) and not _beats(client, run, silent_since)
+
+
+def _beats(client: "SyncPrefectClient", run: "FlowRun", since: datetime) -> bool:
+    """Whether a run has sent a heartbeat."""
+    from prefect.events.filters import EventFilter
+
+    wanted = EventFilter.model_validate(
+        {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "resource": {"id": [f"prefect.flow-run.{run.id}"]},
+            "occurred": {"since": since},
+        }
+    )
+    return bool(client.read_events(wanted, limit=1).events)
+
+
+def _leases_of(holders: set[UUID], home: Path) -> list[UUID]:
+    """Return the leases of concurrency limits that these runs hold.
+
+    Read from the server's lease storage on disk: its API names a lease to nobody but its holder.
+    """
+    folder = home / "concurrency_leases"
+    if not folder.is_dir():
+        return []
+    from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage
+
+    async def find() -> list[UUID]:
+        storage = ConcurrencyLeaseStorage(folder)
+        leases = [await storage.read_lease(UUID(file.stem)) for file in folder.glob("????????-*.json")]
+        return [
+            lease.id for lease in leases
+            if lease and lease.metadata and lease.metadata.holder and lease.metadata.holder.id in holders
+        ]  # fmt: skip
+
+    return asyncio.run(find())

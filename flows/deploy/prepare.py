@@ -1,0 +1,105 @@
+"""What a new server lacks before a worker may poll it: work pool, GPU limit, deployments."""
+
+import logging
+import subprocess
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from flows.deploy.api import PAGE
+from flows.deploy.credentials import read_auth
+from flows.deploy.project import environment, project_folder
+from flows.deploy.services import Service, log_file
+from schemas.errors import CpbError
+from tasks.storage.processes import ProcessId
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+
+log = logging.getLogger("cpb")
+
+POOL = "local-gpu"
+GPU_LIMIT = "gpu"
+
+
+def make_pool_and_limit(client: "SyncPrefectClient") -> None:
+    """Create the work pool, and the limit that trainings queue on: a strict acquire fails where it does not exist."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.workers.process import ProcessWorker
+
+    from tasks.training.launch import count_gpus
+
+    template = ProcessWorker.get_default_base_job_template()
+    client.create_work_pool(
+        WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True
+    )
+    client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, max(1, count_gpus()))
+
+
+def forget_dead_workers(client: "SyncPrefectClient") -> None:
+    """Remove workers of this host from the pool's list that do not run any more: each start adds one."""
+    for worker in client.read_workers_for_work_pool(POOL):
+        if (process := worker_process(worker.name)) and process.is_alive() is False:
+            client.request(
+                "DELETE", "/work_pools/{work_pool_name}/workers/{name}",
+                path_params={"work_pool_name": POOL, "name": quote(worker.name)},
+            )  # fmt: skip
+
+
+def worker_process(name: str) -> ProcessId | None:
+    """Return the process of a worker from its name; None for a worker that cpb did not start."""
+    try:
+        return ProcessId.parse(name)
+    except ValueError:
+        return None
+
+
+def start_deploying(server: Service) -> subprocess.Popen[bytes]:
+    """Start `prefect deploy --all`: Prefect has no public function that reads prefect.yaml. Its exit code counts."""
+    secret = {"PREFECT_API_AUTH_STRING": read_auth(server.home)}
+    with log_file("deploy").open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+            cwd=project_folder(), env=environment(server.api, server.home) | secret,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+
+
+def await_deployed(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait for `start_deploying`; raises `CpbError` where it fails."""
+    try:
+        code = process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise CpbError(
+            f"`prefect deploy --all` did not end within {timeout_s:.0f} s; see {log_file('deploy')}",
+            code="deploy-failed",
+        ) from None
+    if code:
+        raise CpbError(
+            f"`prefect deploy --all` ended with code {code}; see {log_file('deploy')}", code="deploy-failed"
+        )
+
+
+def drop_missed_runs(client: "SyncPrefectClient") -> int:
+    """Delete runs that schedules had due while nothing was up: a worker would do all of them, one after another."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+
+    due = FlowRunFilter.model_validate(
+        {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": {"before_": datetime.now(UTC)}}
+    )
+    pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
+    dropped = 0
+    while True:
+        runs = client.read_flow_runs(flow_run_filter=due, work_pool_filter=pool, limit=PAGE)
+        missed = [run for run in runs if run.auto_scheduled]
+        for run in missed:
+            client.delete_flow_run(run.id)
+        dropped += len(missed)
+        if len(missed) < PAGE:
+            break
+    if dropped:
+        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", dropped)
+    return dropped

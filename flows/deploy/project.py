@@ -1,0 +1,58 @@
+"""Where a deployment lives: the project's folder, the state folder, and the environment of its processes."""
+
+import os
+from pathlib import Path
+
+from schemas.errors import CpbError
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder that holds this code: its prefect.yaml is deployed, whatever folder the command is typed in."""
+
+QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+_SQLITE = "sqlite:///"
+
+
+def project_folder() -> Path:
+    """Return the project's folder.
+
+    Raises:
+        CpbError: this installation of cpb has no prefect.yaml.
+    """
+    if not (ROOT / "prefect.yaml").is_file():
+        raise CpbError(
+            f"there is no prefect.yaml in {ROOT}: deployments need the project's folder; install cpb from it with "
+            "`pip install -e FOLDER`",
+            code="no-project",
+        )
+    return ROOT
+
+
+def state_folder() -> Path:
+    """Return the folder of process records and logs: `CPB_DEPLOY_STATE`, or `.cpb` in the project."""
+    return Path(os.environ.get("CPB_DEPLOY_STATE") or ROOT / ".cpb").absolute()
+
+
+def prefect_home() -> Path:
+    """Return Prefect's folder: `PREFECT_HOME`, or `~/.prefect`."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
+
+
+def data_home() -> Path:
+    """Return the store that deployed flows use: `CPB_HOME`, or `data` in the project."""
+    return Path(os.environ.get("CPB_HOME") or ROOT / "data").absolute()
+
+
+def environment(api: str, home: Path) -> dict[str, str]:
+    """Return the environment of server, worker and `prefect deploy`, which all run in the project's folder.
+
+    Paths that the user gave relative to another folder become absolute. The password is no part of it: each
+    process reads it from its file.
+    """
+    env = os.environ | QUIET | {"PREFECT_API_URL": api, "PREFECT_HOME": str(home), "PWD": str(ROOT)}
+    for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):
+        if env.get(name):
+            env[name] = str(Path(env[name]).absolute())
+    uri = env.get("MLFLOW_TRACKING_URI", "")
+    if uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
+        env["MLFLOW_TRACKING_URI"] = f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).absolute()}"
+    return env

@@ -1,0 +1,130 @@
+"""`run`: ask a deployment for a flow run, and wait for its end where that is wanted."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tenacity import Retrying, retry_if_result, wait_fixed
+
+from flows.deploy import services
+from flows.deploy.api import client_of, client_of_settings
+from flows.deploy.liveness import end_dead_runs
+from flows.deploy.project import prefect_home
+from flows.prefect_server import server_in_use
+from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
+
+NAMES = {
+    "train-all": "train-all/train-all",
+    "nightly": "train-all/nightly",
+    "hourly": "forecast/hourly",
+    "forecast": "forecast/hourly",
+}
+"""Short names of the deployments; Prefect itself only takes FLOW/DEPLOYMENT."""
+
+_POLL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Requested:
+    """A flow run that a deployment was asked for; state and exit code are those at its end where `watch` was set."""
+
+    deployment: str
+    flow_run_id: str
+    name: str
+    state: str
+    message: str
+    exit_code: int
+
+
+def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Requested:
+    """Ask a deployment for a run, by its short or full name.
+
+    Raises:
+        UsageError: a name that cannot be a deployment's, or a parameter that is not NAME=VALUE.
+        CpbError: no server runs, the server knows no such deployment, or it refuses the parameters.
+    """
+    full = NAMES.get(name, name)
+    if "/" not in full:
+        raise UsageError(
+            f"deployment {name!r} is unknown: choose from {', '.join(NAMES)} or FLOW/DEPLOYMENT",
+            code="deployment", field="name",
+        )  # fmt: skip
+    values = parse_parameters(parameters)
+    with _client() as client:
+        flow_run = _create(client, full, values)
+        if watch:
+            flow_run = _await_end(client, flow_run)
+    state = flow_run.state
+    failed = watch and not (state and state.is_completed())
+    code = FATAL if failed else PARTIAL if state and state.name == "Partial" else COMPLETE
+    said = (str(state.name), state.message or "") if state else ("", "")
+    return Requested(full, str(flow_run.id), flow_run.name, *said, code)
+
+
+def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
+    """Return flow parameters from NAME=VALUE texts; a value is JSON where it can be read as such, else text.
+
+    Raises:
+        UsageError: a text without `=`.
+    """
+    values: dict[str, Any] = {}
+    for text in parameters:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise UsageError(f"--param {text!r} is not NAME=VALUE", code="parameter", field="param")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values
+
+
+@contextmanager
+def _client() -> Iterator["SyncPrefectClient"]:
+    """Yield a client of this project's server while it runs, else of the server that Prefect's settings name."""
+    server = services.find("server")
+    if server and server.alive:
+        with client_of(server) as client:
+            end_dead_runs(client, server.home, server.since)
+            yield client
+    elif server_in_use():
+        with client_of_settings() as client:
+            end_dead_runs(client, prefect_home())
+            yield client
+    else:
+        raise CpbError(
+            "no server runs; start it with `cpb deploy up`, or set PREFECT_API_URL to yours", code="not-up"
+        )
+
+
+def _create(client: "SyncPrefectClient", name: str, parameters: dict[str, Any]) -> "FlowRun":
+    import httpx
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        deployment = client.read_deployment_by_name(name)
+        return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+    except ObjectNotFound as error:
+        raise CpbError(
+            f"the server knows no deployment {name!r}; `cpb deploy status` lists those it knows",
+            code="deployment", field="name",
+        ) from error  # fmt: skip
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code not in (409, 422):
+            raise
+        reason = error.response.json()
+        said = reason.get("detail") or reason.get("exception_detail") or reason
+        raise UsageError(f"{name} refuses the parameters: {said}", code="parameter", field="param") from error
+
+
+def _await_end(client: "SyncPrefectClient", flow_run: "FlowRun") -> "FlowRun":
+    ended = Retrying(
+        retry=retry_if_result(lambda run: not (run.state and run.state.is_final())), wait=wait_fixed(_POLL_S)
+    )
+    return ended(client.read_flow_run, flow_run.id)

@@ -1,0 +1,96 @@
+"""Whether a Prefect server is in use, and whether it answers: asked before a command becomes a flow run.
+
+Prefect's own settings decide, so that an environment variable, a profile, `prefect.toml` and `.env` all count.
+"""
+
+import contextvars
+import shlex
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from schemas.errors import CpbError
+from tasks.storage.urls import public_url
+
+ANSWER_WITHIN_S = 9.0
+
+
+def server_in_use() -> bool:
+    """Whether Prefect is configured to use a server; without one, flows run directly."""
+    return bool(_api_url())
+
+
+def check_server() -> None:
+    """Ask the server in use for something that needs its credentials.
+
+    Raises:
+        CpbError: within 10 s, where it cannot be reached (`server-unreachable`) or refuses the credentials
+            (`server-auth`).
+    """
+    url = _api_url()
+    failures: list[BaseException] = []
+    asked = threading.Thread(
+        target=contextvars.copy_context().run, args=(_ask, url, failures), daemon=True, name="check-server"
+    )  # a thread: neither a name lookup nor Prefect's own retries keep to a time limit
+    asked.start()
+    asked.join(ANSWER_WITHIN_S)
+    if asked.is_alive():
+        raise unreachable(url, f"no answer within {ANSWER_WITHIN_S:.0f} s")
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def api_errors(url: str) -> Iterator[None]:
+    """Turn the HTTP errors of Prefect's client into one sentence each."""
+    import httpx
+
+    try:
+        yield
+    except httpx.HTTPStatusError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise refused(url, status) from error
+        raise CpbError(
+            f"the Prefect server at {public_url(url)} answered {status} to {error.request.method} "
+            f"{error.request.url.path}: {error.response.text[:300]}",
+            code="server-error",
+        ) from error
+    except httpx.TransportError as error:
+        raise unreachable(url, str(error) or type(error).__name__) from error
+
+
+def unreachable(url: str, reason: str) -> CpbError:
+    """Return the error for a server that does not answer."""
+    return CpbError(
+        f"no Prefect server answers at PREFECT_API_URL={public_url(url)} ({reason}); start it, as with "
+        "`cpb deploy up`, or take PREFECT_API_URL out of the environment or the Prefect profile to run without one",
+        code="server-unreachable", field="PREFECT_API_URL",
+    )  # fmt: skip
+
+
+def refused(url: str, status: int) -> CpbError:
+    """Return the error for a server that does not accept the credentials."""
+    from flows.deploy.credentials import auth_file
+
+    return CpbError(
+        f"the Prefect server at PREFECT_API_URL={public_url(url)} refuses the credentials ({status}); set them, "
+        f'for the server of `cpb deploy up` with: export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(auth_file()))})"',
+        code="server-auth", field="PREFECT_API_AUTH_STRING",
+    )  # fmt: skip
+
+
+def _api_url() -> str:
+    from prefect.settings import get_current_settings
+
+    return get_current_settings().api.url or ""
+
+
+def _ask(url: str, failures: list[BaseException]) -> None:
+    from prefect.client.orchestration import get_client
+
+    try:
+        with api_errors(url), get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
+            client.request("POST", "/flows/filter", json={"limit": 1})
+    except Exception as error:  # noqa: BLE001 - carried to the caller's thread, which raises it
+        failures.append(error)

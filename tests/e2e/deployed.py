@@ -1,0 +1,167 @@
+"""A small project of its own, deployed on a real Prefect server with a real worker."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+DEPLOYMENTS = """
+name: probe
+pull:
+  - prefect.deployments.steps.set_working_directory:
+      directory: "{{ $PWD }}"
+deployments:
+  - name: quick
+    entrypoint: probe.py:quick
+    work_pool: { name: local-gpu }
+    concurrency_limit: { limit: 1, collision_strategy: ENQUEUE }
+    schedules:
+      - { cron: "0 0 1 1 *", timezone: UTC }
+  - name: slow
+    entrypoint: probe.py:slow
+    work_pool: { name: local-gpu }
+    concurrency_limit: { limit: 1, collision_strategy: ENQUEUE }
+"""
+
+FLOWS = """
+import os
+import time
+from pathlib import Path
+
+from prefect import flow, task
+from prefect.client.schemas.objects import ConcurrencyLeaseHolder
+from prefect.concurrency.sync import concurrency
+from prefect.context import FlowRunContext
+from prefect.states import Completed, Failed
+
+from flows.deploy.liveness import claim_run
+
+
+@flow(on_running=[claim_run])
+def quick(text: str = "", number: int = 0, end: str = "Completed"):
+    Path(f"quick-{text}-{number}").write_text(os.environ.get("PREFECT_API_AUTH_STRING", ""))
+    return Failed(message="as asked") if end == "Failed" else Completed(name=end)
+
+
+@task
+def hold(seconds):
+    holder = ConcurrencyLeaseHolder(type="flow_run", id=FlowRunContext.get().flow_run.id)
+    with concurrency("gpu", occupy=1, strict=True, holder=holder):
+        Path("holding").write_text(str(os.getpid()))
+        time.sleep(seconds)
+
+
+@flow(on_running=[claim_run])
+def slow(seconds: float = 600):
+    hold(seconds)
+
+
+if __name__ == "__main__":
+    slow()
+"""
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Deployed:
+    """The code of the deployment in a folder of its own, with its own Prefect home, port and store."""
+
+    def __init__(self, folder):
+        self.folder, self.port = folder, free_port()
+        self.home = folder / "prefect home"  # a space: paths are quoted everywhere
+        self.state = folder / ".cpb"
+        self.elsewhere = folder / "elsewhere"
+        self.elsewhere.mkdir()
+        (folder / "prefect.yaml").write_text(DEPLOYMENTS)
+        (folder / "probe.py").write_text(FLOWS)
+        shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+        self.api = f"http://127.0.0.1:{self.port}/api"
+        kept = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
+        }
+        path = os.pathsep.join([str(folder), kept.get("PYTHONPATH", "")])  # before any other checkout
+        self.env = kept | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path}
+
+    def cpb(self, *arguments, timeout=300, **env):
+        """Run `cpb ARGUMENTS` in another folder than the project's."""
+        return subprocess.run(
+            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            cwd=self.elsewhere, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def json(self, *arguments, code=0, **env):
+        done = self.cpb(*arguments, "--json", **env)
+        assert done.returncode == code, done.stdout + done.stderr
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def up(self, **env):
+        return self.json("deploy", "up", "--port", self.port, **env)
+
+    @property
+    def password(self):
+        return (self.home / "cpb-api-auth").read_text().strip()
+
+    def ask(self, path, body=None, auth=True, **options):
+        """Send one request, with the password or without."""
+        credentials = tuple(self.password.split(":", 1)) if auth else None
+        method = "POST" if body is not None else "GET"
+        return httpx.request(
+            method, f"{self.api}/{path}", json=body, auth=credentials, timeout=30, trust_env=False, **options
+        )
+
+    def runs(self, *states, **filters):
+        some = {"state": {"type": {"any_": list(states)}}} if states else {}
+        answer = self.ask("flow_runs/filter", {"flow_runs": some, **filters})
+        answer.raise_for_status()
+        return answer.json()
+
+    def run_of(self, flow_run_id):
+        answer = self.ask(f"flow_runs/{flow_run_id}")
+        answer.raise_for_status()
+        return answer.json()
+
+    def pid(self, name):
+        return json.loads((self.state / f"{name}.json").read_text())["body"]["process"]["pid"]
+
+    def processes(self):
+        """Return all processes that were started for this project."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("PREFECT_HOME") == str(self.home) and process.pid != os.getpid():
+                    found.append(process)
+            except (psutil.AccessDenied, psutil.NoSuchProcess):
+                continue
+        return found
+
+    def close(self):
+        self.cpb("deploy", "down")
+        left = self.processes()
+        for process in left:
+            process.kill()
+        return left
+
+
+def wait_for(condition, seconds=120, every=0.3):
+    """Return the first true value of `condition`, or fail."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(every)
+    raise AssertionError(f"not within {seconds} s")
