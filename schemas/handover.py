@@ -230,15 +230,3 @@ class Score(Record):
 
     rows: int = 0
     failures: tuple[Failure, ...] = ()
-
-
-class Damage(Record):
-    """A stored file that is not what was written: its path relative to the home, why, and the command that helps.
-
-    `repaired`: it has been set aside, fetched or computed again, and is not reported a second time.
-    """
-
-    path: str
-    reason: str
-    command: str
-    repaired: bool = False

@@ -4,7 +4,7 @@ import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from conftest import client_of
+from serving import client_of
 from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
 from schemas.forecasts import QUANTILE_COLUMNS
