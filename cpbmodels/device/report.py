@@ -1,4 +1,4 @@
-"""A diagnosis as text for people: facts first, then what is wrong and what to do about it."""
+"""A diagnosis as text for people: facts first, then problems and what to do about them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
