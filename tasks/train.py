@@ -17,6 +17,8 @@ from tasks.training.planning import job_key
 from tasks.training.process import TrainerDied, run_trainer
 from tasks.training.slots import Slots
 
+RETRY_WAIT_S = 5.0
+
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -41,7 +43,7 @@ def train(
 
 def _run(folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None) -> None:
     """Run the trainer, and once more if it died (not after its time limit: it would only run into it again)."""
-    retried = Retry(on=TrainerDied, times=1, wait_s=5).around(run_trainer, "train")
+    retried = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(run_trainer, "train")
     with _gpu_limit(slots):
         retried(folder, slots, timeout_s, on_progress)
 
