@@ -118,7 +118,7 @@ def lstm_gates(total: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
         c' = f * c + i * g                                     h' = o * tanh(c')
 
     `total` is overwritten: one sigmoid over the whole block is cheaper than three over slices. Its block g then holds
-    sigmoid(a_g), which nobody reads; tanh(a_g) is computed before. Returned after h' and c': total, g, tanh(c').
+    sigmoid(a_g), which is not used; tanh(a_g) is computed before. Returned after h' and c': total, g, tanh(c').
     """
     i, f, a_g, o = total.chunk(4, -1)
     g = torch.tanh(a_g)

@@ -69,10 +69,7 @@ class _LinearWeight(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
         shared = ctx.shared
-        x, grad = (
-            torch.cat(shared.inputs, 1),
-            torch.cat(shared.grads, 1),
-        )  # [K, S x N, in] and [K, S x N, out]
+        x, grad = torch.cat(shared.inputs, 1), torch.cat(shared.grads, 1)  # [K, S x N, in], [K, S x N, out]
         shared.inputs, shared.grads, shared.token = [], [], None
         return torch.bmm(grad.transpose(1, 2), x), grad.sum(1, keepdim=True), None
 

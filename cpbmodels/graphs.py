@@ -75,9 +75,7 @@ class StepRunner:
 
     def _capture(self, active: int) -> None:
         """Record the step; recording does not run it."""
-        self.fleet.prefix(
-            active
-        )  # made now: tensors made while capturing would lie in the graph's memory pool
+        self.fleet.prefix(active)  # its views must not be made while capturing, in the graph's memory pool
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):

@@ -143,9 +143,7 @@ class StudentT(Head):
 
     @override
     def params(self) -> list[Param]:
-        if (
-            self.options.loss == "crps"
-        ):  # the degrees of freedom are fixed: this loss has no gradient for them
+        if self.options.loss == "crps":  # with fixed degrees of freedom: it has no gradient for them
             return []
         start = math.log(math.expm1(START_DF - MIN_DF))  # softplus(start) = START_DF - MIN_DF, see _df
         return [Param("head.df", (1, self.options.horizon), 0.0, start)]

@@ -28,9 +28,7 @@ from cpbmodels.options import Preset
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.schedule import learning_rate
 
-CUDA_BUCKET = (
-    8  # rows of a step are rounded up to a multiple of this: one CUDA graph per multiple is captured
-)
+CUDA_BUCKET = 8  # rows of a step are rounded up to a multiple of this: one CUDA graph per multiple
 
 
 @dataclass
@@ -152,9 +150,7 @@ class Loop:
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
-            self.runner.step(
-                sum(own > step for own in steps)
-            )  # members with fewer steps are done: they stand behind
+            self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
         return int(counts.sum())
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:

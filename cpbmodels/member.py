@@ -105,9 +105,8 @@ def load(folder: str | Path) -> Member:
             f"that registers it under the entry-point group {ENTRY_POINT_GROUP}."
         )
     history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
-    report.setdefault(
-        "diverged", report.get("stopped") == "nan" and not report.get("best_epoch")
-    )  # older folders
+    # Folders written before the flag existed hold what it follows from.
+    report.setdefault("diverged", report.get("stopped") == "nan" and not report.get("best_epoch"))
     empty = torch.zeros(0)
     member = Member(config, empty, empty, empty, empty, history, report)
     return _fill(member, tensors, folder)

@@ -42,10 +42,7 @@ class Net:
         self.columns = bank_columns(options)
         last = len(self.columns) - bool(options.calendar)  # the calendar's codes are the bank's last column
         first = 0 if any(name in RETURNS for name in options.features) else len(RETURNS)
-        self.span = (
-            first,
-            last,
-        )  # the columns that are inputs: the returns stand first, but may be targets only
+        self.span = (first, last)  # the inputs' columns: the returns stand first, but may be targets only
         inputs = last - first + (options.calendar_dim if options.calendar else 0)
         self.head = HEADS[options.head](options, device, dtype)
         self.architecture = find(architecture)(options, self.head, inputs)
@@ -79,13 +76,11 @@ class Net:
     def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, future: bool) -> Window:
         """Windows that end at `origins` [K, B]: one gather by index, nothing materialised beyond the batch."""
         C, (first, last) = self.options.context, self.span
-        rows = bank.rows[
-            origins.unsqueeze(-1) + (self.whole if future else self.past)
-        ]  # [K, B, C (+ H), columns]
+        places = origins.unsqueeze(-1) + (self.whole if future else self.past)  # [K, B, C (+ H)]
+        rows = bank.rows[places]  # [K, B, C (+ H), columns]
         inverse = bank.inverse_sigma[origins][..., None, None]
-        rows = rows * torch.addcmul(
-            1 - self.scaled, inverse, self.scaled
-        )  # 1 / sigma for returns, 1 for the others
+        # The factor is 1 / sigma for returns (scaled 1) and 1 for other columns (scaled 0).
+        rows = rows * torch.addcmul(1 - self.scaled, inverse, self.scaled)
         mean, spread = scaling.mean[:, None, None, first:last], scaling.inverse[:, None, None, first:last]
         clip = self.options.input_clip
         inputs = ((rows[:, :, :C, first:last] - mean) * spread).clamp(-clip, clip)

@@ -20,13 +20,9 @@ class Preset:
     horizon: int = 10
     features: tuple[str, ...] = CANDLE_COLUMNS
     calendar: str = ""  # column of codes 0..167 to embed, "" for none
-    calendar_dim: int = (
-        8  # width of the embedding; 0: none, the hour shifts the log-scale of each step instead
-    )
+    calendar_dim: int = 8  # width of the embedding; 0: the hour shifts the log-scale of each step instead
     input_clip: float = 8.0  # limit of the scaled inputs, in standard deviations
-    target_clip: float = (
-        20.0  # limit of the targets, in volatilities: one wrong candle must not dominate the loss
-    )
+    target_clip: float = 20.0  # of the targets, in volatilities: one wrong candle must not dominate the loss
     # its size
     hidden_dim: int = 64
     n_layers: int = 2

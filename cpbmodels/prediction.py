@@ -22,9 +22,7 @@ from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
 from cpbmodels.torch_private import version_counter
 
-MAX_STACK_BYTES = (
-    16_000_000  # weights stacked at once on a CPU, so that they stay in its cache from step to step
-)
+MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
 MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
 
 

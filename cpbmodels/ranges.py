@@ -24,14 +24,10 @@ from cpbmodels.series import SCALED, Series
 from cpbmodels.student_t import QUANTILES
 
 RIDGE_PENALTY = 20.0
-MIN_RANGE = (
-    0.05  # smallest mean range, as a share of the volatility; the same floor as in the feature columns
-)
+MIN_RANGE = 0.05  # smallest mean range as a share of the volatility; the feature columns have the same floor
 MAX_LOG_SCALE = 3.0  # a forecast scale lies within exp(-3) .. exp(3) times the volatility
 HOURS_PER_WEEK = 168
-MAX_BLOCK_ROWS = (
-    20_000  # rows of the design at once: eight years of 20 coins in one block would take gigabytes
-)
+MAX_BLOCK_ROWS = 20_000  # of the design at once: eight years of 20 coins in one block would take gigabytes
 
 TrainingOrigins = Sequence[tuple[Series, np.ndarray]]
 """Series, each with the rows (int64 [N]) of the origins that may be learnt from."""

@@ -92,9 +92,7 @@ def rates(device: torch.device, chip: Chip | None) -> dict[str, dict[str, Any]]:
     """
     gpu = device.type == "cuda"
     large = gpu and torch.cuda.mem_get_info(device)[0] > 16e9
-    size = (
-        8192 if large else 4096 if gpu else 1024
-    )  # large enough to fill the chip, small enough for its memory
+    size = 8192 if large else 4096 if gpu else 1024  # fills the chip, fits into its memory
     found = {
         f"matmul_{p}": _rate(matmul_tflops(device, p, size), "TFLOP/s", chip.rate(p) if chip else None)
         for p in precisions(device)

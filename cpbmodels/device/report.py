@@ -21,7 +21,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (f"note: {note}" for note in diagnosis.notes)
     for problem in diagnosis.problems:
         yield f"PROBLEM: {problem.what}\n  remedy: {problem.remedy}"
-    yield "nothing is wrong" if not diagnosis.problems else f"{len(diagnosis.problems)} problem(s) found"
+    yield "no problems found" if not diagnosis.problems else f"{len(diagnosis.problems)} problem(s) found"
 
 
 def _software(facts: Mapping[str, Any]) -> Iterator[str]:
