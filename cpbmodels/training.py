@@ -36,6 +36,7 @@ from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
 log = logging.getLogger(__name__)
+_WAIT_SLICE_S = 0.2
 
 
 def train_fleet(
@@ -125,7 +126,11 @@ def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequen
     with ThreadPoolExecutor(len(starts), thread_name_prefix="fleet") as pool:
         futures = [pool.submit(train, start) for start in starts]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            # In slices: an untimed wait is not ended by Ctrl-C where a library has set SA_RESTART for SIGINT.
+            while wait(futures, timeout=_WAIT_SLICE_S, return_when=FIRST_EXCEPTION).not_done and not any(
+                future.done() and future.exception() for future in futures
+            ):
+                pass
         except BaseException:
             job.stop.set()
             raise

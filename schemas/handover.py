@@ -129,7 +129,7 @@ class FleetJob(Record):
 
     `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
     `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
-    decides a trained model.
+    decides a trained model, with the package of an architecture that is not built in.
     """
 
     version: ClassVar[int] = 2
