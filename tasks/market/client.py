@@ -170,13 +170,13 @@ class HttpSource:
                 continue
             self._note_answer()
             if answer.status not in _TEMPORARY:
-                return self._judged(url, answer)
+                return self._accepted(url, answer)
             problem = f"server error {answer.status}"
             self._apply_retry_after(answer.headers)
         self._note_failure()
         raise Unreachable(f"{problem} after {attempt + 1} tries")
 
-    def _judged(self, url: str, answer: _Answer) -> _Answer:
+    def _accepted(self, url: str, answer: _Answer) -> _Answer:
         """Return an answer that says yes; raises what the others say."""
         if answer.status == 200:
             self._set_clock(answer.headers)

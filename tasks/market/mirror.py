@@ -26,10 +26,10 @@ PAGE = 1000  # keys on one page of S3's listing
 
 
 class Mirror(Protocol):
-    """Something that has files."""
+    """A set of published files."""
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return key, ETag and size (-1: not told) of every file under a prefix, sorted."""
+        """Return key, ETag and size (-1: not listed) of every file under a prefix, sorted."""
 
     def read(self, key: str) -> bytes | None:
         """Return a file's bytes, None if there is no such file."""
@@ -98,8 +98,8 @@ def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, 
         if delimiter and delimiter in rest:
             folders.append(prefix + rest.split(delimiter)[0] + delimiter)
         else:
-            told = f"<Size>{size}</Size>" if size >= 0 else ""
-            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{told}"))
+            shown = f"<Size>{size}</Size>" if size >= 0 else ""
+            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{shown}"))
     after = [item for item in contents if item[0] > marker]
     page, more = after[:PAGE], len(after) > PAGE
     body = "".join(f"<Contents>{text}</Contents>" for _, text in page)

@@ -200,7 +200,7 @@ def test_the_plan_names_the_months(market, tmp_path):
 
 @pytest.mark.parametrize("spec", [ScopeSpec, RunSpec, BacktestSpec])
 def test_models_of_months_are_refused_in_one_sentence(spec):
-    with pytest.raises(UsageError, match="months differ in length.*leave 1mo out") as caught:
+    with pytest.raises(UsageError, match=r"months differ in length.*leave 1mo out") as caught:
         spec(timeframes="1h,1mo", source="sim")
     assert "\n" not in str(caught.value)
     assert IngestSpec(timeframes="1h,1mo", source="sim").scope.timeframes == ("1h", "1mo")
