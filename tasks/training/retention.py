@@ -13,7 +13,6 @@ from pathlib import Path
 
 from schemas.errors import BusyError, CpbError, DamagedError
 from schemas.handover import FleetJob
-from tasks.storage.files import DRAFT
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
 from tasks.storage.records import ASIDE
@@ -22,6 +21,7 @@ from tasks.training.fleet_files import JOB, RESULT, read_job
 MAX_FLEETS_PER_KIND = 3
 """Fleets kept of each kind (architecture, preset and members), the most recently used first."""
 
+_DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
 _KEY = re.compile(r"[0-9a-f]{16}")
 _TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|progress\.json|worker\.log(\.\d+)?|lock")
 _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
@@ -122,5 +122,5 @@ def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
 
 def _final_name(name: str) -> str:
     """Return the name that a draft is to get, or that a file had which was set aside as damaged."""
-    draft = DRAFT.fullmatch(name)
+    draft = _DRAFT.fullmatch(name)
     return re.sub(rf"{re.escape(ASIDE)}-\d+$", "", draft["name"] if draft else name)

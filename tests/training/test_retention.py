@@ -49,15 +49,12 @@ def fleet(root, name, used=0.0, **changes):
             (place / "model" / file).touch()
         (place / "score-0123456789abcdef.npz").touch()
         (place / "test.npz").touch()
-    for file in (
-        "result.json",
-        "lock",
-        "worker.log",
-        "progress.json",
-        "result.json.damaged-1",
-        ".job.json.0123456789ab",
-    ):
+    left_behind = ("result.json.damaged-1", ".job.json.0123456789ab")  # by damage, by a kill
+    for file in ("result.json", "lock", "worker.log", "progress.json", *left_behind):
         (folder / file).touch()
+    draft = folder / ".members.0123456789ab" / one.members[0].name / "model"
+    draft.mkdir(parents=True)
+    (draft / ".config.json.k3_xz9ab").touch()
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "17.safetensors").touch()
     os.utime(folder / "job.json", (used, used))
