@@ -2,14 +2,9 @@
 
 import math
 
-HORIZON = 10
-"""Candles that every model forecasts."""
+from cpbmodels.figures import EMBARGO, HORIZON, ROLLING, WARMUP
 
-WARMUP = 168
-"""Candles after a listing or a hole until all features exist: the longest rolling window, a week of hours."""
-
-EMBARGO = WARMUP + HORIZON
-"""Candles between two spans, so that no candle is an input of one and a target of the other."""
+__all__ = ["EMBARGO", "FILE_JUMP", "HORIZON", "RELISTING_JUMP", "ROLLING", "SEGMENT_JUMP", "WARMUP"]
 
 SEGMENT_JUMP = math.log(3)
 """|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
