@@ -1,10 +1,23 @@
 """Figures that several parts of the project must agree on, each defined once."""
 
 import math
+from datetime import timedelta
 
 from cpbmodels.figures import EMBARGO, HORIZON, ROLLING, WARMUP
 
-__all__ = ["EMBARGO", "FILE_JUMP", "HORIZON", "RELISTING_JUMP", "ROLLING", "SEGMENT_JUMP", "WARMUP"]
+__all__ = [
+    "EMBARGO",
+    "FILE_JUMP",
+    "HORIZON",
+    "RELISTING_JUMP",
+    "ROLLING",
+    "SEGMENT_JUMP",
+    "STOPPED_AFTER",
+    "WARMUP",
+]
+
+STOPPED_AFTER = timedelta(days=14)
+"""A coin whose newest candle is this far behind the newest of its market has stopped trading: that is no failure."""
 
 SEGMENT_JUMP = math.log(3)
 """|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
