@@ -140,12 +140,13 @@ def latency(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _read(home: str, symbol: str, repeats: int) -> dict[str, float]:
+    from schemas.identity import SeriesId
     from tasks.market.store import read_klines
 
     rows, walls = 0, []
     for _ in range(repeats):
         begin = time.perf_counter()
-        rows = read_klines(Path(home), symbol, "15m").height
+        rows = read_klines(Path(home), SeriesId("spot", symbol, "15m")).height
         walls.append(time.perf_counter() - begin)
     wall = statistics.median(walls)
     return {"rows": rows, "ms": wall * 1e3, "million_rows_per_s": rows / wall / 1e6}

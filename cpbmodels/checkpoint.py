@@ -1,6 +1,6 @@
 """Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
 
-A background thread writes, so an epoch pays for one copy in memory only. If the disk is slower than the epochs, or
+A background thread writes, so training waits for a copy in memory only. Where the disk is slower than the epochs, or
 the copies (of gigabytes, from a GPU) would take more than a fiftieth of the time, epochs in between are skipped.
 Random draws are functions of (seed, step), so there is no generator state to save.
 """
@@ -17,10 +17,10 @@ from typing import Any
 from torch import Tensor
 
 from cpbmodels.errors import ModelError
-from cpbmodels.member import write_whole
+from cpbmodels.files import write_whole
 
-KEPT = 2
-SHARE = 0.02  # of the time that copies may take
+MAX_FILES = 2  # the one before the newest is there in case the newest is damaged
+MAX_TIME_SHARE = 0.02  # of the training that copies may take
 _NAME = re.compile(r"epoch-(\d{6})\.safetensors")
 
 
@@ -31,29 +31,32 @@ class Checkpoints:
         self.folder = folder
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
-        self.due = 0.0  # when the last copy has paid for itself, on time.monotonic's clock
+        self.next_due = 0.0  # on time.monotonic's clock: before, copies would take more than MAX_TIME_SHARE
 
     def save(
         self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
     ) -> None:
-        """Write the state after `epoch` in the background; skipped while the last one is still being written, and
-        until its copy took no more than `SHARE` of the time since."""
+        """Write the state after `epoch` in the background.
+
+        Skipped, unless `force`, while the last one is still being written, and while its copy is more than
+        `MAX_TIME_SHARE` of the time since it began.
+        """
         started = time.monotonic()
         if self.pending is not None:
-            if not force and (not self.pending.done() or started < self.due):
+            if not force and (not self.pending.done() or started < self.next_due):
                 return
-            self.pending.result()  # a full disk must not pass unnoticed
+            self.pending.result()  # raises what the writer raised, a full disk for example
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
         ended = time.monotonic()
-        self.due = ended + (ended - started) / SHARE
+        self.next_due = ended + (ended - started) / MAX_TIME_SHARE
 
     def _write(self, epoch: int, tensors: dict[str, Tensor], state: str) -> None:
         from safetensors.torch import save as to_bytes
 
         self.folder.mkdir(parents=True, exist_ok=True)
         write_whole(self.folder / f"epoch-{epoch:06d}.safetensors", to_bytes(tensors, {"state": state}))
-        for old in self.files()[:-KEPT]:
+        for old in self.files()[:-MAX_FILES]:
             old.unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
@@ -73,12 +76,12 @@ class Checkpoints:
                     return {name: file.get_tensor(name) for name in names}, json.loads(
                         file.metadata()["state"]
                     )
-            except SafetensorError:  # damaged on disk: the one before it is why two are kept
+            except SafetensorError:  # damaged on disk: try the one before
                 continue
         return None
 
     def clear(self) -> None:
-        """Remove what earlier trainings left: this one starts anew."""
+        """Remove the checkpoints of earlier trainings: this one starts anew."""
         for path in self.files():
             path.unlink(missing_ok=True)
 

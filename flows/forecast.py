@@ -12,8 +12,10 @@ from flows.parameters import takes
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
+from schemas.handover import Failure
 from schemas.run import ScopeSpec
 from tasks.forecast import forecast
+from tasks.forecasting.staleness import find_stale
 from tasks.ingest import ingest
 from tasks.score import score
 from tasks.tracking.registry import champions
@@ -35,7 +37,9 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail)
     scored = steps.one(score, scope, spec.tail)
+    stale = find_stale(scope.home, issued.series, scope.as_of)
     problems = [*fetched.failures, *issued.failures, *scored.failures]
+    problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
         raise CpbError(

@@ -43,7 +43,11 @@ def run_train_all(
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summary:
     """Promote, publish and forecast what was trained."""
     summary, scope = training.summary, spec.scope
-    summary.champions = len(steps.one(promote, training.judged))
+    decisions = steps.one(promote, training.judged, training.stopped)
+    for decision in decisions:
+        if decision.outcome == "retired":
+            say(f"retired {decision.series.registered}/{decision.version_number}: {decision.reason}")
+    summary.champions = sum(d.outcome == "promoted" for d in decisions)
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:

@@ -126,10 +126,14 @@ def _checked(
 
     if frame.is_empty():  # pandera lets an empty frame pass
         raise MemberError(f"{what}: there are none", code="rows")
-    positive = pa.Check.in_range(0, float("inf"), include_min=False, include_max=False)
+    prices = [name for name, kind in schema.items() if kind == pl.Float64]
+    # One rule for all prices: a check of its own for each of 23 columns takes 70 ms more.
+    positive = [(_POSITIVE, pl.all_horizontal(_is_positive(prices)))] if prices else []
     contract = pa.DataFrameSchema(
-        {n: pa.Column(kind, positive if kind == pl.Float64 else None) for n, kind in schema.items()},
-        checks=[pa.Check(_holds(condition), name=name, error=name) for name, condition in rules],
+        {name: pa.Column(kind) for name, kind in schema.items()},
+        checks=[
+            pa.Check(_holds(condition), name=name, error=name) for name, condition in [*positive, *rules]
+        ],
         unique=list(key),
         strict=True,
         ordered=True,
@@ -139,7 +143,17 @@ def _checked(
     except (SchemaError, SchemaErrors) as error:
         column = str(getattr(getattr(error, "schema", None), "name", "") or "")
         reason = str(error).splitlines()[0][:160]
+        if _POSITIVE in reason:
+            column = next((n for n in prices if not frame.select(_is_positive([n])[0].all()).item()), "")
+            reason = f"column {column} is not positive and finite everywhere"
         raise MemberError(f"{what} break their contract: {reason}", code="rows", field=column) from error
+
+
+_POSITIVE = "prices are positive and finite"
+
+
+def _is_positive(names: Iterable[str]) -> list[pl.Expr]:
+    return [pl.col(name).is_finite() & (pl.col(name) > 0) for name in names]
 
 
 def _holds(condition: pl.Expr) -> Any:

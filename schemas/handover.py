@@ -129,7 +129,7 @@ class FleetJob(Record):
 
     `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
     `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
-    decides a trained model.
+    decides a trained model, with the package of an architecture that is not built in.
     """
 
     version: ClassVar[int] = 2
@@ -194,10 +194,10 @@ class FleetJudgement(Record):
 
 
 class Decision(Record):
-    """Who serves a series, and why: `promoted` moved the alias, `kept` left it with the incumbent."""
+    """Who serves a series, and why: `promoted` moved the alias, `retired` took it from a series not traded any more."""
 
     series: SeriesId
-    outcome: Literal["promoted", "kept"]
+    outcome: Literal["promoted", "retired"]
     version_number: str
     model: ModelId | None = None
     run_id: str = ""
@@ -230,15 +230,3 @@ class Score(Record):
 
     rows: int = 0
     failures: tuple[Failure, ...] = ()
-
-
-class Damage(Record):
-    """A stored file that is not what was written: its path relative to the home, why, and the command that helps.
-
-    `repaired`: it has been set aside, fetched or computed again, and is not reported a second time.
-    """
-
-    path: str
-    reason: str
-    command: str
-    repaired: bool = False

@@ -30,6 +30,9 @@ PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
 PRESET_SEEDS = {"default": 3}
 """How many seeds of each member a preset averages, where not 1: it costs little for so small a model."""
 
+BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
+"""Baselines that a backtest can set beside the models; the last two need the extra `judging`."""
+
 
 class Spec(BaseModel):
     """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
@@ -45,7 +48,9 @@ class Spec(BaseModel):
             first = error.errors()[0]
             field = str(first["loc"][0]) if first["loc"] else ""
             code = first["type"].replace("_", "-")
-            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=code, field=field) from None
+            raise UsageError(
+                _sentence(first, field, list(cls.model_fields)), code=code, field=field
+            ) from None
 
 
 class ScopeSpec(Spec):
@@ -196,7 +201,7 @@ class RunSpec(ScopeSpec):
         """The architectures to train, each once."""
         if self.architectures is None:
             return PRESET_ARCHITECTURES[self.preset]
-        return tuple(dict.fromkeys(part.strip() for part in self.architectures.split(",") if part.strip()))
+        return _listed(self.architectures)
 
     def copies(self, architecture: str) -> int:
         """Return how many copies of a member are averaged; a closed form would give the same one each time."""
@@ -214,10 +219,46 @@ class BacktestSpec(RunSpec):
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
     refit: bool = Field(True, description="train anew for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
-    baselines: str = Field("random-walk,robust-har", description="random-walk, robust-har, garch-t, lightgbm")
+    baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES)}")
     check_lookahead: bool = Field(False, description="compute everything again without the future")
     out: str | None = Field(None, description="folder for tables, verdicts, forecast rows and the report")
     report: str | None = Field(None, description="folder for report.html")
+
+    @field_validator("baselines")
+    @classmethod
+    def _known_baselines(cls, text: str) -> str:
+        if unknown := [name for name in _listed(text) if name not in BASELINES]:
+            raise UsageError(
+                f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES)}",
+                code="baselines", field="baselines",
+            )  # fmt: skip
+        return text
+
+    @model_validator(mode="after")
+    def _only_what_folds_can_judge(self) -> Self:
+        import cpbmodels
+
+        if classifiers := [n for n in self.names if cpbmodels.architecture(base_of(n)).classifier]:
+            raise UsageError(
+                f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
+                code="classifier", field="architectures",
+            )  # fmt: skip
+        if self.warm_start:
+            raise UsageError("warm_start: champions have seen the test spans of a backtest; leave warm_start out",
+                             code="warm-start", field="warm_start")  # fmt: skip
+        if self.repo:
+            raise UsageError("repo: a backtest publishes nothing; leave repo out", code="repo", field="repo")
+        return self
+
+    @property
+    def baseline_names(self) -> tuple[str, ...]:
+        """The baselines to judge, each once."""
+        return _listed(self.baselines)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated text, each once, in order."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def base_of(architecture: str) -> str:

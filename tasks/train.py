@@ -17,12 +17,12 @@ from tasks.training.planning import job_key
 from tasks.training.process import TrainerDied, run_trainer
 from tasks.training.slots import Slots
 
+RETRY_WAIT_S = 5.0
+
 Progress = Callable[[dict[str, Any]], None]
 
 
-@step(
-    "train", run_name="train {job.architecture}", workers=64
-)  # they wait for a device slot in `run_trainer`
+@step("train", run_name="train {job.architecture}", workers=64)
 def train(
     job: FleetJob, root: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
 ) -> FleetResult:
@@ -41,7 +41,7 @@ def train(
 
 def _run(folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None) -> None:
     """Run the trainer, and once more if it died (not after its time limit: it would only run into it again)."""
-    retried = Retry(on=TrainerDied, times=1, wait_s=5).around(run_trainer, "train")
+    retried = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(run_trainer, "train")
     with _gpu_limit(slots):
         retried(folder, slots, timeout_s, on_progress)
 

@@ -136,8 +136,7 @@ def _leaderboard(uri: str, market: Market, _changed: float) -> Leaderboard:
     try:
         store = open_store(uri, create=False)
         served = champions(market=market, store=store)
-        rows = [row for row in rows_of(store=store) if row["market"] == market]
-        note = None if rows else f"the newest finished run is not of market {market}"
+        rows = rows_of(store=store, market=market)
     except CpbError as error:
         note = str(error)
     return Leaderboard(

@@ -8,8 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
-
 from flows.deploy import services
 from flows.deploy.api import answers_without_password, client_of
 from flows.deploy.credentials import make_auth
@@ -23,7 +21,7 @@ from flows.deploy.prepare import (
     start_deploying,
 )
 from flows.deploy.project import prefect_home, project_folder, state_folder
-from flows.deploy.services import Name, Service
+from flows.deploy.services import Name, Service, until
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
 from tasks.storage.processes import ProcessId
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 PORT, WORKERS = 4200, 2
 _START_S = 120.0
-_POLL_S = 0.2
 
 
 @dataclass
@@ -85,7 +82,7 @@ def prepare() -> Service:
         CpbError: no server of this project has started in time, or `prefect deploy` fails.
     """
     project_folder()
-    if not _until(lambda: bool((found := _lives("server")) and _is_ready(found)), _START_S):
+    if not until(lambda: bool((found := _lives("server")) and _is_ready(found)), _START_S):
         raise CpbError(
             f"no server of this project runs; start it first (records of processes: {state_folder()})",
             code="server-not-started",
@@ -132,7 +129,7 @@ def _server(port: int | None, started: list[Name]) -> Service:
                 f"the server runs on port {old.port}; stop it with `cpb deploy down` before you choose port {port}",
                 code="already-up", field="port",
             )  # fmt: skip
-        if not answers_without_password(old) and _until(lambda: _is_ready(old), _START_S):
+        if not answers_without_password(old) and until(lambda: _is_ready(old), _START_S):
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
@@ -178,7 +175,7 @@ def _await_start(
 
     late: CpbError | None = None
     try:
-        if _until(is_ready, _START_S):
+        if until(is_ready, _START_S):
             started.append(name)
         else:
             late = services.failed_to_start(name, process)
@@ -215,16 +212,6 @@ def _accepts_us(server: Service) -> bool:
     try:
         return _is_ready(server)
     except CpbError:
-        return False
-
-
-def _until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    waiting = Retrying(
-        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S)
-    )
-    try:
-        return waiting(condition)
-    except RetryError:
         return False
 
 

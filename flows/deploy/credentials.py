@@ -6,6 +6,7 @@ password on in their environment; it never stands on a command line, in a unit f
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from flows.deploy.project import prefect_home
@@ -55,13 +56,17 @@ def read_auth(home: Path) -> str:
         ) from error  # fmt: skip
     except OSError as error:
         raise _unsafe(path, error.strerror or "it cannot be opened") from error
-    with os.fdopen(handle) as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise _unsafe(path, "it is not a file")
         if status.st_uid != os.getuid():
             raise _unsafe(path, "it belongs to another user")
         if status.st_mode & _OTHERS:
-            raise _unsafe(path, f"its mode is {status.st_mode & 0o777:o}, so that others may know it")
-        text = file.read().strip()
+            raise _unsafe(path, f"its mode is {stat.S_IMODE(status.st_mode):o}, so that others may know it")
+        text = os.read(handle, 1000).decode().strip()
+    finally:
+        os.close(handle)
     if not text.partition(":")[2]:
         raise _unsafe(path, "it holds no password")
     return text

@@ -7,12 +7,14 @@ says that the process should run: it stays when the process dies, and `down` rem
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 import psutil
+from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from flows.deploy.logfile import last_lines, rotate
 from flows.deploy.project import ROOT, data_home, environment, prefect_home, state_folder
@@ -24,6 +26,7 @@ from tasks.storage.records import find_record, write_record
 
 Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
+_POLL_S = 0.2
 
 
 class Service(Record):
@@ -113,16 +116,37 @@ def stop(process: ProcessId, grace_s: float = 30) -> bool:
         first.send_signal(signal.SIGINT)
     except psutil.NoSuchProcess:
         return False
-    psutil.wait_procs([first], timeout=grace_s)
-    for member in family:
+    until(lambda: not _running([first]), grace_s)
+    for member in _running(family):
         with suppress(psutil.NoSuchProcess):
             member.terminate()
-    _, left = psutil.wait_procs(family, timeout=5)
-    for member in left:
+    until(lambda: not _running(family), 5)
+    for member in _running(family):
         with suppress(psutil.NoSuchProcess):
             member.kill()
-    psutil.wait_procs(left, timeout=5)
+    until(lambda: not _running(family), 5)
     return True
+
+
+def until(condition: Callable[[], bool], timeout_s: float) -> bool:
+    """Wait until the condition holds; False where it does not in time."""
+    waiting = Retrying(
+        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S)
+    )
+    try:
+        return waiting(condition)
+    except RetryError:
+        return False
+
+
+def _running(family: list[psutil.Process]) -> list[psutil.Process]:
+    """Return those that run. A zombie does not: in a container its parent may never reap it."""
+    found = []
+    for member in family:
+        with suppress(psutil.NoSuchProcess):
+            if member.is_running() and member.status() != psutil.STATUS_ZOMBIE:
+                found.append(member)
+    return found
 
 
 def _default_sigint() -> None:

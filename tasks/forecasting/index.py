@@ -82,7 +82,9 @@ def read_index(folder: Path) -> MonthIndex | None:
     except FileNotFoundError:
         return None
     except (DamagedError, OSError):
-        log_once(path, f"{path} cannot be read, so the files beside it go unchecked; `{VERIFY}` makes it again")
+        log_once(
+            path, f"{path} cannot be read, so the files beside it go unchecked; `{VERIFY}` makes it again"
+        )
         return None
 
 

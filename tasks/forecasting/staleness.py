@@ -12,19 +12,18 @@ from typing import Literal
 
 import polars as pl
 
+from schemas.constants import STOPPED_AFTER
 from schemas.errors import CpbError
 from schemas.identity import SIM, SeriesId
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store
-from tasks.forecasting.months import month_of
-from tasks.market.store import read_klines
+from tasks.forecasting.months import forecast_command, month_of
+from tasks.market.store import ingest_command, read_klines
 
 PUBLISHING_DELAY = timedelta(hours=6)
 """From the end of a day to its file, at most, on a usual day."""
 
 INTERVALS_ALLOWED = 2
-STOPPED_AFTER = timedelta(days=14)
-"""A coin whose newest candle is this far behind its market's newest has stopped trading."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,9 @@ class Stale:
         """Return it as one sentence, with what to do."""
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
-        step = "ingest" if self.what == "candle" else "forecast"
-        market = "" if self.series.market == "spot" else f" --market {self.series.market}"
-        return (
-            f"{self.series}: the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ}); refresh it with "
-            f"`cpb {step} --coins {self.series.symbol} --timeframes {self.series.timeframe}{market}`"
-        )
+        command = ingest_command(self.series) if self.what == "candle" else forecast_command(self.series)
+        found = f"the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
+        return f"{self.series}: {found}; refresh it with `{command}`"
 
 
 def find_stale(

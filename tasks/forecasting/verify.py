@@ -6,7 +6,7 @@ from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.handover import Damage
-from schemas.identity import SeriesId, stored_series
+from schemas.identity import SPOT, SeriesId, stored_series
 from tasks.forecasting.index import INDEX, VERIFY, MonthIndex, forget, month_files, record_missing, writing
 from tasks.forecasting.months import (
     LEDGER,
@@ -20,7 +20,7 @@ from tasks.forecasting.months import (
 from tasks.storage.records import read_record, set_aside
 
 
-def verify(home: Path, market: str, repair: bool = False) -> Iterator[Damage]:
+def verify(home: Path, market: str = SPOT, *, repair: bool = False) -> Iterator[Damage]:
     """Yield what is damaged in a market's forecasts, times of writing and scores.
 
     Args:

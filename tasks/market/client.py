@@ -15,14 +15,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from http.cookiejar import DefaultCookiePolicy
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
 from requests import Request, RequestException, Session
 from requests.auth import HTTPBasicAuth
-from requests.structures import CaseInsensitiveDict
 from requests.utils import default_user_agent, get_netrc_auth
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError
@@ -49,6 +47,7 @@ _REFUSED = {
     418: "banned for asking too often",
     451: "not available from your location",
 }
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": default_user_agent()}
 _CHUNK = 1 << 18  # bytes of one read
 _MAX_FAILURES = 24  # requests in a row without an answer: from then on each is tried once only
 
@@ -111,14 +110,6 @@ class HttpSource:
         )
         # until anything has answered, two attempts to connect are enough: the host is unreachable
         self._adapter.max_retries = self._retries(connect=1)
-        self._session = Session()
-        self._session.headers = CaseInsensitiveDict(
-            {"Accept-Encoding": "identity", "User-Agent": default_user_agent()}
-        )
-        self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self._session.trust_env = False  # `_environment` asks it once per host instead of once per request
-        self._session.mount("http://", self._adapter)
-        self._session.mount("https://", self._adapter)
 
     @property
     def name(self) -> str:
@@ -160,7 +151,7 @@ class HttpSource:
 
     def close(self) -> None:
         """Close the connections."""
-        self._session.close()
+        self._adapter.close()
 
     def _ask(self, method: str, url: str, max_bytes: int = 0) -> _Answer:
         """Return an answer of status 200; tries again what may pass, and says what went wrong otherwise."""
@@ -179,13 +170,13 @@ class HttpSource:
                 continue
             self._note_answer()
             if answer.status not in _TEMPORARY:
-                return self._judged(url, answer)
+                return self._accepted(url, answer)
             problem = f"server error {answer.status}"
             self._apply_retry_after(answer.headers)
         self._note_failure()
         raise Unreachable(f"{problem} after {attempt + 1} tries")
 
-    def _judged(self, url: str, answer: _Answer) -> _Answer:
+    def _accepted(self, url: str, answer: _Answer) -> _Answer:
         """Return an answer that says yes; raises what the others say."""
         if answer.status == 200:
             self._set_clock(answer.headers)
@@ -216,11 +207,10 @@ class HttpSource:
         raise SourceFault(f"redirected more than {_MAX_REDIRECTS} times")
 
     def _once(self, method: str, url: str, max_bytes: int) -> _Answer:
-        request = self._session.prepare_request(Request(method, url, auth=self._credentials(url)))
+        request = Request(method, url, headers=_HEADERS, auth=self._credentials(url)).prepare()
         timeout = (self.limits.connect, self.limits.read)
-        response = self._session.send(
-            request, stream=True, allow_redirects=False, timeout=timeout, **self._environment(url)
-        )
+        # the adapter, not a session: that keeps cookies, and takes redirects apart even where it is not to follow them
+        response = self._adapter.send(request, stream=True, timeout=timeout, **self._environment(url))
         try:
             body = self._body(response.raw, max_bytes)
         except BaseException:
@@ -247,9 +237,10 @@ class HttpSource:
         host = _origin(url)
         if host not in self._settings:
             with Session() as session:
-                session.trust_env = not _is_loopback(url)  # a proxy would look on its own machine
-                self._settings[host] = dict(session.merge_environment_settings(url, {}, None, None, None))
-                self._settings[host].pop("stream", None)
+                found = session.merge_environment_settings(url, {}, None, None, None)
+            # loopback means this machine: a proxy would look on its own
+            proxies = {} if _is_loopback(url) else found["proxies"]
+            self._settings[host] = {"proxies": proxies, "verify": found["verify"], "cert": found["cert"]}
         return self._settings[host]
 
     def _credentials(self, url: str) -> HTTPBasicAuth | None:

@@ -120,8 +120,8 @@ def calendars(run: Run) -> tuple[dict[SeriesId, Holdings], dict[str, OutageCalen
     found = {}
     for interval in run.scope.timeframes:
         witnesses = [_witness(run, s) for s in others if s.timeframe == interval]
-        everyone = [h for s, h in mine.items() if s.timeframe == interval]
-        found[interval] = OutageCalendar([*everyone, *witnesses])
+        asked_for = [h for s, h in mine.items() if s.timeframe == interval]
+        found[interval] = OutageCalendar([*asked_for, *witnesses])
     return mine, found
 
 

@@ -45,7 +45,7 @@ def serve(until: datetime | None = None, since: datetime | None = None) -> Itera
 
 
 class SimulatedMirror:
-    """Files that exist once they are read."""
+    """Files that are made when they are read."""
 
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]

@@ -1,4 +1,4 @@
-"""Candles of a simulated market: deterministic, realistic, the same for everyone.
+"""Candles of a simulated market: deterministic and realistic.
 
 A month of a symbol depends on nothing but its name and date, so any range can be generated alone and a longer
 range holds the shorter one. Volatility clusters (GARCH around a slow daily component), follows the hour of

@@ -1,7 +1,5 @@
 """An opened MLflow store: the client whose failures are one sentence, the experiment, and the search for runs."""
 
-import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from schemas.errors import CpbError
 from tasks.tracking.database import exclusive, failure, is_server, is_unavailable, sqlite_path
-from tasks.tracking.mlflow_private import NOISY_LOGGERS
+from tasks.tracking.mlflow_private import quiet
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
@@ -105,15 +103,6 @@ def alone(store: Store) -> Iterator[None]:
     """Hold the store against other processes and threads of this machine: look, then write, as one step."""
     with exclusive(store.uri):
         yield
-
-
-def quiet() -> None:
-    """Set MLflow to send no telemetry and to print no migrations, addresses and tracebacks."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    for name in NOISY_LOGGERS:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 class _Client:

@@ -20,6 +20,7 @@ from tasks.storage.urls import public_url, without_credentials
 from tasks.tracking import mlflow_private
 
 TIMEOUT_S = 7
+_MAX_REASON_CHARS = 300
 _UNREACHABLE = {
     "refused": "connection refused",
     "timeout": f"no answer within {TIMEOUT_S} s",
@@ -81,9 +82,11 @@ def failure(uri: str, error: BaseException) -> CpbError:
     """Return what a database, a server or MLflow reported, as one sentence without credentials."""
     store = f"the MLflow store {public_url(uri)}"
     reason = _first_line(error)
-    code = next((code for code, words in _CAUSES if any(word in reason.lower() for word in words)), "store")
+    lower = reason.lower()
+    code = next((code for code, words in _CAUSES if any(word in lower for word in words)), "store")
     if code == "database-down":
-        reason = next((what for word, what in _UNREACHABLE.items() if word in reason.lower()), reason)
+        reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
+    reason = reason[:_MAX_REASON_CHARS]
     if isinstance(error, ModuleNotFoundError):
         code, reason = "missing-package", f"{error.name}"
     sentences = {
@@ -242,4 +245,4 @@ def _first_line(error: BaseException) -> str:
     """Return the first line of the innermost message: what the driver said, not how it was wrapped."""
     origin = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
     lines = [line.strip() for line in str(origin).splitlines() if line.strip()]
-    return without_credentials(lines[0] if lines else type(origin).__name__).rstrip(".")[:300]
+    return without_credentials(lines[0] if lines else type(origin).__name__).rstrip(".")

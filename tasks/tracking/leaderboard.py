@@ -50,19 +50,21 @@ _RUNS_A_PAGE = 20  # of flow runs: the wanted one is nearly always among the new
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 
 
-def leaderboard(parent: str | None = None, store: Store | None = None) -> list[dict[str, Any]]:
+def leaderboard(
+    parent: str | None = None, store: Store | None = None, *, market: str | None = None
+) -> list[dict[str, Any]]:
     """Return one row per timeframe and architecture of a flow run, best CRPS ratio first in each timeframe.
 
     Keys are those of `COLUMNS`; a value that was not measured is None.
 
     Args:
-        parent: run id of the flow; default the newest finished one, see `newest_flow`.
+        parent: run id of the flow; default the newest finished one (of `market`), see `newest_flow`.
 
     Raises:
         CpbError: there is no such run, or no fleet of it was judged.
     """
     store = store or open_store(create=False)
-    flow = newest_flow(store) if parent is None else find_run(store, parent)
+    flow = newest_flow(store, market) if parent is None else find_run(store, parent)
     if flow is None:
         raise _no_fleet(str(parent))
     market = market_of(flow)
@@ -75,10 +77,11 @@ def leaderboard(parent: str | None = None, store: Store | None = None) -> list[d
     return sorted(_merged(rows), key=_order)
 
 
-def newest_flow(store: Store) -> "Run":
-    """Return the newest finished flow run of real candles; only where there is none, the newest simulated one.
+def newest_flow(store: Store, market: str | None = None) -> "Run":
+    """Return the newest finished flow run of a market.
 
-    In both, a run of the whole universe comes before one of a single model, which must not hide its board.
+    Without a market: the newest of real candles, and only where there is none, the newest simulated one. In all
+    of these a run of the whole universe comes before one of a single model, which must not hide its board.
 
     Raises:
         CpbError: no flow has finished yet.
@@ -88,12 +91,15 @@ def newest_flow(store: Store) -> "Run":
     simulated: Run | None = None
     for condition in (universe, finished):
         for run in search_lazily(store, condition, ["attributes.start_time DESC"], page_size=_RUNS_A_PAGE):
-            if market_of(run) != SIM:
+            found = market_of(run)
+            if found == market or (market is None and found != SIM):
                 return run
             simulated = simulated or run
-    if simulated is None:
+    if simulated is None or market is not None:
+        which = f" of market {market}" if market else ""
         raise CpbError(
-            "no finished training run in the MLflow store yet; start one with `cpb train-all`", code="no-run"
+            f"no finished training run{which} in the MLflow store yet; start one with `cpb train-all`",
+            code="no-run",
         )
     return simulated
 

@@ -3,6 +3,8 @@
 Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_mlflow_private.py` calls each of them.
 """
 
+import logging
+import os
 import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,6 @@ if TYPE_CHECKING:
 
 CHECKED = "3.17.2"
 
-NOISY_LOGGERS = ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic")
-"""Loggers that print migrations, and a traceback for each failed statement (3.17.2)."""
-
 SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
 """Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
 
@@ -23,11 +22,24 @@ The server hands them to its workers in the environment as well, so that they st
 """
 
 
+def quiet() -> None:
+    """Set MLflow to send no telemetry and to print no migrations, addresses and tracebacks.
+
+    3.17.2: `mlflow.store.db.utils` logs a traceback for each statement that fails.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def write_schema(path: Path) -> None:
     """Write MLflow's current SQLite schema to an empty file, by way of memory: half the time of a migration on disk.
 
     3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (what MLflow does to a new store).
     """
+    quiet()
     from mlflow.store.db import utils
 
     engine = utils.create_sqlalchemy_engine("sqlite:///:memory:")

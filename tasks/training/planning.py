@@ -3,9 +3,10 @@
 import zlib
 from collections.abc import Sequence
 
+import cpbmodels
 from schemas.handover import FleetJob, JobMember
 from schemas.identity import SeriesId
-from schemas.run import UNIVERSAL, RunSpec
+from schemas.run import UNIVERSAL, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
@@ -55,5 +56,5 @@ def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> 
         profile=spec.profile,
         dtype=spec.dtype,
         members=tuple(members),
-        code=training_code(),
+        code=training_code() + cpbmodels.architecture(base_of(architecture)).package,
     )

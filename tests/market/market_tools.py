@@ -15,6 +15,7 @@ from tasks.market.client import Limits
 from tasks.market.grid import grid_of
 from tasks.market.layout import source_file
 from tasks.market.synthetic import candles
+from tasks.storage.files import DRAFT
 
 FAST = Limits(connect=2, read=2, deadline=0.8, tries=3, backoff=0.01, longest_wait=5)
 AS_OF = datetime(2024, 4, 1, tzinfo=UTC)
@@ -157,3 +158,8 @@ class Misbehaving:
     def _trickle_status(self, handler):
         """Begin an answer whose first line never ends."""
         return self._trickle(handler, b"HTTP/1.1 200 ")
+
+
+def drafts(home: Path) -> list[Path]:
+    """What a writer left half-written."""
+    return [p for p in home.rglob("*") if DRAFT.fullmatch(p.name) or p.name.endswith(".tmp")]

@@ -7,7 +7,7 @@ import zipfile
 
 import polars as pl
 import pytest
-from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows_of, scope, stored
+from market_tools import FAST, Misbehaving, build, csv_of, drafts, key, lines, put, rows_of, scope, stored
 
 from tasks.market import mirror
 from tasks.market.ingest import ingest
@@ -32,7 +32,7 @@ def btc(report):
 def check_store(tmp_path, report):
     """No accepted bad row, no temp file, and every missing candle is accounted for."""
     home = tmp_path / "home"
-    assert not list(home.rglob("*.tmp"))
+    assert not drafts(home)
     truth = pl.concat([rows_of(source_file(BTC, m)) for m in ("2024-01", "2024-02", "2024-03")])
     got = read_klines(home, key("BTCUSDT", "1h"))
     assert got.join(truth, on=got.columns, how="anti").height == 0

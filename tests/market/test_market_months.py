@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from market_tools import FAST, csv_of, key, lines, put, scope, stored
 
-from flows import cli
 from schemas.errors import UsageError
 from schemas.klines import KLINES
+from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 from schemas.universe import INTERVAL_SECONDS, MONTH, parse_timeframes
 from tasks.market import mirror
 from tasks.market.grid import DAY, Months, grid_of, whole_candles
@@ -198,25 +198,12 @@ def test_the_plan_names_the_months(market, tmp_path):
     assert notes[1].endswith("BTCUSDT-1mo-2025-01.zip")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "train-all --timeframes 1h,1mo",
-        "train BTC 1mo",
-        "backtest --timeframes 1mo",
-        "forecast --timeframes 1mo",
-    ],
-)
-def test_models_of_months_are_refused_in_one_sentence(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["cpb", *words.split(), "--source", "sim"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr().err
-    assert (end.value.code, said.count("\n")) == (2, 1)
-    assert "months differ in length" in said
-    assert "leave 1mo out" in said
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("spec", [ScopeSpec, RunSpec, BacktestSpec])
+def test_models_of_months_are_refused_in_one_sentence(spec):
+    with pytest.raises(UsageError, match=r"months differ in length.*leave 1mo out") as caught:
+        spec(timeframes="1h,1mo", source="sim")
+    assert "\n" not in str(caught.value)
+    assert IngestSpec(timeframes="1h,1mo", source="sim").scope.timeframes == ("1h", "1mo")
 
 
 def test_months_are_named_only_where_they_can_be_used():

@@ -9,7 +9,10 @@ import polars as pl
 import pytest
 from market_tools import key, rows_of
 
-from schemas.errors import CpbError
+import cpbmodels.series
+import schemas.features
+from schemas import constants
+from schemas.errors import CpbError, UsageError
 from schemas.klines import KLINES, validate_klines
 from schemas.scope import Scope
 from tasks.market.client import HttpSource, Limits
@@ -231,3 +234,45 @@ def test_the_read_cache_follows_the_parts_and_may_be_deleted(tmp_path):
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("")  # a place that cannot be written to
     assert read_klines(tmp_path, key("BTCUSDT", "1h")).height == january.height + february.height
+
+
+@pytest.mark.parametrize(
+    ("timeframe", "first", "step"),
+    [
+        ("1h", "2024-02-01", 3600),
+        ("15m", "2024-02-01", 900),
+        ("1w", "2024-01-29", 7 * 86_400),
+        ("3d", "2024-02-02", 3 * 86_400),
+    ],
+)
+def test_the_contract_wants_candles_on_their_grid(timeframe, first, step):
+    start = period_bounds(first)[0]
+    good = rows_of(source_file(key(), "2024-02-01")).head(5)
+    times = [start + i * step * 1_000_000 for i in range(5)]
+    good = good.with_columns(open_time=pl.Series(times, dtype=pl.Int64).cast(KLINES["open_time"]))
+    assert validate_klines(good, timeframe).height == 5
+    late = pl.when(pl.int_range(pl.len()) == 3).then(pl.lit(60)).otherwise(0) * 1_000_000
+    off = good.with_columns((pl.col("open_time").to_physical() + late).cast(KLINES["open_time"]))
+    with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
+        validate_klines(off, timeframe)
+
+
+def test_the_contract_wants_months_to_begin_on_the_first():
+    good = rows_of(source_file(key(interval="1mo"), "2024-02"))
+    assert validate_klines(good, "1mo").height == 1
+    with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
+        validate_klines(good.with_columns(pl.col("open_time") + pl.duration(hours=1)), "1mo")
+
+
+@pytest.mark.parametrize("text", ["0024-02", "0999-12-31", "0001-01-01"])
+def test_a_year_before_1000_is_refused_before_anything_is_asked(text):
+    for options in ({"since": text}, {"as_of": text}):
+        with pytest.raises(UsageError) as caught:
+            Scope.of("BTC", "1h", **options)
+        assert (caught.value.code, caught.value.field) == ("date", *options)
+
+
+def test_the_library_and_the_pipeline_agree_on_the_embargo():
+    """`cpbmodels` is a wheel of its own and may not import `schemas`."""
+    assert constants.EMBARGO == cpbmodels.series.EMBARGO == 178
+    assert max(schemas.features.ROLLING) == constants.WARMUP

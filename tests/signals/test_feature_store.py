@@ -58,7 +58,7 @@ def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
     record = store.write_features(tmp_path, BTC)
     bounds = split_bounds([record])
     series = store.load_series(tmp_path, record, bounds)
-    assert (series.symbol, series.timeframe, len(series.prices)) == (BTC, 3000)
+    assert (series.symbol, series.timeframe, len(series.prices)) == ("BTCUSDT", "1h", 3000)
     for name, (start, end) in bounds.items():
         a, b = series.spans[name]
         assert series.times[a] == start.timestamp() * 1e6

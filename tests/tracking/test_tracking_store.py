@@ -1,4 +1,3 @@
-import sqlite3
 import sys
 from multiprocessing import get_context
 
@@ -29,16 +28,6 @@ def test_a_change_of_folder_is_another_store(store, tmp_path, monkeypatch):
         open_store(create=False)
 
     assert not (tmp_path / "b" / "mlruns").exists()
-
-
-def test_our_schema_is_mlflows(schema):
-    from mlflow.store.db import utils
-
-    engine = utils.create_sqlalchemy_engine(f"sqlite:///{schema}")
-    utils._verify_schema(engine)
-    assert utils._all_tables_exist(engine)
-    with sqlite3.connect(schema) as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):

@@ -1,17 +1,8 @@
 import shutil
 
 import pytest
-from fastapi.testclient import TestClient
+from serving import client_of
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, track
-
-from webapp.app import create_app
-
-URL = "http://127.0.0.1:8000"
-
-
-def client_of(folder, **options):
-    """A client of the service over `folder/data`, without a socket."""
-    return TestClient(create_app(folder / "data"), base_url=URL, **options)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""A real server on a free port of loopback."""
+"""The service without a socket, and a real server on a free port of loopback."""
 
 import socket
 import threading
@@ -6,6 +6,14 @@ import time
 from contextlib import contextmanager
 
 import uvicorn
+from fastapi.testclient import TestClient
+
+from webapp.app import create_app
+
+
+def client_of(folder, **options):
+    """A client of the service over `folder/data`, without a socket."""
+    return TestClient(create_app(folder / "data"), base_url="http://127.0.0.1:8000", **options)
 
 
 @contextmanager

@@ -5,10 +5,9 @@ import sys
 from importlib.util import find_spec
 
 import pytest
-from conftest import client_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from serving import serve
+from serving import client_of, serve
 
 from webapp.app import create_app
 

@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import client_of
-from serving import serve
+from serving import client_of, serve
 
 from schemas.errors import UsageError
 from webapp import app as webapp_app

@@ -150,6 +150,8 @@ def test_where_all_is_simulated_the_page_says_so(open_page, tmp_path):
 
 
 def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled):
+    from playwright.sync_api import expect
+
     page = open_page(filled, "/docs")
 
     page.wait_for_selector(".operation")
@@ -163,10 +165,7 @@ def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled)
     candles.locator("input[name=timeframe]").fill("1h")
     candles.locator("input[name=limit]").fill("2")
     candles.locator("button").click()
-    page.wait_for_selector(".operation pre:not([hidden])")
-    page.wait_for_function(
-        "document.querySelectorAll('.operation pre')[3].textContent.includes('close_time')"
-    )
+    expect(candles.locator("pre")).to_contain_text("close_time")
     assert "200" in candles.locator("pre").inner_text()
 
 

@@ -5,20 +5,21 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from test_baselines import H, bounds_of, busy_hours
+from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
-from flows.backtest_audit import _first_cut, _of_nonsense
-from tasks.judging import baselines
-from tasks.judging.lookahead import (
+from tasks.backtesting.audit import first_cut, training_inputs, trial_finding
+from tasks.backtesting.lookahead import (
+    LEAK,
     check_lookahead,
     explain,
     feature_columns,
     pipeline,
-    reordered,
-    shuffled,
     stale_columns,
+    with_shuffled_candles,
+    with_shuffled_features,
 )
+from tasks.judging import baselines
 from tasks.judging.robust_har import robust_har
 from tasks.judging.scores import crps
 from tasks.signals.columns import feature_frame
@@ -61,7 +62,7 @@ def test_a_leaky_column_is_named(klines, column):
 
 def test_the_whole_chain_is_causal(klines):
     bounds = bounds_of(ROWS)
-    chain = pipeline(bounds, {"reference": baselines.ewma_walk, "har": robust_har})
+    chain = pipeline(A, bounds, {"reference": baselines.ewma_walk, "har": robust_har})
     assert check_lookahead(chain, klines, cuts=3, first=ROWS - 900) == []
 
 
@@ -72,7 +73,7 @@ def test_a_baseline_that_peeks_is_named(klines):
             known = baselines.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
             return known + np.log(series.prices[following, 3] / series.prices[origins, 3])[:, None, None]
 
-    chain = pipeline(bounds_of(ROWS), {"peek": lambda *_: Peek(), "reference": baselines.ewma_walk})
+    chain = pipeline(A, bounds_of(ROWS), {"peek": lambda *_: Peek(), "reference": baselines.ewma_walk})
     leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
     assert [leak.column for leak in leaks] == ["baseline peek"]
 
@@ -88,48 +89,46 @@ def ratio(series):
 
 
 def test_shuffled_targets_show_no_skill():
-    series = series_of(feature_frame(busy_hours(6000), "1h"), bounds_of(), "AUSDT")
+    series = series_of(feature_frame(busy_hours(6000), "1h"), A, bounds_of())
     assert ratio(series) < 0.97
-    nothing = shuffled(series)
+    nothing = with_shuffled_features(series)
     assert ratio(nothing) >= 0.99
     first, last = series.spans["test"]
     np.testing.assert_array_equal(nothing.features[first:last], series.features[first:last])
     np.testing.assert_array_equal(nothing.prices, series.prices)
-    assert shuffled(replace(series), seed=1).features[300, 8] != nothing.features[300, 8]
+    assert with_shuffled_features(replace(series), seed=1).features[300, 8] != nothing.features[300, 8]
 
 
 def test_the_forecasts_of_a_trained_model_are_causal(klines):
     bounds = bounds_of(ROWS)
-    series = series_of(feature_frame(klines, "1h"), bounds, "AUSDT")
+    series = series_of(feature_frame(klines, "1h"), A, bounds)
     member = cpbmodels.train_fleet([series], architecture="har", preset="smoke", seeds=[1], device="cpu")[0]
 
     def forecast(asked, origins):
         return cpbmodels.predict([member], [asked], [origins])[0].quantiles
 
-    chain = pipeline(bounds, {}, {"har": forecast})
+    chain = pipeline(A, bounds, {}, {"har": forecast})
     assert check_lookahead(chain, klines, cuts=2, first=ROWS - 900, tolerance=1e-4) == []
 
 
 def test_what_models_learn_from_is_causal_and_named_where_it_is_not(klines):
     """Windows and scaling of the real trainer pass; a scaling over all rows, test span included, does not."""
-    from flows.backtest_audit import _learnt
-
     bounds = bounds_of(ROWS)
-    series = series_of(feature_frame(klines, "1h"), bounds, "AUSDT")
+    series = series_of(feature_frame(klines, "1h"), A, bounds)
     member = cpbmodels.train_fleet([series], architecture="robust-har", preset="smoke", device="cpu")[0]
 
     def everything(asked):
         spread = np.nanstd(asked.columns(("log_sigma",)))
         return np.full((len(asked), 1), spread)
 
-    chain = pipeline(bounds, {}, learnt={"honest": _learnt(member), "leaky": everything})
+    chain = pipeline(A, bounds, {}, training_inputs={"causal": training_inputs(member), "leaky": everything})
     leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
     assert [leak.column for leak in leaks] == ["training of leaky"]
 
 
 def test_candles_in_another_order_teach_a_model_of_returns_nothing():
-    series = series_of(feature_frame(busy_hours(4000), "1h"), bounds_of(4000), "AUSDT")
-    nonsense = reordered(series)
+    series = series_of(feature_frame(busy_hours(4000), "1h"), A, bounds_of(4000))
+    nonsense = with_shuffled_candles(series)
     (first, last), (begin, end) = series.spans["train"], series.spans["test"]
     close = series.names.index("r_close")
     own, other = (np.diff(np.log(s.prices[first + 1 : last, 3])) for s in (series, nonsense))
@@ -155,27 +154,25 @@ def test_candles_in_another_order_teach_a_model_of_returns_nothing():
 
 
 def test_stored_columns_that_are_not_their_klines_are_named(klines):
-    series = series_of(feature_frame(klines, "1h"), bounds_of(ROWS))
-    assert stale_columns(series, klines, bounds_of(ROWS)) == []
+    again = series_of(feature_frame(klines, "1h"), A, bounds_of(ROWS))
+    assert stale_columns(again, again) == []
 
-    shifted = series.features.copy()
-    column = series.names.index("log_range_mean_1")
+    shifted = again.features.copy()
+    column = again.names.index("log_range_mean_1")
     shifted[:-1, column] = shifted[1:, column]
-    assert stale_columns(replace(series, features=shifted), klines, bounds_of(ROWS)) == ["log_range_mean_1"]
-    assert stale_columns(replace(series, volatility=series.volatility * 2), klines, bounds_of(ROWS)) == [
-        "volatility"
-    ]
+    assert stale_columns(replace(again, features=shifted), again) == ["log_range_mean_1"]
+    assert stale_columns(replace(again, volatility=again.volatility * 2), again) == ["volatility"]
 
 
-def test_skill_from_nonsense_is_excused_only_on_a_handful_of_forecasts():
-    assert _of_nonsense(0.998, 119, "better than the random walk") == "no skill, as it must be"
-    assert _of_nonsense(0.95, 119, "better than the random walk") == "LOOK-AHEAD: skill from nothing"
-    assert "LOOK-AHEAD" not in _of_nonsense(0.95, 119, "no different from the random walk")
-    assert "LOOK-AHEAD" in _of_nonsense(0.989, 2870, "no different from the random walk")
+def test_skill_from_shuffled_inputs_is_excused_only_on_few_forecasts():
+    assert LEAK not in trial_finding(0.998, 119, "better than the random walk")
+    assert LEAK in trial_finding(0.95, 119, "better than the random walk")
+    assert LEAK not in trial_finding(0.95, 119, "no different from the random walk")
+    assert LEAK in trial_finding(0.989, 2870, "no different from the random walk")
 
 
 def test_the_first_cut_lies_in_the_test_span_however_short_it_is(klines):
-    whole = series_of(feature_frame(klines, "1h"), bounds_of(ROWS))
+    whole = series_of(feature_frame(klines, "1h"), A, bounds_of(ROWS))
     for test in (60, 200, 900):
         start = ROWS - test
-        assert start < _first_cut(replace(whole, spans={"test": (start, ROWS)})) <= start + min(200, test / 3)
+        assert start < first_cut(replace(whole, spans={"test": (start, ROWS)})) <= start + min(200, test / 3)

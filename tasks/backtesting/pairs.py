@@ -1,4 +1,4 @@
-"""Models against one another, on the rows both have forecast: is the network better than the line?"""
+"""Comparison of every two models on the rows both have forecast: is a network better than the linear model?"""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,11 +10,16 @@ from tasks.judging.member import MemberScore
 from tasks.judging.pool import compare
 
 ALPHA = 0.05
+"""Significance level of a verdict."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """`ratio`: CRPS of `first` / that of `second`, each coin alike; `p`: Diebold-Mariano, after Holm over the pairs."""
+    """Two models compared.
+
+    `ratio`: CRPS of `first` / that of `second`, every coin with the same weight. `p`: Diebold-Mariano, corrected by
+    Holm over the pairs. `n`: common forecast rows.
+    """
 
     first: str
     second: str
@@ -25,7 +30,7 @@ class Pair:
 
     @property
     def verdict(self) -> str:
-        """The finding in words."""
+        """The finding as a sentence."""
         relation = "no different from"
         if self.p < ALPHA:
             relation = "better than" if self.ratio < 1 else "worse than"

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from known_markets import judged, market
 from statsmodels.stats.multitest import multipletests
-from test_judgement import judged, market
 
+from tasks.backtesting.pairs import all_pairs
 from tasks.judging import pool
-from tasks.judging.pairs import all_pairs
 
 
 def test_every_pair_of_a_timeframe_is_compared_once():

@@ -1,6 +1,8 @@
-"""Does anything know the future? Compute it on data cut at random times and compare with the uncut run.
+"""Look-ahead detection: compute on data cut at random times and compare with the run on all data.
 
-What is causal does not change when later candles are taken away. Whatever changes is named.
+A causal value does not change when later candles are removed. Every column that changes is reported. The second method
+is training on shuffled inputs (`with_shuffled_features`, `with_shuffled_candles`): a model without information that
+still forecasts better than the reference receives information from the future.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,22 +12,27 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.series import RETURNS, Series, candle_columns
+from schemas.handover import SplitBounds
+from schemas.identity import SeriesId
 from tasks.judging.baselines import Fit, Rows
 from tasks.judging.scores import Array
 from tasks.signals.columns import feature_frame
-from tasks.signals.splits import SplitBounds
+from tasks.signals.splits import HORIZON
 from tasks.signals.store import series_of
+
+LEAK = "LOOK-AHEAD"
+"""Marks a finding of look-ahead in texts for people."""
 
 Computation = Callable[[pl.DataFrame], Mapping[str, Array]]
 """Klines -> named arrays with a row per candle (further axes are free)."""
 
-Forecaster = Callable[[Series, Rows], Array]
+Forecast = Callable[[Series, Rows], Array]
 """(series, origins) -> quantiles [N, H, 19] of a trained model."""
 
 
 @dataclass(frozen=True)
 class Leak:
-    """A column whose value at a row changes when later candles are removed."""
+    """A column whose value at a row changes when the candles from row `cut` on are removed."""
 
     column: str
     row: int
@@ -83,56 +90,65 @@ def feature_columns(timeframe: str) -> Computation:
 
 
 def pipeline(
+    series: SeriesId,
     bounds: SplitBounds,
     baselines: Mapping[str, Fit],
-    models: Mapping[str, Forecaster] | None = None,
-    learnt: Mapping[str, Callable[[Series], Array]] | None = None,
+    models: Mapping[str, Forecast] | None = None,
+    training_inputs: Mapping[str, Callable[[Series], Array]] | None = None,
     *,
     context: int = 30,
-    horizon: int = 10,
+    horizon: int = HORIZON,
 ) -> Computation:
     """Return the computation of the whole chain: columns, window list, fitted baselines, models' forecasts.
 
-    Forecasts are those of every usable row of the test span. Baselines are fitted anew on what the cut
-    leaves, so the cut must lie in the test span (`first` of `check_lookahead`). `learnt` says what each model learns
-    from, an array with a row per candle of the series and its spans: its windows, its scaling.
+    Forecasts are those of every usable row of the test span. Baselines are fitted anew on what the cut leaves, so the
+    cut must lie in the test span (`first` of `check_lookahead`).
+
+    Args:
+        series: the series whose klines are passed in.
+        bounds: its train, validation and test spans.
+        baselines: name -> fit.
+        models: name -> forecasts of a trained model.
+        training_inputs: name -> array with a row per candle that holds what the model's training reads from the
+            series: which rows are windows, and the input scaling.
+        context: candles that a window of the window list needs before its origin.
+        horizon: candles ahead.
     """
 
     def compute(klines: pl.DataFrame) -> dict[str, Array]:
         frame = feature_frame(klines, bounds.timeframe)
         columns = {n: frame[n].to_numpy().astype(np.float64) for n in frame.columns if n != "open_time"}
-        series = series_of(frame, bounds)
-        train = series.origins("train", context, horizon)
-        usable = series.usable(context)
+        cut = series_of(frame, series, bounds)
+        train = cut.origins("train", context, horizon)
+        usable = cut.usable(context)
         columns["window list"] = usable.astype(float)
-        columns |= {f"training of {name}": tell(series) for name, tell in (learnt or {}).items()}
-        forecasters: dict[str, Forecaster] = {
-            f"baseline {name}": fit(series, train, horizon).quantiles for name, fit in baselines.items()
+        columns |= {f"training of {name}": read(cut) for name, read in (training_inputs or {}).items()}
+        forecasts: dict[str, Forecast] = {
+            f"baseline {name}": fit(cut, train, horizon).quantiles for name, fit in baselines.items()
         }
-        forecasters |= {f"model {name}": model for name, model in (models or {}).items()}
+        forecasts |= {f"model {name}": model for name, model in (models or {}).items()}
         rows = np.flatnonzero(usable)
-        rows = rows[rows >= series.spans["test"][0]]
-        return columns | {n: _aligned(f, series, rows) for n, f in forecasters.items()}
+        rows = rows[rows >= cut.spans["test"][0]]
+        return columns | {name: _aligned(forecast, cut, rows) for name, forecast in forecasts.items()}
 
     return compute
 
 
-def stale_columns(series: Series, klines: pl.DataFrame, bounds: SplitBounds) -> list[str]:
-    """Return the columns of a stored series that are not what its klines give: they were changed on the way."""
-    again = series_of(feature_frame(klines, bounds.timeframe), bounds)
-    pairs = {name: (series.columns((name,)), again.columns((name,))) for name in series.names}
+def stale_columns(series: Series, recomputed: Series) -> list[str]:
+    """Return the columns of a stored series that differ from those computed from its klines again."""
+    pairs = {name: (series.columns((name,)), recomputed.columns((name,))) for name in series.names}
     pairs |= {
-        "volatility": (series.volatility, again.volatility),
-        "segment": (series.segments, again.segments),
+        "volatility": (series.volatility, recomputed.volatility),
+        "segment": (series.segments, recomputed.segments),
     }
     return [name for name, (a, b) in pairs.items() if not np.array_equal(a, b, equal_nan=True)]
 
 
-def shuffled(series: Series, seed: int = 0) -> Series:
-    """Return the series with its training and validation features dealt out anew among the rows.
+def with_shuffled_features(series: Series, seed: int = 0) -> Series:
+    """Return the series with the feature rows of its training and validation spans shuffled within each span.
 
-    Targets (prices, returns) and volatility stay. What a model learns from it is worth nothing, so on the
-    untouched test span its ratio must not fall under 0.99: else something other than features tells it.
+    Targets (prices, returns) and volatility stay. The features then carry no information about the targets, so the
+    CRPS ratio on the untouched test span must not fall under 0.99.
     """
     random = np.random.default_rng(seed)
     features = series.features.copy()
@@ -145,11 +161,11 @@ def shuffled(series: Series, seed: int = 0) -> Series:
     return replace(series, features=features)
 
 
-def reordered(series: Series, seed: int = 0) -> Series:
-    """Return the series with its training and validation candles dealt out in another order, for models of returns.
+def with_shuffled_candles(series: Series, seed: int = 0) -> Series:
+    """Return the series with the candles of its training and validation spans shuffled, for models that read returns.
 
-    Prices, returns and volatility are made anew from the candles' log-returns: what was to be learnt about the next
-    candles is gone, whatever it was. The test span's returns stay.
+    Returns are the target's own columns, so shuffling features alone would leave the information in. Prices, returns
+    and volatility are computed anew from the shuffled log-returns; the returns of the test span stay.
     """
     random = np.random.default_rng(seed)
     returns = series.columns(RETURNS)
@@ -159,6 +175,7 @@ def reordered(series: Series, seed: int = 0) -> Series:
         rows = first + np.flatnonzero(whole[first:last])
         returns[rows] = returns[random.permutation(rows)]
     moves = np.where(whole[:, None], returns, 0.0)
+    # Returns of a row are relative to the close of the row before; column 3 is the close's own.
     close = np.cumsum(moves[:, 3])
     prices = np.exp(moves + (close - moves[:, 3])[:, None])
     names, columns, volatility = candle_columns(prices, series.segments)
@@ -167,7 +184,13 @@ def reordered(series: Series, seed: int = 0) -> Series:
     return replace(series, prices=prices, features=features, volatility=volatility)
 
 
-def _aligned(forecast: Forecaster, series: Series, rows: Rows) -> Array:
+def explain(leaks: Sequence[Leak]) -> str:
+    """Return the leaks as text; "" where there is none."""
+    return f"{LEAK}: " + "; ".join(str(leak) for leak in leaks) if leaks else ""
+
+
+def _aligned(forecast: Forecast, series: Series, rows: Rows) -> Array:
+    """Return forecasts with a row per candle: NaN where nothing was forecast."""
     quantiles = forecast(series, rows)
     values = np.full((len(series.prices), *quantiles.shape[1:]), np.nan)
     values[rows] = quantiles
@@ -176,7 +199,7 @@ def _aligned(forecast: Forecaster, series: Series, rows: Rows) -> Array:
 
 def _difference(name: str, whole: Array, part: Array, cut: int, tolerance: float) -> Leak | None:
     whole, part = (x.reshape(cut, -1) for x in (whole, part))
-    # Sums over many rows differ in their last bits; what is near zero is measured against the column's size.
+    # Sums over many rows differ in their last bits; values near zero are compared on the scale of the column.
     size = np.nanmax(np.abs(part), initial=0.0) if part.size else 0.0
     off = ~np.isclose(whole, part, rtol=tolerance, atol=tolerance * size, equal_nan=True)
     if not off.any():
@@ -184,8 +207,3 @@ def _difference(name: str, whole: Array, part: Array, cut: int, tolerance: float
     row = int(np.flatnonzero(off.any(axis=1))[-1])
     column = int(np.flatnonzero(off[row])[0])
     return Leak(name, row, cut, float(whole[row, column]), float(part[row, column]))
-
-
-def explain(leaks: Sequence[Leak]) -> str:
-    """Return the leaks as text; "" where there is none."""
-    return "LOOK-AHEAD: " + "; ".join(str(leak) for leak in leaks) if leaks else ""

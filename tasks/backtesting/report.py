@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a backtest: verdicts, tables and pictures, images inlined, no script."""
+"""The report of a backtest: one self-contained HTML page of verdicts, tables and inlined pictures, without script."""
 
 import base64
 import html
@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from tasks.storage.files import write_bytes
+from tasks.backtesting.pairs import Pair
+from tasks.backtesting.table import COLUMNS, Row, leaderboard_rows, member_rows
 from tasks.judging import pictures
 from tasks.judging.member import MemberScore
-from tasks.judging.pairs import Pair
 from tasks.judging.pool import PoolScore
-from tasks.judging.table import COLUMNS, Row, leaderboard_rows, member_rows
+from tasks.storage.files import write_bytes
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
@@ -22,9 +22,9 @@ td, th { padding: .2rem .55rem; text-align: right; border-bottom: 1px solid #ddd
 th { cursor: help } td:first-child, td:nth-child(2), th:first-child, th:nth-child(2) { text-align: left }
 img { max-width: 100%; height: auto } figure { display: inline-block; margin: .5rem } .note { color: #555 }
 """
-HONEST = (
+INTRODUCTION = (
     "The median is practically the last price. What is forecast is the width of the distribution; nothing here "
-    "promises a direction. The reference is a random walk with EWMA volatility and standardised empirical "
+    "claims to know the direction. The reference is a random walk with EWMA volatility and standardised empirical "
     "quantiles per step, on the same rows."
 )
 
@@ -47,14 +47,18 @@ def write_report(
         members: members' scores.
         figures: further pictures with their captions (fans, losses, equity).
         notes: sentences under the heading: what was asked, look-ahead test, failures.
-        pairs: models against one another.
+        pairs: comparisons of every two models.
     """
-    body = [f"<h1>{html.escape(title)}</h1>", f"<p>{HONEST}</p>"]
+    body = [f"<h1>{html.escape(title)}</h1>", f"<p>{INTRODUCTION}</p>"]
     body += [f"<p class=note>{html.escape(note)}</p>" for note in notes]
     body += ["<h2>Verdicts</h2><ul>", *(_verdict(p) for p in pools), "</ul>"]
     if pairs:
-        told = [f"<li>{html.escape(pair.verdict)}.</li>" for pair in pairs]
-        body += ["<details><summary>Models against one another</summary><ul>", *told, "</ul></details>"]
+        verdicts = [f"<li>{html.escape(pair.verdict)}.</li>" for pair in pairs]
+        body += [
+            "<details><summary>Comparison of every two models</summary><ul>",
+            *verdicts,
+            "</ul></details>",
+        ]
     body += ["<h2>Leaderboard</h2>", _table(leaderboard_rows(pools))]
     for timeframe in sorted({p.timeframe for p in pools}):
         chosen = [p for p in pools if p.timeframe == timeframe]
@@ -76,8 +80,8 @@ def _pool_figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tu
     shares = {p.architecture: p.steps["pit"] for p in pools}
     return [
         ("Skill per step: below 1 is better than the reference", pictures.steps_figure(steps)),
-        ("Reliability: on the line, bands hold what they say", pictures.reliability_figure(curves)),
-        ("PIT: flat is honest", pictures.pit_figure(shares)),
+        ("Reliability: on the line, bands cover what they state", pictures.reliability_figure(curves)),
+        ("PIT: flat means well calibrated", pictures.pit_figure(shares)),
         ("Skill by coin and model", _heat(pools, members)),
     ]
 
@@ -104,7 +108,7 @@ def _image(caption: str, figure: Figure) -> str:
 
 def _table(rows: Sequence[Row]) -> str:
     if not rows:
-        return "<p>Nothing was judged.</p>"
+        return "<p>No model was judged.</p>"
     head = "".join(
         f"<th title='{html.escape(COLUMNS.get(n, n), quote=True)}'>{html.escape(n)}</th>" for n in rows[0]
     )

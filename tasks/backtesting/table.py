@@ -13,20 +13,20 @@ COLUMNS = {
     "timeframe": "candle length",
     "architecture": "model or baseline",
     "coins": "coins judged",
-    "crps_ratio": "CRPS / reference's, each coin alike; below 1 is better",
+    "crps_ratio": "CRPS / reference's, mean over the coins; below 1 is better",
     "low": "lower end of its 95 % interval",
     "high": "upper end",
     "p": "Diebold-Mariano p of no difference",
     "coins_below_one": "share of coins with a ratio below 1",
-    "mae_ratio": "MAE of the median / random walk's",
-    "direction_1": "share of right signs one candle ahead; 0.5 is a coin",
+    "mae_ratio": "MAE of the median / that of the last close",
+    "direction_1": "share of correct signs one candle ahead; 0.5 is chance",
     "direction": "the same, mean over all steps",
     "coverage_80": "share within the 80 % band",
     "coverage_90": "share within the 90 % band",
     "tail_ratio": "pinball of the 5 % and 95 % quantiles / reference's",
     "n": "forecasts judged",
 }
-"""Columns and what they mean."""
+"""Columns of the leaderboard and their meaning."""
 
 _METRICS = {
     "crps_ratio": "test_crps_ratio", "low": "test_crps_ratio_low", "high": "test_crps_ratio_high", "p": "test_p",
@@ -82,7 +82,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 def as_text(rows: Sequence[Row]) -> str:
     """Return rows as an aligned table for the terminal; ratios with three digits."""
     if not rows:
-        return "nothing was judged"
+        return "no model was judged"
     names = list(rows[0])
     cells = [names, *[[_cell(row[name]) for name in names] for row in rows]]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]

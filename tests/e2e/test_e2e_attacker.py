@@ -1,0 +1,249 @@
+"""What a web page, or any program that reaches the port, can do to the Prefect server of `cpb deploy up`: nothing."""
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+import time
+
+import httpx
+import pytest
+import websockets
+from deployed import Deployed, wait_for
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FOREIGN = "https://evil.example"
+SOCKETS = [
+    "events/in",
+    "events/out",
+    "logs/out",
+    "task_runs/subscriptions/scheduled",
+    "work_pools/local-gpu/workers/connect",
+]
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory):
+    deployed = Deployed(tmp_path_factory.mktemp("attacked"))
+    deployed.started = deployed.up()
+    yield deployed
+    assert deployed.close() == []
+
+
+@pytest.fixture(scope="module")
+def job(deployed):
+    """Return the path and the body of a request that makes the worker run a shell command."""
+    deployment = deployed.ask("deployments/name/quick/quick").json()["id"]
+    pwned = deployed.folder / "pwned"
+    command = f"{sys.executable} -c \"open('{pwned}', 'w')\""
+    return f"deployments/{deployment}/create_flow_run", {"job_variables": {"command": command}}, pwned
+
+
+def asked_for(deployed):
+    return [run["id"] for run in deployed.runs() if not run["auto_scheduled"]]
+
+
+def raw(deployed, method, path, body=None, **headers):
+    """Send a request exactly as given: httpx adds no Content-Type to raw bytes, and `Host` is ours to choose."""
+    content = json.dumps(body).encode() if body is not None else None
+    return httpx.request(
+        method,
+        f"http://127.0.0.1:{deployed.port}{path}",
+        content=content,
+        headers=headers,
+        timeout=30,
+        trust_env=False,
+    )
+
+
+def test_a_page_cannot_post_preflight_or_rebind_its_name(deployed, job):
+    path, body, pwned = job
+    before = asked_for(deployed)
+    # A "simple" request: no Content-Type, so the browser asks nobody before it sends it.
+    simple = raw(deployed, "POST", f"/api/{path}", body, Origin=FOREIGN)
+    assert simple.status_code == 403
+    assert raw(deployed, "POST", f"/api/{path}", body, Origin="null").status_code == 403
+    assert (
+        raw(deployed, "POST", f"/api/{path}", body).status_code == 401
+    )  # another program, without the password
+    wrong = base64.b64encode(b"cpb:guess").decode()
+    assert raw(deployed, "POST", f"/api/{path}", body, Authorization=f"Basic {wrong}").status_code == 401
+    wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    preflight = raw(deployed, "OPTIONS", f"/api/{path}", Origin=FOREIGN, **wish)
+    assert preflight.status_code == 403
+    assert not [name for name in preflight.headers if name.startswith("access-control-")]
+    for page in ("/", "/ui-settings", "/api/health", "/api/ready", "/api/version", f"/api/{path}"):
+        for host in (
+            "evil.example",
+            f"evil.example:{deployed.port}",
+            f"127.0.0.1.evil.example:{deployed.port}",
+            "127.0.0.2",
+        ):
+            answer = raw(deployed, "GET", page, Host=host)
+            assert (page, host, answer.status_code) == (page, host, 403)
+    time.sleep(12)  # longer than the worker's interval
+    assert asked_for(deployed) == before
+    assert not pwned.exists()
+
+
+def test_with_the_password_the_same_request_does_run_a_command(deployed, job):
+    """What is at stake: the request that others are refused is executed."""
+    path, body, pwned = job
+    assert deployed.ask(path, body).status_code == 201
+    wait_for(pwned.exists, 60)
+
+
+def test_the_servers_own_page_may_ask(deployed):
+    for origin in (f"http://127.0.0.1:{deployed.port}", f"http://localhost:{deployed.port}"):
+        answer = deployed.ask("flows/filter", {}, headers={"Origin": origin})
+        assert answer.status_code == 200
+        assert answer.headers["access-control-allow-origin"] == origin
+    tunnel = {"Host": "localhost:5000", "Origin": "http://localhost:5000"}  # ssh -L 5000:127.0.0.1:PORT
+    assert deployed.ask("flows/filter", {}, headers=tunnel).status_code == 200
+    other = {
+        "Host": f"localhost:{deployed.port}",
+        "Origin": "http://localhost:3000",
+    }  # another page of this machine
+    assert deployed.ask("flows/filter", {}, headers=other).status_code == 403
+    page = raw(deployed, "GET", "/", Accept="text/html")
+    assert (page.headers["x-frame-options"], page.headers["x-content-type-options"]) == ("DENY", "nosniff")
+    for foreign_scripts in ("/docs", "/redoc", "/api/docs"):
+        assert raw(deployed, "GET", foreign_scripts).status_code == 404
+
+
+def test_no_route_answers_without_the_password(deployed):
+    schema = raw(deployed, "GET", "/openapi.json").json()
+    routes = [(path, method.upper()) for path, methods in schema["paths"].items() for method in methods]
+    assert len(routes) > 150
+    nothing = "00000000-0000-0000-0000-000000000000"
+    open_routes = []
+    with httpx.Client(base_url=deployed.api, trust_env=False, timeout=30) as client:
+        for path, method in routes:
+            filled = "/".join(nothing if part.startswith("{") else part for part in path.split("/"))
+            if client.request(method, filled).status_code != 401:
+                open_routes.append((path, method))
+    assert sorted(open_routes) == [("/health", "GET"), ("/ready", "GET")]
+
+
+@pytest.mark.parametrize("path", SOCKETS)
+def test_websockets_are_refused(deployed, path):
+    url = f"ws://127.0.0.1:{deployed.port}/api/{path}"
+
+    async def refused_at_once(url=url, **options):
+        with pytest.raises(websockets.InvalidStatus) as refusal:
+            await websockets.connect(url, subprotocols=["prefect"], proxy=None, **options)
+        assert refusal.value.response.status_code == 403
+
+    async def says_nothing(*messages, subprotocols=None):
+        """Connect as a program would, send `messages`, and return what comes back before the server closes."""
+        try:
+            async with websockets.connect(url, subprotocols=subprotocols, proxy=None) as socket:
+                for message in messages:
+                    await socket.send(json.dumps(message))
+                return [message async for message in socket]
+        except (websockets.InvalidStatus, websockets.ConnectionClosedError):
+            return []
+
+    async def attack():
+        await refused_at_once(origin=FOREIGN)
+        await refused_at_once(origin=FOREIGN, additional_headers={"Authorization": "Basic Y3BiOmd1ZXNz"})
+        await refused_at_once(
+            f"ws://evil.example:{deployed.port}/api/{path}", host="127.0.0.1", port=deployed.port
+        )
+        flood = [refused_at_once(origin=FOREIGN) for _ in range(120)]  # Prefect's limit of requests is 100
+        await asyncio.gather(*flood)
+        event = {
+            "occurred": "2026-01-01T00:00:00Z",
+            "event": "evil",
+            "resource": {"prefect.resource.id": "evil"},
+        }
+        for first in ({"type": "auth", "token": "guess"}, {"type": "auth", "token": None}, event):
+            got = await says_nothing(first, event, {"type": "filter", "filter": {}}, subprotocols=["prefect"])
+            assert got == []
+        assert await says_nothing(event) == []
+
+    asyncio.run(asyncio.wait_for(attack(), 60))
+    assert deployed.ask("flows/filter", {}).status_code == 200
+    assert deployed.ask("events/filter", {"filter": {"event": {"name": ["evil"]}}}).json()["events"] == []
+
+
+def test_the_password_is_for_its_owner_alone_and_kept(deployed):
+    file = deployed.home / "cpb-api-auth"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert len(deployed.password.partition(":")[2]) >= 32
+    shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    secret = deployed.password.partition(":")[2]
+    encoded = base64.b64encode(deployed.password.encode()).decode()
+    assert "flows.deploy.server" in shown
+    assert secret not in shown
+    assert encoded not in shown
+    kept = [
+        path for folder in (deployed.home, deployed.state) for path in folder.rglob("*") if path.is_file()
+    ]
+    assert len(kept) > 5
+    leaked = [
+        path
+        for path in kept
+        if path != file and any(s.encode() in path.read_bytes() for s in (secret, encoded))
+    ]
+    assert leaked == []
+    server = deployed.pid("server")
+    assert secret.encode() not in open(f"/proc/{server}/environ", "rb").read()  # noqa: PTH123, SIM115
+    before = deployed.password
+    assert deployed.cpb("deploy", "down").returncode == 0
+    deployed.up()
+    assert deployed.password == before
+
+
+def test_a_client_with_the_password_works_end_to_end(deployed):
+    """The line that `up` prints is all that Prefect's own command line needs."""
+    command = (
+        f"{deployed.started['export']} && "
+        f"{sys.executable} -m prefect --no-prompt deployment run quick/quick -p text=BTC -p number=7 --watch"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=deployed.elsewhere,
+        env=deployed.env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    flow_saw = deployed.folder / "quick-BTC-7"
+    assert flow_saw.read_text() == deployed.password  # so that what it starts can ask the server too
+
+
+def test_a_server_of_an_older_version_is_replaced(tmp_path):
+    """cpb 0.1 started a server without a password; `up` must not leave it running."""
+    old = Deployed(tmp_path)
+    server = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--port", str(old.port), "--analytics-off"],
+        env=old.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: answers(f"{old.api}/flows/filter"), 90)
+        import psutil
+
+        started = psutil.Process(server.pid).create_time()
+        old.state.mkdir()
+        record = {"port": old.port, "processes": [{"name": "server", "pid": server.pid, "started": started}]}
+        (old.state / "deploy.json").write_text(json.dumps(record))
+        assert old.up()["started"] == ["server", "worker"]
+        assert server.wait(30) is not None
+        assert old.ask("flows/filter", {}, auth=False).status_code == 401
+        assert old.ask("flows/filter", {}).status_code == 200
+    finally:
+        server.kill()
+        server.wait()
+        assert old.close() == []
+
+
+def answers(url):
+    try:
+        return httpx.post(url, json={}, timeout=5, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
