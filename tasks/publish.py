@@ -11,7 +11,7 @@ from tasks.tracking.registry import champions
 
 @step("publish")
 def publish(home: Path, market: Market, repo: str | None = None) -> str:
-    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`) below the home, and to the Hub where `repo` is named.
+    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub where `repo` is named.
 
     Returns where it is. Models of several markets, or of simulated and real candles, are never published together.
 
