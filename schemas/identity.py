@@ -74,6 +74,12 @@ class SeriesId:
         return f"{_REGISTERED}{self.name}"
 
     @property
+    def options(self) -> str:
+        """The options of the command line that name this series: `--coins BTCUSDT --timeframes 1h --market um`."""
+        market = {SPOT: "", SIM: " --source sim"}.get(self.market, f" --market {self.market}")
+        return f"--coins {self.symbol} --timeframes {self.timeframe}{market}"
+
+    @property
     def seconds(self) -> int:
         """Length of a candle; not defined for the calendar month."""
         return INTERVAL_SECONDS[self.timeframe]

@@ -18,7 +18,7 @@ from schemas.handover import FleetJob
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
 from tasks.storage.records import ASIDE
-from tasks.training.fleet_files import JOB, RESULT, read_job
+from tasks.training.fleet_files import JOB, RESULT, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
 """Fleets kept of each kind (architecture, preset and members), the most recently used first."""
@@ -27,7 +27,6 @@ MAX_UNUSED_DAYS = 90
 """Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
-_KEY = re.compile(r"[0-9a-f]{16}")
 _TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|progress\.json|worker\.log(\.\d+)?|lock")
 _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 
@@ -87,9 +86,7 @@ def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
 
 
 def _fleets(fleets: Path) -> Iterator[tuple[Path, FleetJob]]:
-    for folder in sorted(fleets.iterdir()):
-        if not _KEY.fullmatch(folder.name) or folder.is_symlink():
-            continue
+    for folder in fleet_folders(fleets.parent):
         try:
             yield folder, read_job(folder)
         except (OSError, DamagedError) as error:
