@@ -92,7 +92,7 @@ def kill(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moment: flo
     while time.monotonic() - killed < LIMIT_S:  # to the end: one that was being started comes up late
         if trainers_in(folder):
             last_seen = time.monotonic()
-        time.sleep(0.01)
+        time.sleep(0.02)
     left = trainers_in(folder)
     for trainer in left:
         trainer.kill()
