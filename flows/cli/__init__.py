@@ -17,6 +17,7 @@ COMMANDS = {
     "leaderboard": ("flows.cli.models", "leaderboard"),
     "forecast": ("flows.cli.models", "forecast"),
     "publish": ("flows.cli.models", "publish"),
+    "notify": ("flows.cli.notify", "notify"),
     "doctor": ("flows.cli.doctor", "doctor"),
     "serve": ("flows.cli.serve", "serve"),
     "ui": ("flows.cli.serve", "ui"),
