@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cpbmodels.errors import ModelError, unknown_choice
+from cpbmodels.figures import HORIZON
 from cpbmodels.series import CANDLE_COLUMNS
 
 
@@ -17,7 +18,7 @@ class Preset:
 
     # what the model reads and forecasts (candles)
     context: int = 30
-    horizon: int = 10
+    horizon: int = HORIZON
     features: tuple[str, ...] = CANDLE_COLUMNS
     calendar: str = ""  # column of codes 0..167 to embed, "" for none
     calendar_dim: int = 8  # width of the embedding; 0: the hour shifts the log-scale of each step instead

@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from cpbmodels.errors import ModelError
+from cpbmodels.figures import EMBARGO
 
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
 WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
 VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
-EMBARGO = 178  # rows left out between two spans: the longest context (168) plus horizon (10)
 RETURNS = ("r_open", "r_high", "r_low", "r_close")
 CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
 SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility

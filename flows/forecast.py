@@ -14,8 +14,10 @@ from flows.parameters import takes
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
+from schemas.handover import Failure
 from schemas.run import ScopeSpec
 from tasks.forecast import forecast
+from tasks.forecasting.staleness import find_stale
 from tasks.ingest import ingest
 from tasks.score import score
 from tasks.tracking.registry import champions
@@ -42,7 +44,10 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail)
     scored = steps.one(score, scope, spec.tail)
-    problems = outcome.failures = [*fetched.failures, *issued.failures, *scored.failures]
+    stale = find_stale(scope.home, issued.series, scope.as_of)
+    problems = [*fetched.failures, *issued.failures, *scored.failures]
+    problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
+    outcome.failures = problems
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
         raise CpbError(

@@ -20,6 +20,8 @@ class Summary:
     champions: int = 0
     forecast_rows: int = 0
     published: str = ""
+    stopped: list[str] = field(default_factory=list)
+    """Series that are not traded any more; they are left out, which is no failure."""
     failures: list[Failure] = field(default_factory=list)
 
     @property

@@ -35,9 +35,9 @@ def run_train_all(
     spec: RunSpec, steps: Runner, say: Say = say_to_people, *, on_progress: Progress | None = None
 ) -> Summary:
     """Run the whole job and return its summary; errors as in `run_training`."""
-    if spec.repo:
-        check_ready(spec.repo)  # hours before the token is needed
     with tell_outcome("train-all", spec.scope) as outcome:
+        if spec.repo:
+            check_ready(spec.repo)  # hours before the token is needed
         training = run_training(spec, steps, say, on_progress=on_progress)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):
@@ -47,8 +47,11 @@ def run_train_all(
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote, publish and forecast what was trained."""
     summary, scope = training.summary, spec.scope
-    outcome.decisions = steps.one(promote, training.judged)
-    summary.champions = len(outcome.decisions)
+    decisions = outcome.decisions = steps.one(promote, training.judged, training.stopped)
+    for decision in decisions:
+        if decision.outcome == "retired":
+            say(f"retired {decision.series.registered}/{decision.version_number}: {decision.reason}")
+    summary.champions = sum(d.outcome == "promoted" for d in decisions)
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from flows.console import count
@@ -13,7 +14,7 @@ from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
 from flows.training_warnings import fleet_warnings
 from schemas.errors import CpbError
-from schemas.handover import FleetJob, FleetJudgement, FleetResult
+from schemas.handover import FleetJob, FleetJudgement, FleetResult, SeriesRecord
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate
 from tasks.plan import Plan, plan
@@ -32,6 +33,7 @@ class Training:
     summary: Summary
     results: list[FleetResult]
     judged: list[FleetJudgement]
+    stopped: Sequence[SeriesRecord]
     fleets: FleetsInUse
 
 
@@ -53,6 +55,10 @@ def run_training(
     summary, root = Summary(), spec.scope.root
     planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary))
     summary.add(planned.failures, say)
+    for record in planned.stopped:
+        summary.stopped.append(record.series.name)
+        last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
+        say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
     if not planned.jobs:
         reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
         raise CpbError(
@@ -76,7 +82,7 @@ def run_training(
                 f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
             )
     say(f"judged {count(summary.members, 'member')} against the random walk")
-    return Training(summary, results, judged, in_use)
+    return Training(summary, results, judged, planned.stopped, in_use)
 
 
 def _train(

@@ -1,15 +1,23 @@
 """Figures that several parts of the project must agree on, each defined once."""
 
 import math
+from datetime import timedelta
 
-HORIZON = 10
-"""Candles that every model forecasts."""
+from cpbmodels.figures import EMBARGO, HORIZON, ROLLING, WARMUP
 
-WARMUP = 168
-"""Candles after a listing or a hole until all features exist: the longest rolling window, a week of hours."""
+__all__ = [
+    "EMBARGO",
+    "FILE_JUMP",
+    "HORIZON",
+    "RELISTING_JUMP",
+    "ROLLING",
+    "SEGMENT_JUMP",
+    "STOPPED_AFTER",
+    "WARMUP",
+]
 
-EMBARGO = WARMUP + HORIZON
-"""Candles between two spans, so that no candle is an input of one and a target of the other."""
+STOPPED_AFTER = timedelta(days=14)
+"""A coin whose newest candle is this far behind the newest of its market has stopped trading: that is no failure."""
 
 SEGMENT_JUMP = math.log(3)
 """|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""

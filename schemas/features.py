@@ -4,10 +4,8 @@ from typing import Any
 
 import polars as pl
 
+from schemas.constants import ROLLING
 from schemas.errors import MemberError
-
-ROLLING = (1, 3, 6, 12, 24, 72, 168)
-"""Rolling windows in candles; the longest is the warm-up."""
 
 FEATURES: tuple[str, ...] = (
     "r_open",

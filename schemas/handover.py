@@ -194,10 +194,10 @@ class FleetJudgement(Record):
 
 
 class Decision(Record):
-    """Who serves a series, and why: `promoted` moved the alias, `kept` left it with the incumbent."""
+    """Who serves a series, and why: `promoted` moved the alias, `retired` took it from a series not traded any more."""
 
     series: SeriesId
-    outcome: Literal["promoted", "kept"]
+    outcome: Literal["promoted", "retired"]
     version_number: str
     model: ModelId | None = None
     run_id: str = ""

@@ -48,7 +48,9 @@ class Spec(BaseModel):
             first = error.errors()[0]
             field = str(first["loc"][0]) if first["loc"] else ""
             code = first["type"].replace("_", "-")
-            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=code, field=field) from None
+            raise UsageError(
+                _sentence(first, field, list(cls.model_fields)), code=code, field=field
+            ) from None
 
 
 class ScopeSpec(Spec):

@@ -57,7 +57,9 @@ def parse_coins(text: str) -> list[str]:
         return [symbol_of(c) for c in COINS]
     names = [part for part in text.split(",") if part.strip()]
     if not names:
-        raise UsageError(f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins", field="coins")
+        raise UsageError(
+            f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins", field="coins"
+        )
     return list(dict.fromkeys(symbol_of(n) for n in names))
 
 

@@ -18,8 +18,7 @@ from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.pool import PoolScore
 from tasks.step import step
-from tasks.storage.digests import file_digest
-from tasks.storage.model_folder import read_config
+from tasks.storage.model_folder import file_digests, read_config
 from tasks.storage.urls import public_url
 from tasks.tracking.runs import (
     COMPLETE,
@@ -78,7 +77,7 @@ def evaluate(
             run_id=run_id,
             metrics=score.members[one.name].metrics,
             verdict=score.members[one.name].verdict,
-            files=_digests(member_folder(folder, one.name) / "model"),
+            files=file_digests(member_folder(folder, one.name) / "model"),
         )
         for one, run_id in zip(trained, ids, strict=False)
     ]
@@ -150,10 +149,6 @@ def _source(spec: RunSpec) -> str:
 
 def _as_of(spec: RunSpec) -> str:
     return spec.scope.as_of.isoformat() if spec.scope.as_of else "newest"
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
 def _pooled(pools: list[PoolScore]) -> dict[str, float]:

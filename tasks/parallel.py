@@ -27,11 +27,14 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
     """
     stop = threading.Event()
     with thread_pool(min(workers, len(calls)), "call") as pool:
+        futures: list[Future[T]] = []
         try:
-            futures = [pool.submit(copy_context().run, _stoppable, call, stop) for call in calls]
+            futures.extend(pool.submit(copy_context().run, _stoppable, call, stop) for call in calls)
             _wait_for(futures)
         except BaseException:
             stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            wait(futures, STOP_S)
             raise
     errors = [future.exception() for future in futures]
     return [
@@ -44,28 +47,19 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
 def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool of threads whose waits Ctrl-C ends.
 
-    At the end of the block all its calls have ended; an error drops those that have not begun. An interrupt waits
-    for running calls for `STOP_S` seconds at most: they may be in the middle of a download.
+    The end of the block drops calls that have not begun and waits for those that run. An interrupt leaves these
+    behind: they may be in the middle of a download.
     """
     let_ctrl_c_end_waits()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix=name)
+    wait_for_running = True
     try:
         yield pool
-    except Exception:
-        pool.shutdown(wait=True, cancel_futures=True)
+    except BaseException as error:
+        wait_for_running = isinstance(error, Exception)
         raise
-    except BaseException:
-        _shut_down_within(pool, STOP_S)
-        raise
-    pool.shutdown(wait=True)
-
-
-def _shut_down_within(pool: ThreadPoolExecutor, seconds: float) -> None:
-    closing = threading.Thread(
-        target=pool.shutdown, kwargs={"wait": True, "cancel_futures": True}, daemon=True
-    )
-    closing.start()
-    closing.join(seconds)
+    finally:
+        pool.shutdown(wait=wait_for_running, cancel_futures=True)
 
 
 def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:

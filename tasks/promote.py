@@ -1,21 +1,22 @@
 """Step 6, promote: the best architecture of each coin x timeframe becomes the champion."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
-from schemas.handover import Decision, FleetJudgement
+from schemas.handover import Decision, FleetJudgement, SeriesRecord
 from tasks.judging.promotion import choose
 from tasks.step import step
-from tasks.tracking.registry import register_champion
-from tasks.tracking.store import open_store
-from tasks.tracking.versions import champion_version, series_with_champion
+from tasks.storage.model_folder import read_config
+from tasks.tracking.registry import champions, register_champion, retire_champion
 
 
 @step("promote")
-def promote(fleets: Sequence[FleetJudgement]) -> tuple[Decision, ...]:
-    """Move the alias `champion` of every coin x timeframe that was judged, and say why."""
+def promote(fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()) -> tuple[Decision, ...]:
+    """Move the alias `champion` of every coin x timeframe that was judged, and say why.
+
+    Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
+    """
     choices = choose(judgement for fleet in fleets for judgement in fleet.judgements)
-    store = open_store()
-    serving = {one: str(champion_version(store, one).version) for one in series_with_champion(store)}
     decisions = []
     for choice in choices:
         best = choice.best
@@ -34,11 +35,27 @@ def promote(fleets: Sequence[FleetJudgement]) -> tuple[Decision, ...]:
         decisions.append(
             Decision(
                 series=best.model.series,
-                outcome="kept" if serving.get(best.model.series) == version else "promoted",
+                outcome="promoted",
                 version_number=version,
                 model=best.model,
                 run_id=best.run_id,
                 reason=choice.reason,
             )  # fmt: skip
         )
-    return tuple(decisions)
+    return (*decisions, *_retired(stopped))
+
+
+def _retired(stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:
+    records = {r.series: r for r in stopped}
+    for champion in champions(list(records)) if records else []:
+        record = records[champion.series]
+        if (
+            read_config(champion.folder).rows > record.rows
+        ):  # an older as_of must not retire a living coin's champion
+            continue
+        last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
+        reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"
+        retire_champion(champion, reason)
+        yield Decision(
+            series=champion.series, outcome="retired", version_number=champion.version, reason=reason
+        )

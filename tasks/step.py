@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper, wraps
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import tenacity
 from prefect import Task, task
@@ -69,9 +69,9 @@ class Step(Generic[P, R]):
 
     def in_prefect(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step as a task run of the running flow; returns and raises what `fn` does."""
-        found = self.task(*args, **kwargs)
+        found: Any = self.task(*args, **kwargs)
         # A task that returns a state gives its caller that state, of whatever type, and raises nothing.
-        return found.result(raise_on_failure=False) if isinstance(found, State) else found
+        return cast(R, found.result(raise_on_failure=False) if isinstance(found, State) else found)
 
 
 def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:

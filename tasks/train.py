@@ -22,9 +22,7 @@ RETRY_WAIT_S = 5.0
 Progress = Callable[[dict[str, Any]], None]
 
 
-@step(
-    "train", run_name="train {job.architecture}", workers=64
-)
+@step("train", run_name="train {job.architecture}", workers=64)
 def train(
     job: FleetJob, root: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
 ) -> FleetResult:

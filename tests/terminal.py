@@ -26,6 +26,8 @@ class Terminal:
         """Read until `done()` holds; its error is the screen."""
         end = time.monotonic() + timeout
         while not done():
+            ended = self.process.poll() is not None and not done()
+            assert not ended, f"it ended with {self.process.returncode}; the screen:\n{self.screen[-2000:]}"
             assert time.monotonic() < end, f"waited {timeout} s in vain; the screen:\n{self.screen[-2000:]}"
             self._read(0.05)
 

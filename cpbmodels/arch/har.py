@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
 from cpbmodels.draws import Draws, dropout
+from cpbmodels.figures import ROLLING
 from cpbmodels.heads import START_DF, START_SCALE
 from cpbmodels.layers import linear
 from cpbmodels.options import Preset
@@ -21,7 +22,6 @@ from cpbmodels.ranges import fit_ranges
 from cpbmodels.student_t import QUANTILES, t_quantiles
 from cpbmodels.weights import Param, Weights, linear_params
 
-ROLLING = (1, 3, 6, 12, 24, 72, 168)  # candles in a rolling mean
 HAR_COLUMNS = (
     *(f"abs_return_mean_{n}" for n in ROLLING),
     *(f"log_range_mean_{n}" for n in ROLLING),

@@ -122,6 +122,7 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 
 def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     """Print why the command ends in one sentence; with `--json` also as the object that programs wait for."""
+    from schemas.errors import INTERRUPTED
     from tasks.storage.urls import without_credentials
 
     text = without_credentials(text)
@@ -130,4 +131,8 @@ def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
         from flows.console import emit
 
         emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
+    if exit_code == INTERRUPTED:
+        from flows.interrupt import exit_now
+
+        exit_now(exit_code)
     sys.exit(exit_code)

@@ -34,10 +34,8 @@ def serve(
     from tasks.tracking.ui import check_port
 
     check_port(host, port)
-    if allowed_hosts is not None:
-        os.environ["CPB_ALLOWED_HOSTS"] = (
-            allowed_hosts  # the app is made by uvicorn, which hands nothing over
-        )
+    # The app is made by uvicorn, which hands nothing over. The name that it listens on is allowed too.
+    os.environ["CPB_ALLOWED_HOSTS"] = ",".join([*(allowed_hosts or "").split(","), host]).strip(",")
     url = f"http://{host}:{port}"
     if json:
         emit({"url": url, "docs": f"{url}/docs"})

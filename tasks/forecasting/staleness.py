@@ -12,6 +12,7 @@ from typing import Literal
 
 import polars as pl
 
+from schemas.constants import STOPPED_AFTER
 from schemas.errors import CpbError
 from schemas.identity import SIM, SeriesId
 from schemas.universe import INTERVAL_SECONDS
@@ -23,8 +24,6 @@ PUBLISHING_DELAY = timedelta(hours=6)
 """From the end of a day to its file, at most, on a usual day."""
 
 INTERVALS_ALLOWED = 2
-STOPPED_AFTER = timedelta(days=14)
-"""A coin whose newest candle is this far behind its market's newest has stopped trading."""
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.rest import refresh_tail
-from tasks.market.run import SEARCH_AGAIN, Progress, Run, calendars, holdings_of, open_manifest, pool
+from tasks.market.run import SEARCH_AGAIN, Progress, Run, calendars, holdings_of, open_manifest
 from tasks.market.sources import Source, open_source
 from tasks.market.store import sweep, writer_lock
 from tasks.market.transfer import batches, store_all
 from tasks.market.writer import set_part_aside
+from tasks.parallel import thread_pool
 
 _LISTINGS_AHEAD = 24  # series whose listings are asked for while earlier ones are stored
 
@@ -59,8 +60,8 @@ def ingest(
             stack.enter_context(writer_lock(scope.root))
             sweep(scope.root)
         manifest = stack.enter_context(open_manifest(scope.root, plan))
-        threads = stack.enter_context(pool(connections))
-        probes = stack.enter_context(pool(connections))
+        threads = stack.enter_context(thread_pool(connections, "fetch"))
+        probes = stack.enter_context(thread_pool(connections, "fetch"))
         run = Run(
             scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)), progress
         )

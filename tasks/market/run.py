@@ -63,16 +63,6 @@ class Run:
 
 
 @contextmanager
-def pool(size: int) -> Iterator[ThreadPoolExecutor]:
-    """Run threads; when the block ends, by an error or not, what has not begun is cancelled."""
-    threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="fetch")
-    try:
-        yield threads
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
 def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
     """Open the manifest of a market home; a mere plan on an empty home leaves no file behind."""
     path = root / MANIFEST

@@ -11,10 +11,11 @@ from concurrent.futures import Future
 from schemas.identity import SeriesId
 from tasks.market.faults import BadFile, NotFound, SourceFault
 from tasks.market.layout import SourceFile
-from tasks.market.run import Run, pool
+from tasks.market.run import Run
 from tasks.market.sources import Source
 from tasks.market.unpack import fetch
 from tasks.market.writer import WRITERS, Fetched, Writing, start_batch
+from tasks.parallel import thread_pool
 from tasks.storage.files import DiskFull
 
 _MAX_BATCH = 16 << 20  # bytes of one batch, zips and CSVs together
@@ -48,7 +49,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
     bad: list[SourceFile] = []
     weight, following = 0, next(flat, None)
     writing: Writing | None = None
-    with pool(WRITERS) as writers:
+    with thread_pool(WRITERS, "write") as writers:
         while flying or following:
             while following and (not flying or weight < _MAX_AHEAD):
                 series, files = following

@@ -54,7 +54,7 @@ def verify(
             if error.code != "damaged":
                 raise
             broken, found = [str(error)], []
-    if broken:
+    if broken and market in (SPOT, SIM):  # spot's is that of um and cm too, and is named once
         yield _about_manifest(home, root, broken[0])
     for series, damages in _by_series(found).items():
         if repair:

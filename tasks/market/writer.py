@@ -1,7 +1,7 @@
 """From downloaded files to parts of the store: parse, check, quarantine, merge, write, enter in the manifest."""
 
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import Block, read, trim
 from tasks.market.quarantine import quarantine, release
 from tasks.market.store import damage_of, part_path, read_part, split_months, write_parquet, write_part
+from tasks.parallel import thread_pool
 from tasks.storage.files import sync
 from tasks.storage.records import set_aside
 
@@ -101,7 +102,7 @@ def store_batch(
     Raises:
         CpbError: the disk is full or the folder cannot be written.
     """
-    with ThreadPoolExecutor(WRITERS) as writers:
+    with thread_pool(WRITERS, "write") as writers:
         return start_batch(home, manifest, series, batch, writers, status).finish()
 
 

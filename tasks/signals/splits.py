@@ -11,16 +11,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from cpbmodels.series import Series
+from schemas.constants import EMBARGO, HORIZON, WARMUP
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
 from schemas.universe import INTERVAL_SECONDS
-
-WARMUP = 168
-"""Candles before the first complete feature row: the longest rolling window."""
-
-HORIZON = 10
-"""Candles ahead that every series must be able to learn and be judged on."""
 
 
 class SplitPolicy(BaseModel):
@@ -35,7 +30,7 @@ class SplitPolicy(BaseModel):
     test_share: float = 0.15
     max_test: int = 2880
     validation_share: float = 0.5
-    embargo: int = WARMUP + HORIZON
+    embargo: int = EMBARGO
     min_rows: int = 48
 
 

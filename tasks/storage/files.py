@@ -152,7 +152,9 @@ def _swap(draft: Path, path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-    raise CpbError(f"{path} is being written by others again and again; try again when they are done")
+    raise CpbError(
+        f"{path} keeps being replaced by another process; try again when that has ended", code="busy"
+    )
 
 
 def _sweep(path: Path) -> None:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
+RETIRED = "retired"
+"""Tag of a version that lost the alias because its series is not traded any more."""
+
 _METRIC = "metric."
 """Start of the tags that hold a version's scores."""
 
@@ -147,6 +150,13 @@ def champions(
         for one in series_with_champion(store)
         if (series is None or one in series) and (market is None or one.market == market)
     ]
+
+
+def retire_champion(champion: Champion, reason: str, store: Store | None = None) -> None:
+    """Take the alias from a champion, with the reason as a tag of the version, which stays."""
+    store = store or open_store()
+    store.client.set_model_version_tag(champion.name, champion.version, RETIRED, reason)
+    store.client.delete_registered_model_alias(champion.name, ALIAS)
 
 
 def _champion(store: Store, series: SeriesId) -> Champion:

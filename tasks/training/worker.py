@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from cpbmodels.device.doctor import profile_for
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
 from schemas.run import base_of
-from tasks.signals.store import load_series
+from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_json
 from tasks.storage.locks import locked
@@ -98,23 +99,17 @@ def _profile(job: FleetJob) -> str | None:
 
 def _load(job: FleetJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
+    read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
+    records = {m.features.path: m.features for m in job.members}
     for member in job.members:
         try:
-            series = load_series(home, member.features, member.bounds)
+            series = with_bounds(read(member.features.path), member.model.series, member.bounds)
         except (MemberError, DamagedError, OSError) as error:
             failures.append(Failure.of(member.model, "train", error))
             continue
         reason = cpbmodels.why_not(series, base_of(job.architecture), job.preset, **job.overrides)
         if reason:
-            failures.append(
-                Failure(
-                    step="train",
-                    reason=reason,
-                    code="too-short",
-                    series=member.model.series,
-                    model=member.model,
-                )
-            )
+            failures.append(Failure.of(member.model, "train", MemberError(reason, code="too-short")))
         else:
             loaded.append((member, series))
     return loaded, failures

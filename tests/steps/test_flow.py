@@ -207,3 +207,36 @@ def test_a_damaged_result_is_set_aside_and_made_again(trainer, tmp_path):
         m.files["model.safetensors"] for m in whole.members
     ]
     assert results[0].with_name("result.json.damaged-1").exists()
+
+
+def shortened(home, symbol, days):
+    """Let a coin's stored candles end `days` before the others': it is not traded any more."""
+    from datetime import timedelta
+
+    import polars as pl
+
+    folder = SeriesId("sim", symbol, "1h").folder(home, "klines")
+    last = max(pl.read_parquet(f, hive_partitioning=False)["open_time"].max() for f in folder.glob("*.parquet"))
+    return last - timedelta(days=days)
+
+
+@pytest.mark.parametrize(("days", "stopped"), [(13, []), (15, ["sim-ETHUSDT-1h"])])
+def test_a_coin_that_stopped_trading_is_no_failure_and_loses_its_champion(trainer, tmp_path, monkeypatch, days, stopped):
+    first, _ = run()
+    assert first.champions == 2
+    from tasks.signals import store
+
+    read, end = store.read_klines, shortened(tmp_path / "data", "ETHUSDT", days)
+    monkeypatch.setattr(
+        store, "read_klines", lambda home, series, as_of=None, **kw: read(
+            home, series, as_of=end if series.symbol == "ETHUSDT" else as_of, **kw)
+    )  # fmt: skip
+    # It is more candles than the champion has seen that count: this run sees fewer of ETH.
+    monkeypatch.setattr("tasks.promote.read_config", lambda folder: type("Config", (), {"rows": 0}))
+    summary, said = run()
+    assert summary.stopped == stopped
+    assert summary.exit_code == 0
+    serving = {c.series for c in champions(market="sim")}
+    assert serving == ({BTC} if stopped else {BTC, ETH})
+    assert any("has stopped trading" in line for line in said) == bool(stopped)
+    assert any("retired cpb-sim-ETHUSDT-1h" in line for line in said) == bool(stopped)
