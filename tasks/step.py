@@ -13,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import tenacity
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, State
 
 from schemas.handover import Failure
 from tasks.storage.urls import without_credentials
@@ -70,12 +70,15 @@ class Step(Generic[P, R]):
     def in_prefect(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step as a task run of the running flow; returns and raises what `fn` does."""
         found: Any = self.task(*args, **kwargs)
-        # A task that returns a state gives its caller that state, of whatever type, and raises nothing.
-        return cast(R, found.result(raise_on_failure=False) if isinstance(found, State) else found)
+        return cast(R, found.result() if isinstance(found, State) else found)
 
 
 def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
-    """Return the function with a value that holds failures put into a state, so that Prefect's page shows them."""
+    """Return the function with a value that holds failures put into a state, whose name Prefect's page shows.
+
+    Of the type Completed all the same: the task has done what it should, and of a state of the type Failed Prefect
+    logs the whole value as an error.
+    """
 
     @wraps(fn)
     def run(*args: P.args, **kwargs: P.kwargs) -> R | State[R]:
@@ -85,9 +88,8 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
             return value
         more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
         reason = without_credentials(f"{failures[0].subject}: {failures[0].reason}{more}")
-        if any(getattr(value, results, None) for results in _RESULTS):
-            return Completed(name="Partial", message=reason, data=value)
-        return Failed(message=reason, data=value)
+        good = not isinstance(value, Failure) and any(getattr(value, name, None) for name in _RESULTS)
+        return Completed(name="Partial" if good else "Failed", message=reason, data=value)
 
     return run
 
