@@ -2,11 +2,15 @@
 
 import logging
 import time
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
+import yaml
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
+from prefect.events.schemas.automations import AutomationCore
 from prefect.settings import get_current_settings
 from prefect.states import Completed
 from prefect.testing.utilities import prefect_test_harness
@@ -19,6 +23,7 @@ from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
 from tasks.step import step
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
@@ -41,6 +46,7 @@ class Page:
             self.run = max((r for r in found if flows[r.flow_id] == name), key=lambda r: r.created)
             only = FlowRunFilter.model_validate({"id": {"any_": [self.run.id]}})
             self.tasks = {t.name: t for t in self._ended_tasks(client, only)}
+            self.events = self._events(client)
             self.artifacts = {
                 a["key"]: a
                 for a in client.request(
@@ -55,6 +61,17 @@ class Page:
             found = client.read_task_runs(flow_run_filter=only, task_run_filter=TaskRunFilter(), limit=200)
             if (found and all(t.state and t.state.is_final() for t in found)) or time.monotonic() > deadline:
                 return found
+            time.sleep(0.3)
+
+    def _events(self, client):
+        """The names of the run's events: what an automation is triggered by."""
+        resource = {"id": [f"prefect.flow-run.{self.run.id}"]}
+        deadline = time.monotonic() + 60
+        while True:
+            answer = client.request("POST", "/events/filter", json={"filter": {"resource": resource}}).json()
+            names = {event["event"] for event in answer["events"]}
+            if f"prefect.flow-run.{self.run.state.name}" in names or time.monotonic() > deadline:
+                return names
             time.sleep(0.3)
 
     def log(self, *wanted):
@@ -135,6 +152,8 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
     assert result["exit"] == 3
     page = Page("train-all")
     assert page.run.state.name == "Partial"
+    assert documented_automation().trigger.expect == {"prefect.flow-run.Partial"}
+    assert "prefect.flow-run.Partial" in page.events
     assert set(page.tasks) >= {
         "features sim-BTCUSDT-1h", "train linear", "train robust-har", "evaluate linear", "evaluate robust-har",
     }  # fmt: skip
@@ -146,3 +165,9 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
     assert "robust-har" in board["data"]
     assert "NOPECOINUSDT 1h in ingest" in failures["data"]
     assert set(page.artifacts) == {"train-all-leaderboard", "train-all-failures"}
+
+
+def documented_automation():
+    """The automation that docs/notifications.md shows, as Prefect reads it."""
+    text = (ROOT / "docs/notifications.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    return AutomationCore.model_validate(yaml.safe_load(text.replace("ID OF THE BLOCK", str(uuid4()))))
