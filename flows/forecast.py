@@ -43,13 +43,15 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
         raise CpbError(
-            f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}; train first, as in `cpb train-all`, or check as_of",
+            f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}; "
+            "train first, as in `cpb train-all`, or check as_of",
             code="no-forecast",
         )
     for text in texts:
         say(f"FAILED {text}")
     say(
-        f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; {count(scored.rows, 'older row')} scored"
+        f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; "
+        f"{count(scored.rows, 'older row')} scored"
     )
     return {
         "rows": issued.rows,

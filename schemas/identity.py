@@ -129,7 +129,7 @@ def _in_tree(tree: Path, market: str) -> Iterator[SeriesId]:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """One model. `recipe` is the preset's name, with a digest of what differs from it: `default`, `default+1f0c9a2b`."""
+    """One model. `recipe`: the preset's name, with a digest of what differs from it (`default+1f0c9a2b`)."""
 
     architecture: str
     recipe: str

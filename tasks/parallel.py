@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from typing import TypeVar
 
-from tasks.storage.waiting import check_interrupted, let_ctrl_c_end_waits, stoppable
+from tasks.storage.waiting import Interrupted, check_interrupted, let_ctrl_c_end_waits, stoppable
 
 T = TypeVar("T")
 
@@ -26,16 +26,17 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
     `tasks.storage.waiting`), and the interrupt goes on as soon as they have stopped, or after `STOP_S` seconds.
     """
     stop = threading.Event()
+    futures: list[Future[T]] = []
     with thread_pool(min(workers, len(calls)), "call") as pool:
-        futures: list[Future[T]] = []
         try:
             futures.extend(pool.submit(copy_context().run, _stoppable, call, stop) for call in calls)
-            _wait_for(futures)
+            _wait_for(futures, stop)
         except BaseException:
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            wait(futures, STOP_S)
+            _stop_all(pool, futures, stop)
             raise
+        if stop.is_set():
+            _stop_all(pool, futures, stop)
+            raise _interrupt_of(futures)
     errors = [future.exception() for future in futures]
     return [
         error if isinstance(error, Exception) else future.result()
@@ -74,13 +75,22 @@ def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:
             raise
 
 
-def _wait_for(futures: Sequence[Future[T]]) -> None:
-    """Wait until all have ended; an interrupt, here or in one of them, is raised at once."""
+def _wait_for(futures: Sequence[Future[T]], stop: threading.Event) -> None:
+    """Wait until all have ended, or one of them was interrupted."""
     pending = set(futures)
-    while pending:
-        done, pending = wait(pending, timeout=_SLICE_S)
+    while pending and not stop.is_set():
+        _, pending = wait(pending, timeout=_SLICE_S)
         check_interrupted()
-        for future in done:
-            error = future.exception()
-            if error is not None and not isinstance(error, Exception):
-                raise error
+
+
+def _stop_all(pool: ThreadPoolExecutor, futures: Sequence[Future[T]], stop: threading.Event) -> None:
+    stop.set()
+    pool.shutdown(wait=False, cancel_futures=True)
+    wait(futures, STOP_S)
+
+
+def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
+    """Return what interrupted one of the calls; the others stopped because they were asked to."""
+    found = [future.exception() for future in futures if future.done() and not future.cancelled()]
+    first = [error for error in found if error and not isinstance(error, Exception | Interrupted)]
+    return first[0] if first else Interrupted("stopped because one of the calls was interrupted")

@@ -44,10 +44,14 @@ def stoppable(stop: threading.Event) -> Iterator[None]:
 
 
 def let_ctrl_c_end_waits() -> None:
-    """Make a Ctrl-C end system calls that wait, such as the one below an untimed `future.result()`.
+    """Make a Ctrl-C end system calls in which the main thread waits, such as that of an untimed `future.result()`.
 
-    polars (seen with 2.1) replaces the handler of SIGINT when it is imported and sets SA_RESTART, with which the
-    kernel goes on waiting: the main thread would notice the signal only when the wait ends by itself. Its handler
-    stays in place (it ends a query that runs), only the flag goes. polars sets it once, so call this after its import.
+    polars (seen with 2.1) takes over SIGINT when it is imported, in two ways that do not suit threads: its handler is
+    installed with SA_RESTART, so the kernel goes on waiting and the main thread notices the signal only when the wait
+    ends by itself; and it raises `KeyboardInterrupt` in every thread that is in a query. This puts Python's own
+    handler back, whatever function it calls. polars takes over once, so call this after its import. Only the main
+    thread can; a call from another one does nothing.
     """
-    signal.siginterrupt(signal.SIGINT, True)
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)

@@ -86,3 +86,45 @@ def close_connections(client: "MlflowClient") -> None:
     engine = getattr(client._tracking_client.store, "engine", None)
     if engine is not None:
         engine.dispose()
+
+
+def delete_run_for_good(client: "MlflowClient", run_id: str) -> None:
+    """Delete all rows of a run from a SQL store; MLflow's public `delete_run` only marks it.
+
+    3.17.2: `SqlAlchemyStore._hard_delete_run`, which `mlflow gc` calls, leaves the run's inputs and their datasets,
+    so these are deleted first, by MLflow's own table classes. A dataset goes with the last input that names it.
+    """
+    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag
+
+    store: Any = client._tracking_client.store
+    with store.ManagedSessionMaker(read_only=False) as session:
+        own = (SqlInput.destination_type == "RUN") & (SqlInput.destination_id == run_id)
+        inputs = session.query(SqlInput.input_uuid, SqlInput.source_id).filter(own).all()
+        ids, datasets = [row.input_uuid for row in inputs], {row.source_id for row in inputs}
+        session.query(SqlInputTag).filter(SqlInputTag.input_uuid.in_(ids)).delete(synchronize_session=False)
+        session.query(SqlInput).filter(own).delete(synchronize_session=False)
+        for dataset in datasets:
+            if not session.query(SqlInput).filter(SqlInput.source_id == dataset).count():
+                mine = SqlDataset.dataset_uuid == dataset
+                session.query(SqlDataset).filter(mine).delete(synchronize_session=False)
+    store._hard_delete_run(run_id)
+
+
+def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:
+    """Delete a model version's row and tags; MLflow's public `delete_model_version` blanks the row and keeps its tags.
+
+    3.17.2: `MlflowClient._get_registry_client().store`, `_get_sql_model_version`; the tags go by SQLAlchemy's cascade.
+    """
+    store: Any = client._get_registry_client().store
+    with store.ManagedSessionMaker(read_only=False) as session:
+        session.delete(store._get_sql_model_version(session, name, int(version)))
+
+
+def delete_remote_files(uri: str) -> None:
+    """Delete all files of a run that lie in another place than a folder of this machine, as in S3.
+
+    3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as `mlflow gc` does.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    get_artifact_repository(uri).delete_artifacts()

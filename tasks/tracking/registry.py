@@ -159,10 +159,15 @@ def retire_champion(champion: Champion, reason: str, store: Store | None = None)
     store.client.delete_registered_model_alias(champion.name, ALIAS)
 
 
+def version_metrics(version: "ModelVersion") -> dict[str, float]:
+    """Return the scores that a version was registered with."""
+    return {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+
+
 def _champion(store: Store, series: SeriesId) -> Champion:
     version = champion_version(store, series)
     run = find_run(store, version.run_id)  # None where it was deleted for good
-    own = {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+    own = version_metrics(version)
     tags = {
         **(run.data.tags if run else {}),
         **{k: v for k, v in version.tags.items() if not k.startswith(_METRIC)},

@@ -83,9 +83,13 @@ def test_ctrl_c_while_the_trainer_still_imports(cpb, tmp_path, terminal):
 
 def test_ctrl_c_leaves_the_last_checkpoint_and_the_same_command_goes_on(cpb, tmp_path, terminal):
     shown = terminal(*LONG["train-all"])
-    shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/checkpoints/*")), 240)
+
+    def checkpoints():
+        return list((tmp_path / "data").rglob("fleets/*/checkpoints/**/epoch-*.safetensors"))
+
+    shown.read_until(checkpoints, 240)
     shown.press_ctrl_c()
-    left = [file for file in (tmp_path / "data").rglob("fleets/*/checkpoints/*") if file.is_file()]
+    left = checkpoints()
     assert left
     again = terminal(*LONG["train-all"])
     again.read_until(lambda: trainers_in(tmp_path), 240)
