@@ -5,6 +5,7 @@ manifest and in each file's metadata; a cache file has a CRC of its bytes in its
 """
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part
 from tasks.market.own import own_files
-from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, writer_lock
+from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.records import set_aside
@@ -70,6 +71,22 @@ def verify(
             yield damage.model_copy(update={"repaired": repaired})
 
 
+def record_damage(home: Path, series: SeriesId) -> None:
+    """Put the damaged months of a series, which a step could not read, on record: the next ingest fetches them again.
+
+    The files stay until then: without them the step after this one would go on with a hole in its candles. Where
+    another process is writing in the store, or it cannot be written, nothing is done.
+    """
+    root = market_home(home, series.market)
+    try:
+        with writer_lock(root), Manifest(root / MANIFEST) as manifest:
+            for path in part_paths(home, series):
+                if reason := damage_of(path):
+                    manifest.fail_files(series, path.stem, f"stored part is damaged: {reason}")
+    except (CpbError, OSError, sqlite3.Error) as error:
+        log.info("damage of %s is not put on record: %s", series, error)
+
+
 Found = tuple[SeriesId, Damage, str, Path]
 """The series of a damaged file, what is wrong, the month to fetch again (empty: nothing to fetch), the file."""
 
@@ -88,7 +105,9 @@ def _check(home: Path, manifest: Manifest, market: str, repair: bool, seen: Seen
             path = part_path(home, series, month)
             seen(path)
             if reason := _part_damage(path, part):
-                found.append((series, damage_at(home, path, reason, ingest_command(series)), month, path))
+                # Without a repair: an ingest by itself looks at a file's size only.
+                command = ingest_command(series) if repair else VERIFY
+                found.append((series, damage_at(home, path, reason, command), month, path))
                 if repair:
                     set_part_aside(home, manifest, series, month, reason)
         for path in _files(home, series, "offgrid"):
