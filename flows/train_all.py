@@ -21,13 +21,14 @@ from flows.runner import Runner, plain_failures
 from flows.summary import Say, Summary, failure_line
 from flows.tracked_run import run_of
 from flows.training import Progress, Training, run_training
-from schemas.errors import CpbError
+from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure
 from schemas.run import RunSpec
 from tasks.forecast import forecast
 from tasks.hub.publish import check_ready
 from tasks.promote import promote
 from tasks.publish import publish
+from tasks.tracking.prune import prune_nightly
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 
 
@@ -65,7 +66,23 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     packaged = f", packaged in {summary.published}" if summary.published else ""
     say(f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}")
     finish(summary.run_id, PARTIAL if summary.failures else COMPLETE)
+    if spec.prune:
+        _prune(spec, summary, say)
     return summary
+
+
+def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
+    """Delete what is old; where that fails, all that this run made is good."""
+    try:
+        report = prune_nightly(spec.scope.home)
+    except BusyError as error:  # the next night does it
+        say(f"nothing was pruned: {error}")
+    except (CpbError, OSError) as error:
+        summary.add([Failure.of(None, "prune", error)], say)
+        finish(summary.run_id, PARTIAL)
+    else:
+        again = "; the next run deletes it (`cpb prune` shows it)" if report.dry_run else ""
+        say(f"pruning: {report}{again}")
 
 
 @flow(name="train-all", validate_parameters=False, on_running=[claim_run])
