@@ -1,5 +1,7 @@
 """Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
 
+A file's name holds the CRC-32 of its bytes, so that a damaged one is never resumed from.
+
 A background thread writes, so training waits for a copy in memory only. Where the disk is slower than the epochs, or
 the copies (of gigabytes, from a GPU) would take more than a fiftieth of the time, epochs in between are skipped.
 Random draws are functions of (seed, step), so there is no generator state to save.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from cpbmodels.files import write_whole
 
 MAX_FILES = 2  # the one before the newest is there in case the newest is damaged
 MAX_TIME_SHARE = 0.02  # of the training that copies may take
-_NAME = re.compile(r"epoch-(\d{6})\.safetensors")
+_NAME = re.compile(r"epoch-(?P<epoch>\d{6})-(?P<crc>[0-9a-f]{8})\.safetensors")
 
 
 class Checkpoints:
@@ -55,7 +58,8 @@ class Checkpoints:
         from safetensors.torch import save as to_bytes
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / f"epoch-{epoch:06d}.safetensors", to_bytes(tensors, {"state": state}))
+        content = to_bytes(tensors, {"state": state})
+        write_whole(self.folder / f"epoch-{epoch:06d}-{zlib.crc32(content):08x}.safetensors", content)
         for old in self.files()[:-MAX_FILES]:
             old.unlink(missing_ok=True)
 
@@ -67,17 +71,14 @@ class Checkpoints:
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and state of the newest readable checkpoint, or None."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         for path in reversed(self.files()):
-            try:
-                with safe_open(str(path), "pt") as file:
-                    names = file.keys()
-                    return {name: file.get_tensor(name) for name in names}, json.loads(
-                        file.metadata()["state"]
-                    )
-            except SafetensorError:  # damaged on disk: try the one before
+            if not _is_intact(path):  # try the one before
                 continue
+            with safe_open(str(path), "pt") as file:
+                names = file.keys()
+                return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["state"])
         return None
 
     def clear(self) -> None:
@@ -90,6 +91,11 @@ class Checkpoints:
         self.pool.shutdown(wait=True)
         if self.pending is not None:
             self.pending.result()
+
+
+def _is_intact(path: Path) -> bool:
+    match = _NAME.fullmatch(path.name)
+    return match is not None and zlib.crc32(path.read_bytes()) == int(match["crc"], 16)
 
 
 def check_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:

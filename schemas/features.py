@@ -49,8 +49,8 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
         empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
         if empty:
             raise MemberError(
-                f"feature column {empty[0]} has no value in any of {len(frame)} candles; nothing can be learnt from it: "
-                "check the candles it is computed from, with `cpb ingest --report`",
+                f"feature column {empty[0]} has no value in any of {len(frame)} candles, so nothing can be learnt "
+                "from it: check the candles it is computed from, with `cpb ingest --report`",
                 code="empty-column",
                 field=empty[0],
             )

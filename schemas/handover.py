@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from schemas.identity import ModelId, SeriesId
 
 Step = Literal[
-    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score"
+    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "prune"
 ]  # fmt: skip
-"""The steps of the DAG, in the order in which data passes them."""
+"""The steps of the DAG in the order in which data passes them, then what a nightly run does at its end."""
 
 Span = tuple[datetime, datetime]
 
@@ -109,7 +109,7 @@ class SplitBounds(Record):
 
 
 class JobMember(Record):
-    """One series of a fleet, in one fold (0 where there are no folds), with the spans that it learns and is judged on."""
+    """One series of a fleet, in one fold (0: no folds), with the spans that it learns and is judged on."""
 
     model: ModelId
     features: SeriesRecord
@@ -184,7 +184,7 @@ class Judgement(Record):
 
 
 class FleetJudgement(Record):
-    """A fleet that was judged and logged: the run of the fleet, a judgement per good member, a failure per other one."""
+    """A fleet that was judged and logged: its run, a judgement per good member, a failure per other one."""
 
     key: str
     architecture: str

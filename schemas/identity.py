@@ -74,6 +74,12 @@ class SeriesId:
         return f"{_REGISTERED}{self.name}"
 
     @property
+    def options(self) -> str:
+        """The options of the command line that name this series: `--coins BTCUSDT --timeframes 1h --market um`."""
+        market = {SPOT: "", SIM: " --source sim"}.get(self.market, f" --market {self.market}")
+        return f"--coins {self.symbol} --timeframes {self.timeframe}{market}"
+
+    @property
     def seconds(self) -> int:
         """Length of a candle; not defined for the calendar month."""
         return INTERVAL_SECONDS[self.timeframe]
@@ -123,7 +129,7 @@ def _in_tree(tree: Path, market: str) -> Iterator[SeriesId]:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """One model. `recipe` is the preset's name, with a digest of what differs from it: `default`, `default+1f0c9a2b`."""
+    """One model. `recipe`: the preset's name, with a digest of what differs from it (`default+1f0c9a2b`)."""
 
     architecture: str
     recipe: str

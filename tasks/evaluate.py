@@ -1,5 +1,6 @@
 """Step 5, evaluate: judge a fleet on its test span and log it to MLflow."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.pool import PoolScore
 from tasks.step import step
-from tasks.storage.model_folder import file_digests, read_config
+from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
 from tasks.storage.urls import public_url
 from tasks.tracking.runs import (
     COMPLETE,
@@ -30,6 +31,7 @@ from tasks.tracking.runs import (
     log_metrics,
     start_fleet,
 )
+from tasks.tracking.tags import FILES
 from tasks.training.fleet_files import fleet_folder, member_folder
 from tasks.training.planning import job_key, member_seed, recipe_of
 
@@ -106,6 +108,7 @@ def _record(
     report = trained.report
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     config = read_config(folder).model_dump(mode="json")
+    expected = {WEIGHTS: trained.files[WEIGHTS]}  # judging adds to the other files
     return MemberRecord(
         key=f"{job_key(job)}/{member.name}",
         model=member.model,
@@ -118,7 +121,7 @@ def _record(
         metrics=measured | _named(job, judged.metrics),
         folder=folder,
         dataset=Dataset(member.name, member.features.digest, member.features.path, member.features.rows),
-        tags={"verdict": judged.verdict, "source": _source(spec)},
+        tags={"verdict": judged.verdict, "source": _source(spec), FILES: json.dumps(expected)},
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from schemas.constants import STOPPED_AFTER
-from schemas.errors import MemberError
+from schemas.errors import DamagedError, MemberError
 from schemas.handover import Failure, FleetJob, JobMember, SeriesRecord
 from schemas.identity import ModelId
 from schemas.run import RunSpec
@@ -40,7 +40,7 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord]) -> Plan:
         try:
             load_series(spec.scope.home, record, bounds[record.series.timeframe])
             usable.append(record)
-        except MemberError as error:
+        except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
     jobs = tuple(_job(spec, name, usable, bounds) for name in spec.names) if usable else ()
     return Plan(tuple(usable), jobs, tuple(failures), tuple(stopped))

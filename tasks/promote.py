@@ -40,7 +40,7 @@ def promote(fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = 
                 model=best.model,
                 run_id=best.run_id,
                 reason=choice.reason,
-            )  # fmt: skip
+            )
         )
     return (*decisions, *_retired(stopped))
 

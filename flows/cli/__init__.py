@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from importlib import import_module
 from typing import Annotated, NoReturn
@@ -17,6 +18,9 @@ COMMANDS = {
     "leaderboard": ("flows.cli.models", "leaderboard"),
     "forecast": ("flows.cli.models", "forecast"),
     "publish": ("flows.cli.models", "publish"),
+    "verify": ("flows.cli.verify", "verify"),
+    "notify": ("flows.cli.notify", "notify"),
+    "prune": ("flows.cli.prune", "prune"),
     "doctor": ("flows.cli.doctor", "doctor"),
     "serve": ("flows.cli.serve", "serve"),
     "ui": ("flows.cli.serve", "ui"),
@@ -28,14 +32,21 @@ HELP = "Train, judge and publish forecasting models for a whole universe of coin
 
 INTERRUPTION = "interrupted; run the same command again to go on"
 
-_DISK_REMEDIES = {
+_MORE_MEMORY = "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+
+_REMEDIES = {
     errno.ENOSPC: "free space on that disk",
+    errno.ENOMEM: _MORE_MEMORY,
     errno.EDQUOT: "free space within your quota",
     errno.EACCES: "check who owns it and its permissions",
     errno.EPERM: "check who owns it and its permissions",
     errno.EROFS: "choose a folder that can be written to, as with CPB_HOME",
 }
 """What to do about an error of the operating system, by its number."""
+
+
+_NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to allocate", re.IGNORECASE)
+"""What libraries say that have an error of their own for it: CUDA, torch on the host, numpy."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -89,15 +100,31 @@ def main() -> None:
         _end(str(error), error.exit_code, error.code, error.field)
     except OSError as error:  # a folder that cannot be written to, a full disk: not a fault of this program
         where = f"{error.filename}: " if error.filename else ""
-        remedy = _DISK_REMEDIES.get(
-            error.errno or 0, "check that it exists, its owner and the free space there"
-        )
+        remedy = _REMEDIES.get(error.errno or 0, "check that it exists, its owner and the free space there")
         _end(f"{where}{error.strerror or error}; {remedy}", FATAL, "system", str(error.filename or ""))
     except KeyboardInterrupt:
         _end(INTERRUPTION, INTERRUPTED, "interrupted")
+    except Exception as error:
+        _end_exhausted(error)
+        raise
     if code == INTERRUPTED:  # Typer turns a Ctrl-C within a command into this code
         _end(INTERRUPTION, INTERRUPTED, "interrupted")
     sys.exit(code or COMPLETE)
+
+
+def _end_exhausted(error: Exception) -> None:
+    """End in one sentence where memory or disk ran out; numpy, torch, polars and SQLite each have their own error."""
+    from schemas.errors import FATAL
+    from tasks.storage.files import is_disk_full
+
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        _end(f"out of memory; {_MORE_MEMORY}", FATAL, "out-of-memory")
+    if is_disk_full(error):
+        _end(
+            "no space left on the disk of CPB_HOME, of the MLflow store or of the temporary folder; free some, then "
+            "run the same command again",
+            FATAL, "disk-full",
+        )  # fmt: skip
 
 
 def _end_usage(error: typer.TyperException) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flows.deploy import services
 from flows.deploy.api import answers_without_password, client_of
 from flows.deploy.credentials import make_auth
-from flows.deploy.liveness import EndedRun, end_dead_runs, end_run, open_runs, process_of
+from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
 from flows.deploy.prepare import (
     POOL,
     await_deployed,
@@ -101,7 +101,7 @@ def down(grace_s: float = 30) -> list[Name]:
         stopped: list[Name] = []
         if server and server.alive and _accepts_us(server):
             with client_of(server) as client:
-                interrupted = [run for run in open_runs(client) if run.work_pool_name == POOL]
+                interrupted = runs_of_worker(client, worker.process if worker else None)
                 if worker and services.stop(worker.process, grace_s):
                     stopped.append("worker")
                 for run in interrupted:
@@ -110,7 +110,8 @@ def down(grace_s: float = 30) -> list[Name]:
                 for run in interrupted:
                     state = client.read_flow_run(run.id).state
                     if not (state and (state.is_completed() or state.is_failed() or state.is_cancelled())):
-                        end_run(client, run, server.home, "stopped by `cpb deploy down`", cancel=True)
+                        end_run(client, run, "stopped by `cpb deploy down`", cancel=True)
+                clean_up(client, server.home)
         elif worker and services.stop(worker.process, grace_s):
             stopped.append("worker")
         if server and services.stop(server.process, grace_s):

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from prefect import Flow
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
+    from prefect.server.concurrency.lease_storage import ConcurrencyLimitLeaseMetadata
+    from prefect.server.utilities.leasing import ResourceLease
     from prefect.states import State
+
+    Lease = ResourceLease[ConcurrencyLimitLeaseMetadata]
 
 LABEL = "cpb.process"
 _WORKER_LABEL = "prefect.worker.name"
@@ -39,12 +43,12 @@ class EndedRun:
     state: str
 
 
-def claim_run(flow: "Flow[..., Any]", run: "FlowRun", state: "State") -> None:
+def claim_run(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State") -> None:
     """Label a flow run with the calling process, and end runs that others left; a flow's `on_running` hook."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(run.id, {LABEL: str(ProcessId.current())})
+        client.update_flow_run_labels(flow_run.id, {LABEL: str(ProcessId.current())})
         end_dead_runs(client, prefect_home())
 
 
@@ -59,7 +63,9 @@ def end_dead_runs(
             is concluded from their absence.
     """
     dead = [run for run in open_runs(client) if _is_dead(client, run, server_since)]
-    return [end_run(client, run, home, "its process is gone") for run in dead]
+    ended = [end_run(client, run, "its process is gone") for run in dead]
+    clean_up(client, home)
+    return ended
 
 
 def open_runs(client: "SyncPrefectClient") -> list["FlowRun"]:
@@ -84,29 +90,48 @@ def process_of(run: "FlowRun") -> ProcessId | None:
     return None
 
 
-def end_run(
-    client: "SyncPrefectClient", run: "FlowRun", home: Path, why: str, cancel: bool = False
-) -> EndedRun:
-    """Mark a run and its open task runs as Crashed or Cancelled, and free the slots they hold."""
-    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+def runs_of_worker(client: "SyncPrefectClient", worker: ProcessId | None) -> list["FlowRun"]:
+    """Return the open runs that a worker started, and those of dead workers, whose processes may live on alone.
+
+    Runs of another living worker are left out: several project folders may share one Prefect database.
+    """
+    found = []
+    for run in open_runs(client):
+        starter = worker_process(str((run.labels or {}).get(_WORKER_LABEL, "")))
+        if starter and (starter == worker or starter.is_alive() is False):
+            found.append(run)
+    return found
+
+
+def end_run(client: "SyncPrefectClient", run: "FlowRun", why: str, cancel: bool = False) -> EndedRun:
+    """Mark a run as Crashed or Cancelled."""
     from prefect.states import Cancelled, Crashed
 
     cancel = cancel or bool(run.state and run.state.is_cancelling())
     process = process_of(run)
     where = f" (process {process.pid} on {process.host})" if process else ""
     state: State = (Cancelled if cancel else Crashed)(message=f"Ended by cpb: {why}{where}.")
-    some = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
-    tasks = client.read_task_runs(
-        flow_run_filter=FlowRunFilter.model_validate({"id": {"any_": [run.id]}}),
-        task_run_filter=some,
-        limit=PAGE,
-    )
     client.set_flow_run_state(run.id, state, force=True)
-    for task in tasks:
-        client.set_task_run_state(task.id, state, force=True)
-    for lease in _leases_of({run.id, *(task.id for task in tasks)}, home):
-        client.release_concurrency_slots_with_lease(lease)
     return EndedRun(run.name, run.id, str(state.name))
+
+
+def clean_up(client: "SyncPrefectClient", home: Path) -> None:
+    """End the task runs, and free the slots, of flow runs that were killed: neither ends by itself."""
+    end_task_runs(client)
+    free_slots(client, home)
+
+
+def end_task_runs(client: "SyncPrefectClient") -> None:
+    """Mark task runs that are open, although their flow run has crashed or was cancelled."""
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+    from prefect.states import Crashed
+
+    killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
+    still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
+    for task in client.read_task_runs(flow_run_filter=killed, task_run_filter=still_open, limit=PAGE):
+        client.set_task_run_state(
+            task.id, Crashed(message="Ended by cpb: its flow run has ended."), force=True
+        )
 
 
 def _is_dead(client: "SyncPrefectClient", run: "FlowRun", server_since: datetime | None) -> bool:
@@ -136,22 +161,41 @@ def _beats(client: "SyncPrefectClient", run: "FlowRun", since: datetime) -> bool
     return bool(client.read_events(wanted, limit=1).events)
 
 
-def _leases_of(holders: set[UUID], home: Path) -> list[UUID]:
-    """Return the leases of concurrency limits that these runs hold.
+def free_slots(client: "SyncPrefectClient", home: Path) -> int:
+    """Free the slots of concurrency limits whose holder has ended, and return how many.
 
-    Read from the server's lease storage on disk: its API names a lease to nobody but its holder.
+    A killed process does not give its slot back, and neither does the worker that sees it die: it would stay taken
+    until its lease runs out. Leases are read from the server's lease storage on disk, as its API names a lease to
+    its holder alone.
     """
+    ended = [lease for lease in _leases(home) if _has_ended(client, lease)]
+    for lease in ended:
+        client.release_concurrency_slots_with_lease(lease.id)
+    return len(ended)
+
+
+def _leases(home: Path) -> list["Lease"]:
     folder = home / "concurrency_leases"
     if not folder.is_dir():
         return []
     from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage
 
-    async def find() -> list[UUID]:
+    async def read() -> list["Lease"]:
         storage = ConcurrencyLeaseStorage(folder)
-        leases = [await storage.read_lease(UUID(file.stem)) for file in folder.glob("????????-*.json")]
-        return [
-            lease.id for lease in leases
-            if lease and lease.metadata and lease.metadata.holder and lease.metadata.holder.id in holders
-        ]  # fmt: skip
+        found = [await storage.read_lease(UUID(file.stem)) for file in folder.glob(f"{'?' * 8}-*.json")]
+        return [lease for lease in found if lease]
 
-    return asyncio.run(find())
+    return asyncio.run(read())
+
+
+def _has_ended(client: "SyncPrefectClient", lease: "Lease") -> bool:
+    from prefect.exceptions import ObjectNotFound
+
+    holder = lease.metadata.holder if lease.metadata else None
+    if holder is None or holder.type == "deployment":
+        return False
+    try:
+        run = (client.read_flow_run if holder.type == "flow_run" else client.read_task_run)(holder.id)
+    except ObjectNotFound:
+        return True
+    return bool(run.state and run.state.is_final())

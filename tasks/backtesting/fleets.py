@@ -4,6 +4,7 @@ The fleet is planned here, trained by the same step as in `train-all` (slots, ch
 its forecasts are read back member by member, so that those of many members are never in memory together.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -12,13 +13,17 @@ from typing import Any
 import numpy as np
 
 import cpbmodels
+from schemas.errors import DamagedError
 from schemas.handover import Failure, FleetJob, FleetResult, JobMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
+from tasks.storage.npz import read_npz
 from tasks.training.fleet_files import fleet_folder, member_folder
 from tasks.training.planning import member_seed, plan_job, recipe_of
+
+log = logging.getLogger("cpb")
 
 
 def plan_fleet(spec: RunSpec, architecture: str, folds: Sequence[FoldSeries]) -> FleetJob:
@@ -76,9 +81,8 @@ class TrainedFleet:
             return cpbmodels.load(folder / "model")
 
         def forecast(asked: FoldSeries) -> Forecasts:
-            stored = folder / "test.npz"
-            if asked.fold == one.fold and stored.exists():
-                return _read(stored)
+            if asked.fold == one.fold and (stored := _stored(folder / "test.npz")):
+                return stored
             origins = asked.series.origins("test", model().context, model().horizon)
             found = cpbmodels.predict([model()], [asked.series], [origins])[0]
             return Forecasts(found.origins, found.quantiles, found.candle)
@@ -89,7 +93,14 @@ class TrainedFleet:
         return self._planned[one.id, one.fold]
 
 
-def _read(path: Path) -> Forecasts:
-    with np.load(path) as stored:
-        candle = stored["candle"].astype(np.float64) if "candle" in stored.files else None
-        return Forecasts(stored["origins"], stored["quantiles"].astype(np.float64), candle)
+def _stored(path: Path) -> Forecasts | None:
+    """Return the trainer's forecasts; None where they are missing or damaged, and the model makes them again."""
+    try:
+        arrays = read_npz(path)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
+    candle = arrays["candle"].astype(np.float64) if "candle" in arrays else None
+    return Forecasts(arrays["origins"], arrays["quantiles"].astype(np.float64), candle)

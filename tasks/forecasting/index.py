@@ -16,13 +16,13 @@ from pydantic import Field
 
 from schemas.errors import BusyError, DamagedError
 from schemas.handover import Record
+from tasks.storage.damage import VERIFY
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, read_record, write_record
 
 log = logging.getLogger("cpb")
 
 INDEX = "index.json"
-VERIFY = "cpb verify --repair"
 _LOCK = ".lock"
 _TRIES = 10
 

@@ -81,7 +81,7 @@ def _forecast(scope: Scope, champion: Champion, provisional: bool) -> pl.DataFra
     if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):
         raise MemberError(
             f"{wanted}: {champion.model_version} gives prices that are not finite; train it again, as in "
-            f"`cpb train-all --coins {wanted.symbol} --timeframes {wanted.timeframe}`",
+            f"`cpb train-all {wanted.options}`",
             code="non-finite",
         )
     return forecast_rows(

@@ -24,6 +24,7 @@ from tasks.forecasting.months import (
     LEDGER,
     add_rows,
     count_rows,
+    load,
     month_of,
     read_month,
     read_months,
@@ -82,6 +83,25 @@ def ledger(
     )
 
 
+def unscored(home: Path, series: SeriesId, since: datetime) -> set[str]:
+    """Return the model versions with a forecast that has no score yet, of a candle that closes after `since`.
+
+    Candles that closed before then will not come any more: an outage of the exchange, say.
+
+    Raises:
+        DamagedError: a month of forecasts cannot be read.
+    """
+    found: set[str] = set()
+    for path in month_files(series.folder(home, FORECASTS.name)):
+        if _is_scored(home, series, path):
+            continue
+        rows = load(home, series, FORECASTS, path).filter(pl.col("target_time") > since)
+        done = read_month(home, series, LEDGER, path.stem)
+        missing = rows if done is None else rows.join(done, on=list(KEY), how="anti")
+        found |= set(missing["model_version"].unique())
+    return found
+
+
 def summary(rows: pl.DataFrame) -> dict[str, Any]:
     """Return the hit rates of ledger rows: count, mean CRPS, coverage per band, direction; None if empty."""
     rates = {f"coverage_{n}": rows[f"covered_{n}"].mean() for n in BANDS}
@@ -114,10 +134,8 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     found = [
         pl.DataFrame(schema={**{n: LEDGER_SCHEMA[n] for n in KEY}, "target_time": pl.Datetime("us", "UTC")})
     ]
-    scored = series.folder(home, LEDGER.name)
     for path in month_files(series.folder(home, FORECASTS.name)):
-        # Months that are scored to the last row are not read again, else the work would grow for ever.
-        if path.stem > month_of(now) or count_rows(path) == count_rows(scored / path.name) >= 0:
+        if path.stem > month_of(now) or _is_scored(home, series, path):
             continue
         rows = read_month(home, series, FORECASTS, path.stem)
         if rows is None:
@@ -126,6 +144,11 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
         due = rows.filter(pl.col("target_time") <= now).select(*KEY, "target_time")
         found.append(due if done is None else due.join(done, on=list(KEY), how="anti"))
     return pl.concat(found)
+
+
+def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
+    """Whether a month is scored to the last row; it is not read again then, else the work would grow for ever."""
+    return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0
 
 
 def _crps(rows: pl.DataFrame) -> np.ndarray:

@@ -26,8 +26,9 @@ from schemas.forecasts import (
     check_issued,
     check_ledger,
 )
-from schemas.identity import SIM, SPOT, SeriesId
-from tasks.forecasting.index import VERIFY, announce, forget, intact, log_once, month_files, writing
+from schemas.identity import SeriesId
+from tasks.forecasting.index import announce, forget, intact, log_once, month_files, writing
+from tasks.storage.damage import VERIFY
 from tasks.storage.files import write_bytes
 from tasks.storage.records import set_aside
 
@@ -217,5 +218,4 @@ def remedy(series: SeriesId, tree: Tree) -> str:
 
 def forecast_command(series: SeriesId) -> str:
     """Return the command that forecasts a series, which also scores what has come due."""
-    market = {SPOT: "", SIM: " --source sim"}.get(series.market, f" --market {series.market}")
-    return f"cpb forecast --coins {series.symbol} --timeframes {series.timeframe}{market}"
+    return f"cpb forecast {series.options}"

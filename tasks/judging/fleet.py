@@ -16,6 +16,7 @@ import numpy as np
 from cpbmodels.member import load
 from cpbmodels.prediction import predict
 from cpbmodels.series import Series
+from schemas.errors import DamagedError
 from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
 from tasks.judging.baselines import realised, reference
 from tasks.judging.classes import judge_classes
@@ -25,7 +26,8 @@ from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.scores import pinball
 from tasks.signals.store import load_series
 from tasks.storage.digests import code_digest
-from tasks.storage.model_folder import write_metrics
+from tasks.storage.model_folder import PICTURES, picture_damage, write_metrics
+from tasks.storage.npz import read_npz
 from tasks.training.fleet_files import home_of, member_folder
 
 log = logging.getLogger("cpb")
@@ -58,11 +60,25 @@ def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
     return FleetScore(members, judge_pools(corrected) if corrected else [], failures)
 
 
+def _known_score(folder: Path, kept: Path) -> MemberScore | None:
+    """Return a score that was computed before; None where it, or a picture made with it, is missing or damaged."""
+    pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
+    if any(picture_damage(path) for path in pictures):
+        return None
+    try:
+        return MemberScore.from_npz(kept)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
+
+
 def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) -> MemberScore:
     folder = member_folder(fleet, spec.name)
     kept = folder / f"score-{code_digest('tasks/judging/fleet.py')}.npz"
-    if kept.exists():
-        return MemberScore.from_npz(kept)
+    if known := _known_score(folder, kept):
+        return known
     series = load_series(home_of(fleet, job), spec.features, spec.bounds)
     test = _forecasts(folder, series, "test")
     if test.quantiles.size:
@@ -86,13 +102,21 @@ def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) 
 
 def _forecasts(folder: Path, series: Series, split: str) -> Any:
     """Return a split's forecasts as the trainer left them, or made again by the model."""
-    if not (folder / f"{split}.npz").exists():
-        member = load(folder / "model")
-        origins = series.origins(split, member.context, member.horizon)
-        return predict([member], [series], [origins])[0]
-    with np.load(folder / f"{split}.npz") as kept:
-        arrays = {name: kept[name].astype(np.float64) for name in kept.files if name != "origins"}
-        return SimpleNamespace(origins=kept["origins"], **arrays)
+    try:
+        kept = read_npz(folder / f"{split}.npz")
+    except FileNotFoundError:
+        return _made_again(folder, series, split)
+    except DamagedError as error:
+        log.warning("%s", error)
+        return _made_again(folder, series, split)
+    origins = kept.pop("origins")
+    return SimpleNamespace(origins=origins, **{k: v.astype(np.float64) for k, v in kept.items()})
+
+
+def _made_again(folder: Path, series: Series, split: str) -> Any:
+    member = load(folder / "model")
+    origins = series.origins(split, member.context, member.horizon)
+    return predict([member], [series], [origins])[0]
 
 
 def _reference(series: Series, forecasts: Any) -> Any:

@@ -15,6 +15,7 @@ from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array
 from tasks.storage.files import write_bytes
+from tasks.storage.npz import read_npz
 
 
 class Prediction(Protocol):
@@ -83,15 +84,15 @@ class MemberScore:
 
     @classmethod
     def from_npz(cls, path: Path) -> "MemberScore":
-        """Read what `to_npz` wrote."""
-        with np.load(path, allow_pickle=False) as data:
-            head = json.loads(str(data["head"]))
-            parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
-            for key in data.files:
-                group, _, name = key.partition(".")
-                if group in parts:
-                    parts[group][name] = data[key]
-            return cls(times=data["times"], losses=parts["losses"], steps=parts["steps"], **head)
+        """Read what `to_npz` wrote; raises `FileNotFoundError`, or `DamagedError` for anything else."""
+        data = read_npz(path)
+        head = json.loads(str(data["head"]))
+        parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
+        for key, values in data.items():
+            group, _, name = key.partition(".")
+            if group in parts:
+                parts[group][name] = values
+        return cls(times=data["times"], losses=parts["losses"], steps=parts["steps"], **head)
 
 
 def judge_member(

@@ -66,6 +66,8 @@ def save(folder: Path, state: str, frame: pl.DataFrame) -> None:
 def is_damaged(path: Path) -> bool:
     """Whether the bytes of a cache file are not those that were written."""
     match = NAME.fullmatch(path.name)
+    if not path.stat().st_size:  # nothing that could be mapped
+        return True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return match is not None and zlib.crc32(content) != int(match["crc"], 16)
 

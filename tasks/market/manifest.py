@@ -195,15 +195,22 @@ class Manifest:
 
     def discard_part(self, series: SeriesId, month: str, reason: str) -> None:
         """Remove a part that is no longer there; its files count as failed, so that the next run fetches them."""
-        name = _name(series)
-        lost = [
+        with self._transaction():
+            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
+            self._fail_files(series, month, reason)
+
+    def fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+        """Let the files of a month count as failed, so that the next run fetches them."""
+        with self._transaction():
+            self._fail_files(series, month, reason)
+
+    def _fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+        failed = [
             replace(record, status="failed", reason=reason)
             for period, record in self.files(series).items()
             if period.startswith(month)
         ]
-        with self._transaction():
-            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*name, month))
-            self._insert("files", [(*name, *_flat(f)) for f in lost])
+        self._insert("files", [(*_name(series), *_flat(f)) for f in failed])
 
     def save_searched(self, series: SeriesId, holes: list[tuple[int, int, int]]) -> None:
         """Remember holes `(start, until, asked)` that were searched without result."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from schemas.identity import MARKETS, SPOT
 from schemas.universe import INTERVAL_SECONDS, MONTH, SYMBOL
 from tasks.storage.files import DRAFT
+from tasks.storage.records import ASIDE
 
 _MONTH_FILE = r"[0-9]{4}-[0-9]{2}\.parquet"
 TREES = {
@@ -25,8 +26,12 @@ TREES = {
 }
 """Trees of series folders and the names of cpb's files in them."""
 
+RECORDS = re.compile(r"index\.json|[0-9a-f]{16}-[0-9a-f]{8}\.json")
+"""Names of the records beside those files: digests of a series' months, and of feature files."""
+
 QUARANTINE = "quarantine"
 _REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip|json)(\.reason\.txt)?")
+_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
 _OLD_DRAFT = ".tmp"  # ending of a draft in earlier versions
 
 
@@ -45,6 +50,17 @@ def own_files(root: Path, tree: str) -> Iterator[Path]:
     """Yield cpb's own files in a tree of series folders."""
     for folder in series_folders(root, tree):
         yield from sorted(p for p in folder.iterdir() if TREES[tree].fullmatch(p.name) and p.is_file())
+
+
+def set_aside_files(root: Path) -> Iterator[Path]:
+    """Yield cpb's own files in trees of series folders that were set aside because they were damaged."""
+    for tree, names in TREES.items():
+        for folder in series_folders(root, tree):
+            for path in sorted(folder.iterdir()):
+                found = _ASIDE.fullmatch(path.name)
+                own = found and (names.fullmatch(found["name"]) or RECORDS.fullmatch(found["name"]))
+                if own and path.is_file() and not path.is_symlink():
+                    yield path
 
 
 def refused_files(root: Path) -> Iterator[Path]:

@@ -72,8 +72,7 @@ def read_klines(
 
 def ingest_command(series: SeriesId) -> str:
     """Return the command that fetches a series."""
-    market = {"spot": "", "sim": " --source sim"}.get(series.market, f" --market {series.market}")
-    return f"cpb ingest --coins {series.symbol} --timeframes {series.timeframe}{market}"
+    return f"cpb ingest {series.options}"
 
 
 def _load(

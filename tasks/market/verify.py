@@ -5,6 +5,7 @@ manifest and in each file's metadata; a cache file has a CRC of its bytes in its
 """
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,17 +20,21 @@ from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part
 from tasks.market.own import own_files
-from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, writer_lock
+from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
+from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.records import set_aside
-
-REPAIR = "cpb verify --repair"
 
 log = logging.getLogger("cpb")
 
 
 def verify(
-    home: Path, market: str = SPOT, *, repair: bool = False, source: str | None = None
+    home: Path,
+    market: str = SPOT,
+    *,
+    repair: bool = False,
+    source: str | None = None,
+    seen: Seen = unseen,
 ) -> Iterator[Damage]:
     """Yield each damaged file of a market: candles, provisional and off-grid ones, cache, manifest.
 
@@ -38,6 +43,7 @@ def verify(
         repair: delete damaged cache files, set damaged months aside and fetch them from `source` again (None:
             Binance Vision; the simulator's come from the simulator). What could not be fetched is not `repaired`.
         source: a URL or a folder, as of every command.
+        seen: called with each file that is checked.
 
     Raises:
         BusyError: another process writes in the market's home.
@@ -45,11 +51,12 @@ def verify(
     root = market_home(home, market)
     if not (root / MANIFEST).exists():
         return
+    seen(root / MANIFEST)
     with writer_lock(root):
         try:
             with Manifest(root / MANIFEST) as manifest:
                 broken = manifest.problems()
-                found = [] if broken else _check(home, manifest, market, repair)
+                found = [] if broken else _check(home, manifest, market, repair, seen)
         except CpbError as error:  # no manifest at all, or one of another version
             if error.code != "damaged":
                 raise
@@ -64,6 +71,22 @@ def verify(
             yield damage.model_copy(update={"repaired": repaired})
 
 
+def record_damage(home: Path, series: SeriesId) -> None:
+    """Put the damaged months of a series, which a step could not read, on record: the next ingest fetches them again.
+
+    The files stay until then: without them the step after this one would go on with a hole in its candles. Where
+    another process is writing in the store, or it cannot be written, nothing is done.
+    """
+    root = market_home(home, series.market)
+    try:
+        with writer_lock(root), Manifest(root / MANIFEST) as manifest:
+            for path in part_paths(home, series):
+                if reason := damage_of(path):
+                    manifest.fail_files(series, path.stem, f"stored part is damaged: {reason}")
+    except (CpbError, OSError, sqlite3.Error) as error:
+        log.info("damage of %s is not put on record: %s", series, error)
+
+
 Found = tuple[SeriesId, Damage, str, Path]
 """The series of a damaged file, what is wrong, the month to fetch again (empty: nothing to fetch), the file."""
 
@@ -75,22 +98,26 @@ def _by_series(found: list[Found]) -> dict[SeriesId, list[tuple[Damage, str, Pat
     return groups
 
 
-def _check(home: Path, manifest: Manifest, market: str, repair: bool) -> list[Found]:
+def _check(home: Path, manifest: Manifest, market: str, repair: bool, seen: Seen) -> list[Found]:
     found: list[Found] = []
     for series in (s for s in manifest.series() if s.market == market):
         for month, part in manifest.parts(series).items():
             path = part_path(home, series, month)
+            seen(path)
             if reason := _part_damage(path, part):
-                found.append((series, _damage(home, path, reason, ingest_command(series)), month, path))
+                # Without a repair: an ingest by itself looks at a file's size only.
+                command = ingest_command(series) if repair else VERIFY
+                found.append((series, damage_at(home, path, reason, command), month, path))
                 if repair:
                     set_part_aside(home, manifest, series, month, reason)
         for path in _files(home, series, "offgrid"):
+            seen(path)
             if reason := damage_of(path):
-                found.append((series, _damage(home, path, reason, REPAIR), path.stem, path))
+                found.append((series, damage_at(home, path, reason, VERIFY), path.stem, path))
                 if repair:
                     set_aside(path, reason)
                     manifest.discard_part(series, path.stem, f"off-grid candles were damaged: {reason}")
-        found += [(series, damage, "", path) for damage, path in _check_derived(home, series, repair)]
+        found += [(series, damage, "", path) for damage, path in _check_derived(home, series, repair, seen)]
     return found
 
 
@@ -102,18 +129,20 @@ def _part_damage(path: Path, part: Part) -> str:
     return "" if own == part.digest else "its candles are not those on record"
 
 
-def _check_derived(home: Path, series: SeriesId, repair: bool) -> Iterator[tuple[Damage, Path]]:
+def _check_derived(home: Path, series: SeriesId, repair: bool, seen: Seen) -> Iterator[tuple[Damage, Path]]:
     """Check what cpb makes again by itself: the cache, and the provisional candles."""
     for path in _files(home, series, "cache"):
+        seen(path)
         if cache.is_damaged(path):
             if repair:
                 path.unlink(missing_ok=True)
-            yield _damage(home, path, "its bytes are not those that were written", REPAIR, repair), path
+            yield damage_at(home, path, "its bytes are not those that were written", VERIFY, repair), path
     for path in _files(home, series, "provisional"):
+        seen(path)
         if reason := damage_of(path):
             if repair:
                 set_aside(path, reason)
-            yield _damage(home, path, reason, f"{ingest_command(series)} --tail", repair), path
+            yield damage_at(home, path, reason, f"{ingest_command(series)} --tail", repair), path
 
 
 def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:
@@ -121,13 +150,9 @@ def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:
     return [path for path in own_files(market_home(home, series.market), tree) if path.parent == folder]
 
 
-def _damage(home: Path, path: Path, reason: str, command: str, repaired: bool = False) -> Damage:
-    return Damage(path=path.relative_to(home).as_posix(), reason=reason, command=command, repaired=repaired)
-
-
 def _about_manifest(home: Path, root: Path, reason: str) -> Damage:
     command = "move it away and run `cpb ingest` again: all files are fetched anew"
-    return _damage(home, root / MANIFEST, f"it is no sound database: {reason}", command)
+    return damage_at(home, root / MANIFEST, f"it is no sound database: {reason}", command)
 
 
 def _fetch_again(home: Path, series: SeriesId, months: list[str], source: str | None) -> None:

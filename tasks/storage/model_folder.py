@@ -3,8 +3,10 @@
 All reading of a folder's `config.json`, and all checking of its files, happens here.
 """
 
+import hashlib
 import json
 import struct
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ PICTURES = ("forecast.png", "confusion.png", "loss.png")
 FILES = (*NEEDED, METRICS, *PICTURES)
 """Every file that a model's folder may hold."""
 
+_PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
@@ -68,6 +71,67 @@ def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> N
     config = _config_values(folder)
     if config.get("metrics") != dict(metrics):
         write_json(folder / CONFIG, config | {"metrics": dict(metrics)})
+
+
+def trained_file_damage(path: Path, digest: str) -> str:
+    """Return what is wrong with a file of a trained model, or "" where nothing is.
+
+    Judging adds the field `metrics` to `config.json` after its digest was taken: it is left out of the comparison.
+
+    Args:
+        digest: sha256 of the file as the trainer wrote it.
+    """
+    if not path.is_file():
+        return "it is missing"
+    try:
+        if file_digest(path) == digest or (path.name == CONFIG and _digest_without_metrics(path) == digest):
+            return ""
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return "it is not the file that was trained (its sha256 differs)"
+
+
+def _digest_without_metrics(config: Path) -> str:
+    try:
+        values = json.loads(config.read_bytes())
+    except ValueError:
+        return ""
+    if isinstance(values, dict):
+        values.pop("metrics", None)
+    return hashlib.sha256(json.dumps(values, indent=2).encode()).hexdigest()
+
+
+def metrics_damage(folder: Path) -> str:
+    """Return what is wrong with `metrics.json`, which says the same as the field `metrics` of `config.json`.
+
+    Where `config.json` is damaged itself, there is nothing to compare with: "" then.
+    """
+    try:
+        expected = _config_values(folder).get("metrics")
+    except DamagedError:
+        return ""
+    try:
+        told = json.loads((folder / METRICS).read_bytes())
+        told.pop("verdict")
+    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
+        return f"its scores cannot be read ({type(error).__name__})"
+    # As texts, since NaN is not equal to itself.
+    return "" if json.dumps(told) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
+
+
+def picture_damage(path: Path) -> str:
+    """Return what is wrong with a PNG file, by the CRC-32 that each of its chunks carries."""
+    data = path.read_bytes()
+    if not data.startswith(_PNG):
+        return "it is no PNG file"
+    at, kind = len(_PNG), b""
+    while at < len(data) and kind != b"IEND":
+        (length,) = struct.unpack(">I", data[at : at + 4].ljust(4, b"\0"))
+        kind, end = data[at + 4 : at + 8], at + 8 + length
+        if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
+            return "its picture is damaged (a CRC-32 does not fit)"
+        at = end + 4
+    return "" if kind == b"IEND" and at == len(data) else "its picture is cut short"
 
 
 def write_published_config(source: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ _SECRET = re.compile(
     r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE
 )
 _NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
-"""A colon without a port behind it, outside IPv6's brackets: a password that holds `/`, `?` or `#` ends the host early."""
+"""A colon without a port behind it, outside IPv6's brackets: a `/` or `?` in a password ends the host's part early."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 
 

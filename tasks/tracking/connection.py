@@ -84,13 +84,25 @@ def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> l
 
 
 def search_lazily(
-    store: Store, condition: str = "", order_by: Sequence[str] = (), page_size: int = _PAGE
+    store: Store,
+    condition: str = "",
+    order_by: Sequence[str] = (),
+    page_size: int = _PAGE,
+    *,
+    deleted: bool = False,
 ) -> Iterator["Run"]:
-    """Yield the live runs that satisfy an MLflow filter, page by page, for callers that need only the first few."""
+    """Yield the runs that satisfy an MLflow filter, page by page, for callers that need only the first few.
+
+    Args:
+        deleted: also those that MLflow has marked as deleted, whose rows and files are still there.
+    """
+    from mlflow.entities import ViewType
+
+    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
     token = None
     while True:
         page = store.client.search_runs(
-            [store.experiment_id], condition, max_results=page_size, order_by=list(order_by), page_token=token
+            [store.experiment_id], condition, view, page_size, order_by=list(order_by), page_token=token
         )
         yield from page
         token = page.token

@@ -9,7 +9,7 @@ import shutil
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -168,6 +168,24 @@ def make_sqlite(database: Path) -> None:
             "set MLFLOW_TRACKING_URI to a place that can be written",
             code="store",
         ) from error
+
+
+def shrink(database: Path) -> None:
+    """Give the space of deleted rows back to the disk where they are more than half of a SQLite file.
+
+    Below that SQLite uses their pages again, so that the file keeps its size. A reader in the middle of a query
+    prevents it; then the next call does it.
+    """
+    with (
+        suppress(sqlite3.OperationalError),
+        closing(sqlite3.connect(database, timeout=TIMEOUT_S, isolation_level=None)) as connection,
+    ):
+        empty, pages = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count")
+        )
+        if empty > pages / 2:
+            connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 @contextmanager

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError
 from schemas.identity import SIM
 from tasks.judging.inference import relation
+from tasks.tracking.archive import read_archive
 from tasks.tracking.connection import Store, find_run, search, search_lazily
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KIND, PARENT, market_of
+from tasks.tracking.tags import FLOW, KIND, PARENT, PRUNED, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -34,7 +35,8 @@ COLUMNS = {
     "train_seconds": "training time of the fleet",
     "rss_peak_mb": "peak host memory",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
-    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again",
+    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again; "
+    "of a pruned fleet the flow's run, whose archive.json holds them",
 }
 """The columns of a row and what they mean."""
 
@@ -66,15 +68,30 @@ def leaderboard(
     store = store or open_store(create=False)
     flow = newest_flow(store, market) if parent is None else find_run(store, parent)
     if flow is None:
-        raise _no_fleet(str(parent))
+        raise CpbError(
+            f"there is no run {parent!r}; `cpb ui` shows those that there are (old runs are pruned to one a week)",
+            code="no-run",
+        )
+    rows = board_of(store, flow)
+    if not rows:
+        raise _no_fleet(flow.info.run_id)
+    return rows
+
+
+def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
+    """Return the rows of one flow run, from its members' runs, or from its archive where those were pruned."""
     market = market_of(flow)
     rows = []
     for fleet in search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'"):
+        if PRUNED in fleet.data.tags:  # only a champion's run is left of it
+            continue
         members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
         rows += [_row(fleet, market, timeframe, group) for timeframe, group in _by_timeframe(members)]
-    if not rows:
-        raise _no_fleet(flow.info.run_id)
-    return sorted(_merged(rows), key=_order)
+    rows = _merged(rows)
+    known = {(row["timeframe"], row["architecture"]) for row in rows}
+    archive = read_archive(store, flow)
+    kept = archive.rows if archive else ()
+    return sorted([*rows, *(r for r in kept if (r["timeframe"], r["architecture"]) not in known)], key=_order)
 
 
 def newest_flow(store: Store, market: str | None = None) -> "Run":

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import requests
     from mlflow.tracking import MlflowClient
 
 CHECKED = "3.17.2"
+
+_IDS_A_STATEMENT = 500  # databases limit the parameters of a statement
 
 SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
 """Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
@@ -86,3 +90,51 @@ def close_connections(client: "MlflowClient") -> None:
     engine = getattr(client._tracking_client.store, "engine", None)
     if engine is not None:
         engine.dispose()
+
+
+def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:
+    """Delete all rows of runs from a SQL store in one transaction; MLflow's public `delete_run` only marks them.
+
+    3.17.2: does what `SqlAlchemyStore._hard_delete_run` does, which `mlflow gc` calls for one run after another, with
+    its list of tables. That one leaves the runs' inputs and datasets; here a dataset goes with its last input.
+    """
+    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag, SqlRun
+    from mlflow.store.tracking.sqlalchemy_store import _RUN_DELETE_CASCADE_MODELS
+
+    with client._tracking_client.store.ManagedSessionMaker(read_only=False) as session:
+
+        def delete(model: Any, condition: Any) -> None:
+            session.query(model).filter(condition).delete(synchronize_session=False)
+
+        for start in range(0, len(run_ids), _IDS_A_STATEMENT):
+            ids = run_ids[start : start + _IDS_A_STATEMENT]
+            own = (SqlInput.destination_type == "RUN") & SqlInput.destination_id.in_(ids)
+            inputs = session.query(SqlInput.input_uuid, SqlInput.source_id).filter(own).all()
+            delete(SqlInputTag, SqlInputTag.input_uuid.in_([row.input_uuid for row in inputs]))
+            delete(SqlInput, own)
+            for dataset in {row.source_id for row in inputs}:
+                if not session.query(SqlInput).filter(SqlInput.source_id == dataset).count():
+                    delete(SqlDataset, SqlDataset.dataset_uuid == dataset)
+            for model in _RUN_DELETE_CASCADE_MODELS:
+                delete(model, model.run_uuid.in_(ids))
+            delete(SqlRun, SqlRun.run_uuid.in_(ids))
+
+
+def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:
+    """Delete a model version's row and tags; MLflow's public `delete_model_version` blanks the row and keeps its tags.
+
+    3.17.2: `MlflowClient._get_registry_client().store`, `_get_sql_model_version`; the tags go by SQLAlchemy's cascade.
+    """
+    store: Any = client._get_registry_client().store
+    with store.ManagedSessionMaker(read_only=False) as session:
+        session.delete(store._get_sql_model_version(session, name, int(version)))
+
+
+def delete_remote_files(uri: str) -> None:
+    """Delete all files of a run that lie in another place than a folder of this machine, as in S3.
+
+    3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as `mlflow gc` does.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    get_artifact_repository(uri).delete_artifacts()

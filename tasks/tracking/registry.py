@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import SIM, SPOT, SeriesId
+from schemas.identity import SeriesId
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, find_run
 from tasks.tracking.entries import tag_texts
@@ -86,7 +86,7 @@ class Champion:
         if self.damage:
             raise DamagedError(
                 f"champion {self.model_version} is damaged: {self.damage}; "
-                f"train it again with `{_command(self.series)}`",
+                f"train it again with `cpb train-all {self.series.options}`",
                 field=str(self.folder),
             )
 
@@ -159,10 +159,15 @@ def retire_champion(champion: Champion, reason: str, store: Store | None = None)
     store.client.delete_registered_model_alias(champion.name, ALIAS)
 
 
+def version_metrics(version: "ModelVersion") -> dict[str, float]:
+    """Return the scores that a version was registered with."""
+    return {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+
+
 def _champion(store: Store, series: SeriesId) -> Champion:
     version = champion_version(store, series)
     run = find_run(store, version.run_id)  # None where it was deleted for good
-    own = {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+    own = version_metrics(version)
     tags = {
         **(run.data.tags if run else {}),
         **{k: v for k, v in version.tags.items() if not k.startswith(_METRIC)},
@@ -198,9 +203,3 @@ def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> 
     for key, value in tags.items():
         if version.tags.get(key) != value:
             store.client.set_model_version_tag(version.name, str(version.version), key, value)
-
-
-def _command(series: SeriesId) -> str:
-    """Return the command that trains this series' models again."""
-    market = {SPOT: "", SIM: " --source sim"}.get(series.market, f" --market {series.market}")
-    return f"cpb train-all --coins {series.symbol} --timeframes {series.timeframe}{market}"

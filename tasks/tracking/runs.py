@@ -38,6 +38,7 @@ from tasks.tracking.tags import (
     OUTCOME,
     PARENT,
     PROCESS,
+    PRUNED,
     REASON,
     digests_of,
     market_of,
@@ -128,7 +129,10 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
     with alone(store):  # of two runs of the same command, the second finds what the first has logged
         before = _children(store, fleet_run)
         shared = _share_params(store, fleet_run, records)
-        return [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
+        ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
+        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members are all there again
+            store.client.delete_tag(fleet_run, PRUNED)
+        return ids
 
 
 def log_metrics(run_id: str, metrics: Mapping[str, Any], store: Store | None = None) -> None:

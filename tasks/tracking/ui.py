@@ -1,4 +1,4 @@
-"""MLflow's own user interface over our store, with the measured lean settings.
+"""MLflow's own user interface over cpb's store, with few processes.
 
 One worker and no job runner: 2 processes and 540 MB instead of 15 and 2.1 GB.
 """
@@ -18,6 +18,7 @@ from types import FrameType
 from urllib.parse import quote
 
 from schemas.errors import CpbError
+from tasks.storage.files import open_log
 from tasks.storage.locks import temporary_lock
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
@@ -26,7 +27,7 @@ from tasks.tracking.mlflow_private import SERVER_ENVIRONMENT
 from tasks.tracking.store import open_store
 
 FILTER = "tags.timeframe = '1h' and metrics.test_crps_ratio < 1"
-"""The one filter worth knowing: the 1h members that beat the random walk."""
+"""Filter of the 1h members that beat the random walk."""
 
 FLEETS = "tags.`cpb.kind` = 'fleet'"
 """Filter of the fleets: one run per architecture with the pooled results, drawn side by side."""
@@ -63,7 +64,8 @@ def serve_ui(
         return
     check_port(host, port)
     log = _log_file(store)
-    with log.open("wb") as out:
+    with open_log(log) as out:
+        out.truncate(0)
         server = subprocess.Popen(
             _command(host, port), env=_environment(store), start_new_session=True, stdout=out, stderr=out
         )
@@ -75,7 +77,9 @@ def serve_ui(
         while server.poll() is None:
             # Not `wait()`: a signal that the kernel hands to a library's thread does not wake the main one.
             time.sleep(0.2)
-        raise CpbError(f"MLflow's server ended by itself with code {server.returncode}; read {log}")
+        raise CpbError(
+            f"MLflow's server ended by itself with code {server.returncode}; read {log}", code="ui"
+        )
     except KeyboardInterrupt:
         return
     finally:
@@ -103,7 +107,9 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise CpbError(
-                f"{host}:{port} cannot be used ({error.strerror}); choose another port with --port"
+                f"{host}:{port} cannot be used ({error.strerror}); choose another port with --port",
+                code="port",
+                field="port",
             ) from error
 
 
@@ -127,14 +133,16 @@ def _wait_until_up(server: "subprocess.Popen[bytes]", url: str, log: Path) -> No
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise CpbError(f"MLflow's server did not start (code {server.returncode}); read {log}")
+            raise CpbError(f"MLflow's server did not start (code {server.returncode}); read {log}", code="ui")
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise CpbError(f"MLflow's server did not answer at {url} within {_START_SECONDS:.0f} s; read {log}")
+    raise CpbError(
+        f"MLflow's server did not answer at {url} within {_START_SECONDS:.0f} s; read {log}", code="ui"
+    )
 
 
 def _announce(ready: Callable[[Address], None] | None, where: Address) -> None:

@@ -18,7 +18,7 @@ MAX_GROWTH = 1.1
 
 
 def continued_from(spec: RunSpec, architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
-    """Return the model folder that each series continues from; empty without `warm_start`.
+    """Return the model folder that each series continues from; empty without `warm_start`, without damaged ones.
 
     A champion that was trained on exactly this data is this run's own, from before a kill: then the folder it
     was itself continued from is returned, so that the repeated run finds its finished fleets.
@@ -28,11 +28,16 @@ def continued_from(spec: RunSpec, architecture: str, records: Sequence[SeriesRec
     known = {r.series: r for r in records}
     found = {}
     for champion in champions(list(known), store=open_store()):
-        if champion.architecture == architecture and (folder := _origin(champion, known[champion.series])):
+        if (
+            champion.architecture == architecture
+            and not champion.damage
+            and (folder := _origin(champion, known[champion.series]))
+        ):
             found[champion.series] = folder
     if not found:
         log.warning(
-            "warm start: no champion of %s fits (none yet, or its series has grown by a tenth); training starts anew",
+            "warm start: no champion of %s fits (none yet, damaged, or its series has grown by a tenth); "
+            "training starts anew",
             architecture,
         )
     return found

@@ -9,6 +9,8 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import BusyError, CpbError, DamagedError
@@ -16,13 +18,15 @@ from schemas.handover import FleetJob
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
 from tasks.storage.records import ASIDE
-from tasks.training.fleet_files import JOB, RESULT, read_job
+from tasks.training.fleet_files import JOB, RESULT, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
 """Fleets kept of each kind (architecture, preset and members), the most recently used first."""
 
+MAX_UNUSED_DAYS = 90
+"""Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
+
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
-_KEY = re.compile(r"[0-9a-f]{16}")
 _TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|progress\.json|worker\.log(\.\d+)?|lock")
 _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 
@@ -48,27 +52,41 @@ class FleetsInUse:
             return remove_old_fleets(self._folder)
 
 
-def remove_old_fleets(fleets: Path) -> list[Path]:
-    """Remove all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and return the folders that were removed.
+@contextmanager
+def no_fleets_in_use(root: Path) -> Iterator[None]:
+    """Hold off trainings below `root` for the length of the block; raises `BusyError` where one is at work."""
+    if not (root / "fleets").is_dir():
+        yield
+        return
+    with locked(root / "fleets.lock", wait=False):
+        yield
 
-    A folder that cpb cannot prove to be a fleet of its own is left alone: its job must be readable, and every file
+
+def remove_old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
+    """Remove old fleets and return the folders that were removed; see `old_fleets`."""
+    return [folder for folder in old_fleets(fleets, now) if _remove(folder)]
+
+
+def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
+    """Return all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and those unused for `MAX_UNUSED_DAYS`.
+
+    A folder that cpb cannot prove to be a fleet of its own is left out: its job must be readable, and every file
     in it one that cpb writes.
     """
     kinds: dict[tuple[str, ...], list[tuple[float, Path, FleetJob]]] = defaultdict(list)
     for folder, job in _fleets(fleets):
         kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, job))
-    old = [
-        (folder, job)
+    unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
+    return [
+        folder
         for found in kinds.values()
-        for _, folder, job in sorted(found, key=lambda one: one[0], reverse=True)[MAX_FLEETS_PER_KIND:]
+        for place, (used, folder, job) in enumerate(sorted(found, key=lambda one: one[0], reverse=True))
+        if (place >= MAX_FLEETS_PER_KIND or used < unused_since) and not _is_foreign(folder, job)
     ]
-    return [folder for folder, job in old if _remove(folder, job)]
 
 
 def _fleets(fleets: Path) -> Iterator[tuple[Path, FleetJob]]:
-    for folder in sorted(fleets.iterdir()):
-        if not _KEY.fullmatch(folder.name) or folder.is_symlink():
-            continue
+    for folder in fleet_folders(fleets.parent):
         try:
             yield folder, read_job(folder)
         except (OSError, DamagedError) as error:
@@ -79,11 +97,15 @@ def _kind(job: FleetJob) -> tuple[str, ...]:
     return (job.architecture, job.preset, *sorted(member.name for member in job.members))
 
 
-def _remove(folder: Path, job: FleetJob) -> bool:
-    """Remove one fleet, unless a trainer is at work in it or it holds something that cpb did not write."""
+def _is_foreign(folder: Path, job: FleetJob) -> bool:
+    """Whether a fleet's folder holds something that cpb did not write, which is logged."""
     if foreign := _foreign_file(folder, job):
         log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
-        return False
+    return foreign is not None
+
+
+def _remove(folder: Path) -> bool:
+    """Remove one fleet, unless a trainer is at work in it."""
     try:
         with locked(folder / "lock", wait=False):
             shutil.rmtree(folder)

@@ -79,13 +79,14 @@ def free_port():
 class Deployed:
     """The code of the deployment in a folder of its own, with its own Prefect home, port and store."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, whole=False):
+        """`whole`: the deployments of the project itself instead of the small ones above."""
         self.folder, self.port = folder, free_port()
         self.home = folder / "prefect home"  # a space: paths are quoted everywhere
         self.state = folder / ".cpb"
         self.elsewhere = folder / "elsewhere"
         self.elsewhere.mkdir()
-        (folder / "prefect.yaml").write_text(DEPLOYMENTS)
+        (folder / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text() if whole else DEPLOYMENTS)
         (folder / "probe.py").write_text(FLOWS)
         shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
         self.api = f"http://127.0.0.1:{self.port}/api"
@@ -95,7 +96,8 @@ class Deployed:
             if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
         }
         path = os.pathsep.join([str(folder), kept.get("PYTHONPATH", "")])  # before any other checkout
-        self.env = kept | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path}
+        often = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+        self.env = kept | often | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path}
 
     def cpb(self, *arguments, timeout=300, **env):
         """Run `cpb ARGUMENTS` in another folder than the project's."""
@@ -105,8 +107,9 @@ class Deployed:
         )  # fmt: skip
 
     def json(self, *arguments, code=0, **env):
+        """Return the object that `cpb … --json` prints last; `code` is the exit code it must have (None: any)."""
         done = self.cpb(*arguments, "--json", **env)
-        assert done.returncode == code, done.stdout + done.stderr
+        assert code in (None, done.returncode), done.stdout + done.stderr
         return json.loads(done.stdout.strip().splitlines()[-1])
 
     def up(self, **env):
@@ -129,6 +132,31 @@ class Deployed:
         answer = self.ask("flow_runs/filter", {"flow_runs": some, **filters})
         answer.raise_for_status()
         return answer.json()
+
+    def begin(self):
+        """Start the slow flow, wait until it holds the GPU slot, and return its run's id and its process."""
+        made = self.json("deploy", "run", "slow/slow")
+        return made["flow_run_id"], self.holder()
+
+    def holder(self):
+        holding = self.folder / "holding"
+        wait_for(lambda: holding.exists() and holding.read_text())
+        pid = int(holding.read_text())
+        holding.unlink()
+        return pid
+
+    def slots(self):
+        """Return how many slots of the `gpu` limit are taken."""
+        return self.ask("v2/concurrency_limits/gpu").json()["active_slots"]
+
+    def end_of(self, flow_run_id):
+        """Return how a run ended, how its task runs did, and the GPU slots that are taken now."""
+        tasks = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}}).json()
+        return (
+            self.run_of(flow_run_id)["state"]["name"],
+            [task["state"]["name"] for task in tasks],
+            self.slots(),
+        )
 
     def run_of(self, flow_run_id):
         answer = self.ask(f"flow_runs/{flow_run_id}")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from inbox import inbox
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -86,6 +87,7 @@ def flow_status(summary):
 
 def test_a_whole_run_and_the_same_again(trainer, tmp_path):
     first, _ = run()
+    assert first.failures == []
     assert (first.exit_code, first.series, first.members, first.champions) == (0, 2, 4, 2)
     assert first.forecast_rows == 20
     assert set(statuses().values()) == {"FINISHED"}
@@ -183,6 +185,27 @@ def test_a_series_that_fails_early_is_a_failed_run_of_every_fleet_and_of_nothing
     assert (summary.members, summary.champions, summary.exit_code) == (4, 2, 3)
 
 
+def test_people_are_told_of_failures_and_new_champions_and_a_dead_service_costs_nothing(trainer, monkeypatch):
+    with inbox() as service:
+        monkeypatch.setenv("CPB_NOTIFY", service.url)
+        monkeypatch.setenv("CPB_HEARTBEAT_URL", service.heartbeat)
+        run(coins="BTC,ETH,NOPECOIN")
+        (told,) = service.messages
+        assert told["title"].endswith(": run partial, champion changed")
+        assert "train-all: sim NOPECOINUSDT 1h failed in ingest" in told["message"]
+        assert told["message"].count("is the champion now") == 2
+        with pytest.raises(CpbError):
+            run(coins="NOPECOIN")
+        assert "no series can be trained" in service.messages[1]["message"]
+        assert service.beats == []
+        run()
+        assert service.messages[2]["title"].endswith(": champion changed")  # of another run
+        run()
+        assert len(service.messages) == 3  # of the same run
+        assert service.beats == ["/ping-secret/train-all"] * 2
+    assert run(coins="BTC,ETH,NOPECOIN", seed=2)[0].exit_code == 3
+
+
 def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_open(trainer, monkeypatch):
     with pytest.raises(CpbError) as refused:
         run(coins="NOPECOIN")
@@ -216,12 +239,14 @@ def shortened(home, symbol, days):
     import polars as pl
 
     folder = SeriesId("sim", symbol, "1h").folder(home, "klines")
-    last = max(pl.read_parquet(f, hive_partitioning=False)["open_time"].max() for f in folder.glob("*.parquet"))
+    last = max(
+        pl.read_parquet(f, hive_partitioning=False)["open_time"].max() for f in folder.glob("*.parquet")
+    )
     return last - timedelta(days=days)
 
 
 @pytest.mark.parametrize(("days", "stopped"), [(13, []), (15, ["sim-ETHUSDT-1h"])])
-def test_a_coin_that_stopped_trading_is_no_failure_and_loses_its_champion(trainer, tmp_path, monkeypatch, days, stopped):
+def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monkeypatch, days, stopped):
     first, _ = run()
     assert first.champions == 2
     from tasks.signals import store

@@ -9,6 +9,7 @@ from test_runs import fleet_of, member
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
+from tasks.hub import build_tree
 from tasks.tracking import champions, log_member, register_champion
 from tasks.tracking.artifacts import model_folder
 
@@ -158,6 +159,16 @@ def test_a_damaged_champion_says_so_and_the_others_are_still_good(trained, how):
     with pytest.raises(DamagedError, match="cpb train-all --coins BTCUSDT --timeframes 1h`") as caught:
         damaged.check()
     assert (caught.value.code, caught.value.field) == ("damaged", str(damaged.folder))
+
+
+def test_weights_cut_in_half_are_never_published(trained, tmp_path):
+    register_champion(series(), trained[0])
+    break_weights(champions()[0].folder, "cut")
+
+    with pytest.raises(DamagedError):
+        build_tree(champions(), tmp_path / "hub")
+
+    assert not (tmp_path / "hub").exists()
 
 
 def test_a_damaged_config_is_damage_a_damaged_picture_is_not(trained):
