@@ -17,6 +17,7 @@ from prefect.states import Completed, State
 
 from schemas.handover import Failure
 from tasks.storage.urls import without_credentials
+from tasks.storage.waiting import pause
 
 log = logging.getLogger("cpb")
 
@@ -43,6 +44,7 @@ class Retry:
             retry=tenacity.retry_if_exception_type(self.on),
             stop=tenacity.stop_after_attempt(self.times + 1),
             wait=tenacity.wait_fixed(self.wait_s),
+            sleep=pause,  # which an interrupt ends
             before_sleep=tell,
             reraise=True,
         )(fn)
