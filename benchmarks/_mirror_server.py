@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tasks.market import mirror
-from tasks.market.layout import SeriesKey, months, period_bounds, step_us
+from tasks.market.layout import SeriesId, months, period_bounds, source_file, step_us
 from tasks.market.synthetic import candles
 
 
@@ -25,7 +25,7 @@ def build(root: Path, symbols: list[str], intervals: list[str], first: str, last
     for symbol in symbols:
         for month in span:
             for interval in intervals:
-                file = SeriesKey("spot", symbol, interval).file(month)
+                file = source_file(SeriesId("spot", symbol, interval), month)
                 rows += file.rows
                 path = root / file.key
                 if path.exists():

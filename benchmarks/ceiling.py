@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels.ranges import Known, RangeModel, fit_ranges, future_range
+from cpbmodels.ranges import RangeModel, TrainingOrigins, fit_ranges, future_range
 from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
 from schemas.scope import Scope
@@ -61,7 +61,7 @@ def ceilings(series: list[Series]) -> dict[str, dict[str, float]]:
     return {name: ratios(quantiles, train, test) for name, quantiles in models.items()}
 
 
-def ratios(quantiles: Quantiles, train: Known, test: Known) -> dict[str, float]:
+def ratios(quantiles: Quantiles, train: TrainingOrigins, test: TrainingOrigins) -> dict[str, float]:
     found = []
     for (one, known), (_, origins) in zip(train, test, strict=True):
         truth = realised(one, origins, HORIZON)
@@ -72,7 +72,7 @@ def ratios(quantiles: Quantiles, train: Known, test: Known) -> dict[str, float]:
     return {"crps_ratio": round(float(crps), 4), "tail_ratio": round(float(tails), 4)}
 
 
-def refitted(model: RangeModel, known: Known) -> RangeModel:
+def refitted(model: RangeModel, known: TrainingOrigins) -> RangeModel:
     """The model with level, slopes and quantiles as they fit these origins best; its hours stay."""
     inputs = np.concatenate([model.inputs(one)[origins] for one, origins in known])
     error = [
@@ -87,7 +87,7 @@ def refitted(model: RangeModel, known: Known) -> RangeModel:
     return replace(better, table=table(moves))
 
 
-def other_days(train: Known, test: Known) -> Quantiles:
+def other_days(train: TrainingOrigins, test: TrainingOrigins) -> Quantiles:
     """Each block of days is forecast by a model that learnt the past and all other blocks."""
     times = np.concatenate([one.times[origins] for one, origins in test if one.times is not None])
     edges = np.linspace(times.min(), times.max() + 1, BLOCKS + 1)
@@ -113,7 +113,7 @@ def _within(one: Series, origins: Rows, start: float, end: float) -> Any:
     return (one.times[origins] >= start) & (one.times[origins] < end)
 
 
-def oracle(train: Known) -> Quantiles:
+def oracle(train: TrainingOrigins) -> Quantiles:
     """Scale by the range that will be; quantiles of the training moves over it."""
 
     def scale(one: Series, origins: Rows) -> Array:

@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks._mirror_server import build, served
 from benchmarks._paired import main
 from schemas.universe import COINS, symbol_of
+from tasks.market.layout import source_file
 
 INTERVALS = ["15m", "1h"]
 FIRST, LAST, AS_OF = "2023-05", "2025-04", "2025-05-01"
@@ -75,7 +76,7 @@ def naive(url: str, symbols: list[str], home: str) -> float:
     import pandas as pd
     import requests
 
-    from tasks.market.layout import SeriesKey, months, period_bounds
+    from tasks.market.layout import SeriesId, months, period_bounds
 
     shutil.rmtree(home, ignore_errors=True)
     Path(home).mkdir(parents=True)
@@ -86,7 +87,7 @@ def naive(url: str, symbols: list[str], home: str) -> float:
         for interval in INTERVALS:
             frames = []
             for month in span:
-                file = SeriesKey("spot", symbol, interval).file(month)
+                file = source_file(SeriesId("spot", symbol, interval), month)
                 with requests.Session() as session:
                     body = session.get(f"{url}/{file.key}", timeout=30).content
                 frames.append(pd.read_csv(io.BytesIO(body), compression="zip", header=None, names=names))
@@ -139,12 +140,13 @@ def latency(args: argparse.Namespace) -> Mapping[str, Any]:
 
 
 def _read(home: str, symbol: str, repeats: int) -> dict[str, float]:
+    from schemas.identity import SeriesId
     from tasks.market.store import read_klines
 
     rows, walls = 0, []
     for _ in range(repeats):
         begin = time.perf_counter()
-        rows = read_klines(Path(home), symbol, "15m").height
+        rows = read_klines(Path(home), SeriesId("spot", symbol, "15m")).height
         walls.append(time.perf_counter() - begin)
     wall = statistics.median(walls)
     return {"rows": rows, "ms": wall * 1e3, "million_rows_per_s": rows / wall / 1e6}

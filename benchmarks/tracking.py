@@ -15,6 +15,7 @@ from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from schemas.identity import ModelId, SeriesId
 from tasks.tracking import (
     Dataset,
     MemberRecord,
@@ -27,7 +28,7 @@ from tasks.tracking import (
     start_fleet,
     start_parent,
 )
-from tasks.tracking.store import _make_database
+from tasks.tracking.database import make_sqlite
 
 MEMBERS, EPOCHS, FILE_BYTES = 40, 50, 100_000
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -39,14 +40,14 @@ def records(architecture: str, folder: Path | None = None) -> list[MemberRecord]
     return [
         MemberRecord(
             key=f"{architecture}/{i}",
-            architecture=architecture,
-            symbol=f"C{i // 2}USDT",
-            timeframe=("15m", "1h")[i % 2],
+            model=ModelId(
+                architecture, "benchmark", SeriesId("spot", f"C{i // 2}USDT", ("15m", "1h")[i % 2]), 1
+            ),
             device="cpu",
             preset="benchmark",
             data_digest=f"{i:064d}",
             as_of="2025-06-06",
-            config={f"field_{j}": j for j in range(40)},
+            config={f"field_{j}": j for j in range(40)} | {"rows": 5000 + i},
             history=history,
             metrics={f"test_{j}": j / 7 for j in range(20)} | {"test_crps_ratio": 0.9 + i / 200},
             folder=folder,
@@ -85,7 +86,7 @@ def wal() -> dict[str, float]:
     found = {"wal_s": members()["seconds"]}
     os.chdir(Path.cwd().parent / "second")
     database = Path("mlruns/mlflow.db").absolute()
-    _make_database(database)
+    make_sqlite(database)
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode=DELETE")
     return found | {"delete_s": members()["seconds"]}
@@ -107,7 +108,7 @@ def flow() -> dict[str, float]:
     finish(parent.run_id)
     logged = time.perf_counter()
     for record, run_id in zip(batch, ids, strict=True):
-        register_champion(record.symbol, record.timeframe, run_id, reason="benchmark")
+        register_champion(record.model.series, run_id, reason="benchmark")
     promoted = time.perf_counter()
     rows, served = leaderboard(), champions()
     read = time.perf_counter()

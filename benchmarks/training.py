@@ -25,7 +25,7 @@ from benchmarks._isolated import isolated, peak_mb
 from benchmarks._paired import main, paired
 from benchmarks._walks import walk, walks
 from cpbmodels.device.placement import OpLog
-from tasks.training.allocator import MALLOC
+from tasks.training.process import MALLOC
 
 SEEDS = ("transformer", "gru", "lstm")
 TINY = {"hidden_dim": 8, "n_heads": 2, "ff_dim": 32, "batch_size": 2}

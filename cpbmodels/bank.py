@@ -1,4 +1,7 @@
-"""Candles on the device, once: one flat [rows, columns] tensor. A window is the row of its last context candle."""
+"""Candles on the device, once: one flat [rows, columns] tensor. A window is the row of its last context candle.
+
+That row is called the window's origin: everything at or before it is known, the horizon comes after it.
+"""
 
 from __future__ import annotations
 
@@ -25,27 +28,29 @@ class Bank:
 
     rows: Tensor
     inverse_sigma: Tensor
-    starts: tuple[int, ...]  # first row of each series; those of equal candles (seeds, folds) share theirs
+    starts: tuple[
+        int, ...
+    ]  # first row of each series; series with the same candles (seeds, folds) share rows
 
     @classmethod
     def build(cls, series: list[Series], options: Preset, device: torch.device, dtype: torch.dtype) -> Bank:
         """Copy all candles, once each; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
         names = bank_columns(options)
-        unique = {_candles(one): one for one in series}
+        unique = {_identity(one): one for one in series}
         total = sum(len(one) for one in unique.values())
         rows = torch.empty(total, len(names), device=device, dtype=dtype)
         inverse_sigma, places, start = torch.empty(total, device=device, dtype=dtype), {}, 0
-        for candles, one in unique.items():
+        for identity, one in unique.items():
             own = slice(start, start + len(one))
             rows[own] = torch.from_numpy(np.nan_to_num(one.columns(names), posinf=0.0, neginf=0.0)).to(dtype)
             sigma = np.where(np.isfinite(one.volatility), one.volatility, np.inf)
             inverse_sigma[own] = torch.from_numpy(1 / sigma).to(dtype)
-            places[candles], start = start, own.stop
-        return cls(rows, inverse_sigma, tuple(places[_candles(one)] for one in series))
+            places[identity], start = start, own.stop
+        return cls(rows, inverse_sigma, tuple(places[_identity(one)] for one in series))
 
 
-def _candles(one: Series) -> tuple[int, int]:
-    """The same for series that hold the same arrays, whatever their spans."""
+def _identity(one: Series) -> tuple[int, int]:
+    """Equal for series that hold the same arrays, whatever their spans."""
     return id(one.features), id(one.volatility)
 
 
@@ -62,7 +67,10 @@ class Scaling:
 
 
 def fit_scaling(columns: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and 1 / std of training rows [n, columns]; (0, 1) for what the origin's volatility scales already."""
+    """Mean and 1 / std [columns] of training rows [n, columns].
+
+    (0, 1) for columns that models read divided by the origin's volatility, for hour codes, and for constants.
+    """
     mean, inverse = np.zeros(len(names)), np.ones(len(names))
     for index, name in enumerate(names):
         if name not in SCALED and not name.startswith("hour_of_week"):
@@ -75,15 +83,15 @@ def fit_scaling(columns: np.ndarray, names: tuple[str, ...]) -> tuple[np.ndarray
 
 @dataclass(frozen=True)
 class Task:
-    """What one member learns: its seed, its windows as (series index, origin rows), and its name."""
+    """What one member learns from: its seed, its series, and the origins of its windows as rows of the bank."""
 
     seed: int
     symbol: str
     timeframe: str
     members: tuple[int, ...]  # indices of the series it learns
     train: np.ndarray  # int64 rows of the bank
-    validation: np.ndarray
-    mean: np.ndarray
+    validation: np.ndarray  # int64 rows of the bank
+    mean: np.ndarray  # float64 [columns], with `inverse` the scaling of the bank's columns
     inverse: np.ndarray
 
 
@@ -99,9 +107,9 @@ def make_task(
         train.append(own + bank.starts[index])
         validation.append(after + bank.starts[index])
         rows.append(one.columns(names)[own])
-    found = np.concatenate(train)
+    origins = np.concatenate(train)
     label = " and ".join(series[index].label for index in indices[:3])
-    if not len(found):
+    if not len(origins):
         raise ModelError(
             f"{label}: no window of {options.context} + {options.horizon} candles fits into its training span; "
             "give it more history."
@@ -110,7 +118,7 @@ def make_task(
     if not len(later):
         raise ModelError(
             f"{label}: no window of {options.context} + {options.horizon} candles fits into its validation span, "
-            "without which nothing says when to stop; give it more history."
+            "without which training does not know when to stop; give it more history."
         )
     mean, inverse = fit_scaling(np.concatenate(rows), names)
     return Task(
@@ -118,15 +126,15 @@ def make_task(
         symbol=symbol,
         timeframe=series[indices[0]].timeframe,
         members=indices,
-        train=found,
-        validation=thin(later, options.max_validation_windows),
+        train=origins,
+        validation=evenly_spread(later, options.max_validation_windows),
         mean=mean,
         inverse=inverse,
     )
 
 
 def split_origins(one: Series, options: Preset) -> tuple[np.ndarray, np.ndarray]:
-    """Training origins (of the span's last `max_train_rows` rows) and validation origins clear of them."""
+    """Training origins (of the span's last `max_train_rows` rows), and validation origins whose context is later."""
     train = one.origins("train", options.context, options.horizon, options.stride)
     first, end = one.spans.get("train", (0, 0))
     if options.max_train_rows:
@@ -136,33 +144,35 @@ def split_origins(one: Series, options: Preset) -> tuple[np.ndarray, np.ndarray]
     return train, validation[validation - options.context + 1 >= end]
 
 
-def thin(origins: np.ndarray, most: int) -> np.ndarray:
-    """At most `most` of them, evenly spread."""
-    if len(origins) <= most:
+def evenly_spread(origins: np.ndarray, limit: int) -> np.ndarray:
+    """At most `limit` of the origins, evenly spread over them."""
+    if len(origins) <= limit:
         return origins
-    return origins[np.linspace(0, len(origins) - 1, most).astype(np.int64)]
+    return origins[np.linspace(0, len(origins) - 1, limit).astype(np.int64)]
 
 
 def epoch_order(task: Task, epoch: int, steps: int, batch: int) -> np.ndarray:
-    """Rows [<= steps x batch] this member visits in an epoch: a shuffle by its own seed, pass after pass.
+    """Rows [<= steps x batch] this member visits in an epoch: its n windows shuffled, pass after pass.
 
-    Position p of the endless walk lies in pass p // n, whose order is Philox(seed, pass): any epoch can be
-    computed without the ones before it, and never depends on other members.
+    With a fixed number of steps an epoch may be part of a pass, or several. Position p, counted from the start of the
+    training, lies in pass p // n, whose order is drawn from Philox(seed, pass): any epoch can be computed without the
+    ones before it, and does not depend on other members.
     """
     n = len(task.train)
-    if steps * batch >= n and steps == -(-n // batch):
-        return task.train[_shuffle(task.seed, epoch, n)]
-    first, need, parts = epoch * steps * batch, steps * batch, []
-    while need > 0:
-        done, inside = divmod(first, n)
-        part = _shuffle(task.seed, done, n)[inside : inside + need]
+    if steps * batch >= n and steps == -(-n // batch):  # an epoch is one pass: the last batch may be short
+        return task.train[_shuffled(task.seed, epoch, n)]
+    position, missing, parts = epoch * steps * batch, steps * batch, []
+    while missing > 0:
+        number, inside = divmod(position, n)
+        part = _shuffled(task.seed, number, n)[inside : inside + missing]
         parts.append(part)
-        first, need = first + len(part), need - len(part)
+        position, missing = position + len(part), missing - len(part)
     return task.train[np.concatenate(parts)]
 
 
-def _shuffle(seed: int, turn: int, n: int) -> np.ndarray:
-    key = np.array([seed & (2**64 - 1), turn + 1], dtype=np.uint64)
+def _shuffled(seed: int, number: int, n: int) -> np.ndarray:
+    """A permutation of 0 .. n - 1 that belongs to this seed and this pass."""
+    key = np.array([seed & (2**64 - 1), number + 1], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key)).permutation(n)
 
 

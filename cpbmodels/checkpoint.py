@@ -1,6 +1,8 @@
 """Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
 
-A background thread writes, so an epoch pays for one copy in memory only. If the disk is slower than the epochs, or
+A file's name holds the CRC-32 of its bytes, so that a damaged one is never resumed from.
+
+A background thread writes, so training waits for a copy in memory only. Where the disk is slower than the epochs, or
 the copies (of gigabytes, from a GPU) would take more than a fiftieth of the time, epochs in between are skipped.
 Random draws are functions of (seed, step), so there is no generator state to save.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,11 @@ from typing import Any
 from torch import Tensor
 
 from cpbmodels.errors import ModelError
-from cpbmodels.member import write_whole
+from cpbmodels.files import write_whole
 
-KEPT = 2
-SHARE = 0.02  # of the time that copies may take
-_NAME = re.compile(r"epoch-(\d{6})\.safetensors")
+MAX_FILES = 2  # the one before the newest is there in case the newest is damaged
+MAX_TIME_SHARE = 0.02  # of the training that copies may take
+_NAME = re.compile(r"epoch-(?P<epoch>\d{6})-(?P<crc>[0-9a-f]{8})\.safetensors")
 
 
 class Checkpoints:
@@ -31,29 +34,33 @@ class Checkpoints:
         self.folder = folder
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
-        self.due = 0.0  # when the last copy has paid for itself, on time.monotonic's clock
+        self.next_due = 0.0  # on time.monotonic's clock: before, copies would take more than MAX_TIME_SHARE
 
     def save(
         self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
     ) -> None:
-        """Write the state after `epoch` in the background; skipped while the last one is still being written, and
-        until its copy took no more than `SHARE` of the time since."""
+        """Write the state after `epoch` in the background.
+
+        Skipped, unless `force`, while the last one is still being written, and while its copy is more than
+        `MAX_TIME_SHARE` of the time since it began.
+        """
         started = time.monotonic()
         if self.pending is not None:
-            if not force and (not self.pending.done() or started < self.due):
+            if not force and (not self.pending.done() or started < self.next_due):
                 return
-            self.pending.result()  # a full disk must not pass unnoticed
+            self.pending.result()  # raises what the writer raised, a full disk for example
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
         ended = time.monotonic()
-        self.due = ended + (ended - started) / SHARE
+        self.next_due = ended + (ended - started) / MAX_TIME_SHARE
 
     def _write(self, epoch: int, tensors: dict[str, Tensor], state: str) -> None:
         from safetensors.torch import save as to_bytes
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_whole(self.folder / f"epoch-{epoch:06d}.safetensors", to_bytes(tensors, {"state": state}))
-        for old in self.files()[:-KEPT]:
+        content = to_bytes(tensors, {"state": state})
+        write_whole(self.folder / f"epoch-{epoch:06d}-{zlib.crc32(content):08x}.safetensors", content)
+        for old in self.files()[:-MAX_FILES]:
             old.unlink(missing_ok=True)
 
     def files(self) -> list[Path]:
@@ -64,21 +71,18 @@ class Checkpoints:
 
     def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Tensors and state of the newest readable checkpoint, or None."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
 
         for path in reversed(self.files()):
-            try:
-                with safe_open(str(path), "pt") as file:
-                    names = file.keys()
-                    return {name: file.get_tensor(name) for name in names}, json.loads(
-                        file.metadata()["state"]
-                    )
-            except SafetensorError:  # damaged on disk: the one before it is why two are kept
+            if not _is_intact(path):  # try the one before
                 continue
+            with safe_open(str(path), "pt") as file:
+                names = file.keys()
+                return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["state"])
         return None
 
     def clear(self) -> None:
-        """Remove what earlier trainings left: this one starts anew."""
+        """Remove the checkpoints of earlier trainings: this one starts anew."""
         for path in self.files():
             path.unlink(missing_ok=True)
 
@@ -87,6 +91,11 @@ class Checkpoints:
         self.pool.shutdown(wait=True)
         if self.pending is not None:
             self.pending.result()
+
+
+def _is_intact(path: Path) -> bool:
+    match = _NAME.fullmatch(path.name)
+    return match is not None and zlib.crc32(path.read_bytes()) == int(match["crc"], 16)
 
 
 def check_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:

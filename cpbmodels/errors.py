@@ -1,5 +1,14 @@
-"""The one error of the library: an impossible request, said in one sentence."""
+"""The error of this library: a request that cannot be met, described in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class ModelError(ValueError):
     """Impossible data, option or model folder; the message says what, where and what to do next."""
+
+
+def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
+    """The sentence for a name that is not among the allowed ones."""
+    return f"{kind} {value!r} is unknown: choose one of {', '.join(allowed)}."

@@ -1,9 +1,9 @@
-"""From a fleet that has finished to members: best rows, quantile tables, what was measured."""
+"""From a fleet that has finished to members: best rows, quantile tables, reports."""
 
 from __future__ import annotations
 
 import platform
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from cpbmodels.bank import Bank, Task
 from cpbmodels.heads import Classes
 from cpbmodels.job import Job
 from cpbmodels.loop import Loop, Progress
-from cpbmodels.member import FORMAT, Member
+from cpbmodels.member import FORMAT, Member, Report
 from cpbmodels.net import Net
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.student_t import QUANTILES
@@ -29,7 +29,7 @@ def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
     weights = net.layout.views(fleet.best)
     table = net.head.table(weights, _residuals(net, raw, truth, weight) if net.head.needs_residuals else None)
     extra = _classification(net, raw, truth, weight)
-    used = {**loop.monitor.summary(), "device_warning": loop.monitor.warning or loop.monitor.note}
+    device = {**loop.monitor.summary(), "device_warning": loop.monitor.warning or loop.monitor.note}
     members = []
     for k, (task, progress) in enumerate(zip(loop.tasks, loop.progress, strict=True)):
         members.append(
@@ -40,7 +40,7 @@ def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
                 inverse=fleet.scaling.inverse[k : k + 1].cpu().clone(),
                 table=torch.as_tensor(table[k : k + 1]).to(job.dtype),
                 history=progress.history,
-                report={**_outcome(progress), **_run(job, loop, task), **used, **extra[k]},
+                report=cast(Report, {**_outcome(progress), **_run(job, loop, task), **device, **extra[k]}),
             )
         )
     return members
@@ -54,6 +54,7 @@ def _outcome(progress: Progress) -> dict[str, Any]:
         "best_val_loss": progress.best,
         "stopped": progress.stopped,
         "reason": progress.reason,
+        "diverged": progress.diverged,
     }
 
 
@@ -106,6 +107,7 @@ def _validate(net: Net, bank: Bank, loop: Loop) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _residuals(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> np.ndarray:
+    """Close minus its median forecast [K, V, H] in volatilities x sqrt(step); NaN where there is no window."""
     error = truth[..., 3] - net.head.median(raw)[..., 3]
     return torch.where(weight.unsqueeze(-1) > 0, error, torch.nan).double().numpy()
 

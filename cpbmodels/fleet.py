@@ -1,8 +1,8 @@
 """A fleet on its device: the [K, P] matrix, its optimizer, one training step, and validation.
 
-Rows are kept in an order (fewer steps, stopped: to the back), so that those still at work are always a prefix and
-every tensor of a step is a view. Every row has its own clip, its own step count and its own loss: nothing is
-shared, so a fleet of K equals K fleets of one.
+K members, P weights each, B windows per member and step. Rows are ordered (members with fewer steps, and stopped ones,
+at the back), so that the rows of a step are always a prefix and every tensor of a step is a view. Every row has its own
+gradient clip, step count and loss: nothing is shared, so a fleet of K equals K fleets of one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from cpbmodels.bank import Bank, Scaling
 from cpbmodels.draws import Draws
 from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
+from cpbmodels.torch_private import foreach_add_, foreach_copy_, fused_adam_, fused_adamw_
 from cpbmodels.weights import Layout, Weights
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
@@ -23,7 +24,10 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 @dataclass
 class Prefix:
-    """Views of the first `count` rows, made once per count: weights to differentiate, and the optimizer's rows."""
+    """Views of the first `count` rows, made once per count: weights to differentiate, and the optimizer's rows.
+
+    The gradient matrix has the layout of the weights: `grads` are its views by weight, `row_grads` those by member.
+    """
 
     weights: Weights
     leaves: list[Tensor]
@@ -35,7 +39,7 @@ class Prefix:
     counts: list[Tensor]
 
 
-class Shadow:
+class ComputeWeights:
     """The weights in the dtype of the products: views of the matrix itself, or of a copy made once per step.
 
     On a CPU each weight of the copy is a block of its own: oneDNN would copy a view of the matrix in every product.
@@ -43,34 +47,38 @@ class Shadow:
 
     def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype) -> None:
         self.flat, self.views = flat, layout.views(flat)
-        self.same, self.whole = compute == flat.dtype, on_gpu(flat)
-        self.copy = flat if self.same or not self.whole else flat.to(compute)
-        own = self.same or self.whole
-        self.weights = layout.views(self.copy) if own else {n: v.to(compute) for n, v in self.views.items()}
+        self.is_master, self.one_copy = compute == flat.dtype, on_gpu(flat)
+        self.copy = flat if self.is_master or not self.one_copy else flat.to(compute)
+        as_views = self.is_master or self.one_copy
+        self.weights = (
+            layout.views(self.copy) if as_views else {name: v.to(compute) for name, v in self.views.items()}
+        )
 
     def refresh(self, count: int) -> None:
-        """Copy the first `count` rows anew."""
-        if self.same:
+        """Copy the first `count` rows anew; needed after every change of the master weights."""
+        if self.is_master:
             return
-        if self.whole:
+        if self.one_copy:
             self.copy[:count].copy_(self.flat[:count])
             return
-        pairs = zip(self.weights.values(), self.views.values(), strict=True)
-        for own, view in pairs:
-            own[:count].copy_(view[:count])
+        for copy, view in zip(self.weights.values(), self.views.values(), strict=True):
+            copy[:count].copy_(view[:count])
 
 
 class Fleet:
-    """State of K members on one device. `compute` is the dtype of the products (bf16 in mixed precision)."""
+    """State of K members on one device. `compute` is the dtype of the products (bf16 in mixed precision).
+
+    flat: master weights [K, P]. best: the snapshot that is exported, [K, P]. first, second: Adam's moments [K, P].
+    steps: optimizer steps [K], float32 as torch's fused optimizers want them. loss_sum: losses of this epoch [K].
+    scale: fp16 only, the loss scale [K, 1] of each member, so that small gradients do not vanish.
+    """
 
     def __init__(self, net: Net, flat: Tensor, seeds: Tensor, scaling: Scaling, compute: torch.dtype) -> None:
         self.net, self.flat, self.seeds, self.scaling = net, flat, seeds, scaling
-        self.shadow = Shadow(net.layout, flat, compute)
+        self.compute_weights = ComputeWeights(net.layout, flat, compute)
         self.grad = torch.zeros_like(flat)
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
-        self.steps = torch.zeros(
-            len(flat), device=flat.device
-        )  # optimizer steps, float32 as torch wants them
+        self.steps = torch.zeros(len(flat), device=flat.device)
         self.best = flat.clone()
         self.loss_sum = torch.zeros(len(flat), device=flat.device, dtype=flat.dtype)
         self.scale = (
@@ -82,7 +90,8 @@ class Fleet:
         """Views of the first `count` rows."""
         if count not in self.prefixes:
             weights = {
-                name: own[:count].detach().requires_grad_() for name, own in self.shadow.weights.items()
+                name: own[:count].detach().requires_grad_()
+                for name, own in self.compute_weights.weights.items()
             }
             self.prefixes[count] = Prefix(
                 weights=weights,
@@ -97,9 +106,12 @@ class Fleet:
         return self.prefixes[count]
 
     def step(self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor) -> None:
-        """One optimizer step of the first len(origins) members on windows `origins` [K, B], weights 0 or 1."""
+        """One optimizer step of the first len(origins) members on windows `origins` [K, B], weights 0 or 1.
+
+        A member's loss is the mean over its windows of weight 1: those of weight 0 fill up a short last batch.
+        """
         prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
-        self.shadow.refresh(len(origins))
+        self.compute_weights.refresh(len(origins))
         total = weight.sum(1).clamp(min=1)
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
@@ -108,22 +120,25 @@ class Fleet:
         self._update(prefix, lr)
 
     def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> None:
-        """Gradients of one micro-batch into (part 0) or onto the gradient matrix; its loss onto the epoch's sum."""
+        """Gradients of one micro-batch into (part 0) or onto the gradient matrix; its loss onto the epoch's sum.
+
+        The members' losses are added up: each depends on its own row only, so the gradient of the sum is all rows'.
+        """
         count = len(origins)
         window = self.net.gather(bank, origins, self.scaling.rows(count), future=True)
-        draws = Draws(self.seeds[:count], self.steps[:count].long(), part) if self._random() else _NO_DRAWS
+        draws = Draws(self.seeds[:count], self.steps[:count].long(), part) if self._is_random() else _NO_DRAWS
         losses = (self.net.loss(window, prefix.weights, draws) * weight).sum(1)
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
         grads = torch.autograd.grad(total, prefix.leaves)
-        (torch._foreach_add_ if part else torch._foreach_copy_)(prefix.grads, grads)
+        (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
 
-    def _random(self) -> bool:
+    def _is_random(self) -> bool:
         options = self.net.options
         return options.dropout > 0 or 0 < options.teacher_forcing < 1
 
     def _clip(self, count: int) -> None:
-        """Scale every row's gradient to at most `clip`; with fp16, undo the loss scale and skip overflown rows."""
+        """Scale every row's gradient to a norm of at most `clip`; with fp16, undo the loss scale first."""
         grad = self.grad[:count]
         if self.scale is not None:
             self._unscale(grad, self.scale[:count])
@@ -132,16 +147,19 @@ class Fleet:
 
     @staticmethod
     def _unscale(grad: Tensor, scale: Tensor) -> None:
-        """A row with an overflow gets a zero gradient (momentum alone moves it) and half the scale."""
+        """A row with an overflow gets a zero gradient (only its momentum moves it) and half the scale.
+
+        Other rows' scales grow by 0.05 % a step, so a scale is found again after a halving within some 1,400 steps.
+        """
         good = torch.isfinite(grad).all(1, keepdim=True)
         grad.copy_(torch.where(good, grad / scale, 0.0))
         scale.mul_(torch.where(good, 1.0005, 0.5)).clamp_(1.0, 2.0**24)
 
     def _update(self, prefix: Prefix, lr: float | Tensor) -> None:
-        """Adam or AdamW, fused over the rows."""
+        """Adam or AdamW, one launch for all rows."""
         options = self.net.options
-        torch._foreach_add_(prefix.counts, 1)
-        update = torch._fused_adamw_ if options.optimizer == "adamw" else torch._fused_adam_
+        foreach_add_(prefix.counts, 1)
+        update = fused_adamw_ if options.optimizer == "adamw" else fused_adam_
         update(
             prefix.rows,
             prefix.row_grads,
@@ -162,10 +180,10 @@ class Fleet:
 
     @torch.no_grad()
     def evaluate(self, bank: Bank, origins: Tensor, weight: Tensor, batch: int) -> Tensor:
-        """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teaching."""
+        """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teacher forcing."""
         count = len(origins)
-        self.shadow.refresh(count)
-        weights = {name: own[:count] for name, own in self.shadow.weights.items()}
+        self.compute_weights.refresh(count)
+        weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
         total = self.loss_sum.new_zeros(count)
         for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
             window = self.net.gather(bank, own, self.scaling.rows(count), future=True)
@@ -178,8 +196,8 @@ class Fleet:
         state += [self.scaling.mean, self.scaling.inverse, *([self.scale] if self.scale is not None else [])]
         for tensor in state:
             tensor.copy_(tensor[order])
-        self.grad.zero_()  # a NaN of a diverged row, clipped, also fills the gaps of its layout
+        self.grad.zero_()  # clipping a diverged row fills the gaps of its layout with NaN, and no step writes gaps
 
 
-# Training with nothing random: tells the net that it trains, and is never asked for a draw.
+# Stands in where nothing is random: tells the net that it trains, and is never asked for a draw.
 _NO_DRAWS = Draws(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))

@@ -1,8 +1,8 @@
 """A whole training step as one CUDA graph: gather, forward, backward, clip, optimizer, schedule and random draws.
 
-The epoch's windows and learning rates lie in buffers that never move; a counter on the device says which step it
-is. So an epoch is `replay()` n times: no launch from Python, no copy, no sync. One graph per number of active
-members; all graphs share a memory pool.
+A graph replays kernels on the memory addresses it was captured with. So the epoch's windows and learning rates lie in
+buffers that never move, and a counter on the device says which step it is. An epoch is then `replay()` n times: no
+launch from Python, no copy, no sync. One graph per number of active members; all graphs share a memory pool.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from cpbmodels.bank import Bank
 from cpbmodels.fleet import Fleet
 
 WARM_UP = 3  # eager steps before the first capture: cuBLAS handles, autograd's buffers, cached constants
-# One more before each further capture: another number of members means other kernels, to be loaded outside of it.
+# Before each further capture there is one: another number of members may need kernels that are not loaded yet, and
+# loading is not allowed while capturing.
 
 
 class StepRunner:
@@ -34,7 +35,7 @@ class StepRunner:
     def load(self, origins: Tensor, weight: Tensor, rates: Tensor) -> None:
         """Put an epoch's windows [K, steps x B], their weights and the rates [steps] into the fixed buffers."""
         if origins.shape[0] > self.origins.shape[0] or origins.shape[1] > self.origins.shape[-1]:
-            self.graphs.clear()  # they hold the old addresses
+            self.graphs.clear()  # they were captured with the old buffers' addresses
             self.origins, self.weight, self.rates = origins.clone(), weight.clone(), rates.clone()
         rows, width = origins.shape
         self.origins[:rows, :width].copy_(origins)
@@ -49,7 +50,7 @@ class StepRunner:
         elif active in self.graphs:
             self.graphs[active].replay()
         elif self.warm.total() < WARM_UP or not self.warm[active]:
-            self._aside(active)
+            self._eager_step(active)
         else:
             self._capture(active)
             self.graphs[active].replay()
@@ -62,8 +63,8 @@ class StepRunner:
         self.fleet.step(self.bank, origins, weight, rate)
         self.counter.add_(1)
 
-    def _aside(self, active: int) -> None:
-        """An eager step on a side stream, as captures want it."""
+    def _eager_step(self, active: int) -> None:
+        """A step without a graph on a side stream, which torch requires of the steps before a capture."""
         assert self.stream is not None
         usual = torch.cuda.current_stream(self.stream.device)
         self.stream.wait_stream(usual)
@@ -74,7 +75,7 @@ class StepRunner:
 
     def _capture(self, active: int) -> None:
         """Record the step; recording does not run it."""
-        self.fleet.prefix(active)  # its views must not live in the graph's pool
+        self.fleet.prefix(active)  # its views must not be made while capturing, in the graph's memory pool
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values())).pool() if self.graphs else None
         with torch.cuda.graph(graph, pool=pool, stream=self.stream, capture_error_mode="thread_local"):

@@ -1,13 +1,19 @@
 """Heads: what the raw outputs of an architecture mean. Raw is [K, B, H, size]; units are volatility x sqrt(step).
 
-Targets y are [K, B, H, 4]: ln(open, high, low, close / last close) in those units. A head's open is free; its high
-and low are the candle's body plus positive wicks, so the candle is valid by construction.
+K members, B windows, H steps, L = 19 quantile levels. Targets y are [K, B, H, 4]: ln(open, high, low, close / last
+close) in those units. A head's open is free; its high and low are the candle's body plus positive wicks, so the
+candle is valid by construction. All but `Classes` and `Scaled` put open, upper wick and lower wick last.
+
+A table [K, H, L] holds the quantiles of the standardised error per member and step. It is computed once when training
+ends (from the degrees of freedom, from validation residuals, or fitted) and stored with the model.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,17 +23,22 @@ from typing_extensions import override
 
 from cpbmodels.errors import ModelError
 from cpbmodels.options import Preset
-from cpbmodels.ranges import MOST
+from cpbmodels.ranges import MAX_LOG_SCALE
 from cpbmodels.student_t import QUANTILES, t_quantiles
 from cpbmodels.weights import Param, Weights
 
-MIN_DF, MAX_DF, START_DF = 2.05, 200.0, 5.0
-START_SCALE = 0.75  # of a unit-variance t with 5 degrees of freedom
+MIN_DF, MAX_DF, START_DF = 2.05, 200.0, 5.0  # degrees of freedom; up to 2 a t distribution has no variance
+START_SCALE = 0.75  # of a unit-variance t with 5 degrees of freedom: sqrt(3 / 5) = 0.77
+MAX_STUDENT_LOG_SCALE = 6.0  # a Student-t scale lies within exp(-6) .. exp(6) units
 LEVELS = len(QUANTILES)
+MEDIAN = LEVELS // 2  # place of the level 0.5
 
 
 def candle(open_: Tensor, close: Tensor, up: Tensor, down: Tensor) -> Tensor:
-    """[..., 4] open high low close from body and raw wicks; low <= min(open, close), high >= max(open, close)."""
+    """[..., 4] open high low close from body and raw wicks; low <= min(open, close), high >= max(open, close).
+
+    A wick is softplus(raw - 1): positive, and 0.31 units where a new model's raw output is near 0.
+    """
     high = torch.maximum(open_, close) + F.softplus(up - 1)
     low = torch.minimum(open_, close) - F.softplus(down - 1)
     return torch.stack([open_, high, low, close], -1)
@@ -50,6 +61,17 @@ class Head(ABC):
     """Outputs per step, loss, what a decoder is fed back, and quantiles."""
 
     size: int
+    """Raw outputs per step."""
+    has_log_scale: ClassVar[bool] = False
+    """Raw output 1 is the logarithm of a scale, which the hour of the week can shift."""
+    is_classifier: ClassVar[bool] = False
+    """Its forecast is probabilities of classes; it has no quantiles and no candle."""
+    is_reserved: ClassVar[bool] = False
+    """Only architectures that name it in `spec.fixed` can have it."""
+    required_options: ClassVar[Mapping[str, Any]] = {}
+    """Options that must have these values with this head."""
+    needs_residuals: ClassVar[bool] = False
+    """`table` needs the residuals of the validation windows."""
 
     def __init__(self, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
         self.options = options
@@ -66,7 +88,7 @@ class Head(ABC):
 
     @abstractmethod
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
-        """Loss of each window, [K, B]."""
+        """Loss of each window [K, B] from raw [K, B, H, size] and targets y [K, B, H, 4]."""
 
     def median(self, raw: Tensor) -> Tensor:
         """Median candle [..., 4] from raw [..., size]."""
@@ -89,29 +111,31 @@ class Head(ABC):
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         """[K, B, H, 19] ascending quantiles of the close."""
 
-    needs_residuals = False
-
     def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         """Quantiles [K, B, H, 19] and the median candle [K, B, H, 4] whose close is the middle quantile."""
         q = self.quantiles(raw, table)
         parts = self.candle_parts(raw)
-        return q, candle(parts[0], q[..., LEVELS // 2], parts[1], parts[2])
+        return q, candle(parts[0], q[..., MEDIAN], parts[1], parts[2])
 
     def candle_parts(self, raw: Tensor) -> tuple[Tensor, ...]:
         """Raw open, upper wick, lower wick: the last three outputs."""
         return raw[..., -3:].unbind(-1)
 
     def candle_loss(self, raw: Tensor, close: Tensor, y: Tensor) -> Tensor:
-        """Absolute error of open, high and low [K, B]: its minimum is the median of each."""
+        """Absolute error of open, high and low [K, B], minimal at the median of each; `close` [K, B, H] is given."""
         open_, up, down = self.candle_parts(raw)
-        made = candle(open_, close, up, down)
-        return (made[..., :3] - y[..., :3]).abs().mean((-1, -2))
+        forecast = candle(open_, close, up, down)
+        return (forecast[..., :3] - y[..., :3]).abs().mean((-1, -2))
 
 
 class StudentT(Head):
-    """Location (shrunk), scale per step, and degrees of freedom learned per step. The head with the best skill."""
+    """Location (shrunk), scale per window and step, degrees of freedom per step. The head with the best skill.
+
+    Raw: location, log-scale, open, upper wick, lower wick. The degrees of freedom are weights of the head, not outputs.
+    """
 
     size = 5
+    has_log_scale = True
 
     def __init__(self, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(options, device, dtype)
@@ -119,9 +143,9 @@ class StudentT(Head):
 
     @override
     def params(self) -> list[Param]:
-        if self.options.loss == "crps":  # its quantiles are fixed: nothing would teach the degrees of freedom
+        if self.options.loss == "crps":  # with fixed degrees of freedom: it has no gradient for them
             return []
-        start = math.log(math.expm1(START_DF - MIN_DF))
+        start = math.log(math.expm1(START_DF - MIN_DF))  # softplus(start) = START_DF - MIN_DF, see _df
         return [Param("head.df", (1, self.options.horizon), 0.0, start)]
 
     def _df(self, w: Weights) -> Tensor:
@@ -132,7 +156,7 @@ class StudentT(Head):
         return raw[..., :1] * self.options.location_shrink
 
     def _log_scale(self, raw: Tensor) -> Tensor:
-        return (raw[..., 1] + math.log(START_SCALE)).clamp(-6, 6)
+        return (raw[..., 1] + math.log(START_SCALE)).clamp(-MAX_STUDENT_LOG_SCALE, MAX_STUDENT_LOG_SCALE)
 
     @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
@@ -144,12 +168,19 @@ class StudentT(Head):
         return close + self.options.candle_weight * self.candle_loss(raw, location.detach(), y)
 
     def _nll(self, z: Tensor, log_scale: Tensor, w: Weights) -> Tensor:
+        """Negative log-likelihood [K, B], mean over the steps, of z = (y - location) / scale [K, B, H].
+
+        -ln p = lnGamma(v / 2) - lnGamma((v + 1) / 2) + ln(v pi) / 2 + ln(scale) + (v + 1) / 2 ln(1 + z^2 / v).
+        """
         df = self._df(w)
         norm = torch.lgamma(df / 2) - torch.lgamma((df + 1) / 2) + 0.5 * torch.log(df * math.pi)
         return (norm + log_scale + (df + 1) / 2 * torch.log1p(z * z / df)).mean(-1)
 
     def _crps(self, z: Tensor, log_scale: Tensor) -> Tensor:
-        """Mean pinball loss over the 19 levels, the project's CRPS, of a t with `START_DF` degrees of freedom."""
+        """Mean pinball loss over the 19 levels, the project's CRPS, of a t with `START_DF` degrees of freedom.
+
+        Computed on z, where the quantiles are constants, and multiplied by the scale: pinball is homogeneous.
+        """
         error = z.unsqueeze(-1) - self.start_quantiles
         return (pinball(error, self.levels).mean(-1) * torch.exp(log_scale)).mean(-1)
 
@@ -177,7 +208,7 @@ class Point(Head):
 
     @override
     def feedback(self, raw: Tensor) -> Tensor:
-        """As for every head; without slices, whose gradients are as many additions to zeros."""
+        """As for every head, in one operation: the gradient of each slice would be a tensor filled with zeros."""
         return torch.where(self.wicks, F.softplus(raw - 1), raw)
 
     @override
@@ -199,7 +230,10 @@ class Point(Head):
 
 
 class Quantile(Head):
-    """19 free quantiles: a median and positive gaps on both sides, so they cannot cross. Pinball loss."""
+    """19 free quantiles: a median and positive gaps on both sides, so they cannot cross. Pinball loss.
+
+    Raw: median, 9 gaps upwards from the median, 9 downwards, then open, upper wick, lower wick.
+    """
 
     size = LEVELS + 3
 
@@ -211,10 +245,10 @@ class Quantile(Head):
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
-        middle, half = raw[..., :1], LEVELS // 2
-        gaps = F.softplus(raw[..., 1:LEVELS] - 2)
-        up = middle + gaps[..., :half].cumsum(-1)
-        down = middle - gaps[..., half:].cumsum(-1)
+        middle = raw[..., :1]
+        gaps = F.softplus(raw[..., 1:LEVELS] - 2)  # 0.13 at raw = 0: 18 gaps then span 2.3 units
+        up = middle + gaps[..., :MEDIAN].cumsum(-1)
+        down = middle - gaps[..., MEDIAN:].cumsum(-1)
         return torch.cat([down.flip(-1), middle, up], -1)
 
 
@@ -222,6 +256,8 @@ class Classes(Head):
     """Up, flat or down over the next candle; cross-entropy. `quantiles` are empty: use `probabilities`."""
 
     size = 3
+    is_classifier = True
+    is_reserved = True
 
     @override
     @property
@@ -258,10 +294,14 @@ class Classes(Head):
 class Scaled(Head):
     """A scale per step times fixed standardised quantiles; raw is open, log-scale, high, low. Fitted in closed form.
 
-    Serves `robust-har` alone: its table and candle are weights, its loss only measures.
+    For architectures that `ranges.fit_ranges` fits: table and candle are weights, the loss is only reported. The hour
+    must shift the log-scale, not be embedded.
     """
 
     size = 4
+    has_log_scale = True
+    is_reserved = True
+    required_options: ClassVar[Mapping[str, Any]] = {"calendar_dim": 0}
 
     @override
     def params(self) -> list[Param]:
@@ -277,14 +317,14 @@ class Scaled(Head):
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
-        return torch.exp(raw[..., 1:2].clamp(-MOST, MOST)) * table.unsqueeze(1)
+        return torch.exp(raw[..., 1:2].clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)) * table.unsqueeze(1)
 
     @override
     def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         q = self.quantiles(raw, table)
-        scale, close = torch.exp(raw[..., 1].clamp(-MOST, MOST)), q[..., LEVELS // 2]
+        scale, close = torch.exp(raw[..., 1].clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)), q[..., MEDIAN]
         open_, high, low = raw[..., 0] * scale, raw[..., 2] * scale, raw[..., 3] * scale
-        high = torch.maximum(high, torch.maximum(open_, close))  # against rounding, not against the fit
+        high = torch.maximum(high, torch.maximum(open_, close))  # the fit is valid, rounding may not be
         return q, torch.stack([open_, high, torch.minimum(low, torch.minimum(open_, close)), close], -1)
 
 

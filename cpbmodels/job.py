@@ -1,4 +1,4 @@
-"""What a training is made of, and what it reports after every epoch."""
+"""The description of one training that all its fleets share, and the record it reports after every epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,14 @@ from cpbmodels.series import Series
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """What `on_epoch` is told. `members`: one dict per member that trained in this epoch (symbol, timeframe, seed,
-    index in the returned list, train_loss, val_loss, best_val_loss, stopped)."""
+    """What `on_epoch` is called with, once per fleet and epoch.
+
+    epoch: from 1. epochs: at most as many. lr: learning rate at the end of the epoch.
+    members: one dict per member that trained in this epoch: index in the returned list, symbol, timeframe, seed,
+        train_loss, val_loss, best_val_loss, stopped ("" while it goes on).
+    windows_per_s, seconds: of the whole fleet, validation included.
+    memory: MB and percent, as `Monitor.latest` gives them.
+    """
 
     epoch: int
     epochs: int
@@ -30,7 +36,7 @@ class EpochRecord:
 
 
 class Stopped(Exception):
-    """A fleet gave up because another part of its training was interrupted."""
+    """Raised in a fleet when another part of its training failed or was interrupted."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +47,11 @@ class Job:
     architecture: str
     options: Preset
     device: torch.device
-    dtype: torch.dtype
-    compute: torch.dtype
+    dtype: torch.dtype  # of the master weights
+    compute: torch.dtype  # of the products
     checkpoint: Path | None
     resume: bool
-    warm: list[Member | None] | None
+    warm: list[Member | None] | None  # per task, the member it continues from
     on_epoch: Callable[[EpochRecord], None] | None
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    stop: threading.Event = field(default_factory=threading.Event)  # set: side-by-side fleets give up
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` runs
+    stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step

@@ -13,12 +13,12 @@ from cpbmodels.weights import Weights
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Anything but a CPU counts as one, so that tests can walk the GPU's paths on torch's meta device."""
+    """Whether to take a GPU's code path: on anything but a CPU, so that tests can run it on torch's meta device."""
     return x.device.type != "cpu"
 
 
 def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    """[K, ..., in] -> [K, ..., out]: one batched product for all members."""
+    """x [K, ..., in], weight [K, in, out] -> [K, ..., out]: one batched product for all members."""
     weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
     if x.dim() == 3:
         return torch.baddbmm(bias, x, weight)
@@ -34,13 +34,13 @@ def normalise(x: Tensor) -> Tensor:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention over [N, T, d] with members and heads folded into N. `mask` [Tq, Tk] is added to the scores.
 
-    Plain products on purpose: at 30 steps they beat scaled_dot_product_attention on a CPU, whose bf16 backward
-    took two thirds of a training step.
+    softmax(q k^T / sqrt(d) + mask) v in plain products on purpose: at 30 steps they beat
+    scaled_dot_product_attention on a CPU, whose bf16 backward pass took two thirds of a training step.
     """
     scale = 1 / math.sqrt(query.shape[-1])
-    beta = 0 if mask is None else 1
-    seen = query.new_zeros(1, 1) if mask is None else mask
-    scores = torch.baddbmm(seen, query, key.transpose(1, 2), beta=beta, alpha=scale)
+    beta = 0 if mask is None else 1  # 0: the first argument is ignored
+    added = query.new_zeros(1, 1) if mask is None else mask
+    scores = torch.baddbmm(added, query, key.transpose(1, 2), beta=beta, alpha=scale)
     return torch.bmm(softmax(scores), value)
 
 
@@ -52,8 +52,11 @@ def softmax(scores: Tensor) -> Tensor:
 
 
 class _SoftmaxBf16(torch.autograd.Function):
-    """By way of float32: torch's bf16 kernels on a CPU were a quarter of a transformer's step (T no multiple of
-    32 falls to their scalar tail); this takes half their time, forward and backward together."""
+    """Computed in float32: torch's bf16 kernels on a CPU took a quarter of a transformer's step (rows whose length T
+    is no multiple of 32 end in scalar code); this takes half their time, forward and backward together.
+
+    Backward: with a = softmax(s) and g = dL/da, dL/ds = a * g - a * sum(a * g), here in bf16 throughout.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
@@ -69,6 +72,9 @@ class _SoftmaxBf16(torch.autograd.Function):
 
 
 def embed(codes: Tensor, table: Tensor) -> Tensor:
-    """codes [K, N] -> rows of table [K, n, e] as [K, N, e], as a one-hot product: its backward is deterministic."""
+    """codes [K, N] -> rows of table [K, n, e] as [K, N, e].
+
+    As a product with one-hot rows: the gradient of an index would be added up in an order that varies on a GPU.
+    """
     hot = codes.unsqueeze(-1) == torch.arange(table.shape[1], device=codes.device, dtype=codes.dtype)
     return torch.bmm(hot.to(table.dtype), table)

@@ -1,4 +1,8 @@
-"""The one training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints."""
+"""The one training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
+
+A member is active until it stops. The rows that take part in a step are the first ones (`stepped`): the active members
+and, on a GPU, a few stopped ones beside them. Those are still updated, but their result is the saved snapshot.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +28,16 @@ from cpbmodels.options import Preset
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.schedule import learning_rate
 
-CUDA_BUCKET = 8  # working members are rounded up to a multiple: a graph is captured once per multiple
+CUDA_BUCKET = 8  # rows of a step are rounded up to a multiple of this: one CUDA graph per multiple
 
 
 @dataclass
 class Progress:
-    """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is."""
+    """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is.
+
+    best: lowest validation loss so far, in epoch `best_epoch` (from 1; 0: none yet).
+    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan" or "closed_form", with a reason.
+    """
 
     history: list[dict[str, Any]] = field(default_factory=list)
     best: float = float("inf")
@@ -38,14 +46,18 @@ class Progress:
     stopped: str = ""
     reason: str = ""
 
-    def judge(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
-        """Note an epoch's losses; True if it is the best so far. Sets `stopped` where the member must stop."""
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss was not finite before any epoch improved validation: the snapshot is the initial weights."""
+        return self.stopped == "nan" and self.best_epoch == 0
+
+    def record(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
+        """Add an epoch's losses; True if it is the best so far. Sets `stopped` where the member must stop."""
         self.history.append({"epoch": epoch + 1, "train_loss": train, "val_loss": val, "lr": lr})
         if not (np.isfinite(train) and np.isfinite(val)):
             self.stopped = "nan"
-            self.reason = (
-                f"the loss was not finite in epoch {epoch + 1}; kept the snapshot of epoch {self.best_epoch}"
-            )
+            kept = f"the snapshot of epoch {self.best_epoch}" if self.best_epoch else "its initial weights"
+            self.reason = f"the loss was not finite in epoch {epoch + 1}; the member keeps {kept}"
             return False
         better = val < self.best
         self.best, self.best_epoch, self.waited = (
@@ -59,7 +71,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Measured:
+class EpochCost:
     """What an epoch took: windows per second over the fleet, seconds, memory in MB."""
 
     windows_per_s: float
@@ -92,62 +104,64 @@ class Loop:
         self.compact()
 
     @property
-    def alive(self) -> int:
+    def active(self) -> int:
         """Members still training: the first rows."""
         return sum(not one.stopped for one in self.progress)
 
     @property
-    def working(self) -> int:
-        """Rows that take part in a step: those alive, on a GPU rounded up so that few graphs are needed.
-
-        A stopped row among them goes on moving to no effect: its result is its snapshot.
-        """
-        return min(-(-self.alive // self.bucket) * self.bucket, len(self.tasks))
+    def stepped(self) -> int:
+        """Rows that take part in a step: the active ones, on a GPU rounded up so that few graphs are needed."""
+        return min(-(-self.active // self.bucket) * self.bucket, len(self.tasks))
 
     def compact(self) -> None:
-        """Stopped members to the back, and in front the ones with more steps: what works is always a prefix."""
+        """Move stopped members to the back and, before them, those with fewer steps: a step's rows are a prefix."""
         rows = sorted(range(len(self.order)), key=lambda row: bool(self.progress[self.order[row]].stopped))
-        working = sorted(rows[: self.working], key=lambda row: -self.steps[self.order[row]])
-        rank = working + rows[self.working :]
+        stepped = sorted(rows[: self.stepped], key=lambda row: -self.steps[self.order[row]])
+        rank = stepped + rows[self.stepped :]
         if rank != list(range(len(rank))):
             self.fleet.reorder(torch.tensor(rank, device=self.fleet.flat.device))
             self.order = [self.order[row] for row in rank]
             self.validation = None
 
-    def run(self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, Measured], None] | None) -> None:
+    def run(
+        self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, EpochCost], None] | None
+    ) -> None:
         """Epoch after epoch until every member has stopped."""
-        while self.alive:
+        while self.active:
             started = time.perf_counter()
             windows = self.train_epoch()
-            self.judge_epoch()
+            self.validate_epoch()
             if checkpoints is not None:
-                checkpoints.save(self.epoch, self.tensors(), self.state(), force=not self.alive)
+                checkpoints.save(self.epoch, self.tensors(), self.state(), force=not self.active)
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
             if on_epoch is not None:
-                on_epoch(self, Measured(windows / seconds, seconds, self.monitor.latest()))
+                on_epoch(self, EpochCost(windows / seconds, seconds, self.monitor.latest()))
             self.compact()
 
     def train_epoch(self) -> int:
-        """All steps of one epoch; nothing leaves the device. Returns the number of windows learnt from."""
+        """All steps of one epoch, without a copy to the host. Returns the number of windows learnt from."""
         self.fleet.loss_sum.zero_()
         origins, weight, counts = self.plan_epoch()
-        steps = [self.steps[task] for task in self.order[: self.working]]
+        steps = [self.steps[task] for task in self.order[: self.stepped]]
         rates = [learning_rate(self.options, self.epoch, step) for step in range(max(steps))]
-        kind = torch.float32 if on_gpu(origins) else torch.float64  # what the fused optimizer reads
+        kind = torch.float32 if on_gpu(origins) else torch.float64  # the fused optimizer's dtype for a rate
         self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
-            self.runner.step(sum(own > step for own in steps))
+            self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
         return int(counts.sum())
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Rows and weights [working, steps x B] of the epoch's windows, on the device; windows per member."""
-        B, alive = self.options.batch_size, self.order[: self.working]
-        width = max(self.steps[task] for task in alive) * B
-        rows, counts = np.empty((len(alive), width), np.int64), np.empty(len(alive), np.int64)
-        for row, task in enumerate(alive):
+        """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; windows per member.
+
+        Places beyond a member's windows hold its first window with weight 0.
+        """
+        B, stepped = self.options.batch_size, self.order[: self.stepped]
+        width = max(self.steps[task] for task in stepped) * B
+        rows, counts = np.empty((len(stepped), width), np.int64), np.empty(len(stepped), np.int64)
+        for row, task in enumerate(stepped):
             own = epoch_order(self.tasks[task], self.epoch, self.steps[task], B)
             rows[row, : len(own)], rows[row, len(own) :] = own, own[0]
             counts[row] = len(own)
@@ -155,21 +169,21 @@ class Loop:
         device, kind = self.fleet.flat.device, self.fleet.flat.dtype
         return torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(device, kind), counts
 
-    def judge_epoch(self) -> None:
-        """Validate, one sync, note losses, keep the best rows. The device of weights and data is checked here."""
+    def validate_epoch(self) -> None:
+        """Validate, record the losses, save snapshots of the members that improved. The epoch's only sync is here."""
         check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
-        alive = self.order[: self.working]
+        stepped = self.order[: self.stepped]
         origins, weight = self.validation_windows()
-        batch = max(windows_in_flight(self.options.context, self.fleet.flat.device) // len(alive), 1)
-        val = self.fleet.evaluate(self.bank, origins[: len(alive)], weight[: len(alive)], batch)
-        steps = self.fleet.loss_sum.new_tensor([float(self.steps[task]) for task in alive])
-        losses = torch.stack([self.fleet.loss_sum[: len(alive)] / steps, val]).double().tolist()
+        batch = max(windows_in_flight(self.options.context, self.fleet.flat.device) // len(stepped), 1)
+        val = self.fleet.evaluate(self.bank, origins[: len(stepped)], weight[: len(stepped)], batch)
+        steps = self.fleet.loss_sum.new_tensor([float(self.steps[task]) for task in stepped])
+        losses = torch.stack([self.fleet.loss_sum[: len(stepped)] / steps, val]).double().tolist()
         rate, better = learning_rate(self.options, self.epoch), []
-        for row, task in enumerate(alive):
-            train, valid = losses[0][row], losses[1][row]
-            if not self.progress[task].stopped and self.progress[task].judge(
-                self.epoch, train, valid, rate, self.options
-            ):
+        for row, task in enumerate(stepped):
+            progress, train_loss, val_loss = self.progress[task], losses[0][row], losses[1][row]
+            if progress.stopped:
+                continue
+            if progress.record(self.epoch, train_loss, val_loss, rate, self.options):
                 better.append(row)
         rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
         self.fleet.best[rows] = self.fleet.flat[rows]
@@ -214,8 +228,8 @@ class Loop:
 
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to belong to this training."""
-        how = ("fleet_size", "workers", "cuda_graph")
-        options = {k: v for k, v in self.options.as_dict().items() if k not in how}
+        no_effect = ("fleet_size", "workers", "cuda_graph")  # how it runs, not what it computes
+        options = {k: v for k, v in self.options.as_dict().items() if k not in no_effect}
         digest = hashlib.sha256()
         for task in self.tasks:
             for part in (task.train, task.validation, task.mean, task.inverse):

@@ -1,119 +1,71 @@
-"""One trained model: its weights (one row, or several of an ensemble), its config, its history, its folder."""
+"""One trained model with its history and report; saving, loading and averaging."""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.bank import Scaling
+from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
 from cpbmodels.errors import ModelError
-from cpbmodels.net import Net
-from cpbmodels.options import Preset
+from cpbmodels.files import write_whole
+from cpbmodels.model import Model
+from cpbmodels.prediction import Forecast, forecast_all
 from cpbmodels.series import Series
-from cpbmodels.student_t import QUANTILES
 
 FORMAT = 1
-OPTION_FIELDS = tuple(Preset().as_dict())
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-class QuantilePaths(Mapping[Any, np.ndarray]):
-    """Prices [H] by level: `paths[0.05]`, `paths["q05"]` or `paths[0]`; `.array` is [H, 19]."""
+class Report(TypedDict, total=False):
+    """How a training went. Speed, seconds and device figures are those of the member's fleet."""
 
-    def __init__(self, array: np.ndarray) -> None:
-        self.array = array
-
-    def __getitem__(self, key: float | str) -> np.ndarray:
-        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
-            return self.array[:, int(key)]
-        level = float(key[1:]) / 100 if isinstance(key, str) else float(key)
-        found = np.flatnonzero(np.isclose(QUANTILES, level))
-        if not len(found):
-            raise KeyError(f"no quantile {key!r}: the levels are 0.05, 0.10 .. 0.95")
-        return self.array[:, int(found[0])]
-
-    def __iter__(self) -> Iterator[float]:
-        return iter(QUANTILES.tolist())
-
-    def __len__(self) -> int:
-        return len(QUANTILES)
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What comes after the series' last usable candle, in prices.
-
-    `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
-    `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used.
-    """
-
-    close: QuantilePaths
-    candle: np.ndarray
-    last_close: float
-    issued_row: int
-    probabilities: np.ndarray | None = None
+    diverged: bool
+    """True: a loss was NaN or infinite before any epoch improved validation, so the weights are the initial ones. The
+    member forecasts like an untrained model; do not use it. (A later divergence keeps the snapshot of `best_epoch`.)"""
+    stopped: str  # "early_stop", "max_epochs", "nan" (a loss was not finite) or "closed_form"
+    reason: str  # why it stopped, as a sentence
+    epochs_run: int
+    best_epoch: int  # from 1; 0: no epoch improved validation
+    best_val_loss: float
+    train_windows: int
+    validation_windows: int
+    accumulate: int  # micro-batches per step; more than asked for where memory was short
+    fleet_members: int
+    windows_per_s: float
+    train_seconds: float
+    device: str
+    compute_dtype: str  # of the products
+    device_warning: str  # "" or a sentence: the GPU mostly waited, or could not be measured
+    rss_peak_mb: float
+    gpu_mem_allocated_peak_mb: float
+    gpu_mem_reserved_peak_mb: float
+    gpu_util_mean: float  # absent where the driver does not tell
+    gpu_power_mean_w: float
+    accuracy: float  # classifiers: on the validation windows
+    confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
+    ensemble: (
+        int  # ensembles: number of averaged models; all else is the first one's, but `diverged` is any one's
+    )
 
 
 @dataclass
-class Member:
-    """A trained model. `rows` is [E, P]: one row, or E rows whose quantiles are averaged (an ensemble)."""
+class Member(Model):
+    """A trained model. `history` has one dict per epoch: epoch, train_loss, val_loss, lr."""
 
-    config: dict[str, Any]
-    rows: Tensor
-    mean: Tensor  # [E, columns], with `inverse` the scaling of the inputs
-    inverse: Tensor
-    table: Tensor  # [E, H, 19] quantiles of the standardised error
     history: list[dict[str, Any]] = field(default_factory=list)
-    report: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def context(self) -> int:
-        """Candles the model reads."""
-        return int(self.config["context"])
-
-    @property
-    def horizon(self) -> int:
-        """Candles the model forecasts."""
-        return int(self.config["horizon"])
-
-    @property
-    def options(self) -> Preset:
-        """The preset it was trained with."""
-        found = {name: self.config[name] for name in OPTION_FIELDS if name in self.config}
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-        return Preset(**values)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """float32 or float64."""
-        return DTYPES[self.config["dtype"]]
-
-    @property
-    def scaling(self) -> Scaling:
-        """Input scaling of its rows."""
-        return Scaling(self.mean, self.inverse)
-
-    def net(self, device: torch.device | None = None) -> Net:
-        """Its architecture and head."""
-        return Net(self.config["architecture"], self.options, device or torch.device("cpu"), self.dtype)
+    report: Report = field(default_factory=Report)
 
     def forecast(self, series: Series) -> Forecast:
         """The forecast after the series' last usable candle."""
-        from cpbmodels.prediction import forecast_all
-
         return forecast_all([self], [series])[0]
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics); both whole or not."""
+        """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole."""
         from safetensors.torch import save as to_bytes
 
         folder = Path(folder)
@@ -130,7 +82,7 @@ class Member:
 
 
 def load(folder: str | Path) -> Member:
-    """A member from its folder. Needs no pickle and runs no code from it; ModelError names what is wrong."""
+    """A member from its folder. Reads no pickle and runs no code from it; ModelError names what is wrong."""
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
@@ -146,13 +98,22 @@ def load(folder: str | Path) -> Member:
         raise ModelError(f"{folder} is damaged ({broken}): fetch or train the model again.") from None
     if config.get("format") != FORMAT:
         raise ModelError(f"{folder} has model format {config.get('format')!r}, this version reads {FORMAT}.")
-    history, report = config.pop("history", []), config.pop("report", {})
+    name = config.get("architecture")
+    if name not in architectures():
+        raise ModelError(
+            f"{folder} is a model of the architecture {name!r}, which is not installed here: install the package "
+            f"that registers it under the entry-point group {ENTRY_POINT_GROUP}."
+        )
+    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
+    # Folders written before the flag existed hold what it follows from.
+    report.setdefault("diverged", report.get("stopped") == "nan" and not report.get("best_epoch"))
     empty = torch.zeros(0)
     member = Member(config, empty, empty, empty, empty, history, report)
     return _fill(member, tensors, folder)
 
 
 def _fill(member: Member, tensors: dict[str, Tensor], folder: Path) -> Member:
+    """Put the tensors of a file into the member's rows, after a check of names and shapes."""
     layout = member.net().layout
     wanted = {f"weights.{param.name}": param.shape for param in layout.params}
     for name, shape in wanted.items():
@@ -171,7 +132,10 @@ def _fill(member: Member, tensors: dict[str, Tensor], folder: Path) -> Member:
 
 
 def ensemble(members: list[Member]) -> Member:
-    """One model of several trained with equal options (other seeds): their quantiles and candles are averaged."""
+    """One model of several trained with equal options and other seeds: their quantiles and candles are averaged.
+
+    Its history, and its report apart from `diverged` and `ensemble`, are the first one's.
+    """
     if not members:
         raise ModelError("An ensemble needs at least one member.")
     first, ignored = members[0], {"seed", "seeds"}
@@ -187,19 +151,9 @@ def ensemble(members: list[Member]) -> Member:
         inverse=torch.cat([one.inverse for one in members]),
         table=torch.cat([one.table for one in members]),
         history=first.history,
-        report={**first.report, "ensemble": len(seeds)},
+        report={
+            **first.report,
+            "ensemble": len(seeds),
+            "diverged": any(one.report.get("diverged", False) for one in members),
+        },
     )
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a kill."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(content)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

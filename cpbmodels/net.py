@@ -1,4 +1,7 @@
-"""A model without its weights: options -> layout, and (weights, windows) -> raw outputs, loss, quantiles."""
+"""A model without its weights: options -> layout, and (weights, windows) -> raw outputs and loss.
+
+Shapes: K members, B windows, C candles of context, H steps of horizon, F input columns.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from cpbmodels.arch import Batch, find
+from cpbmodels.arch import find
+from cpbmodels.arch.base import Batch
 from cpbmodels.bank import Bank, Scaling, bank_columns
 from cpbmodels.draws import Draws
 from cpbmodels.heads import HEADS, to_feedback
@@ -22,12 +26,12 @@ CALENDAR_CODES = 168
 
 @dataclass(frozen=True)
 class Window:
-    """Gathered windows: scaled inputs [K, B, C, F], codes [K, B] or None, origin candle, true candles or None."""
+    """Windows of a batch: scaled inputs, the hour's code, the origin's candle, and (if asked for) the true candles."""
 
-    inputs: Tensor
-    codes: Tensor | None
-    start: Tensor
-    truth: Tensor | None
+    inputs: Tensor  # [K, B, C, F]
+    codes: Tensor | None  # [K, B], 0 .. 167 as floats
+    start: Tensor  # [K, B, 4] in volatilities, relative to the origin's close
+    truth: Tensor | None  # [K, B, H, 4] ln(price / last close) in volatilities x sqrt(step)
 
 
 class Net:
@@ -36,10 +40,10 @@ class Net:
     def __init__(self, architecture: str, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
         self.options, self.name = options, architecture
         self.columns = bank_columns(options)
-        names = self.columns[: len(self.columns) - bool(options.calendar)]
+        last = len(self.columns) - bool(options.calendar)  # the calendar's codes are the bank's last column
         first = 0 if any(name in RETURNS for name in options.features) else len(RETURNS)
-        self.span = (first, len(names))
-        inputs = len(names) - first + (options.calendar_dim if options.calendar else 0)
+        self.span = (first, last)  # the inputs' columns: the returns stand first, but may be targets only
+        inputs = last - first + (options.calendar_dim if options.calendar else 0)
         self.head = HEADS[options.head](options, device, dtype)
         self.architecture = find(architecture)(options, self.head, inputs)
         params = [*self.architecture.params(), *self.head.params()]
@@ -48,13 +52,19 @@ class Net:
         self.layout = Layout(tuple(params))
         self._constants(device, dtype)
 
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Names of the F input columns, without the calendar."""
+        return self.columns[slice(*self.span)]
+
     def _calendar(self) -> Param:
-        """Table of the hours: embedded beside the inputs, or (calendar_dim 0) a shift of each step's log-scale."""
+        """A row per hour of the week: an embedding beside the inputs, or (calendar_dim 0) the log-scale's shift."""
         if self.options.calendar_dim:
             return Param("calendar", (CALENDAR_CODES, self.options.calendar_dim), 0.1)
         return Param("calendar", (CALENDAR_CODES, self.options.horizon), 0.0)
 
     def _constants(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Made once: a tensor made inside a step would be a copy to the device, which a CUDA graph cannot capture."""
         C, H = self.options.context, self.options.horizon
         self.past = torch.arange(1 - C, 1, device=device)
         self.whole = torch.arange(1 - C, H + 1, device=device)
@@ -66,8 +76,10 @@ class Net:
     def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, future: bool) -> Window:
         """Windows that end at `origins` [K, B]: one gather by index, nothing materialised beyond the batch."""
         C, (first, last) = self.options.context, self.span
-        rows = bank.rows[origins.unsqueeze(-1) + (self.whole if future else self.past)]
+        places = origins.unsqueeze(-1) + (self.whole if future else self.past)  # [K, B, C (+ H)]
+        rows = bank.rows[places]  # [K, B, C (+ H), columns]
         inverse = bank.inverse_sigma[origins][..., None, None]
+        # The factor is 1 / sigma for returns (scaled 1) and 1 for other columns (scaled 0).
         rows = rows * torch.addcmul(1 - self.scaled, inverse, self.scaled)
         mean, spread = scaling.mean[:, None, None, first:last], scaling.inverse[:, None, None, first:last]
         clip = self.options.input_clip
@@ -78,7 +90,11 @@ class Net:
         return Window(inputs, codes, (origin - origin[..., 3:]).clamp(-clip, clip), truth)
 
     def _truth(self, returns: Tensor) -> Tensor:
-        """One-candle log-returns [K, B, H, 4] -> ln(x / last close) in volatilities x sqrt(step), clipped."""
+        """One-candle log-returns [K, B, H, 4] -> ln(x / last close) in volatilities x sqrt(step), clipped.
+
+        A candle's returns are relative to the close before it, which lies the sum of all earlier closes' returns
+        above the last close of the context.
+        """
         close = returns[..., 3:]
         before = close.cumsum(2) - close
         return ((returns + before) * self.unit).clamp(-self.options.target_clip, self.options.target_clip)
@@ -90,8 +106,8 @@ class Net:
         if window.codes is not None and self.options.calendar_dim:
             code = embed(window.codes, w["calendar"]).unsqueeze(2)
             inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
-        teach = window.truth is not None and draws is not None and self.options.teacher_forcing > 0
-        truth = to_feedback(window.truth).to(kind) if teach and window.truth is not None else None
+        forced = draws is not None and self.options.teacher_forcing > 0
+        truth = to_feedback(window.truth).to(kind) if forced and window.truth is not None else None
         batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
         if self.options.checkpoint_gradients and draws is not None:
             raw = self._recomputed(batch, w, draws)
@@ -104,7 +120,7 @@ class Net:
         return torch.cat([raw[..., :1], raw[..., 1:2] + shift, raw[..., 2:]], -1)  # output 1 is the log-scale
 
     def _recomputed(self, batch: Batch, w: Weights, draws: Draws) -> Tensor:
-        """Keep no activations: backward runs the forward pass again, with the same draws."""
+        """Keep no activations: the backward pass runs the forward pass again, with the same random draws."""
         layer = draws.layer
 
         def forward() -> Tensor:
@@ -114,7 +130,10 @@ class Net:
         return checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
 
     def loss(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:
-        """Loss of each window [K, B]; `draws` None is evaluation: no dropout, no teaching."""
+        """Loss of each window [K, B]; `draws` None is evaluation: no dropout, no teacher forcing.
+
+        The head's weights enter in the dtype of the outputs, which is the master's, not that of the products.
+        """
         assert window.truth is not None
         head = {name: value.to(window.start.dtype) for name, value in w.items() if name.startswith("head.")}
         return self.head.loss(self.raw(window, w, draws), window.truth, head or w)

@@ -1,11 +1,14 @@
-"""Options: every field of a preset, what values it may have, and the sentence for one it may not."""
+"""Options: every field of a preset with its allowed values, and the presets and profiles for all architectures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
 from typing import Any
 
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, unknown_choice
+from cpbmodels.figures import HORIZON
 from cpbmodels.series import CANDLE_COLUMNS
 
 
@@ -15,14 +18,12 @@ class Preset:
 
     # what the model reads and forecasts (candles)
     context: int = 30
-    horizon: int = 10
+    horizon: int = HORIZON
     features: tuple[str, ...] = CANDLE_COLUMNS
     calendar: str = ""  # column of codes 0..167 to embed, "" for none
-    calendar_dim: int = (
-        8  # 0: no embedding, the hour shifts the log-scale of each step (heads student-t, scaled)
-    )
-    input_clip: float = 8.0  # inputs, in standard deviations
-    target_clip: float = 20.0  # targets, in volatilities: one broken candle must not own the loss
+    calendar_dim: int = 8  # width of the embedding; 0: the hour shifts the log-scale of each step instead
+    input_clip: float = 8.0  # limit of the scaled inputs, in standard deviations
+    target_clip: float = 20.0  # of the targets, in volatilities: one wrong candle must not dominate the loss
     # its size
     hidden_dim: int = 64
     n_layers: int = 2
@@ -31,34 +32,34 @@ class Preset:
     dropout: float = 0.0
     # its head and loss
     head: str = "student-t"
-    loss: str = "nll"  # of student-t: "nll" or "crps"
-    location_shrink: float = 0.25
-    candle_weight: float = 0.1  # share of the open/high/low loss beside the close's
-    flat_band: float = 0.3  # classes: |move| under this many volatilities is "flat"
-    teacher_forcing: float = 0.0
+    loss: str = "nll"  # head student-t: "nll" or "crps"
+    location_shrink: float = 0.25  # head student-t: factor on the location, which is hardly predictable
+    candle_weight: float = 0.1  # weight of the loss of open, high and low, added to the close's
+    flat_band: float = 0.3  # head classes: a move of less than this many volatilities is "flat"
+    teacher_forcing: float = 0.0  # share of the decoder's steps that read the true candle, in training only
     # optimizer
     optimizer: str = "adamw"
     lr: float = 1e-3
     weight_decay: float = 1e-2
     schedule: str = "cosine"
-    warmup_steps: int = 0  # of the first epoch
-    step_size: int = 30  # epochs, schedule "step"
-    step_gamma: float = 0.5
-    clip: float = 1.0
+    warmup_steps: int = 0  # steps of the first epoch over which the rate rises linearly
+    step_size: int = 30  # schedule "step": epochs between two reductions
+    step_gamma: float = 0.5  # schedule "step": factor of a reduction
+    clip: float = 1.0  # largest L2 norm of one member's gradient
     # what it learns from
-    batch_size: int = 128
+    batch_size: int = 128  # windows per member and step
     accumulate: int = 1  # micro-batches per step: same result, less memory
-    epochs: int = 40
-    patience: int = 8
+    epochs: int = 40  # at most
+    patience: int = 8  # epochs without a better validation loss after which a member stops
     steps_per_epoch: int = 0  # 0: one pass over the windows
     max_train_rows: int = 0  # last rows of the train span; 0: all
-    stride: int = 1
-    max_validation_windows: int = 4000
+    stride: int = 1  # rows between two windows
+    max_validation_windows: int = 4000  # evenly spread over the validation span
     # how it runs
     fleet_size: int = 40  # members trained together
     mixed_precision: str = "off"  # "off", "auto", "bf16", "fp16"
-    checkpoint_gradients: bool = False
-    cuda_graph: bool = True
+    checkpoint_gradients: bool = False  # recompute activations in the backward pass: less memory, more time
+    cuda_graph: bool = True  # GPU: capture a training step once and replay it
     workers: int = 0  # CPU: fleets trained side by side, one core each; 0: one per core
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,6 +68,9 @@ class Preset:
 
 
 ALIASES = {"max_epochs": "epochs", "learning_rate": "lr", "d_model": "hidden_dim", "batch": "batch_size"}
+
+SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
+"""Options that not every architecture reads: each names those it reads in its `spec.sizes`."""
 
 # option -> (lowest, highest) allowed, both included
 RANGES: dict[str, tuple[float, float]] = {
@@ -110,6 +114,44 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "default": {
+            # Few validations on purpose: with one every 20 steps, its noise chose the model.
+            "steps_per_epoch": 100,
+            "batch_size": 512,
+            "epochs": 12,
+            "patience": 4,
+            "max_validation_windows": 20_000,
+        },
+        "smoke": {
+            "hidden_dim": 16,
+            "n_layers": 1,
+            "n_heads": 2,
+            "ff_dim": 32,
+            "batch_size": 32,
+            "steps_per_epoch": 10,
+            "epochs": 3,
+            "patience": 3,
+            "lr": 3e-3,
+            "max_train_rows": 3000,
+            "max_validation_windows": 192,
+        },
+    }
+)
+"""Presets for every architecture. Those that belong to some of them stand in `spec.presets`."""
+
+PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cpu": {"fleet_size": 20, "cuda_graph": False},
+        "gpu-6gb": {"fleet_size": 20, "mixed_precision": "auto"},
+        "gpu-16gb": {"fleet_size": 40, "mixed_precision": "auto"},
+        "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
+    }
+)
+"""Hardware profiles: fleet size and precision for a device."""
+
+
 def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
     """Aliases resolved, sequences as tuples, booleans for mixed_precision accepted; unknown names refused."""
     known = {field.name for field in fields(Preset)}
@@ -117,36 +159,25 @@ def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
     for given, value in overrides.items():
         name = ALIASES.get(given, given)
         if name not in known:
-            raise ModelError(unknown("option", given, sorted(known)))
+            raise ModelError(unknown_choice("option", given, sorted(known)))
         if name == "mixed_precision" and isinstance(value, bool):
             value = "auto" if value else "off"
         out[name] = tuple(value) if isinstance(value, list) else value
     return out
 
 
-def check(options: Preset, architecture: str) -> Preset:
-    """The preset itself if it is possible, else a ModelError naming the option and the allowed range."""
+def check(options: Preset) -> Preset:
+    """The preset itself if every option is possible, else a ModelError naming the option and the allowed range.
+
+    What an architecture or a head demands beyond that is checked by `presets.preset`.
+    """
     for name, (low, high) in RANGES.items():
         _check_number(name, getattr(options, name), low, high)
     for name, allowed in CHOICES.items():
         if getattr(options, name) not in allowed:
-            raise ModelError(unknown(name, getattr(options, name), allowed))
+            raise ModelError(unknown_choice(name, getattr(options, name), allowed))
     if not options.features:
         raise ModelError("features must name at least one column.")
-    if architecture == "transformer" and options.hidden_dim % options.n_heads:
-        raise ModelError(f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}.")
-    if architecture.startswith("lstm") and options.hidden_dim % options.n_heads:
-        raise ModelError(f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}.")
-    if (options.head == "classes") != (architecture == "classifier-gru"):
-        raise ModelError("head 'classes' and architecture 'classifier-gru' belong together.")
-    if architecture in ("har", "robust-har") and options.context != 1:
-        raise ModelError(
-            f"context must be 1 for {architecture}: it reads the rolling columns of the last candle alone."
-        )
-    if (options.head == "scaled") != (architecture == "robust-har") or (
-        options.head == "scaled" and options.calendar_dim
-    ):
-        raise ModelError("head 'scaled' (with calendar_dim 0) and architecture 'robust-har' belong together.")
     if options.batch_size % options.accumulate:
         raise ModelError(
             f"accumulate {options.accumulate} must divide batch_size {options.batch_size} evenly."
@@ -160,8 +191,3 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
         what = "a whole number" if whole else "a number"
         raise ModelError(f"{name} must be {what} from {low:,g} to {high:,g}, not {value!r}.")
-
-
-def unknown(kind: str, value: object, allowed: Any) -> str:
-    """The sentence for a name that is none of those allowed."""
-    return f"{kind} {value!r} is unknown: choose one of {', '.join(allowed)}."

@@ -1,4 +1,4 @@
-"""Before a training: on which device, in which precision, and who learns what."""
+"""Before a training: on which device, in which precision, and which member learns from which series."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from cpbmodels.arch import find
 from cpbmodels.bank import Bank, Task, make_task
 from cpbmodels.errors import ModelError
 from cpbmodels.options import Preset
 from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
+from cpbmodels.torch_private import bf16_in_cpu_hardware
 
-HALF_ON_CPU = ("transformer", "gru", "classifier-gru", "lstm")
-"""Where bf16 pays on a CPU that has it: 1.5 to 2 times the windows, losses equal to four digits."""
 SCOPES = ("per-series", "universal", "both")
-UNIVERSAL = "ALL"  # symbol of a member that learnt every series of its timeframe
+UNIVERSAL = "ALL"  # symbol of a member that learns every series of its timeframe
 
 
 def pick_device(name: str) -> torch.device:
@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        device = torch.device("meta")
+        device = torch.device("meta")  # refused below, like every other device that is neither CPU nor CUDA
     if device.type not in ("cpu", "cuda"):
         raise ModelError(f"device {name!r} is unknown: choose auto, cpu or cuda.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -40,8 +40,8 @@ def pick_device(name: str) -> torch.device:
 def windows_in_flight(context: int, device: torch.device) -> int:
     """How many windows validation and forecasts take at once, over all members together.
 
-    On a CPU what is in flight should stay in the cache: with 16,384 windows of 30 candles a transformer validated at
-    two thirds of the speed and in five times the memory. On a GPU large products are what counts.
+    On a CPU their activations should stay in the cache: with 16,384 windows of 30 candles a transformer validated at
+    two thirds of the speed and in five times the memory. On a GPU larger products are faster.
     """
     return 16_384 if device.type == "cuda" else min(max(32_768 // context, 256), 4_096)
 
@@ -57,17 +57,16 @@ def compute_dtype(
         return torch.bfloat16 if wanted == "bf16" else torch.float16
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    fast = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
-    return torch.bfloat16 if fast and architecture in HALF_ON_CPU else master
+    return torch.bfloat16 if find(architecture).spec.bf16_on_cpu and bf16_in_cpu_hardware() else master
 
 
 def plan_tasks(
     bank: Bank, series: list[Series], seeds: Sequence[int] | int | None, scope: str, options: Preset
 ) -> list[Task]:
-    """Who learns what: one task per series, and / or one per timeframe and seed."""
+    """One task per series ("per-series"), one per timeframe and seed ("universal"), or both."""
     if scope not in SCOPES:
         raise ModelError(f"scope {scope!r} is unknown: choose one of {', '.join(SCOPES)}.")
-    given, tasks = _whole_seeds(seeds), []
+    given, tasks = _check_seeds(seeds), []
     if scope in ("per-series", "both"):
         own_seeds = given * len(series) if seeds is None or isinstance(seeds, int) else given
         if len(own_seeds) != len(series):
@@ -81,7 +80,8 @@ def plan_tasks(
     return tasks
 
 
-def _whole_seeds(seeds: Sequence[int] | int | None) -> list[int]:
+def _check_seeds(seeds: Sequence[int] | int | None) -> list[int]:
+    """The seeds as a list of whole numbers; 0 where none are given."""
     given = [0] if seeds is None else [seeds] if isinstance(seeds, int) else list(seeds)
     for seed in given:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
@@ -94,7 +94,7 @@ def _whole_seeds(seeds: Sequence[int] | int | None) -> list[int]:
 def why_not(one: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
     """Why a series cannot be trained on with these options, or "": to leave it out of a fleet with a reason.
 
-    A series with a test span must also have an origin there, else its model could not be judged.
+    A series with a test span must also have an origin there, else its model could not be evaluated.
     """
     options = resolve(preset, architecture, **overrides)
     try:

@@ -1,12 +1,12 @@
-"""Forecasts of many members at once: members of equal options are stacked into one fleet, windows into batches."""
+"""Forecasts of many models at once: models of equal options are stacked into one fleet, windows into batches."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,52 @@ from torch import Tensor
 from cpbmodels.bank import Bank, Scaling
 from cpbmodels.errors import ModelError
 from cpbmodels.heads import Classes
-from cpbmodels.member import OPTION_FIELDS, Forecast, Member, QuantilePaths
+from cpbmodels.model import Model
 from cpbmodels.net import Net
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.series import Series
+from cpbmodels.student_t import QUANTILES
+from cpbmodels.torch_private import version_counter
 
-CACHE_BYTES = 16_000_000  # weights stacked at once on a CPU, so that they stay in its cache from step to step
+MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
+MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
+
+
+class QuantilePaths(Mapping[Any, np.ndarray]):
+    """Prices [H] by level: `paths[0.05]`, `paths["q05"]` or `paths[0]`; `.array` is [H, 19]."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __getitem__(self, key: float | str) -> np.ndarray:
+        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+            return self.array[:, int(key)]
+        level = float(key[1:]) / 100 if isinstance(key, str) else float(key)
+        found = np.flatnonzero(np.isclose(QUANTILES, level))
+        if not len(found):
+            raise KeyError(f"no quantile {key!r}: the levels are 0.05, 0.10 .. 0.95")
+        return self.array[:, int(found[0])]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(QUANTILES.tolist())
+
+    def __len__(self) -> int:
+        return len(QUANTILES)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What comes after the series' last usable candle, in prices.
+
+    `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
+    `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used.
+    """
+
+    close: QuantilePaths
+    candle: np.ndarray
+    last_close: float
+    issued_row: int
+    probabilities: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -39,7 +79,7 @@ class Prediction:
 
 
 def predict(
-    members: Sequence[Member],
+    members: Sequence[Model],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
     batch_size: int | None = None,
@@ -54,7 +94,7 @@ def predict(
     out: list[Prediction | None] = [None] * len(members)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
-        groups[_key(member)].append(index)
+        groups[member.stacking_key].append(index)
     place, cores = torch.device(device), torch.get_num_threads()
     chunks = list(_chunks(members, groups, place))
 
@@ -83,26 +123,20 @@ def predict(
 
 
 def _chunks(
-    members: Sequence[Member], groups: dict[str, list[int]], device: torch.device
+    members: Sequence[Model], groups: dict[str, list[int]], device: torch.device
 ) -> Iterator[list[int]]:
-    """The groups as they are, or on a CPU in parts: a decoder reads its weights once per step forecast."""
+    """The groups as they are; on a CPU cut to MAX_STACK_BYTES: a decoder reads its weights once per forecast step."""
     for indices in groups.values():
         bytes_each = members[indices[0]].rows.nbytes
-        size = max(CACHE_BYTES // bytes_each, 1) if device.type == "cpu" else len(indices)
+        size = max(MAX_STACK_BYTES // bytes_each, 1) if device.type == "cpu" else len(indices)
         yield from (indices[first : first + size] for first in range(0, len(indices), size))
-
-
-def _key(member: Member) -> str:
-    """Members with the same key have the same architecture, layout and number of rows."""
-    names = ("architecture", "dtype", *OPTION_FIELDS)
-    return json.dumps([len(member.rows), *(member.config.get(name) for name in names)], default=list)
 
 
 @torch.no_grad()
 def _predict_group(
-    members: list[Member], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
+    members: list[Model], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
 ) -> list[Prediction]:
-    """Members of one key. E rows per member are E members of the fleet that look at the same windows."""
+    """Models of one stacking key. E rows per model are E members of the fleet that see the same windows."""
     first, E = members[0], len(members[0].rows)
     for one, own in zip(series, origins, strict=True):
         _check_origins(one, own, first.context)
@@ -125,17 +159,17 @@ def _predict_group(
 
 
 def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
-    """int64 [K, longest >= 1]; the filler's forecasts are cut off again."""
+    """int64 [K, longest >= 1], filled up with a valid origin whose forecasts are cut off again."""
     longest = max(1, *(len(own) for own in origins))
     return np.stack([np.pad(own, (0, longest - len(own)), constant_values=filler) for own in origins])
 
 
 def _run(
-    net: Net, members: list[Member], bank: Bank, index: Tensor, sigma: np.ndarray, device: torch.device
+    net: Net, members: list[Model], bank: Bank, index: Tensor, sigma: np.ndarray, device: torch.device
 ) -> list[np.ndarray]:
     """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], means of the E rows.
 
-    `sigma` [K, B] is the volatility at the origins: what comes back is in log-return.
+    `sigma` [K, B] is the volatility at the origins; the results are in log-return.
     """
     rows, mean, inverse, table = _stacked(members, device)
     window = net.gather(bank, index, Scaling(mean, inverse), future=False)
@@ -152,21 +186,23 @@ def _run(
 
 
 _stacks: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
-STACKS_KEPT = 64  # of at most CACHE_BYTES each on a CPU
 
 
-def _stacked(members: list[Member], device: torch.device) -> list[Tensor]:
-    """Rows, scaling and tables of the members, [K x E, ...]. Answers are kept: copying the weights of 40 large
-    models takes about as long as forecasting with them, and a page asks for the same ones every time."""
+def _stacked(members: list[Model], device: torch.device) -> list[Tensor]:
+    """Rows, scaling and tables of the members, [K x E, ...], cached by identity and version of the rows.
+
+    Copying the weights of 40 large models takes about as long as forecasting with them, and a web page asks for the
+    same models every time.
+    """
     parts = [member.rows for member in members]
-    key = (str(device), *((id(part), part._version) for part in parts))
+    key = (str(device), *((id(part), version_counter(part)) for part in parts))
     found = _stacks.get(key)
     if found is None:
-        if len(_stacks) >= STACKS_KEPT:
+        if len(_stacks) >= MAX_CACHED_STACKS:
             _stacks.clear()
         names = ("rows", "mean", "inverse", "table")
         stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
-        found = _stacks[key] = (parts, stacks)  # holding the parts keeps their ids from being used again
+        found = _stacks[key] = (parts, stacks)  # the cache holds the parts, so their ids cannot be reused
     return found[1]
 
 
@@ -181,7 +217,7 @@ def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
         )
 
 
-def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Forecast]:
+def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[Forecast]:
     """Live forecasts of member i after the last usable candle of series i, in prices."""
     recent = [_recent(one, member.context) for member, one in zip(members, series, strict=True)]
     newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
@@ -196,6 +232,6 @@ def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Fo
 
 
 def _recent(series: Series, context: int) -> Series:
-    """The series' last rows if a forecast can be made from them: years of history would only be copied."""
+    """The series' last rows if a forecast can be made from them: years of history need not be copied."""
     cut = series.tail(context + 256)
     return cut if cut.usable(context).any() else series

@@ -1,182 +1,82 @@
-"""Presets: everything a training depends on, typed. A preset is a set of changes to an architecture's defaults."""
+"""Presets: every option of a model and its training, resolved. A preset is a set of changes to the defaults."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from cpbmodels.errors import ModelError
-from cpbmodels.options import Preset, check, normalise_options, unknown
-from cpbmodels.series import CANDLE_COLUMNS, RETURNS
+from cpbmodels.arch import architectures, find, usable
+from cpbmodels.errors import ModelError, unknown_choice
+from cpbmodels.options import COMMON_PRESETS, PROFILES, Preset, check, normalise_options
 
-WINDOWS = (1, 3, 6, 12, 24, 72, 168)
-HAR_COLUMNS = (
-    *(f"abs_return_mean_{n}" for n in WINDOWS),
-    *(f"log_range_mean_{n}" for n in WINDOWS),
-    "close_location",
-    "log_sigma",
-)
-
-
-_SEQUENCE = {"features": CANDLE_COLUMNS}
-_LSTM = {"hidden_dim": 48, "n_layers": 1, "n_heads": 4, "dropout": 0.1}
-# What it names of the sizes (unused.py), it reads: the others have no effect on it.
-ARCHITECTURE_DEFAULTS: dict[str, dict[str, Any]] = {
-    "transformer": {
-        **_SEQUENCE,
-        **{"hidden_dim": 64, "n_layers": 2, "n_heads": 4, "ff_dim": 128, "dropout": 0.1},
-        "lr": 5e-4,
-    },
-    "gru": {**_SEQUENCE, "hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
-    "lstm": {**_SEQUENCE, **_LSTM},
-    "lstm-manual": {**_SEQUENCE, **_LSTM},
-    "linear": {**_SEQUENCE, "weight_decay": 1e-2},
-    "har": {
-        "context": 1,
-        "features": HAR_COLUMNS,
-        "calendar": "hour_of_week_ny",
-        "calendar_dim": 0,
-        "input_clip": 4.0,
-        "target_clip": 6.0,
-        "hidden_dim": 56,
-        "dropout": 0.0,
-        "batch_size": 512,
-        "lr": 2e-4,  # its line starts solved: faster, and single coins unlearn it within an epoch
-        "warmup_steps": 10,
-    },
-    "robust-har": {
-        "features": (
-            *(f"log_range_mean_{n}" for n in WINDOWS),
-            *(f"abs_return_mean_{n}" for n in WINDOWS),
-            "log_sigma",
-        ),
-        "calendar": "hour_of_week_ny",
-        "input_clip": 100.0,
-    },
-    "classifier-gru": {**_SEQUENCE, "hidden_dim": 48, "n_layers": 1, "dropout": 0.1, "head": "classes"},
-}
-CLOSED_FORM = ("robust-har",)
-"""Architectures that are solved at once, whatever their seed: no optimizer, no epochs."""
-_FIXED: dict[str, dict[str, Any]] = {
-    "har": {"context": 1},
-    "robust-har": {"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"},
-    "classifier-gru": {"head": "classes"},
-}
-
-_SEED = {
-    "features": (*RETURNS, "log_sigma"),
-    "mixed_precision": "auto",
-    "teacher_forcing": 0.5,
-    "head": "point",
-}
-PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
-    {
-        "default": {
-            "steps_per_epoch": 100,  # validation is asked rarely: asked every 20 steps, its noise chose the model
-            "batch_size": 512,
-            "epochs": 12,
-            "patience": 4,
-            "max_validation_windows": 20_000,
-        },
-        "smoke": {
-            "hidden_dim": 16,
-            "n_layers": 1,
-            "n_heads": 2,
-            "ff_dim": 32,
-            "batch_size": 32,
-            "steps_per_epoch": 10,
-            "epochs": 3,
-            "patience": 3,
-            "lr": 3e-3,
-            "max_train_rows": 3000,
-            "max_validation_windows": 192,
-        },
-        "seed-transformer": {
-            **_SEED,
-            "hidden_dim": 128,
-            "n_heads": 8,
-            "n_layers": 2,
-            "ff_dim": 512,
-            "dropout": 0.0,
-            "teacher_forcing": 1.0,
-            "batch_size": 128,
-            "epochs": 50,
-            "patience": 10,
-            "max_train_rows": 5000,
-        },
-        "seed-gru": {
-            **_SEED,
-            "hidden_dim": 128,
-            "n_layers": 2,
-            "dropout": 0.3,
-            "optimizer": "adam",
-            "weight_decay": 0.0,
-            "schedule": "constant",
-            "batch_size": 64,
-            "epochs": 100,
-            "patience": 15,
-            "max_train_rows": 5000,
-        },
-        "seed-lstm": {
-            **_SEED,
-            "hidden_dim": 256,
-            "n_layers": 2,
-            "n_heads": 4,
-            "dropout": 0.3,
-            "optimizer": "adam",
-            "weight_decay": 1e-5,
-            "schedule": "step",
-            "batch_size": 32,
-            "epochs": 200,
-            "patience": 20,
-            "max_train_rows": 7000,
-        },
-    }
-)
-SEED_ARCHITECTURES = {
-    "seed-transformer": ("transformer",),
-    "seed-gru": ("gru", "classifier-gru"),
-    "seed-lstm": ("lstm", "lstm-manual"),
-}
-PROFILES: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
-    {
-        "cpu": {"fleet_size": 20, "cuda_graph": False},
-        "gpu-6gb": {"fleet_size": 20, "mixed_precision": "auto"},
-        "gpu-16gb": {"fleet_size": 40, "mixed_precision": "auto"},
-        "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
-    }
-)
-
-
-def architectures() -> list[str]:
-    """Names that `train_fleet(architecture=...)` accepts."""
-    return list(ARCHITECTURE_DEFAULTS)
+EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding where `calendar_dim` 0 has no effect on the head
 
 
 def preset(
     name: str = "default", architecture: str = "har", profile: str | None = None, **overrides: Any
 ) -> Preset:
-    """The whole resolved preset: architecture defaults <- preset <- hardware profile <- overrides, checked.
+    """The resolved preset: architecture defaults <- preset <- hardware profile <- what is fixed <- overrides, checked.
 
-    Raises ModelError with one sentence naming the option and what is allowed.
+    Raises ModelError with one sentence naming the option and what is allowed. Imports the architecture, and torch.
     """
-    if architecture not in ARCHITECTURE_DEFAULTS:
-        raise ModelError(unknown("architecture", architecture, ARCHITECTURE_DEFAULTS))
-    if name not in PRESETS:
-        raise ModelError(unknown("preset", name, PRESETS))
+    if architecture not in architectures():
+        raise ModelError(unknown_choice("architecture", architecture, architectures()))
+    spec = find(architecture).spec
+    own = {**COMMON_PRESETS, **spec.presets}
+    if name not in own and name not in (known := all_presets()):
+        raise ModelError(unknown_choice("preset", name, known))
     if profile is not None and profile not in PROFILES:
-        raise ModelError(unknown("profile", profile, PROFILES))
-    if architecture not in SEED_ARCHITECTURES.get(name, (architecture,)):
-        allowed = " or ".join(SEED_ARCHITECTURES[name])
-        raise ModelError(f"preset {name!r} belongs to {allowed}: use preset 'default' with {architecture}.")
-    values = {**ARCHITECTURE_DEFAULTS[architecture], **PRESETS[name], **PROFILES.get(profile or "", {})}
-    values |= _FIXED.get(architecture, {})
-    values |= normalise_options(overrides)
-    if (
-        values.get("calendar")
-        and not values.get("calendar_dim", 1)
-        and values.get("head", "student-t") not in ("student-t", "scaled")
-    ):
-        values["calendar_dim"] = 12  # other heads have no log-scale that the hour could shift
-    return check(replace(Preset(), **values), architecture)
+        raise ModelError(unknown_choice("profile", profile, PROFILES))
+    if name not in own:
+        owners = " or ".join(one for one, found in usable().items() if name in found.spec.presets)
+        raise ModelError(f"preset {name!r} belongs to {owners}: use preset 'default' with {architecture}.")
+    values = {**spec.defaults, **own[name], **PROFILES.get(profile or "", {}), **spec.fixed}
+    options = check(replace(Preset(), **values | normalise_options(overrides)))
+    conflict = _head_conflict(architecture, options) or find(architecture).conflict(architecture, options)
+    if conflict:
+        raise ModelError(conflict)
+    return _with_calendar(options)
+
+
+def all_presets() -> Mapping[str, Mapping[str, Any]]:
+    """Every preset by name: those for all architectures, then those that belong to some."""
+    own = [found.spec.presets for found in usable().values()]
+    return MappingProxyType(
+        {**COMMON_PRESETS, **{name: values for each in own for name, values in each.items()}}
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """`PRESETS`, computed when it is first asked for: it imports every architecture."""
+    if name != "PRESETS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return all_presets()
+
+
+def _with_calendar(options: Preset) -> Preset:
+    """With `calendar_dim` 0 the hour shifts the log-scale: for a head without one it is embedded instead."""
+    from cpbmodels.heads import HEADS  # torch: reading this module's data must not need it
+
+    if options.calendar and not options.calendar_dim and not HEADS[options.head].has_log_scale:
+        return replace(options, calendar_dim=EMBEDDED_CALENDAR_DIM)
+    return options
+
+
+def _head_conflict(architecture: str, options: Preset) -> str:
+    """A reserved head and the architectures that fix it belong together, with the options that the head requires."""
+    from cpbmodels.heads import HEADS
+
+    fixed = find(architecture).spec.fixed.get("head")
+    if fixed is None and not HEADS[options.head].is_reserved:
+        return ""
+    head, owners = fixed or options.head, [architecture]
+    required = HEADS[head].required_options
+    if fixed is None:
+        owners = [name for name, found in usable().items() if found.spec.fixed.get("head") == head]
+    elif options.head == fixed and all(getattr(options, name) == value for name, value in required.items()):
+        return ""
+    conditions = ", ".join(f"{name} {value}" for name, value in required.items())
+    named = f"head {head!r} (with {conditions})" if required else f"head {head!r}"
+    return f"{named} and architecture {' or '.join(map(repr, owners))} belong together."

@@ -1,10 +1,15 @@
 """Robust HAR in closed form: one linear forecast of the coming range. Numpy only; the one definition of it.
 
-ln(mean log-range of the next h candles / volatility) is regressed, by ridge, on the columns of the last candle (by
-default the logs of mean ranges and mean |returns| over the last 1 .. 168 candles, and the log volatility) and on the
-hour of the week. The predicted range, times the standardised training moves' own quantiles per step, is the
-distribution. The range is the target because it says more about a candle's volatility than its return does, and
-as a logarithm with a floor it is robust.
+HAR: heterogeneous autoregression, a linear model of volatility on its means over several past windows (Corsi 2009).
+Here, with N origins and F columns, for each of the steps h = 1 .. H:
+
+1. Target [N, H]: ln(mean log-range of the next h candles / volatility at the origin), at least ln(MIN_RANGE). The range
+   says more about a candle's volatility than its return does; as a logarithm with a floor it is robust to outliers.
+2. Design [N, 1 + F + 168]: a one, the columns of the last candle (by default the logs of mean ranges and mean |returns|
+   over the last 1 .. 168 candles, and the log volatility), and the hour of the week one-hot.
+3. Ridge regression: solve (X^T X + RIDGE_PENALTY I) w = X^T y, the intercept unpenalised.
+4. Distribution: exp(prediction) x volatility x sqrt(h) is the scale; the training moves divided by their scale give one
+   table of quantiles per step, and the forecast is scale x table.
 """
 
 from __future__ import annotations
@@ -18,15 +23,13 @@ from cpbmodels.errors import ModelError
 from cpbmodels.series import SCALED, Series
 from cpbmodels.student_t import QUANTILES
 
-RIDGE = 20.0
-FLOOR = (
-    0.05  # a mean range below this share of the volatility counts as this share, as in the feature columns
-)
-MOST = 3.0  # a forecast range lies within exp(-3) .. exp(3) times what the volatility says
-HOURS = 168
-PART = 20_000  # rows at once: eight years of 20 coins as one design would take gigabytes
+RIDGE_PENALTY = 20.0
+MIN_RANGE = 0.05  # smallest mean range as a share of the volatility; the feature columns have the same floor
+MAX_LOG_SCALE = 3.0  # a forecast scale lies within exp(-3) .. exp(3) times the volatility
+HOURS_PER_WEEK = 168
+MAX_BLOCK_ROWS = 20_000  # of the design at once: eight years of 20 coins in one block would take gigabytes
 
-Known = Sequence[tuple[Series, np.ndarray]]
+TrainingOrigins = Sequence[tuple[Series, np.ndarray]]
 """Series, each with the rows (int64 [N]) of the origins that may be learnt from."""
 
 
@@ -72,87 +75,100 @@ class RangeModel:
         if self.calendar:
             log_scale += self.hours[self.hour(series, origins)]
         steps = np.sqrt(np.arange(1, len(self.level) + 1))
-        return np.exp(log_scale.clip(-MOST, MOST)) * series.volatility[origins][:, None] * steps
+        relative = np.exp(log_scale.clip(-MAX_LOG_SCALE, MAX_LOG_SCALE))
+        return relative * series.volatility[origins][:, None] * steps
 
 
 def fit_ranges(
-    known: Known, names: tuple[str, ...], calendar: str, horizon: int, clip: float = np.inf
+    training: TrainingOrigins, names: tuple[str, ...], calendar: str, horizon: int, clip: float = np.inf
 ) -> RangeModel:
     """Fit one model on the origins of one or several series; it serves any series, also unseen ones.
 
     Looks at no row after the last origin's horizon. ModelError: no origin at all.
     """
-    known = [(one, origins) for one, origins in known if len(origins)]
-    if not known:
+    training = [(one, origins) for one, origins in training if len(origins)]
+    if not training:
         raise ModelError("the robust HAR needs at least one training origin: give it more history.")
     empty = np.zeros((0, 0))
     blank = RangeModel(names, calendar, clip, empty, empty, empty, empty, empty)
-    gram, moment = _normal_equations(blank, known, horizon)
-    penalty = RIDGE * np.eye(len(gram))
-    penalty[0, 0] = 0  # the level is free
+    gram, moment = _normal_equations(blank, training, horizon)
+    penalty = RIDGE_PENALTY * np.eye(len(gram))
+    penalty[0, 0] = 0  # the intercept is not shrunk
     weights = np.linalg.solve(gram + penalty, moment)
-    hours = weights[1 + len(names) :] if calendar else np.zeros((HOURS, horizon))
+    hours = weights[1 + len(names) :] if calendar else np.zeros((HOURS_PER_WEEK, horizon))
     fitted = replace(blank, level=weights[0], slopes=weights[1 : 1 + len(names)], hours=hours)
-    return _with_shape(fitted, known, horizon)
+    return _with_quantiles(fitted, training, horizon)
 
 
 def future_range(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
-    """The target [N, H]: ln of the mean log-range over the next 1 .. H candles, relative to the volatility."""
+    """The target [N, H]: ln of the mean log-range over the next 1 .. H candles, relative to the volatility.
+
+    From one cumulative sum of the log-range, so a mean over any number of candles is one difference.
+    """
     total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(series.columns(("log_range",))[:, 0]))])
     steps = np.arange(1, horizon + 1)
     mean = (total[origins[:, None] + 1 + steps] - total[origins + 1][:, None]) / steps
-    return np.log(np.maximum(mean / series.volatility[origins][:, None], FLOOR))
+    return np.log(np.maximum(mean / series.volatility[origins][:, None], MIN_RANGE))
 
 
-def _normal_equations(blank: RangeModel, known: Known, horizon: int) -> tuple[np.ndarray, np.ndarray]:
-    """Gram matrix and moments of the design: 1, columns, hours one-hot. The one-hot part is sums per hour."""
-    own, hours = 1 + len(blank.names), HOURS if blank.calendar else 0
-    gram, moment = np.zeros((own + hours, own + hours)), np.zeros((own + hours, horizon))
-    for one, origins in known:
+def _normal_equations(
+    blank: RangeModel, training: TrainingOrigins, horizon: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """X^T X [D, D] and X^T y [D, H] of the design (1, F columns, 168 hours one-hot), D = 1 + F + 168.
+
+    Added up block by block, so the design never exists as a whole; its one-hot part is sums per hour, not products.
+    """
+    dense, hours = 1 + len(blank.names), HOURS_PER_WEEK if blank.calendar else 0
+    gram, moment = np.zeros((dense + hours, dense + hours)), np.zeros((dense + hours, horizon))
+    for one, origins in training:
         inputs = blank.inputs(one)
-        for part in _parts(origins):
-            design = np.column_stack([np.ones(len(part)), inputs[part]])
-            target = future_range(one, part, horizon)
-            gram[:own, :own] += design.T @ design
-            moment[:own] += design.T @ target
+        for block in _blocks(origins):
+            design = np.column_stack([np.ones(len(block)), inputs[block]])
+            target = future_range(one, block, horizon)
+            gram[:dense, :dense] += design.T @ design
+            moment[:dense] += design.T @ target
             if hours:
-                sums = _sums_by_hour(blank.hour(one, part), np.hstack([design, target]))
-                gram[own:, :own] += sums[:, :own]
-                gram[own:, own:] += np.diag(sums[:, 0])
-                moment[own:] += sums[:, own:]
-    gram[:own, own:] = gram[own:, :own].T
+                sums = _sums_by_hour(blank.hour(one, block), np.hstack([design, target]))
+                gram[dense:, :dense] += sums[:, :dense]
+                gram[dense:, dense:] += np.diag(sums[:, 0])  # column 0 is ones: the number of rows per hour
+                moment[dense:] += sums[:, dense:]
+    gram[:dense, dense:] = gram[dense:, :dense].T
     return gram, moment
 
 
 def _sums_by_hour(hours: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    return np.column_stack([np.bincount(hours, weights=column, minlength=HOURS) for column in columns.T])
+    """Sum of each column [N, C] over the rows of each hour: [168, C]."""
+    sums = [np.bincount(hours, weights=column, minlength=HOURS_PER_WEEK) for column in columns.T]
+    return np.column_stack(sums)
 
 
-def _with_shape(fitted: RangeModel, known: Known, horizon: int) -> RangeModel:
+def _with_quantiles(fitted: RangeModel, training: TrainingOrigins, horizon: int) -> RangeModel:
     """Quantiles of the close, and medians of open, high and low, per step, of moves over the predicted scale.
 
     A candle's high is never under its open or close, so its median is not either: the median candle is valid.
     """
-    moves = np.empty((horizon, sum(len(origins) for _, origins in known)))  # one price at a time
+    # One price at a time, and quantiles in place: the moves of all origins are the largest array here.
+    moves = np.empty((horizon, sum(len(origins) for _, origins in training)))
     quantiles = []
     middle = np.array([0.5])
     for price, levels in enumerate((middle, middle, middle, QUANTILES)):
         start = 0
-        for one, part, scale in _scales(fitted, known):
-            later = one.prices[part[:, None] + np.arange(1, horizon + 1), price]
-            moves[:, start : start + len(part)] = (np.log(later / one.prices[part, 3][:, None]) / scale).T
-            start += len(part)
+        for one, block, scale in _scales(fitted, training):
+            later = one.prices[block[:, None] + np.arange(1, horizon + 1), price]
+            moves[:, start : start + len(block)] = (np.log(later / one.prices[block, 3][:, None]) / scale).T
+            start += len(block)
         quantiles.append(np.stack([np.quantile(row, levels, overwrite_input=True) for row in moves]))
     return replace(fitted, table=quantiles[3], candle=np.hstack(quantiles[:3]))
 
 
-def _scales(fitted: RangeModel, known: Known) -> Iterator[tuple[Series, np.ndarray, np.ndarray]]:
-    for one, origins in known:
+def _scales(fitted: RangeModel, training: TrainingOrigins) -> Iterator[tuple[Series, np.ndarray, np.ndarray]]:
+    """Series, block of its origins [N] and their predicted scale [N, H] in log-return."""
+    for one, origins in training:
         inputs = fitted.inputs(one)
-        for part in _parts(origins):
-            yield one, part, fitted._scale(one, part, inputs)
+        for block in _blocks(origins):
+            yield one, block, fitted._scale(one, block, inputs)
 
 
-def _parts(rows: np.ndarray) -> Iterator[np.ndarray]:
-    for start in range(0, len(rows), PART):
-        yield rows[start : start + PART]
+def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), MAX_BLOCK_ROWS):
+        yield rows[start : start + MAX_BLOCK_ROWS]

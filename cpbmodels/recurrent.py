@@ -1,9 +1,18 @@
 """Recurrent encoders with a member axis: x [K, B, T, in] -> [K, B, T, H], state starting at zero.
 
-On a CPU a layer is one autograd node with backpropagation through time written by hand: whatever does not wait for
-the next step's gradient is computed for all steps at once, which leaves four (GRU) or five (LSTM) operations per
-step and backward, a third of autograd's. On a GPU torch's fused cells need as few. Wide LSTMs on a CPU go to
-oneDNN's kernel, one member after another, which beats any batched product there.
+K members, B windows, T candles, H hidden values. The same layer exists several times, because each device has another
+bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and backward.
+
+- CPU: `GruSequence` and `LstmSequence`, one autograd node per layer with backpropagation through time written by
+  hand. In the backward loop only dh_t (and dc_t) wait for the step after; everything else (the slopes of the gate
+  functions, products of saved values, the weights' gradients) is computed for all steps at once. Four (GRU) or five
+  (LSTM) operations per step are left, a third of autograd's.
+- GPU: a loop over torch's fused cells (`gru_fused`, `lstm_fused`), which need as few launches.
+- CPU, wide LSTMs: oneDNN's kernel, one member after another, which beats any batched product there.
+- `lstm-manual`: every gate written out, all of it left to autograd.
+
+Which of them runs depends on device, width and architecture only, and the order of every sum is fixed: a change of
+either changes the last bits of trained models.
 """
 
 from __future__ import annotations
@@ -13,18 +22,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpbmodels.cells import State, Tied, gru_cell, lstm_cell, lstm_cell_by_hand
+from cpbmodels.cells import State, gru_cell, lstm_cell, lstm_cell_by_hand
+from cpbmodels.deferred import DeferredLinear
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import on_gpu
+from cpbmodels.torch_private import lstm_kernel
 from cpbmodels.weights import Weights
 
-ONEDNN_FROM = 48  # hidden width from which oneDNN's LSTM per member beats the batched product on a CPU
+MIN_ONEDNN_WIDTH = 48  # hidden width from which oneDNN's LSTM per member beats the batched product on a CPU
 
 
 def gru(
     x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None
 ) -> tuple[Tensor, list[Tensor]]:
-    """Stacked GRU with dropout between layers: all top states [K, B, T, H], and each layer's last state."""
+    """Stacked GRU with dropout between layers: all top states [K, B, T, H], and each layer's last state [K, B, H]."""
     last = []
     x = x.transpose(1, 2)  # [K, T, B, in]
     for depth, name in enumerate(names):
@@ -40,8 +51,8 @@ def lstm(
 ) -> tuple[Tensor, list[State]]:
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []
-    wide = w[f"{names[0]}.w_hh"].shape[-1] >= ONEDNN_FROM
-    layer = _by_hand if manual else lstm_fused if on_gpu(x) else _onednn if wide else lstm_sequence
+    wide = w[f"{names[0]}.w_hh"].shape[-1] >= MIN_ONEDNN_WIDTH
+    layer = _lstm_by_hand if manual else lstm_fused if on_gpu(x) else _lstm_onednn if wide else lstm_sequence
     x = x.transpose(1, 2)
     for depth, name in enumerate(names):
         x, cell = layer(dropout(x, rate if depth else 0.0, draws), w, name)
@@ -50,116 +61,143 @@ def lstm(
 
 
 def input_gates(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
-    """[K, T, B, in] -> [K, T, B, gates x H]: the part of the gates that waits for no state, for all steps at once."""
+    """x [K, T, B, in] -> [K, T, B, gates x H]: the part of the gates that needs no state, for all steps at once."""
     K, T, B, _ = x.shape
     return torch.baddbmm(bias, x.reshape(K, T * B, -1), weight.transpose(1, 2)).view(K, T, B, -1)
 
 
 class GruSequence(torch.autograd.Function):
-    """All steps of one GRU layer from its input gates [K, T, B, 3H]."""
+    """All steps of one GRU layer from its input gates [K, T, B, 3H]. Equations: `cells._GruCell`."""
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
-        """States [K, T, B, H]."""
+        """States [K, T, B, H]; w_hh [K, 3H, H], b_hh [K, 1, 3H]."""
         K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
-        weight, (i_both, i_n) = w_hh.transpose(1, 2), gates.split([2 * H, H], -1)
-        i_both, i_n = i_both.unbind(1), i_n.unbind(1)
+        weight, (i_rz, i_n) = w_hh.transpose(1, 2), gates.split([2 * H, H], -1)
+        i_rz, i_n = i_rz.unbind(1), i_n.unbind(1)
         h = gates.new_zeros(K, B, H)
-        states, both, inner, fresh = [h], [], [], []
+        states, rz, g_n, n = [h], [], [], []
         for t in range(T):
-            h_both, h_n = torch.baddbmm(b_hh, h, weight).split([2 * H, H], -1)
-            both.append((i_both[t] + h_both).sigmoid_())
-            inner.append(h_n)
-            reset, update = both[t].chunk(2, -1)
-            fresh.append(torch.addcmul(i_n[t], reset, inner[t]).tanh_())
-            h = torch.lerp(fresh[t], h, update)
+            g_rz, g_new = torch.baddbmm(b_hh, h, weight).split([2 * H, H], -1)
+            rz.append((i_rz[t] + g_rz).sigmoid_())
+            g_n.append(g_new)
+            r, z = rz[t].chunk(2, -1)
+            n.append(torch.addcmul(i_n[t], r, g_n[t]).tanh_())
+            h = torch.lerp(n[t], h, z)
             states.append(h)
-        out = torch.stack(states, 1)
-        ctx.save_for_backward(out, *(torch.stack(part, 1) for part in (both, inner, fresh)), w_hh)
+        out = torch.stack(states, 1)  # [K, T + 1, B, H], the zero state first
+        ctx.save_for_backward(out, *(torch.stack(part, 1) for part in (rz, g_n, n)), w_hh)
         return out[:, 1:]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of gates, w_hh and b_hh. Work order of the gates: new, update, reset, new's hidden part."""
-        states, both, inner, fresh, w_hh = ctx.saved_tensors
-        K, T, B, H = fresh.shape
-        reset, update = both.chunk(2, -1)
-        slope_n = torch.addcmul(1 - update, 1 - update, fresh * fresh, value=-1)
-        slope_z = (states[:, :-1] - fresh) * torch.addcmul(update, update, update, value=-1)
-        slope_r = inner * torch.addcmul(reset, reset, reset, value=-1)
-        by_state = torch.stack([slope_n, slope_z], 3).unbind(1)  # times the state's gradient
-        by_fresh = torch.stack([slope_r, reset], 3).unbind(1)  # times the new gate's gradient
-        work = fresh.new_empty(K, T, B, 4, H)
-        d_nz, d_rh, d_n = (
-            work[:, :, :, :2].unbind(1),
-            work[:, :, :, 2:].unbind(1),
-            work[:, :, :, :1].unbind(1),
-        )
-        d_hidden = work.view(K, T, B, 4 * H)[..., H:].unbind(1)  # update, reset, new
+        """Gradients of gates, w_hh and b_hh from those of the states, grad [K, T, B, H].
+
+        With dh_t the whole gradient of state t and (w_r, w_z, w_n) the blocks of w_hh, one step is
+
+            da_n = dh_t * (1 - z)(1 - n^2)             da_z = dh_t * (h_{t-1} - n) z (1 - z)
+            da_r = da_n * g_n r (1 - r)                dg_n = da_n * r
+            dh_{t-1} = grad_{t-1} + dh_t * z + da_z w_z + da_r w_r + dg_n w_n
+
+        The factors behind dh_t and da_n depend on saved values only, so they are computed for all t before the loop:
+        `by_state` [2] and `by_new` [2]. Each pair of results is written side by side into `work` [K, T, B, 4, H] in
+        the order da_n, da_z, da_r, dg_n: its last three blocks are then one row [K, B, 3H] for the product with the
+        weights, reordered to (w_z, w_r, w_n), without a copy.
+        """
+        states, rz, g_n, n, w_hh = ctx.saved_tensors
+        K, T, B, H = n.shape
+        r, z = rz.chunk(2, -1)
+        slope_n = torch.addcmul(1 - z, 1 - z, n * n, value=-1)  # (1 - z)(1 - n^2)
+        slope_z = (states[:, :-1] - n) * torch.addcmul(z, z, z, value=-1)
+        slope_r = g_n * torch.addcmul(r, r, r, value=-1)
+        by_state = torch.stack([slope_n, slope_z], 3).unbind(1)  # per step [K, B, 2, H]: times dh_t
+        by_new = torch.stack([slope_r, r], 3).unbind(1)  # per step [K, B, 2, H]: times da_n
+        work = n.new_empty(K, T, B, 4, H)
+        d_n_z = work[:, :, :, :2].unbind(1)
+        d_r_gn = work[:, :, :, 2:].unbind(1)
+        d_n = work[:, :, :, :1].unbind(1)
+        d_hidden = work.view(K, T, B, 4 * H)[..., H:].unbind(1)  # da_z, da_r, dg_n
         w_r, w_z, w_n = w_hh.chunk(3, 1)
         weight = torch.cat([w_z, w_r, w_n], 1)
-        grads, kept = grad.unbind(1), update.unbind(1)
+        grads, z_steps = grad.unbind(1), z.unbind(1)
         dh = grads[-1]
         for t in range(T - 1, -1, -1):
-            torch.mul(dh.unsqueeze(2), by_state[t], out=d_nz[t])
-            torch.mul(d_n[t], by_fresh[t], out=d_rh[t])
+            torch.mul(dh.unsqueeze(2), by_state[t], out=d_n_z[t])
+            torch.mul(d_n[t], by_new[t], out=d_r_gn[t])
             if t:
-                dh = torch.baddbmm(torch.addcmul(grads[t - 1], dh, kept[t]), d_hidden[t], weight)
-        d_n, d_z, d_r, d_h = work.unbind(3)
-        flat = torch.cat([d_r, d_z, d_h], -1).view(K, T * B, 3 * H)
+                dh = torch.baddbmm(torch.addcmul(grads[t - 1], dh, z_steps[t]), d_hidden[t], weight)
+        da_n, da_z, da_r, dg_n = work.unbind(3)
+        flat = torch.cat([da_r, da_z, dg_n], -1).view(K, T * B, 3 * H)  # gradient of the hidden gates
         before = states[:, :-1].reshape(K, T * B, H)
         d_weight = torch.bmm(flat.transpose(1, 2), before)
-        return torch.cat([d_r, d_z, d_n], -1), d_weight, flat.sum(1, keepdim=True)
+        return torch.cat([da_r, da_z, da_n], -1), d_weight, flat.sum(1, keepdim=True)
 
 
 def gru_fused(gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
     """The same layer as a loop over torch's fused cell: two launches a step."""
-    tied = Tied(w_hh, b_hh)
+    hidden_gates = DeferredLinear(w_hh, b_hh)
     h = gates.new_zeros(gates.shape[0], gates.shape[2], w_hh.shape[-1])
     states = []
     for now in _by_time(gates):
-        h = gru_cell(now, tied(h), h)
+        h = gru_cell(now, hidden_gates(h), h)
         states.append(h)
     return torch.stack(states, 1)
 
 
 class LstmSequence(torch.autograd.Function):
-    """All steps of one LSTM layer from its gates [K, T, B, 4H] (all biases added)."""
+    """All steps of one LSTM layer from its gates [K, T, B, 4H] (all biases added). Equations: `cells.lstm_gates`."""
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor) -> State:
-        """States [K, T, B, H] and the last cell [K, B, H]."""
+        """States [K, T, B, H] and the last cell state [K, B, H]; w_hh [K, 4H, H].
+
+        Everything is written with `out=` into tensors that hold all steps, time first: the backward pass needs them
+        stacked, and stacking afterwards would copy them.
+        """
         K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
         weight, now = w_hh.transpose(1, 2), gates.unbind(1)
-        states, cells = gates.new_zeros(2, T + 1, K, B, H)
-        fresh, squashed = gates.new_empty(2, T, K, B, H)
-        acts = gates.new_empty(T, K, B, 4 * H)
-        parts = (acts, *acts.chunk(4, -1), states, cells, fresh, squashed)
-        total, i, f, g, o, h, c, new, bent = (part.unbind(0) for part in parts)
+        states, cells = gates.new_zeros(2, T + 1, K, B, H)  # h_0 = c_0 = 0
+        new, tanh_cells = gates.new_empty(2, T, K, B, H)  # g = tanh(a_g), and tanh(c_t)
+        acts = gates.new_empty(T, K, B, 4 * H)  # i, f, -, o after the sigmoid; block g is not used
+        parts = (acts, *acts.chunk(4, -1), states, cells, new, tanh_cells)
+        total, i, f, a_g, o, h, c, g, tanh_c = (part.unbind(0) for part in parts)
         for t in range(T):
             torch.baddbmm(now[t], h[t], weight, out=total[t])
-            torch.tanh(g[t], out=new[t])
-            total[t].sigmoid_()  # and with it i, f, o
-            torch.addcmul(i[t] * new[t], f[t], c[t], out=c[t + 1])
-            torch.tanh(c[t + 1], out=bent[t])
-            torch.mul(o[t], bent[t], out=h[t + 1])
-        kept = [part.transpose(0, 1) for part in (states, cells, acts, fresh, squashed)]
-        ctx.save_for_backward(*kept, w_hh)
-        return kept[0][:, 1:], c[T]
+            torch.tanh(a_g[t], out=g[t])  # before the sigmoid overwrites a_g
+            total[t].sigmoid_()  # i, f and o are views of it
+            torch.addcmul(i[t] * g[t], f[t], c[t], out=c[t + 1])
+            torch.tanh(c[t + 1], out=tanh_c[t])
+            torch.mul(o[t], tanh_c[t], out=h[t + 1])
+        saved = [
+            part.transpose(0, 1) for part in (states, cells, acts, new, tanh_cells)
+        ]  # [K, T, B, ..] again
+        ctx.save_for_backward(*saved, w_hh)
+        return saved[0][:, 1:], c[T]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Gradients of gates and w_hh."""
-        states, cells, acts, fresh, squashed, w_hh = ctx.saved_tensors
-        K, T, B, H = squashed.shape
+        """Gradients of gates and w_hh from those of the states, grad [K, T, B, H], and of the last cell state.
+
+        With dh_t and dc_t the whole gradients of state and cell state t, one step is
+
+            dc_t    += dh_t * o (1 - tanh(c_t)^2)
+            da_i = dc_t * g i (1 - i)       da_f = dc_t * c_{t-1} f (1 - f)
+            da_g = dc_t * i (1 - g^2)       da_o = dh_t * tanh(c_t) o (1 - o)
+            dc_{t-1} = dc_t * f             dh_{t-1} = grad_{t-1} + (da_i, da_f, da_g, da_o) w_hh
+
+        The factors behind dh_t and dc_t depend on saved values only and are computed for all t before the loop:
+        `slope_c`, `by_cell` (i, f, g stacked) and `by_state` (o).
+        """
+        states, cells, acts, g, tanh_c, w_hh = ctx.saved_tensors
+        K, T, B, H = tanh_c.shape
         i, f, _, o = acts.chunk(4, -1)
-        slope = torch.addcmul(acts, acts, acts, value=-1)
-        s_i, s_f, _, s_o = slope.chunk(4, -1)
-        slope_c = torch.addcmul(o, o, squashed * squashed, value=-1).unbind(1)
-        slope_g = torch.addcmul(i, i, fresh * fresh, value=-1)
-        by_cell = torch.stack([fresh * s_i, cells[:, :-1] * s_f, slope_g], 3).unbind(1)
-        by_state, kept, grads = (squashed * s_o).unbind(1), f.unbind(1), grad.unbind(1)
-        work = fresh.new_empty(K, T, B, 4, H)
+        slope = torch.addcmul(acts, acts, acts, value=-1)  # y (1 - y) of every sigmoid
+        slope_i, slope_f, _, slope_o = slope.chunk(4, -1)
+        slope_c = torch.addcmul(o, o, tanh_c * tanh_c, value=-1).unbind(1)  # o (1 - tanh(c)^2)
+        slope_g = torch.addcmul(i, i, g * g, value=-1)  # i (1 - g^2)
+        by_cell = torch.stack([g * slope_i, cells[:, :-1] * slope_f, slope_g], 3).unbind(1)
+        by_state, f_steps, grads = (tanh_c * slope_o).unbind(1), f.unbind(1), grad.unbind(1)
+        work = g.new_empty(K, T, B, 4, H)  # da_i, da_f, da_g, da_o
         d_ifg, d_o = work[:, :, :, :3].unbind(1), work[:, :, :, 3].unbind(1)
         d_gates = work.view(K, T, B, 4 * H)
         rows = d_gates.unbind(1)
@@ -169,7 +207,7 @@ class LstmSequence(torch.autograd.Function):
             torch.mul(dc.unsqueeze(2), by_cell[t], out=d_ifg[t])
             torch.mul(dh, by_state[t], out=d_o[t])
             if t:
-                dc = dc * kept[t]
+                dc = dc * f_steps[t]
                 dh = torch.baddbmm(grads[t - 1], rows[t], w_hh)
         flat = d_gates.view(K, T * B, 4 * H)
         before = states[:, :-1].reshape(K, T * B, H)
@@ -184,12 +222,12 @@ def lstm_sequence(x: Tensor, w: Weights, name: str) -> State:
 
 def lstm_fused(x: Tensor, w: Weights, name: str) -> State:
     """The same layer as a loop over torch's fused cell: two launches a step."""
-    tied = Tied(w[f"{name}.w_hh"], w[f"{name}.b_hh"])
+    hidden_gates = DeferredLinear(w[f"{name}.w_hh"], w[f"{name}.b_hh"])
     gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
     h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
     states = []
     for now in _by_time(gates):
-        h, c = lstm_cell(now, tied(h), c)
+        h, c = lstm_cell(now, hidden_gates(h), c)
         states.append(h)
     return torch.stack(states, 1), c
 
@@ -199,7 +237,7 @@ def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
     return gates.transpose(0, 1).contiguous().unbind(0)
 
 
-def _by_hand(x: Tensor, w: Weights, name: str) -> State:
+def _lstm_by_hand(x: Tensor, w: Weights, name: str) -> State:
     """Explicit gates, autograd through every step: the readable reference."""
     gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
     h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
@@ -211,14 +249,15 @@ def _by_hand(x: Tensor, w: Weights, name: str) -> State:
     return torch.stack(states, 1), c
 
 
-def _onednn(x: Tensor, w: Weights, name: str) -> State:
+def _lstm_onednn(x: Tensor, w: Weights, name: str) -> State:
     """torch's own LSTM kernel, member by member."""
     parts = [w[f"{name}.{part}"].unbind(0) for part in ("w_ih", "w_hh", "b_ih", "b_hh")]
     outs, cells = [], []
     for own, w_ih, w_hh, b_ih, b_hh in zip(x.unbind(0), *parts, strict=True):
         zero = own.new_zeros(1, own.shape[1], w_hh.shape[-1])
         flat = [w_ih, w_hh, b_ih[0], b_hh[0]]
-        out, _, cell = torch._VF.lstm(
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first: x is [T, B, in]
+        out, _, cell = lstm_kernel(
             own, (zero, zero), flat, True, 1, 0.0, torch.is_grad_enabled(), False, False
         )
         outs.append(out)

@@ -1,5 +1,8 @@
-"""Learning rates. A rate depends on the epoch and, while warming up, on the step of the first epoch: never on how
-many windows a member or its neighbours have, so a member's rate is the same in any fleet."""
+"""Learning rates: cosine over all epochs, reduced every few epochs, or constant, with a linear warm-up before.
+
+A rate depends on the epoch and, while warming up, on the step of the first epoch: never on how many windows a member
+or its neighbours have, so a member's rate is the same in any fleet.
+"""
 
 from __future__ import annotations
 

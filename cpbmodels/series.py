@@ -1,6 +1,6 @@
-"""A coin's candles as a model sees them: prices, causal columns, volatility, segments and time spans.
+"""A coin's candles as a model reads them: prices, causal columns, volatility, segments and time spans.
 
-Numpy only, so that reading or judging data never loads torch. Everything at row t is known when candle t closes.
+Numpy only: reading or scoring data does not import torch. Everything at row t is known when candle t closes.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 
 from cpbmodels.errors import ModelError
+from cpbmodels.figures import EMBARGO
 
-LAMBDA = 0.96  # EWMA decay; ../facts: RiskMetrics' daily 0.94 is too short for hourly candles
-WARM_UP = 24  # returns before the EWMA is trusted as an input
-VOLATILITY_FLOOR = 1e-6  # a coin that does not trade has no volatility; a scale must not be zero
-EMBARGO = 178  # longest context + horizon, rows left out between two spans
+LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
+WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
+VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
 RETURNS = ("r_open", "r_high", "r_low", "r_close")
 CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
 SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
@@ -54,7 +54,7 @@ class Series:
     def usable(self, context: int, horizon: int = 0) -> np.ndarray:
         """Bool [rows]: rows that can be the last context candle of a window with `horizon` known candles."""
         finite = np.isfinite(self.features).all(axis=1) & np.isfinite(self.volatility)
-        holes = np.concatenate([[0], np.cumsum(~finite)])
+        holes = np.concatenate([[0], np.cumsum(~finite)])  # equal at both ends of a range: no hole in it
         rows = np.arange(len(self))
         first, last = rows - context + 1, rows + horizon
         inside = (first >= 0) & (last < len(self))
@@ -83,7 +83,7 @@ class Series:
         return int(rows[-1])
 
     def tail(self, rows: int) -> Series:
-        """The last rows alone, without spans; nothing is copied."""
+        """The last rows alone, without spans; the arrays are views."""
         cut = slice(max(len(self) - rows, 0), None)
         return replace(
             self,
@@ -165,7 +165,7 @@ def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
 
 
 def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
-    """Segment ids [rows]: a new one wherever the step between open times is not the usual one."""
+    """Segment ids [rows]: a new one wherever the step between open times differs from the median step."""
     if times is None or rows < 3:
         return np.zeros(rows, dtype=np.int64)
     steps = np.diff(np.asarray(times, dtype=np.int64))
@@ -191,7 +191,7 @@ def split_rows(rows: int, validation: float, test: float, embargo: int) -> dict[
 def candle_columns(
     prices: np.ndarray, segments: np.ndarray
 ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """The columns that follow from the candle alone, and the volatility. THE one definition of them.
+    """The columns that follow from the candle alone, and the volatility. Their only definition.
 
     Returns names, float64 [rows, 6] and volatility [rows]: `r_x` = ln(x_t / close_{t-1}), `abs_return` =
     |r_close|, `log_sigma` = ln EWMA volatility (NaN for a segment's first 24 returns).
@@ -220,9 +220,10 @@ def ewma_volatility(returns: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _ewma(values: np.ndarray) -> np.ndarray:
-    """Sum over the past of (1 - lambda) lambda^age x value, for all rows at once by doubling the reach.
+    """Sum over the past of (1 - lambda) lambda^age x value, for all rows at once.
 
-    Always the same eleven passes (0.96^2048 is nothing), so a row's bits do not depend on later rows.
+    After the pass with reach r a row sums up the last 2r values: each pass doubles how far back the sum goes. Always
+    eleven passes (0.96^2048 = 5e-37 is negligible), so a row's bits do not depend on how many rows follow.
     """
     out = (1 - LAMBDA) * values
     for reach in 2 ** np.arange(11):

@@ -52,7 +52,7 @@ def _density(x: float, df: float) -> float:
 def _upper_tail(x: float, df: float) -> float:
     """P(T > x) for x >= 0 = I_{df / (df + x^2)}(df / 2, 1 / 2) / 2."""
     y = x * x / (df + x * x)
-    if y < 1.5 / (df / 2 + 2.5):  # where the fraction of the complement converges fast
+    if y < 1.5 / (df / 2 + 2.5):  # the continued fraction of the complement converges fast here
         return 0.5 - 0.5 * _beta_fraction(0.5, df / 2, y)
     return 0.5 * _beta_fraction(df / 2, 0.5, df / (df + x * x))
 

@@ -1,4 +1,8 @@
-"""`train_fleet`: from series to trained members, fleet by fleet, side by side on a CPU; survives lack of memory."""
+"""`train_fleet`: from series to trained members, fleet by fleet, side by side on a CPU.
+
+A job's tasks (members to be) are cut into fleets. Where memory runs out the fleet is halved, then the batch of a single
+member is split; neither changes the result beyond rounding.
+"""
 
 from __future__ import annotations
 
@@ -14,24 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cpbmodels.arch import find
 from cpbmodels.bank import Bank, Scaling, Task
 from cpbmodels.checkpoint import Checkpoints
-from cpbmodels.closed_form import solve, start_from_line, unscaled
+from cpbmodels.closed_form import set_initial_weights, solve, unscaled
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
 from cpbmodels.fleet import Fleet
 from cpbmodels.job import EpochRecord, Job, Stopped
-from cpbmodels.loop import Loop, Measured
-from cpbmodels.member import DTYPES, Member
+from cpbmodels.loop import EpochCost, Loop
+from cpbmodels.member import Member
+from cpbmodels.model import DTYPES
 from cpbmodels.net import Net
 from cpbmodels.plan import compute_dtype, pick_device, plan_tasks
-from cpbmodels.presets import CLOSED_FORM
 from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
 log = logging.getLogger(__name__)
-WIDE = 128  # hidden width from which a single transformer's products are worth more than one core
+_WAIT_SLICE_S = 0.2
 
 
 def train_fleet(
@@ -56,7 +61,8 @@ def train_fleet(
     warm_start: trained members with equal options, one per new member, to continue from; None starts
         that member anew.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..).
-    Raises ModelError for impossible options or data.
+    Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
+    look at `member.report["diverged"]`.
     """
     series = list(series)
     options = resolve(preset, architecture, profile, **overrides)
@@ -97,21 +103,20 @@ def _train_chunks(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     Threads within an operation wait for one another at every step: on two busy cores that was ten times slower.
     """
     if job.device.type != "cpu":
-        return _train_until_fits(job, bank, tasks, 0)
+        return _train_in_memory(job, bank, tasks, 0)
     cores = torch.get_num_threads()
     workers = min(job.options.workers or cores, len(tasks))
     share = -(-len(tasks) // workers)
     starts = range(0, len(tasks), share)
-    # A step of a recurrent network is many small products: two threads took 3.5 times as long as one.
-    wide = job.architecture == "transformer" and job.options.hidden_dim >= WIDE
-    threads = max(cores // workers, 1) if wide else 1
+    width = find(job.architecture).spec.threads_from_width
+    threads = max(cores // workers, 1) if width is not None and job.options.hidden_dim >= width else 1
 
-    def on_own_cores(start: int) -> list[Member]:
+    def train_share(start: int) -> list[Member]:
         torch.set_num_threads(threads)  # of this thread: OpenMP's and MKL's setting is per thread
-        return _train_until_fits(job, bank, tasks[start : start + share], start)
+        return _train_in_memory(job, bank, tasks[start : start + share], start)
 
     try:
-        return on_own_cores(0) if workers == 1 else _side_by_side(job, on_own_cores, starts)
+        return train_share(0) if workers == 1 else _side_by_side(job, train_share, starts)
     finally:
         torch.set_num_threads(cores)
 
@@ -121,7 +126,11 @@ def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequen
     with ThreadPoolExecutor(len(starts), thread_name_prefix="fleet") as pool:
         futures = [pool.submit(train, start) for start in starts]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
+            # In slices: an untimed wait is not ended by Ctrl-C where a library has set SA_RESTART for SIGINT.
+            while wait(futures, timeout=_WAIT_SLICE_S, return_when=FIRST_EXCEPTION).not_done and not any(
+                future.done() and future.exception() for future in futures
+            ):
+                pass
         except BaseException:
             job.stop.set()
             raise
@@ -133,7 +142,7 @@ def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequen
     return [member for future in futures for member in future.result()]
 
 
-def _train_until_fits(job: Job, bank: Bank, tasks: list[Task], first: int) -> list[Member]:
+def _train_in_memory(job: Job, bank: Bank, tasks: list[Task], first: int) -> list[Member]:
     """Fleet after fleet; out of memory halves the fleet, then the micro-batch (same batch, in two parts)."""
     members: list[Member] = []
     size, start = job.options.fleet_size, 0
@@ -146,14 +155,13 @@ def _train_until_fits(job: Job, bank: Bank, tasks: list[Task], first: int) -> li
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-        size, job = _shrink(
-            job, len(chunk)
-        )  # behind the block: until here the error held the fleet's tensors
+        # Outside the except block: inside, the error's traceback keeps the fleet's tensors in memory.
+        size, job = _shrink(job, len(chunk))
     return members
 
 
 def _out_of_memory(error: BaseException | None) -> bool:
-    """Also where it broke off a graph's capture, whose end then fails in turn with an error of its own."""
+    """Whether memory ran out, also where that ended a graph's capture, which then fails with an error of its own."""
     if error is None:
         return False
     named = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
@@ -181,13 +189,12 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
 
 def _train_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
-    if job.architecture in CLOSED_FORM:
+    if find(job.architecture).spec.closed_form:
         return _solve_one(job, bank, tasks, start)
     net = Net(job.architecture, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor, fast_matmul(job):
         fleet = make_fleet(job, net, tasks, start)
-        if "line.weight" in fleet.shadow.weights:
-            start_from_line(job, fleet, bank, tasks, start)
+        set_initial_weights(job, fleet, bank, tasks, start)
         loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop)
         store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
         if store is not None and not (job.resume and loop.resume(store)):
@@ -201,15 +208,15 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Memb
 
 
 def _solve_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Member]:
-    """One fleet solved in closed form: seconds, so there is no checkpoint, and nothing to warm-start from."""
+    """One fleet solved in closed form: a matter of seconds, so without checkpoints; a warm start has no meaning."""
     job = replace(job, compute=job.dtype, warm=None, options=replace(job.options, epochs=1))
     net = Net(job.architecture, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor:
         tasks = unscaled(tasks)
         loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)
-        measured = solve(job, loop)
+        cost = solve(job, loop)
         if job.on_epoch is not None:
-            _reporter(job, start)(loop, measured)
+            _reporter(job, start)(loop, cost)
         return export(job, net, bank, loop)
 
 
@@ -226,7 +233,7 @@ def fast_matmul(job: Job) -> Iterator[None]:
 
 
 def make_fleet(job: Job, net: Net, tasks: list[Task], start: int) -> Fleet:
-    """Initial (or warm) weights and scaling of the tasks, on the device."""
+    """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
     warm = job.warm[start : start + len(tasks)] if job.warm is not None else [None] * len(tasks)
     rows = [
         _warm_row(net, old) if old else _new_row(net, task) for task, old in zip(tasks, warm, strict=True)
@@ -254,11 +261,11 @@ def _warm_row(net: Net, member: Member) -> Tensor:
     return member.rows
 
 
-def _reporter(job: Job, start: int) -> Callable[[Loop, Measured], None]:
-    lock = job.lock
+def _reporter(job: Job, start: int) -> Callable[[Loop, EpochCost], None]:
+    """Calls `on_epoch` with the members that trained in the loop's last epoch; `start`: index of its first task."""
 
-    def report(loop: Loop, measured: Measured) -> None:
-        told = [
+    def report(loop: Loop, cost: EpochCost) -> None:
+        members = [
             {
                 "index": start + task,
                 "symbol": loop.tasks[task].symbol,
@@ -275,13 +282,13 @@ def _reporter(job: Job, start: int) -> Callable[[Loop, Measured], None]:
         record = EpochRecord(
             epoch=loop.epoch,
             epochs=job.options.epochs,
-            lr=told[0]["lr"],
-            members=told,
-            windows_per_s=measured.windows_per_s,
-            seconds=measured.seconds,
-            memory=measured.memory,
+            lr=members[0]["lr"],
+            members=members,
+            windows_per_s=cost.windows_per_s,
+            seconds=cost.seconds,
+            memory=cost.memory,
         )
-        with lock:  # fleets side by side report one at a time
+        with job.lock:  # fleets side by side report one at a time
             job.on_epoch(record)
 
     return report

@@ -1,31 +1,30 @@
-"""Options that change nothing for an architecture. Who asks for one expects something, and should be told."""
+"""Options that have no effect on an architecture, so that the user can be told instead of being misled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cpbmodels.options import ALIASES, Preset
-from cpbmodels.presets import ARCHITECTURE_DEFAULTS, CLOSED_FORM
+from cpbmodels.arch import find
+from cpbmodels.options import ALIASES, SIZES, Preset
 
-SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
-"""Options that not every architecture reads: those that read one name it in `ARCHITECTURE_DEFAULTS`."""
-TRAINING = ("batch_size", "epochs", "patience", "lr", "mixed_precision")  # what a closed form does without
-_BETWEEN_LAYERS = ("gru", "lstm", "lstm-manual")  # whose dropout acts between layers, as torch's does
+TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
+"""Options of gradient steps: a closed form has none."""
 
 
 def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> list[str]:
     """A sentence for each option among the names `given` that changes nothing for this architecture."""
-    read = [name for name in SIZES if name in ARCHITECTURE_DEFAULTS[architecture]]
+    spec = find(architecture).spec
+    read = [name for name in SIZES if name in spec.sizes]
     names = [ALIASES.get(name, name) for name in given]
     found = [
         f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out."
         for name in names
         if name in SIZES and name not in read
     ]
-    if architecture in CLOSED_FORM:
+    if spec.closed_form:
         solved = f"has no effect on {architecture}, which is solved at once: leave it out."
-        found += [f"{name} {solved}" for name in names if name in TRAINING]
-    if "dropout" in names and options.n_layers == 1 and architecture in _BETWEEN_LAYERS:
+        found += [f"{name} {solved}" for name in names if name in TRAINING_OPTIONS]
+    if "dropout" in names and options.n_layers == 1 and spec.dropout_between_layers:
         found.append(
             f"dropout has no effect on {architecture} with n_layers 1, it acts between layers: "
             "leave it out or choose n_layers from 2 to 16."

@@ -35,8 +35,8 @@ def linear_params(name: str, inputs: int, outputs: int, bound: float | None = No
 
 
 ALIGN = 32
-"""Every weight, and every row, starts at a multiple of this many values, so at 64 bytes also in bf16: off such an
-address a GPU's matrix products leave their fastest kernels. The gaps are zeros and stay zeros."""
+"""Every weight, and every row, starts at a multiple of this many values, so of 64 bytes also in bf16: at other
+addresses a GPU's matrix products cannot use their fastest kernels. The gaps are zeros and stay zeros."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Layout:
         return sum(-(-param.size // ALIGN) * ALIGN for param in self.params)
 
     def initial(self, seed: int) -> np.ndarray:
-        """float64 [P]: the starting point that belongs to this seed, whatever the fleet around it."""
+        """float64 [P]: the initial weights that belong to this seed, drawn in the order of `params`."""
         draw = np.random.Generator(np.random.Philox(key=seed))
         row = np.zeros(self.size)
         for param, start in zip(self.params, self._starts(), strict=True):

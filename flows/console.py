@@ -4,12 +4,16 @@ import json
 import logging
 import sys
 import warnings
-from typing import Any, NoReturn
+from typing import Any
 
 
 def say(text: str) -> None:
-    """Print a line for people, on stderr: stdout belongs to results."""
+    """Print a line for people on stderr (stdout is for results), and into the log of the Prefect run, if any."""
     print(text, file=sys.stderr, flush=True)
+    if "prefect" in sys.modules:  # not imported for this: most commands do without
+        from flows.run_log import log_to_run
+
+        log_to_run(text)
 
 
 def emit(value: Any) -> None:
@@ -27,15 +31,14 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def fail_with(text: str) -> NoReturn:
-    """End the command as a usage error with one sentence."""
-    from schemas.errors import UsageError
-
-    raise UsageError(text)
+def count(number: int, noun: str) -> str:
+    """Return the number with its noun: `1 member`, `2 members`, `1,200 windows`, `3 series`."""
+    plural = noun if noun.endswith("series") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def quiet_libraries() -> None:
-    """Keep the libraries' chatter off the terminal: their migrations and notices are not our results."""
+    """Keep notices of libraries (migrations, deprecations) off the terminal."""
     for name in ("alembic", "mlflow", "prefect", "httpx", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="mlflow")

@@ -5,52 +5,76 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
+from flows.artifacts import show_failures
+from flows.console import count
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
-from flows.runner import Runner, ThroughPrefect, plain_failures
-from flows.train_all import Say
+from flows.notices import Outcome, tell_outcome
+from flows.parameters import takes
+from flows.runner import Runner, plain_failures
+from flows.summary import Say, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
-from schemas.scope import Scope
-from tasks.forecast import forecast, score
+from schemas.handover import Failure
+from schemas.run import ScopeSpec
+from tasks.forecast import forecast
+from tasks.forecasting.staleness import find_stale
 from tasks.ingest import ingest
+from tasks.score import score
 from tasks.tracking.registry import champions
 
 _NONE = "there is no champion for them yet"
 
 
-def run_forecast(scope: Scope, steps: Runner, say: Say = say_to_people, tail: bool = False) -> dict[str, Any]:
-    """Return what was forecast and scored; exit 3 where a series could not be refreshed or forecast."""
-    if not champions(scope.symbols, scope.timeframes):  # before anything is fetched for nothing
-        raise CpbError(f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`")
-    report = steps.one(ingest, scope, tail)
-    stale = [f"{s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.status == "failed"]
-    issued = steps.one(forecast, scope, tail)
-    scored = steps.one(score, scope, tail)
-    if not issued.series:
-        why = "; ".join((stale or [f.reason for f in issued.failures])[:2]) or _NONE
+def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
+    """Return what was forecast and scored; exit 3 where a series could not be refreshed, forecast or scored.
+
+    Raises:
+        CpbError: not one forecast could be made.
+    """
+    with tell_outcome("forecast", spec.scope) as outcome:
+        return _forecast(spec, steps, say, outcome)
+
+
+def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
+    scope = spec.scope
+    if not champions(scope.series):  # before anything is fetched for nothing
         raise CpbError(
-            f"no forecast could be made: {why}; train first, as in `cpb train-all`, or check --as-of"
+            f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
         )
-    problems = stale + [f"{f.symbol} {f.timeframe}: {f.reason}" for f in issued.failures]
-    for text in problems:
+    fetched = steps.one(ingest, scope, spec.tail)
+    issued = steps.one(forecast, scope, spec.tail)
+    scored = steps.one(score, scope, spec.tail)
+    stale = find_stale(scope.home, issued.series, scope.as_of)
+    problems = [*fetched.failures, *issued.failures, *scored.failures]
+    problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
+    outcome.failures = problems
+    texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
+    if not issued.series:
+        raise CpbError(
+            f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}; "
+            "train first, as in `cpb train-all`, or check as_of",
+            code="no-forecast",
+        )
+    for text in texts:
         say(f"FAILED {text}")
-    say(f"{issued.rows} new forecast rows for {issued.series} series; {scored} older rows scored")
-    code = PARTIAL if problems else COMPLETE
-    return {"rows": issued.rows, "series": issued.series, "scored": scored, "failed": problems, "exit": code}
-
-
-@flow(name="forecast", on_running=[claim_run])
-@plain_failures
-def forecast_flow(
-    coins: str = "all",
-    timeframes: str = "15m,1h",
-    source: str | None = None,
-    as_of: str | None = None,
-    market: str = "spot",
-    tail: bool = True,
-) -> State:
-    """Forecast every champion of the scope from the newest candles."""
-    result = run_forecast(
-        Scope.of(coins, timeframes, source, market, None, as_of), ThroughPrefect(), tail=tail
+    say(
+        f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; "
+        f"{count(scored.rows, 'older row')} scored"
     )
+    return {
+        "rows": issued.rows,
+        "series": len(issued.series),
+        "scored": scored.rows,
+        "failed": texts,
+        "exit": PARTIAL if problems else COMPLETE,
+    }
+
+
+@flow(name="forecast", validate_parameters=False, on_running=[claim_run])
+@plain_failures
+@takes(ScopeSpec)
+def forecast_flow(spec: ScopeSpec) -> State:
+    """Forecast every champion of the scope from the newest candles."""
+    result = run_forecast(spec, Runner(prefect=True))
+    show_failures("forecast", result["failed"])
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)

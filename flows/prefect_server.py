@@ -75,7 +75,8 @@ def refused(url: str, status: int) -> CpbError:
 
     return CpbError(
         f"the Prefect server at PREFECT_API_URL={public_url(url)} refuses the credentials ({status}); set them, "
-        f'for the server of `cpb deploy up` with: export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(auth_file()))})"',
+        "for the server of `cpb deploy up` with: "
+        f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(auth_file()))})"',
         code="server-auth", field="PREFECT_API_AUTH_STRING",
     )  # fmt: skip
 

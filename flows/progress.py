@@ -1,4 +1,7 @@
-"""Bars for people while fleets train: epoch, loss, learning rate, windows/s, memory. Quiet off a terminal."""
+"""Progress on the terminal, and none where stderr is no terminal: bars of fleets in training, and a counter.
+
+A fleet's bar tells epoch, loss, learning rate, windows/s and memory.
+"""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +13,7 @@ Progress = Callable[[dict[str, Any]], None]
 
 @contextmanager
 def training_bars() -> Iterator[Progress | None]:
-    """Yield a callback for the trainer's epoch records that draws a bar per fleet; None off a terminal."""
+    """Yield a callback that draws a bar per fleet from the trainer's epoch records; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -32,6 +35,26 @@ def training_bars() -> Iterator[Progress | None]:
             bars.update(rows[name], completed=record["epoch"], note=_note(record))
 
         yield show
+
+
+@contextmanager
+def counter(what: str) -> Iterator[Callable[[], None]]:
+    """Yield a function that counts one more, as in `1,234 files checked`."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.status import Status
+
+    done = 0
+    with Status(what, console=Console(stderr=True)) as status:
+
+        def step() -> None:
+            nonlocal done
+            done += 1
+            status.update(f"{done:,} {what}")
+
+        yield step
 
 
 def _note(record: dict[str, Any]) -> str:

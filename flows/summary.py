@@ -1,16 +1,18 @@
-"""What a run of the main job hands on and leaves behind."""
+"""What a run of the main job leaves behind, and how it tells of it while it goes on."""
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import COMPLETE, PARTIAL
-from schemas.records import Failure, FleetRecord
-from tasks.training.keep import FleetsInUse
+from schemas.handover import Failure
+
+Say = Callable[[str], None]
 
 
 @dataclass
 class Summary:
-    """What a run of the main job left behind."""
+    """What a run of the main job left behind: counts, and every failure once."""
 
     run_id: str = ""
     series: int = 0
@@ -18,6 +20,8 @@ class Summary:
     champions: int = 0
     forecast_rows: int = 0
     published: str = ""
+    stopped: list[str] = field(default_factory=list)
+    """Series that are not traded any more; they are left out, which is no failure."""
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -25,19 +29,26 @@ class Summary:
         """0 complete, 3 partial."""
         return PARTIAL if self.failures else COMPLETE
 
+    def add(self, failures: Iterable[Failure], say: Say) -> None:
+        """Take failures in and report each."""
+        for failure in failures:
+            self.failures.append(failure)
+            say(f"FAILED {failure_line(failure)}")
+
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
-        return asdict(self) | {
-            "failures": [f.model_dump() for f in self.failures],
-            "exit": self.exit_code,
-        }
+        counts = {k: v for k, v in vars(self).items() if k != "failures"}
+        return counts | {"failures": [f.as_json() for f in self.failures], "exit": self.exit_code}
 
 
-@dataclass
-class Training:
-    """A run up to its scores."""
+def failure_line(failure: Failure) -> str:
+    """Return a failure as one line: what, in which step, and why."""
+    return f"{failure.subject} in {failure.step}: {plain_reason(failure)}"
 
-    summary: Summary
-    judged: list[FleetRecord]
-    fleets: FleetsInUse
-    """To be released once nothing in the fleets' folders is needed any more."""
+
+def plain_reason(failure: Failure) -> str:
+    """Return the reason without the subject's name, where it begins with it."""
+    for name in (str(failure.model), str(failure.series)):
+        if failure.reason.startswith(f"{name}: "):
+            return failure.reason.removeprefix(f"{name}: ")
+    return failure.reason

@@ -4,8 +4,8 @@ from typing import Any
 
 import polars as pl
 
-ROLLING = (1, 3, 6, 12, 24, 72, 168)
-"""Rolling windows in candles; the longest is the warm-up."""
+from schemas.constants import ROLLING
+from schemas.errors import MemberError
 
 FEATURES: tuple[str, ...] = (
     "r_open",
@@ -40,9 +40,21 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
     """Return `frame` if it keeps the contract of a feature file.
 
     Raises:
+        MemberError: a column holds no value at all, though there are candles enough for it.
         pandera.errors.SchemaError: naming the column and the check at fault.
     """
-    return _schema().validate(frame)
+    checked = _schema().validate(frame)
+    if checked["segment"].unique_counts().max() > ROLLING[-1]:  # else warm-up is all there can be
+        known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
+        empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
+        if empty:
+            raise MemberError(
+                f"feature column {empty[0]} has no value in any of {len(frame)} candles, so nothing can be learnt "
+                "from it: check the candles it is computed from, with `cpb ingest --report`",
+                code="empty-column",
+                field=empty[0],
+            )
+    return checked
 
 
 def _schema() -> Any:

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from schemas.identity import ModelId, SeriesId
 
 Step = Literal[
-    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score"
+    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "prune"
 ]  # fmt: skip
-"""The steps of the DAG, in the order in which data passes them."""
+"""The steps of the DAG in the order in which data passes them, then what a nightly run does at its end."""
 
 Span = tuple[datetime, datetime]
 
@@ -109,7 +109,7 @@ class SplitBounds(Record):
 
 
 class JobMember(Record):
-    """One series of a fleet, in one fold (0 where there are no folds), with the spans that it learns and is judged on."""
+    """One series of a fleet, in one fold (0: no folds), with the spans that it learns and is judged on."""
 
     model: ModelId
     features: SeriesRecord
@@ -129,7 +129,7 @@ class FleetJob(Record):
 
     `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
     `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
-    decides a trained model.
+    decides a trained model, with the package of an architecture that is not built in.
     """
 
     version: ClassVar[int] = 2
@@ -171,16 +171,20 @@ class FleetResult(Record):
 
 
 class Judgement(Record):
-    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion."""
+    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion.
+
+    `files` maps the names in its model folder to their sha256, as they were logged.
+    """
 
     model: ModelId
     run_id: str
     metrics: dict[str, float]
     verdict: str
+    files: dict[str, str] = {}
 
 
 class FleetJudgement(Record):
-    """A fleet that was judged and logged: the run of the fleet, a judgement per good member, a failure per other one."""
+    """A fleet that was judged and logged: its run, a judgement per good member, a failure per other one."""
 
     key: str
     architecture: str
@@ -190,10 +194,10 @@ class FleetJudgement(Record):
 
 
 class Decision(Record):
-    """Who serves a series, and why: `promoted` moved the alias, `kept` left it with the incumbent."""
+    """Who serves a series, and why: `promoted` moved the alias, `retired` took it from a series not traded any more."""
 
     series: SeriesId
-    outcome: Literal["promoted", "kept"]
+    outcome: Literal["promoted", "retired"]
     version_number: str
     model: ModelId | None = None
     run_id: str = ""
@@ -207,6 +211,18 @@ class ForecastBatch(Record):
     standing: int = 0
     series: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()
+
+
+class Damage(Record):
+    """A stored file that is not what was written: where (relative to the home), why, and what makes it good again.
+
+    `repaired`: it has been deleted or set aside, and made or fetched again.
+    """
+
+    path: str
+    reason: str
+    command: str
+    repaired: bool = False
 
 
 class Score(Record):

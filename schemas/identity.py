@@ -52,7 +52,11 @@ class SeriesId:
 
     def __str__(self) -> str:
         """Return the name used in messages: `BTCUSDT 1h`, `um BTCUSDT 1h`."""
-        return f"{self.symbol} {self.timeframe}" if self.market == SPOT else f"{self.market} {self.symbol} {self.timeframe}"
+        return (
+            f"{self.symbol} {self.timeframe}"
+            if self.market == SPOT
+            else f"{self.market} {self.symbol} {self.timeframe}"
+        )
 
     @property
     def label(self) -> str:
@@ -68,6 +72,12 @@ class SeriesId:
     def registered(self) -> str:
         """The registered model's name: `cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`."""
         return f"{_REGISTERED}{self.name}"
+
+    @property
+    def options(self) -> str:
+        """The options of the command line that name this series: `--coins BTCUSDT --timeframes 1h --market um`."""
+        market = {SPOT: "", SIM: " --source sim"}.get(self.market, f" --market {self.market}")
+        return f"--coins {self.symbol} --timeframes {self.timeframe}{market}"
 
     @property
     def seconds(self) -> int:
@@ -119,7 +129,7 @@ def _in_tree(tree: Path, market: str) -> Iterator[SeriesId]:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """One model. `recipe` is the preset's name, with a digest of what differs from it: `default`, `default+1f0c9a2b`."""
+    """One model. `recipe`: the preset's name, with a digest of what differs from it (`default+1f0c9a2b`)."""
 
     architecture: str
     recipe: str

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from schemas.universe import INTERVAL_SECONDS, MONTH
+
 if TYPE_CHECKING:
     import pandera.polars as pa
 
@@ -32,8 +34,12 @@ TAKER_SLACK = 1e-8
 """Taker volume may exceed the total by this share: sums are rounded to 8 decimals separately."""
 
 
-@lru_cache(maxsize=1)
-def klines_schema() -> "pa.DataFrameSchema":
+_DAY_US = 86_400_000_000
+_MONDAY_US = 4 * _DAY_US  # 1970-01-01 was a Thursday
+
+
+@lru_cache(maxsize=32)
+def klines_schema(timeframe: str) -> "pa.DataFrameSchema":
     """Return the pandera schema of a stored series (validate eager frames: lazy ones skip the values)."""
     import pandera.polars as pa
 
@@ -46,7 +52,7 @@ def klines_schema() -> "pa.DataFrameSchema":
         pl.col(PRICES),
         pl.col("volume", "quote_volume", "taker_buy_volume", "taker_buy_quote_volume"),
     )
-    times = pl.col("open_time").diff().dt.total_microseconds().fill_null(1) > 0
+    increasing = pl.col("open_time").diff().dt.total_microseconds().fill_null(1) > 0
     return pa.DataFrameSchema(
         {name: pa.Column(kind, nullable=False) for name, kind in KLINES.items()},
         checks=[
@@ -57,17 +63,31 @@ def klines_schema() -> "pa.DataFrameSchema":
             holds(pl.col("count") >= 0, "a count is negative"),
             holds(pl.col("low") <= pl.min_horizontal("open", "close"), "low above open or close"),
             holds(pl.col("high") >= pl.max_horizontal("open", "close"), "high below open or close"),
-            holds(times, "open_time not strictly increasing"),
+            holds(
+                increasing & _on_grid(timeframe),
+                f"open_time not strictly increasing, or off the grid of {timeframe}",
+            ),
         ],
         strict=True,
         ordered=True,
     )
 
 
-def validate_klines(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` if it meets the contract.
+def _on_grid(timeframe: str) -> pl.Expr:
+    """Whether each candle opens where one of its interval may."""
+    time = pl.col("open_time").to_physical()
+    if timeframe == MONTH:
+        return (pl.col("open_time").dt.day() == 1) & (time % _DAY_US == 0)
+    step = INTERVAL_SECONDS[timeframe] * 1_000_000
+    if timeframe == "3d":  # Binance does not document where this grid begins: the first candle decides
+        return (time - time.first()) % step == 0
+    return (time - (_MONDAY_US if timeframe == "1w" else 0)) % step == 0
+
+
+def validate_klines(frame: pl.DataFrame, timeframe: str) -> pl.DataFrame:
+    """Return `frame` if it meets the contract for candles of this interval.
 
     Raises:
         pandera.errors.SchemaError: naming the column and the check that failed.
     """
-    return klines_schema().validate(frame)
+    return klines_schema(timeframe).validate(frame)

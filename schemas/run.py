@@ -30,6 +30,9 @@ PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
 PRESET_SEEDS = {"default": 3}
 """How many seeds of each member a preset averages, where not 1: it costs little for so small a model."""
 
+BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
+"""Baselines that a backtest can set beside the models; the last two need the extra `judging`."""
+
 
 class Spec(BaseModel):
     """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
@@ -44,7 +47,10 @@ class Spec(BaseModel):
         except ValidationError as error:
             first = error.errors()[0]
             field = str(first["loc"][0]) if first["loc"] else ""
-            raise UsageError(_sentence(first, field, list(cls.model_fields)), code=first["type"], field=field) from None
+            code = first["type"].replace("_", "-")
+            raise UsageError(
+                _sentence(first, field, list(cls.model_fields)), code=code, field=field
+            ) from None
 
 
 class ScopeSpec(Spec):
@@ -57,7 +63,9 @@ class ScopeSpec(Spec):
     source: str | None = Field(None, description="URL, folder or sim; default: Binance Vision itself")
     market: Market = Field("spot", description="spot, um, cm, or sim (which --source sim implies)")
     since: str | None = Field(None, description="first candle, as in 2024-01 or 2024-01-31 (UTC)")
-    as_of: str | None = Field(None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC)")
+    as_of: str | None = Field(
+        None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC)"
+    )
     tail: bool = Field(False, description="add the newest candles from the REST API")
 
     @model_validator(mode="before")
@@ -67,7 +75,9 @@ class ScopeSpec(Spec):
         if not isinstance(values, dict) or SIM not in (values.get("source"), values.get("market")):
             return values
         if values.get("source") not in (None, SIM):
-            raise UsageError("market 'sim' has no other source than sim: leave source out", code="market", field="market")
+            raise UsageError(
+                "market 'sim' has no other source than sim: leave source out", code="market", field="market"
+            )
         if values.get("market") not in (None, "spot", SIM):
             raise UsageError(
                 f"market {values['market']!r} cannot be simulated: leave market out with source sim",
@@ -75,9 +85,15 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         return values | {"source": SIM, "market": SIM}
 
+    @property
+    def every_pair(self) -> bool:
+        """Whether the scope is every pair that the source lists; the scope's symbols are then empty."""
+        return False
+
     @model_validator(mode="after")
     def _time_range(self) -> Self:
-        parse_coins(self.coins)
+        if not self.every_pair:
+            parse_coins(self.coins)
         parse_timeframes(self.timeframes, self.months_allowed)
         start = parse_instant(self.since, "since") if self.since else None
         end = parse_instant(self.as_of, "as_of") if self.as_of else None
@@ -89,15 +105,24 @@ class ScopeSpec(Spec):
     @cached_property
     def scope(self) -> Scope:
         """The same options resolved: symbols, instants, the home of this machine."""
-        return Scope.of(
-            self.coins, self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed
-        )
+        made = Scope.of(
+            "all" if self.every_pair else self.coins,
+            self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed,
+        )  # fmt: skip
+        return made.model_copy(update={"symbols": ()}) if self.every_pair else made
 
 
 class IngestSpec(ScopeSpec):
     """What `cpb ingest` is asked: it also stores candles of a calendar month, which no model learns from."""
 
     months_allowed: ClassVar[bool] = True
+
+    coins: str = Field("all", description="BTC,ETH, all, or all-usdt: every listed USDT pair")
+
+    @property
+    def every_pair(self) -> bool:
+        """Whether every listed USDT pair is wanted."""
+        return self.coins.strip().lower() == "all-usdt"
 
 
 class RunSpec(ScopeSpec):
@@ -107,7 +132,9 @@ class RunSpec(ScopeSpec):
     that are averaged.
     """
 
-    architectures: str | None = Field(None, description="as in gru,har,har-universal; default: the preset's own")
+    architectures: str | None = Field(
+        None, description="as in gru,har,har-universal; default: the preset's own"
+    )
     preset: str = Field("default", description=f"one of {', '.join(PRESET_ARCHITECTURES)}",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
@@ -116,17 +143,30 @@ class RunSpec(ScopeSpec):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
-    seeds: int | None = Field(None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's")
-    warm_start: Literal["champion"] | None = Field(None, description="champion: continue from the registered models")
-    overrides: dict[str, Any] = Field(default_factory=dict, description="fields of the model preset, as in {\"epochs\": 5}")
-    train_timeout_s: float = Field(6 * 3600, gt=0, description="time limit of one fleet's training, in seconds")
-    repo: str | None = Field(None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run")
+    seeds: int | None = Field(
+        None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
+    )
+    warm_start: Literal["champion"] | None = Field(
+        None, description="champion: continue from the registered models"
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
+    )
+    train_timeout_s: float = Field(
+        6 * 3600, gt=0, description="time limit of one fleet's training, in seconds"
+    )
+    repo: str | None = Field(
+        None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"
+    )
+    prune: bool = Field(False, description="at the end, delete what is old, as `cpb prune --yes` does")
 
     @field_validator("device")
     @classmethod
     def _known_device(cls, name: str) -> str:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-            raise UsageError(f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device")
+            raise UsageError(
+                f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device"
+            )
         return name
 
     @model_validator(mode="after")
@@ -144,13 +184,17 @@ class RunSpec(ScopeSpec):
                 f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
+        ignored: list[list[str]] = []
         for name in self.names:
             try:
                 options = cpbmodels.preset(self.preset, base_of(name), **self.overrides)
             except cpbmodels.ModelError as error:
-                raise UsageError(str(error), code="preset", field="overrides" if self.overrides else "preset") from None
-            for sentence in cpbmodels.without_effect(options, base_of(name), self.overrides):
-                raise UsageError(sentence, code="without-effect", field="overrides")
+                raise UsageError(
+                    str(error), code="preset", field="overrides" if self.overrides else "preset"
+                ) from None
+            ignored.append(cpbmodels.without_effect(options, base_of(name), self.overrides))
+        if all(ignored):  # an option that one of several architectures reads has its effect there
+            raise UsageError(ignored[0][0], code="without-effect", field="overrides")
         return self
 
     @property
@@ -158,7 +202,7 @@ class RunSpec(ScopeSpec):
         """The architectures to train, each once."""
         if self.architectures is None:
             return PRESET_ARCHITECTURES[self.preset]
-        return tuple(dict.fromkeys(part.strip() for part in self.architectures.split(",") if part.strip()))
+        return _listed(self.architectures)
 
     def copies(self, architecture: str) -> int:
         """Return how many copies of a member are averaged; a closed form would give the same one each time."""
@@ -176,10 +220,48 @@ class BacktestSpec(RunSpec):
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
     refit: bool = Field(True, description="train anew for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
-    baselines: str = Field("random-walk,robust-har", description="random-walk, robust-har, garch-t, lightgbm")
+    baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES)}")
     check_lookahead: bool = Field(False, description="compute everything again without the future")
     out: str | None = Field(None, description="folder for tables, verdicts, forecast rows and the report")
     report: str | None = Field(None, description="folder for report.html")
+
+    @field_validator("baselines")
+    @classmethod
+    def _known_baselines(cls, text: str) -> str:
+        if unknown := [name for name in _listed(text) if name not in BASELINES]:
+            raise UsageError(
+                f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES)}",
+                code="baselines", field="baselines",
+            )  # fmt: skip
+        return text
+
+    @model_validator(mode="after")
+    def _only_what_folds_can_judge(self) -> Self:
+        import cpbmodels
+
+        if classifiers := [n for n in self.names if cpbmodels.architecture(base_of(n)).classifier]:
+            raise UsageError(
+                f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
+                code="classifier", field="architectures",
+            )  # fmt: skip
+        if self.warm_start:
+            raise UsageError("warm_start: champions have seen the test spans of a backtest; leave warm_start out",
+                             code="warm-start", field="warm_start")  # fmt: skip
+        if self.repo:
+            raise UsageError("repo: a backtest publishes nothing; leave repo out", code="repo", field="repo")
+        if self.prune:
+            raise UsageError("prune: a backtest leaves no runs behind; leave prune out", code="prune", field="prune")
+        return self
+
+    @property
+    def baseline_names(self) -> tuple[str, ...]:
+        """The baselines to judge, each once."""
+        return _listed(self.baselines)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Return the names in a comma-separated text, each once, in order."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def base_of(architecture: str) -> str:

@@ -79,7 +79,11 @@ class Scope(BaseModel):
     @property
     def series(self) -> list[SeriesId]:
         """Every series of the scope, symbol by symbol."""
-        return [SeriesId(self.market, symbol, timeframe) for symbol in self.symbols for timeframe in self.timeframes]
+        return [
+            SeriesId(self.market, symbol, timeframe)
+            for symbol in self.symbols
+            for timeframe in self.timeframes
+        ]
 
     @property
     def root(self) -> Path:

@@ -28,8 +28,8 @@ MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim":
 
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
-SYMBOL = re.compile(r"[A-Z0-9]{2,30}(_PERP|_[0-9]{6})?")
-"""What a symbol of Binance looks like, and hence a folder of the store."""
+SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
+"""What a symbol of Binance looks like, and hence a folder of the store. Some coins have Chinese names."""
 
 
 def symbol_of(coin: str) -> str:
@@ -42,7 +42,8 @@ def symbol_of(coin: str) -> str:
     """
     name = coin.strip().upper().replace("/", "")
     if not SYMBOL.fullmatch(name):
-        raise UsageError(f"coin {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT")
+        raise UsageError(f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT",
+                         code="coins", field="coins")  # fmt: skip
     if "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
@@ -56,7 +57,9 @@ def parse_coins(text: str) -> list[str]:
         return [symbol_of(c) for c in COINS]
     names = [part for part in text.split(",") if part.strip()]
     if not names:
-        raise UsageError("coins is empty: name coins as in BTC,ETH or use all")
+        raise UsageError(
+            f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins", field="coins"
+        )
     return list(dict.fromkeys(symbol_of(n) for n in names))
 
 
@@ -69,13 +72,15 @@ def parse_timeframes(text: str, months: bool = False) -> list[str]:
     if MONTH in names and not months:
         raise UsageError(
             f"timeframes {text!r}: months differ in length, and models need candles of one length; "
-            f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it"
-        )
+            f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it",
+            code="timeframes", field="timeframes",
+        )  # fmt: skip
     known = [*INTERVAL_SECONDS, MONTH] if months else [*INTERVAL_SECONDS]
     unknown = [n for n in names if n not in known]
     if unknown or not names:
         raise UsageError(
             f"timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
-            f"choose from {', '.join(known)}"
-        )
+            f"choose from {', '.join(known)}",
+            code="timeframes", field="timeframes",
+        )  # fmt: skip
     return list(dict.fromkeys(names))

@@ -1,15 +1,26 @@
-"""Step 4, evaluate: judge a fleet on its test span and log it to MLflow."""
+"""Step 5, evaluate: judge a fleet on its test span and log it to MLflow."""
 
-from typing import Any
+import json
+from collections.abc import Sequence
+from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from schemas.config import CLASSIFIER, TrainConfig
-from schemas.records import Failure, FleetRecord
-from tasks.storage.files import read_json
+import cpbmodels
+from schemas.handover import (
+    Failure,
+    FleetJob,
+    FleetJudgement,
+    FleetResult,
+    JobMember,
+    Judgement,
+    TrainedMember,
+)
+from schemas.identity import ModelId
+from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.pool import PoolScore
+from tasks.step import step
+from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
+from tasks.storage.urls import public_url
 from tasks.tracking.runs import (
     COMPLETE,
     PARTIAL,
@@ -20,100 +31,139 @@ from tasks.tracking.runs import (
     log_metrics,
     start_fleet,
 )
-from tasks.training.job import Job
+from tasks.tracking.tags import FILES
+from tasks.training.fleet_files import fleet_folder, member_folder
+from tasks.training.planning import job_key, member_seed, recipe_of
 
 
-@task(name="evaluate", cache_policy=NO_CACHE, persist_result=False)
+@step("evaluate", run_name="evaluate {job.architecture}")
 def evaluate(
-    config: TrainConfig, parent: str, fleet: FleetRecord, failures: tuple[Failure, ...] = ()
-) -> FleetRecord:
-    """Return the fleet with its run ids (member folder name -> run id), judged and logged.
+    spec: RunSpec,
+    parent: str,
+    job: FleetJob,
+    result: FleetResult,
+    root: Path,
+    earlier: Sequence[Failure] = (),
+) -> FleetJudgement:
+    """Return the fleet's judgements and their runs, logged under the flow's run `parent`.
 
-    A member that failed before or in training gets a run too, marked failed, with the reason.
+    A member that failed gets a run too, marked failed, with the reason: in training or judging, or (`earlier`)
+    because its series failed before any fleet was trained.
     """
-    job = Job.load(fleet.folder)
-    score = judge_fleet(fleet.folder)
-    tags = {"preset": config.preset, "fleet_key": fleet.key}
-    run = start_fleet(parent, fleet.architecture, f"{parent}/{fleet.key}", job.model_dump(mode="json"), tags)
-    names = list(score.members)
-    records = [_record(config, job, fleet, name, score) for name in names]
-    broken = [_failed(config, job, f) for f in (*failures, *fleet.failures)]
-    ids = log_members(run.run_id, [*records, *broken])
-    log_metrics(
-        run.run_id, _named(job, _pooled(score.pools)) | {"train_seconds": _done(fleet)["train_seconds"]}
+    folder = fleet_folder(root, job)
+    score = judge_fleet(folder, job, result)
+    failures = [
+        *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),
+        *result.failures,
+    ]
+    failures += score.failures
+    config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in job.members]}
+    run = start_fleet(
+        parent,
+        job.architecture,
+        f"{parent}/{result.key}",
+        config,
+        {"preset": spec.preset, "fleet_key": result.key},
     )
+    specs = {m.name: m for m in job.members}
+    trained = [one for one in result.members if one.name in score.members]
+    good = [_record(spec, job, specs[one.name], one, folder, score) for one in trained]
+    ids = log_members(run.run_id, [*good, *(_failed(spec, job, f) for f in failures)])
+    log_metrics(run.run_id, _named(job, _pooled(score.pools)) | {"train_seconds": result.train_seconds})
     finish(
-        run.run_id, PARTIAL if broken else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
+        run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
     )
-    return fleet.model_copy(update={"run_id": run.run_id, "run_ids": dict(zip(names, ids, strict=False))})
-
-
-def _done(fleet: FleetRecord) -> dict[str, Any]:
-    return read_json(fleet.folder / "done.json")
-
-
-def _record(config: TrainConfig, job: Job, fleet: FleetRecord, name: str, score: FleetScore) -> MemberRecord:
-    spec = next(m for m in job.members if m.name == name)
-    folder = fleet.folder / "members" / name
-    model, trained = read_json(folder / "model" / "config.json"), read_json(folder / "history.json")
-    judged = score.members[name]
-    report = trained["report"]
-    measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return MemberRecord(
-        key=f"{fleet.key}/{name}",
+    judgements = [
+        Judgement(
+            model=one.model,
+            run_id=run_id,
+            metrics=score.members[one.name].metrics,
+            verdict=score.members[one.name].verdict,
+            files=file_digests(member_folder(folder, one.name) / "model"),
+        )
+        for one, run_id in zip(trained, ids, strict=False)
+    ]
+    return FleetJudgement(
+        key=result.key,
         architecture=job.architecture,
-        symbol=spec.symbol,
-        timeframe=spec.timeframe,
+        run_id=run.run_id,
+        judgements=tuple(judgements),
+        failures=tuple(score.failures),
+    )
+
+
+def _as_member(spec: RunSpec, job: FleetJob, failure: Failure) -> Failure:
+    """Return the failure of a series as that of the model which this fleet would have trained on it."""
+    assert failure.series is not None
+    seed = member_seed(spec.seed, job.architecture, failure.series)
+    model = ModelId(job.architecture, recipe_of(spec, job.architecture), failure.series, seed)
+    return failure.model_copy(update={"model": model})
+
+
+def _record(
+    spec: RunSpec, job: FleetJob, member: JobMember, trained: TrainedMember, fleet: Path, score: FleetScore
+) -> MemberRecord:
+    folder = member_folder(fleet, member.name) / "model"
+    judged = score.members[member.name]
+    report = trained.report
+    measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    config = read_config(folder).model_dump(mode="json")
+    expected = {WEIGHTS: trained.files[WEIGHTS]}  # judging adds to the other files
+    return MemberRecord(
+        key=f"{job_key(job)}/{member.name}",
+        model=member.model,
         device=str(report.get("device", job.device)),
         preset=job.preset,
-        data_digest=spec.digest,
-        as_of=_as_of(config),
-        config={k: v for k, v in model.items() if k not in ("metrics", "history", "report")},
-        history=trained["history"],
+        data_digest=member.features.digest,
+        as_of=_as_of(spec),
+        config={k: v for k, v in config.items() if k not in ("metrics", "history", "report")},
+        history=trained.history,
         metrics=measured | _named(job, judged.metrics),
-        folder=folder / "model",
-        dataset=Dataset(name, spec.digest, str(spec.features), spec.rows),
-        tags={"verdict": judged.verdict, "source": config.scope.source or "Binance Vision"},
+        folder=folder,
+        dataset=Dataset(member.name, member.features.digest, member.features.path, member.features.rows),
+        tags={"verdict": judged.verdict, "source": _source(spec), FILES: json.dumps(expected)},
     )
 
 
-def _failed(config: TrainConfig, job: Job, failure: Failure) -> MemberRecord:
+def _failed(spec: RunSpec, job: FleetJob, failure: Failure) -> MemberRecord:
+    assert failure.model is not None
     return MemberRecord(
-        key=f"{job.key}/{failure.symbol}-{failure.timeframe}",
-        architecture=job.architecture,
-        symbol=failure.symbol,
-        timeframe=failure.timeframe,
+        key=f"{job_key(job)}/{failure.model.series.name}",
+        model=failure.model,
         device=job.device,
         preset=job.preset,
         data_digest="",
-        as_of=_as_of(config),
-        tags={"step": failure.step},
+        as_of=_as_of(spec),
+        tags={"step": failure.step, "code": failure.code, "source": _source(spec)},
         reason=failure.reason,
     )
 
 
-def _named(job: Job, metrics: dict[str, float]) -> dict[str, float]:
+def _named(job: FleetJob, metrics: dict[str, float]) -> dict[str, float]:
     """Name a classifier's ranked probability score as such: beside CRPS ratios it would compare what cannot be."""
-    if job.base_architecture != CLASSIFIER:
+    if not cpbmodels.architecture(base_of(job.architecture)).classifier:
         return metrics
     return {name.replace("crps", "rps"): value for name, value in metrics.items()}
 
 
-def _as_of(config: TrainConfig) -> str:
-    return config.scope.as_of.isoformat() if config.scope.as_of else "newest"
+def _source(spec: RunSpec) -> str:
+    return public_url(spec.source) if spec.source else "Binance Vision"
+
+
+def _as_of(spec: RunSpec) -> str:
+    return spec.scope.as_of.isoformat() if spec.scope.as_of else "newest"
 
 
 def _pooled(pools: list[PoolScore]) -> dict[str, float]:
     """Return the pooled results under the names that the leaderboard reads."""
     values = {}
     for pool in pools:
-        m = pool.metrics
-        values[f"pooled_crps_ratio_{pool.timeframe}"] = m["test_crps_ratio"]
-        values[f"pooled_crps_ratio_{pool.timeframe}_low"] = m["test_crps_ratio_low"]
-        values[f"pooled_crps_ratio_{pool.timeframe}_high"] = m["test_crps_ratio_high"]
-        values[f"pooled_p_{pool.timeframe}"] = m["test_p"]
-        values[f"crps_skill_percent_{pool.timeframe}"] = 100 * (1 - m["test_crps_ratio"])
+        m, t = pool.metrics, pool.timeframe
+        for end in ("", "_low", "_high"):
+            values[f"pooled_crps_ratio_{t}{end}"] = m[f"test_crps_ratio{end}"]
+        values[f"pooled_p_{t}"] = m["test_p"]
+        values[f"crps_skill_percent_{t}"] = 100 * (1 - m["test_crps_ratio"])
         for name in ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio"):
             if f"test_{name}" in m:  # classifiers have no intervals and no tails
-                values[f"pooled_{name}_{pool.timeframe}"] = m[f"test_{name}"]
+                values[f"pooled_{name}_{t}"] = m[f"test_{name}"]
     return values

@@ -1,16 +1,21 @@
 """Step 2, features: causal columns of one series, checked and stored."""
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from schemas.records import SeriesRecord
+from schemas.errors import MemberError
+from schemas.handover import Failure, SeriesRecord
+from schemas.identity import SeriesId
 from schemas.scope import Scope
+from tasks.market.verify import record_damage
 from tasks.signals.store import write_features
+from tasks.step import step
 
 
-@task(name="features", cache_policy=NO_CACHE, persist_result=False)
-def features(scope: Scope, symbol: str, timeframe: str) -> SeriesRecord:
-    """Write the features of one series; see `tasks.signals.store.write_features`."""
-    return write_features(
-        scope.home, symbol, timeframe, since=scope.since, as_of=scope.as_of, market=scope.market
-    )
+# Two at once: polars uses all cores for each, and a series of 15m candles takes 200 MB while it is computed.
+@step("features", run_name="features {series.name}", workers=2)
+def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
+    """Write the features of one series below `HOME/features`, or say why that cannot be done."""
+    try:
+        return write_features(scope.home, series, since=scope.since, as_of=scope.as_of)
+    except MemberError as error:
+        if error.code == "damaged":
+            record_damage(scope.home, series)
+        return Failure.of(series, "features", error)

@@ -1,53 +1,61 @@
-"""Step 5, promote: the best architecture of each coin x timeframe becomes the champion."""
+"""Step 6, promote: the best architecture of each coin x timeframe becomes the champion."""
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
-from schemas.records import FleetRecord
-from tasks.storage.files import read_json
-from tasks.judging.promotion import Candidate, choose
-from tasks.tracking.registry import SIMULATOR, champions, of_source, register_champion
-
-log = logging.getLogger(__name__)
+from schemas.handover import Decision, FleetJudgement, SeriesRecord
+from tasks.judging.promotion import choose
+from tasks.step import step
+from tasks.storage.model_folder import read_config
+from tasks.tracking.registry import champions, register_champion, retire_champion
 
 
-@task(name="promote", cache_policy=NO_CACHE, persist_result=False)
-def promote(fleets: Sequence[FleetRecord], source: str | None = None) -> dict[str, str]:
-    """Move the alias `champion` of every coin x timeframe; return member name -> registered version.
+@step("promote")
+def promote(fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()) -> tuple[Decision, ...]:
+    """Move the alias `champion` of every coin x timeframe that was judged, and say why.
 
-    A model of simulated candles never takes the place of one that learnt from real ones.
+    Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
     """
-    choices = choose([c for fleet in fleets for c in _candidates(fleet)])
-    if source == SIMULATOR:
-        real = {f"{c.symbol}-{c.timeframe}" for c in of_source(champions(), None)}
-        kept = [choice for choice in choices if choice.best.name in real]
-        choices = [choice for choice in choices if choice.best.name not in real]
-        if kept:
-            names = ", ".join(choice.best.name for choice in kept)
-            log.warning(
-                "%s: the champion learnt from real candles and stays; a simulated one does not count", names
-            )
-    return {
-        choice.best.name: register_champion(
-            choice.best.symbol,
-            choice.best.timeframe,
-            choice.best.run_id,
+    choices = choose(judgement for fleet in fleets for judgement in fleet.judgements)
+    decisions = []
+    for choice in choices:
+        best = choice.best
+        version = register_champion(
+            best.model.series,
+            best.run_id,
             reason=choice.reason,
-            metrics=choice.best.metrics,
-            tags={"architecture": choice.best.architecture, "verdict": choice.best.verdict},
+            metrics=best.metrics,
+            tags={
+                "architecture": best.model.architecture,
+                "recipe": best.model.recipe,
+                "verdict": best.verdict,
+            },
+            files=best.files,
         )
-        for choice in choices
-    }
+        decisions.append(
+            Decision(
+                series=best.model.series,
+                outcome="promoted",
+                version_number=version,
+                model=best.model,
+                run_id=best.run_id,
+                reason=choice.reason,
+            )
+        )
+    return (*decisions, *_retired(stopped))
 
 
-def _candidates(fleet: FleetRecord) -> list[Candidate]:
-    found = []
-    for name, run_id in fleet.run_ids.items():
-        metrics = read_json(fleet.folder / "members" / name / "model" / "metrics.json")
-        symbol, _, timeframe = name.rpartition("-")
-        verdict = metrics.pop("verdict")
-        found.append(Candidate(name, symbol, timeframe, fleet.architecture, run_id, metrics, verdict))
-    return found
+def _retired(stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:
+    records = {r.series: r for r in stopped}
+    for champion in champions(list(records)) if records else []:
+        record = records[champion.series]
+        if (
+            read_config(champion.folder).rows > record.rows
+        ):  # an older as_of must not retire a living coin's champion
+            continue
+        last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
+        reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"
+        retire_champion(champion, reason)
+        yield Decision(
+            series=champion.series, outcome="retired", version_number=champion.version, reason=reason
+        )

@@ -1,20 +1,22 @@
-"""Step 6, publish: all champions as one Hub commit, or as the same tree in a folder."""
+"""Step 7, publish: all champions of a market as one Hub commit, or as the same tree in a folder."""
 
 from pathlib import Path
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
-
+from schemas.identity import Market, tree_of
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import build_tree
-from tasks.tracking.registry import champions, of_source
+from tasks.step import step
+from tasks.tracking.registry import champions
 
 
-@task(name="publish", cache_policy=NO_CACHE, persist_result=False)
-def publish(home: Path, repo: str | None = None, source: str | None = None) -> str:
-    """Write the tree of all champions to `home/hub`, and to the Hub where `repo` is named; say where it is.
+@step("publish")
+def publish(home: Path, market: Market, repo: str | None = None) -> str:
+    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub where `repo` is named.
 
-    Models of simulated and of real candles are never published together.
+    Returns where it is. Models of several markets, or of simulated and real candles, are never published together.
+
+    Raises:
+        CpbError: no champion, a damaged one, or the Hub refuses.
     """
-    tree = build_tree(of_source(champions(), source), home / "hub", repo)
+    tree = build_tree(champions(market=market), tree_of(home, "hub", market), repo)
     return str(publish_tree(tree, repo)) if repo else str(tree)

@@ -1,34 +1,49 @@
-"""Step 3, train: one fleet in a process of its own, on one device slot."""
+"""Step 4, train: one fleet in a process of its own, on one device slot."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from prefect import task
-from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 
-from schemas.records import Failure, FleetRecord
-from tasks.storage.files import read_json
-from tasks.training.job import Job
-from tasks.training.launch import Slots, launch
+from schemas.errors import CpbError
+from schemas.handover import Failure, FleetJob, FleetResult
+from tasks.step import Retry, step
+from tasks.training.fleet_files import prepare, read_result
+from tasks.training.planning import job_key
+from tasks.training.process import TrainerDied, run_trainer
+from tasks.training.slots import Slots
+
+RETRY_WAIT_S = 5.0
 
 Progress = Callable[[dict[str, Any]], None]
 
 
-@task(name="train", cache_policy=NO_CACHE, persist_result=False, retries=1, retry_delay_seconds=5)
+@step("train", run_name="train {job.architecture}", workers=64)
 def train(
-    job: Job, folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
-) -> FleetRecord:
-    """Train `job` in `folder` (continued from its last checkpoint, skipped where done)."""
+    job: FleetJob, root: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
+) -> FleetResult:
+    """Train `job` below `root/fleets`: continued from its last checkpoint, skipped where it is done.
+
+    Where the trainer fails as a whole, every member of the fleet is a failure.
+    """
+    try:
+        folder = prepare(root, job)
+        _run(folder, slots, timeout_s, on_progress)
+        return read_result(folder)
+    except CpbError as error:
+        failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
+        return FleetResult(key=job_key(job), architecture=job.architecture, failures=failures)
+
+
+def _run(folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None) -> None:
+    """Run the trainer, and once more if it died (not after its time limit: it would only run into it again)."""
+    retried = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(run_trainer, "train")
     with _gpu_limit(slots):
-        launch(folder, slots, timeout_s, on_progress)
-    done = read_json(folder / "done.json")
-    failures = tuple(Failure.model_validate(f) for f in done["failures"])
-    return FleetRecord(architecture=job.architecture, key=job.key, folder=folder, failures=failures)
+        retried(folder, slots, timeout_s, on_progress)
 
 
 def _gpu_limit(slots: Slots) -> AbstractContextManager[None]:

@@ -1,26 +1,44 @@
 """What the API answers: typed, so that `/openapi.json` describes it. Times UTC, prices in the quote currency."""
 
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, computed_field, create_model
 
 from schemas.forecasts import CANDLE_COLUMNS, QUANTILE_COLUMNS
+from schemas.identity import SIM, Market
+
+
+class OfSeries(BaseModel):
+    """What every answer about one series begins with."""
+
+    market: Market
+    symbol: str
+    timeframe: str
+
+    @computed_field(description="prices of the built-in simulator, not of a market")  # type: ignore[prop-decorator]
+    @property
+    def simulated(self) -> bool:
+        """Whether the prices are the simulator's."""
+        return self.market == SIM
 
 
 class Health(BaseModel):
-    """The service answers; how much it has to show."""
+    """The service answers; how much it has to show, and what of it is too old.
 
-    status: str = "ok"
-    series: int = Field(description="coin x timeframe pairs with a forecast")
+    `stale`: real candles or forecasts more than two intervals behind what Binance has published, one sentence
+    each. `empty`: nothing is stored yet. Simulated series count only where there are no others.
+    """
+
+    status: Literal["ok", "stale", "empty"]
+    series: int = Field(description="series with a forecast")
     newest_forecast: datetime | None
+    stale: list[str] = []
 
 
-class SeriesInfo(BaseModel):
-    """One coin x timeframe in the store; `issued_at` is null where it has candles only."""
+class SeriesInfo(OfSeries):
+    """One series in the store; `issued_at` is null where it has candles only."""
 
-    symbol: str
-    timeframe: str
     issued_at: datetime | None
     model_version: str | None
 
@@ -36,11 +54,9 @@ _prices: dict[str, Any] = dict.fromkeys((*QUANTILE_COLUMNS, *CANDLE_COLUMNS), (f
 Step = create_model("Step", __base__=_Step, **_prices)
 
 
-class Forecast(BaseModel):
+class Forecast(OfSeries):
     """The newest stored forecast of a series; `issued_at` is the close of the last candle used."""
 
-    symbol: str
-    timeframe: str
     issued_at: datetime
     model_version: str
     last_close: float
@@ -59,30 +75,26 @@ class Candle(BaseModel):
     volume: float
 
 
-class Candles(BaseModel):
+class Candles(OfSeries):
     """Stored candles, the newest last."""
 
-    symbol: str
-    timeframe: str
     candles: list[Candle]
 
 
-class ChampionInfo(BaseModel):
+class ChampionInfo(OfSeries):
     """The model that serves a series, with its finding on the test span."""
 
-    symbol: str
-    timeframe: str
     model_version: str
     architecture: str | None
     verdict: str | None
     reason: str | None
-    simulated: bool = Field(description="it learned the built-in simulator's klines, not a market's")
     metrics: dict[str, float]
 
 
 class Leaderboard(BaseModel):
-    """Architectures against the random walk, and the champions; `note` says why it is empty."""
+    """A market's architectures against the random walk, and its champions; `note` says why it is empty."""
 
+    market: Market
     rows: list[dict[str, Any]]
     columns: dict[str, str]
     champions: list[ChampionInfo]
@@ -130,11 +142,9 @@ class LedgerRow(BaseModel):
     direction_hit: bool | None
 
 
-class Ledger(BaseModel):
+class Ledger(OfSeries):
     """What came true: hit rates of all rows, of the live ones alone, and the newest rows, newest last."""
 
-    symbol: str
-    timeframe: str
     summary: LedgerSummary
     live: LedgerSummary
     rows: list[LedgerRow]

@@ -8,9 +8,12 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import CpbError, MemberError
+from schemas.identity import SIM, SPOT, Market, SeriesId, stored_series
 from schemas.universe import INTERVAL_SECONDS
-from tasks.judging import forecast_store
-from tasks.judging.ledger import ledger, summary
+from tasks.forecasting import store as forecast_store
+from tasks.forecasting.ledger import ledger, summary
+from tasks.forecasting.months import forecast_command
+from tasks.forecasting.staleness import find_stale, newest_month
 from tasks.market.store import read_klines
 from webapp.answers import (
     Candle,
@@ -29,114 +32,142 @@ _CANDLE = ("open", "high", "low", "close", "volume")
 _LEDGER_DAYS = 90
 
 
+# Forecasts are refreshed once an hour (`forecast/hourly`), whatever the length of the candles.
+_REFRESH = timedelta(hours=1)
+
+
 def health(home: Path) -> Health:
-    """Count the series with forecasts and find the newest one."""
-    issued = [s.issued_at for s in all_series(home) if s.issued_at]
-    return Health(series=len(issued), newest_forecast=max(issued, default=None))
+    """Count the series with forecasts, find the newest one, and say what is too old."""
+    known = all_series(home)
+    shown = [s for s in known if not s.simulated] or known
+    issued = [s.issued_at for s in shown if s.issued_at]
+    served = [s for s in shown if s.issued_at] or shown
+    stale = find_stale(home, [SeriesId(s.market, s.symbol, s.timeframe) for s in served], grace=_REFRESH)
+    return Health(
+        status="empty" if not known else "stale" if stale else "ok",
+        series=len(issued),
+        newest_forecast=max(issued, default=None),
+        stale=[str(one) for one in stale],
+    )
 
 
 def all_series(home: Path) -> list[SeriesInfo]:
-    """Return every series that has forecasts or candles, those with forecasts first."""
-    with_forecast = set(forecast_store.stored_series(home))
-    known = with_forecast | _with_candles(home)
+    """Return every series that has forecasts or candles: those with forecasts first, real ones before simulated."""
+    with_forecast = set(forecast_store.stored(home))
+    known = with_forecast.union(stored_series(home, "klines"))
     ordered = sorted(
-        known, key=lambda pair: (pair not in with_forecast, pair[0], INTERVAL_SECONDS.get(pair[1], 0))
+        (
+            s for s in known if s.timeframe in INTERVAL_SECONDS
+        ),  # the page has no calendar for candles of a month
+        key=lambda s: (
+            s not in with_forecast,
+            s.market == SIM,
+            s.market != SPOT,
+            s.market,
+            s.symbol,
+            s.seconds,
+        ),
     )
-    return [_info(home, *pair) for pair in ordered]
+    return [_info(home, series) for series in ordered]
 
 
-def newest_forecast(home: Path, symbol: str, timeframe: str) -> Forecast:
+def default_market(home: Path) -> Market:
+    """Return the market of a request that names none: spot, or the simulator where nothing else is stored."""
+    markets = {s.market for tree in ("forecasts", "klines") for s in stored_series(home, tree)}
+    return "sim" if markets == {SIM} else "spot"
+
+
+def newest_forecast(home: Path, series: SeriesId) -> Forecast:
     """Return the newest forecast; raises `MemberError` where the series has none."""
-    rows = forecast_store.latest(home, symbol, timeframe)
+    rows = forecast_store.latest(home, series)
     if rows.is_empty():
-        raise MemberError(
-            f"no forecast of {symbol} {timeframe} is stored; make one with "
-            f"`cpb forecast --coins {symbol} --timeframes {timeframe}`"
-        )
+        raise MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
     first = rows.row(0, named=True)
     head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
-    return Forecast(**head, steps=rows.drop(*head).to_dicts())
+    return Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts())
 
 
-def candles(home: Path, symbol: str, timeframe: str, limit: int, until: datetime | None = None) -> Candles:
+def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Candles:
     """Return the newest `limit` candles that close by `until`; raises `MemberError` where there are none."""
-    step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
-    until = until.replace(tzinfo=UTC) if until and not until.tzinfo else until
+    step = timedelta(seconds=series.seconds)
     columns = ["open_time", *_CANDLE]
-    since = _month_of_newest(home, symbol, timeframe, until)
+    since = newest_month(home, series, until)
     if since:
         # Holes make the window shorter than `limit`; twice its length and a month more is nearly always enough.
         since -= 2 * limit * step + timedelta(days=31)
-    frame = read_klines(home, symbol, timeframe, since=since, as_of=until, columns=columns, provisional=True)
+    frame = read_klines(home, series, since=since, as_of=until, columns=columns, provisional=True)
     if since and len(frame) < limit:
-        frame = read_klines(home, symbol, timeframe, as_of=until, columns=columns, provisional=True)
+        frame = read_klines(home, series, as_of=until, columns=columns, provisional=True)
     frame = frame.tail(limit).with_columns(close_time=pl.col("open_time") + step)
-    shown = [Candle(**row) for row in frame.to_dicts()]
-    return Candles(symbol=symbol, timeframe=timeframe, candles=shown)
+    return Candles(**_identity(series), candles=[Candle(**row) for row in frame.to_dicts()])
 
 
-def scored(home: Path, symbol: str, timeframe: str, limit: int) -> Ledger:
+def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
     """Return hit rates of the last 90 days of forecasts and the newest `limit` scored rows."""
-    newest = newest_forecast(home, symbol, timeframe)
-    rows = ledger(home, symbol, timeframe, since=newest.issued_at - timedelta(days=_LEDGER_DAYS))
+    newest = newest_forecast(home, series)
+    rows = ledger(home, series, since=newest.issued_at - timedelta(days=_LEDGER_DAYS))
     shown = rows.sort("target_time", "issued_at", "step").tail(limit).select(list(LedgerRow.model_fields))
     return Ledger(
-        symbol=symbol,
-        timeframe=timeframe,
+        **_identity(series),
         summary=LedgerSummary(**summary(rows)),
         live=LedgerSummary(**summary(rows.filter("live"))),
         rows=[LedgerRow(**row) for row in shown.to_dicts()],
     )
 
 
-def leaderboard() -> Leaderboard:
-    """Return the leaderboard of the newest finished run and the champions; empty with a note before the first."""
+def leaderboard(market: Market) -> Leaderboard:
+    """Return the leaderboard of a market's newest finished run and its champions; a note says why it is empty."""
     from tasks.tracking.store import sqlite_path, tracking_uri
 
     uri = tracking_uri()
-    return _leaderboard(uri, _changed(sqlite_path(uri)))
+    return _leaderboard(uri, market, _changed(sqlite_path(uri)))
 
 
-@lru_cache(maxsize=4)
-def _leaderboard(uri: str, _changed: float) -> Leaderboard:
+@lru_cache(maxsize=8)
+def _leaderboard(uri: str, market: Market, _changed: float) -> Leaderboard:
     from tasks.tracking.leaderboard import COLUMNS
     from tasks.tracking.leaderboard import leaderboard as rows_of
     from tasks.tracking.registry import champions
     from tasks.tracking.store import open_store
 
+    rows: list[dict[str, Any]] = []
+    served: list[Any] = []
+    note = None
     try:
         store = open_store(uri, create=False)
-        rows, served = rows_of(store=store), champions(store=store)
+        served = champions(market=market, store=store)
+        rows = rows_of(store=store, market=market)
     except CpbError as error:
-        return Leaderboard(rows=[], columns=COLUMNS, champions=[], verdict=None, note=str(error))
+        note = str(error)
     return Leaderboard(
+        market=market,
         rows=rows,
         columns=COLUMNS,
         champions=[_champion(c) for c in served],
         verdict=_overall(served),
-        note=None,
+        note=note,
     )
 
 
 def _overall(served: list[Any]) -> str | None:
     from tasks.hub.card import verdict
-    from tasks.tracking.registry import of_source
 
-    real = of_source(served, None)  # simulated ones count only where there is nothing else
-    return verdict(real or served) if served else None
+    return verdict(served) if served else None
 
 
 def _champion(champion: Any) -> ChampionInfo:
     return ChampionInfo(
-        symbol=champion.symbol,
-        timeframe=champion.timeframe,
+        **_identity(champion.series),
         model_version=champion.model_version,
-        architecture=champion.tags.get("architecture"),
-        verdict=champion.tags.get("verdict"),
+        architecture=champion.architecture or None,
+        verdict=champion.verdict or None,
         reason=champion.tags.get("reason"),
-        simulated=champion.tags.get("source") == "sim",
         metrics={k: v for k, v in champion.metrics.items() if k.startswith("test_")},
     )
+
+
+def _identity(series: SeriesId) -> dict[str, Any]:
+    return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
 def _changed(database: Path | None) -> float:
@@ -147,22 +178,7 @@ def _changed(database: Path | None) -> float:
     return max((f.stat().st_mtime for f in files if f.exists()), default=0.0)
 
 
-def _info(home: Path, symbol: str, timeframe: str) -> SeriesInfo:
-    rows = forecast_store.latest(home, symbol, timeframe)
+def _info(home: Path, series: SeriesId) -> SeriesInfo:
+    rows = forecast_store.latest(home, series)
     issued, version = (rows["issued_at"][0], rows["model_version"][0]) if len(rows) else (None, None)
-    return SeriesInfo(symbol=symbol, timeframe=timeframe, issued_at=issued, model_version=version)
-
-
-def _with_candles(home: Path) -> set[tuple[str, str]]:
-    folders = (home / "klines").glob("interval=*/symbol=*")
-    named = {(f.name.removeprefix("symbol="), f.parent.name.removeprefix("interval=")) for f in folders}
-    return {(s, t) for s, t in named if t in INTERVAL_SECONDS}  # the page has no calendar for months
-
-
-def _month_of_newest(home: Path, symbol: str, timeframe: str, until: datetime | None) -> datetime | None:
-    """Return the start of the newest stored month (not after `until`), so that older ones need not be read."""
-    folder = home / "klines" / f"interval={timeframe}" / f"symbol={symbol}"
-    months = sorted(f.stem for f in folder.glob("????-??.parquet"))
-    if until:
-        months = [m for m in months if m <= until.strftime("%Y-%m")]
-    return datetime.strptime(months[-1], "%Y-%m").replace(tzinfo=UTC) if months else None
+    return SeriesInfo(**_identity(series), issued_at=issued, model_version=version)

@@ -1,30 +1,154 @@
-"""The registry of architectures. Adding one: a file here and a line in `_MODULES` (docs/new-architecture.md)."""
+"""The registry of architectures. Names cost no torch; an architecture's module is imported when it is asked for.
+
+A new architecture is one file in this folder and one line in `_BUILT_IN` (docs/new-architecture.md). Architectures of
+other packages are found through the entry-point group `cpbmodels.architectures`. Entry points belong to the Python
+environment, so trainer processes and workers find the same architectures as the process that started them.
+"""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
-from cpbmodels.arch.base import Architecture, Batch
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, unknown_choice
 
-_MODULES = {
-    "transformer": "transformer:Transformer",
-    "gru": "gru:Gru",
-    "lstm": "lstm:Lstm",
-    "lstm-manual": "lstm:LstmManual",
-    "linear": "linear:Linear",
-    "har": "har:Har",
-    "robust-har": "robust_har:RobustHar",
-    "classifier-gru": "classifier_gru:ClassifierGru",
+if TYPE_CHECKING:  # the classes need torch, their names do not
+    from cpbmodels.arch.base import Architecture
+
+log = logging.getLogger(__name__)
+
+ENTRY_POINT_GROUP = "cpbmodels.architectures"
+_BUILT_IN = {
+    "transformer": "cpbmodels.arch.transformer:Transformer",
+    "gru": "cpbmodels.arch.gru:Gru",
+    "lstm": "cpbmodels.arch.lstm:Lstm",
+    "lstm-manual": "cpbmodels.arch.lstm:LstmManual",
+    "linear": "cpbmodels.arch.linear:Linear",
+    "har": "cpbmodels.arch.har:Har",
+    "robust-har": "cpbmodels.arch.robust_har:RobustHar",
+    "classifier-gru": "cpbmodels.arch.classifier_gru:ClassifierGru",
 }
 
-__all__ = ["Architecture", "Batch", "find"]
+
+@dataclass(frozen=True)
+class ArchitectureInfo:
+    """What callers outside the engine need to know of an architecture.
+
+    closed_form: solved at once, without epochs; copies with other seeds would be equal.
+    classifier: forecasts up, flat or down and no price.
+    presets: presets that only this architecture (or it and its relatives) can be trained with.
+    default_preset: the preset it is trained with when none is named.
+    package: name and version of the distribution that registers it; "" for an architecture of cpbmodels.
+    """
+
+    name: str
+    closed_form: bool
+    classifier: bool
+    presets: tuple[str, ...]
+    default_preset: str
+    package: str = ""
+
+
+def architectures() -> list[str]:
+    """Names that `train_fleet(architecture=...)` accepts: cpbmodels' own, then other packages', sorted."""
+    return [*_BUILT_IN, *sorted(_registered().keys() - _BUILT_IN.keys())]
+
+
+def architecture(name: str) -> ArchitectureInfo:
+    """What is known of an architecture by name. ModelError for an unknown or unusable one; imports torch."""
+    found = find(name)
+    points = () if name in _BUILT_IN else _registered()[name]
+    return ArchitectureInfo(
+        name=name,
+        closed_form=found.spec.closed_form,
+        classifier=found.is_classifier(),
+        presets=tuple(found.spec.presets),
+        default_preset=found.spec.default_preset,
+        package=", ".join(_package(point) for point in points),
+    )
 
 
 def find(name: str) -> type[Architecture]:
     """The class of an architecture by name."""
-    if name not in _MODULES:
-        raise ModelError(f"architecture {name!r} is unknown: choose one of {', '.join(_MODULES)}.")
-    module, _, cls = _MODULES[name].partition(":")
-    found: type[Architecture] = getattr(import_module(f"cpbmodels.arch.{module}"), cls)
+    if name in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[name].partition(":")
+        found: type[Architecture] = getattr(import_module(module), attribute)
+        return found
+    if name not in _registered():
+        raise ModelError(unknown_choice("architecture", name, architectures()))
+    return _load(name)
+
+
+def usable() -> dict[str, type[Architecture]]:
+    """Every architecture that can be imported, by name; `problems` says why others are left out."""
+    return _import_all()[0]
+
+
+def problems() -> list[ModelError]:
+    """One error for each entry point of another package that cannot be used."""
+    return _import_all()[1]
+
+
+def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
+    found, errors = {}, _name_collisions(_registered())
+    for name in architectures():
+        try:
+            found[name] = find(name)
+        except ModelError as error:  # reported by `problems`, and whenever this name is asked for
+            errors.append(error)
+    return found, errors
+
+
+@cache
+def _registered() -> dict[str, tuple[EntryPoint, ...]]:
+    """Entry points of other packages by name; more than one where two packages register the same name."""
+    found: dict[str, list[EntryPoint]] = {}
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: (one.name, _package(one))):
+        found.setdefault(point.name, []).append(point)
+    by_name = {name: tuple(points) for name, points in found.items()}
+    for error in _name_collisions(by_name):
+        log.warning("%s", error)
+    return by_name
+
+
+def _name_collisions(registered: dict[str, tuple[EntryPoint, ...]]) -> list[ModelError]:
+    """Entry points named like an architecture of cpbmodels: the name keeps meaning cpbmodels' own."""
+    return [
+        ModelError(
+            f"The package {_package(point)} registers an architecture {name!r}, which cpbmodels has already "
+            f"and keeps: rename that entry point of {ENTRY_POINT_GROUP}, or uninstall the package."
+        )
+        for name, points in registered.items()
+        if name in _BUILT_IN
+        for point in points
+    ]
+
+
+@cache
+def _load(name: str) -> type[Architecture]:
+    """Import the class of another package; whatever goes wrong there becomes one ModelError."""
+    from cpbmodels.arch.base import check_definition
+
+    points = _registered()[name]
+    packages = " and ".join(_package(point) for point in points)
+    if len(points) > 1:
+        raise ModelError(
+            f"architecture {name!r} is registered by the packages {packages}: uninstall all but one of them."
+        )
+    try:
+        found = check_definition(points[0].load())
+    except Exception as error:  # any error of that package's code: its name belongs into the message
+        raise ModelError(
+            f"architecture {name!r} of the package {packages} cannot be used ({type(error).__name__}: {error}): "
+            "update or uninstall that package."
+        ) from error
     return found
+
+
+def _package(point: EntryPoint) -> str:
+    """Name and version of the distribution that an entry point belongs to."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value

@@ -1,51 +1,144 @@
-"""What an architecture is: the weights it needs, and a map from windows to the head's raw outputs."""
+"""What an architecture is: facts about it, the weights it needs, and a map from windows to the head's raw outputs."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from cpbmodels.bank import Task
 from cpbmodels.draws import Draws
-from cpbmodels.heads import Head
-from cpbmodels.options import Preset
+from cpbmodels.errors import ModelError
+from cpbmodels.heads import HEADS, Head
+from cpbmodels.options import COMMON_PRESETS, SIZES, Preset
+from cpbmodels.ranges import TrainingOrigins
+from cpbmodels.series import RETURNS, Series
 from cpbmodels.weights import Param, Weights
 
 Masks = list[list[Tensor | None]]
+
+SEED_PRESET: dict[str, Any] = {
+    "features": (*RETURNS, "log_sigma"),
+    "mixed_precision": "auto",
+    "teacher_forcing": 0.5,
+    "head": "point",
+}
+"""What the presets with the original hyper-parameters (`seed-*`) have in common."""
+
+
+@dataclass(frozen=True)
+class ArchitectureSpec:
+    """Facts that the rest of the library asks an architecture for. They stand in the architecture's own file.
+
+    sizes: options of `options.SIZES` that it reads; for the others the user is told that they have no effect.
+    defaults: options that differ from `Preset`'s own defaults; presets and profiles are applied on top.
+    fixed: options that no preset or profile changes. An override can, unless `Architecture.conflict` refuses it.
+        An architecture for one of the reserved heads (classes, scaled) names it here.
+    presets: its own presets, by name; relatives may share one.
+    default_preset: the preset `cpb train` takes when none is named.
+    closed_form: solved at once by `Architecture.solve`, without optimizer, epochs or random numbers.
+    dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
+    bf16_on_cpu: bf16 products pay on a CPU that has them (measured 1.5 to 2 times the windows per second, losses
+        equal to four digits), so `mixed_precision="auto"` chooses them there.
+    threads_from_width: `hidden_dim` from which one member's products are worth more than one CPU core; None: never.
+        A step of many small products is slower with threads: two took 3.5 times as long as one on a recurrent net.
+    """
+
+    sizes: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    default_preset: str = "default"
+    closed_form: bool = False
+    dropout_between_layers: bool = False
+    bf16_on_cpu: bool = False
+    threads_from_width: int | None = None
 
 
 @dataclass(frozen=True)
 class Batch:
     """Windows of K members: inputs [K, B, C, F], and as decoders read them (`heads.to_feedback`) the origin's candle
-    [K, B, 4] and, when teaching, the true candles [K, B, H, 4]."""
+    [K, B, 4] and, under teacher forcing, the true candles [K, B, H, 4]."""
 
     inputs: Tensor
     start: Tensor
     truth: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class MemberData:
+    """One member's training data, for architectures that fit weights at once.
+
+    columns: names of the F input columns, without the calendar.
+    mean, inverse: float64 [F], their scaling: the model reads (column - mean) * inverse.
+    """
+
+    columns: tuple[str, ...]
+    mean: np.ndarray
+    inverse: np.ndarray
+    task: Task
+    series: Sequence[Series]
+    starts: tuple[int, ...]  # first row of each series in the bank
+
+    def origins(self) -> TrainingOrigins:
+        """The member's training origins by series, as rows of each series."""
+        out = []
+        for index in self.task.members:
+            one, start = self.series[index], self.starts[index]
+            rows = self.task.train[(self.task.train >= start) & (self.task.train < start + len(one))]
+            out.append((one, rows - start))
+        return out
+
+
 class Architecture(ABC):
     """Stateless: weights come in as views of the fleet's matrix. `inputs` is the number of input columns."""
+
+    spec: ClassVar[ArchitectureSpec] = ArchitectureSpec()
 
     def __init__(self, options: Preset, head: Head, inputs: int) -> None:
         self.options, self.head, self.inputs = options, head, inputs
 
+    @classmethod
+    def is_classifier(cls) -> bool:
+        """Whether it forecasts classes and no price."""
+        return "head" in cls.spec.fixed and HEADS[cls.spec.fixed["head"]].is_classifier
+
+    @classmethod
+    def conflict(cls, name: str, options: Preset) -> str:
+        """A sentence about options that this architecture, registered as `name`, cannot have; "" where all are fine."""
+        return ""
+
     @abstractmethod
     def params(self) -> list[Param]:
-        """Every weight of one model."""
+        """Every weight of one model. Order and shapes are the file format and decide the initial values."""
 
     @abstractmethod
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        """Raw outputs [K, B, H, head.size]. `draws` is None outside training; `batch.truth` is for teaching only."""
+        """Raw outputs [K, B, H, head.size]. `draws` is None outside training; `batch.truth` is for teacher forcing."""
+
+    def solve(self, data: MemberData) -> dict[str, np.ndarray]:
+        """With `spec.closed_form`: all weights of one member by name, without the member axis, float64."""
+        raise NotImplementedError(f"{type(self).__name__} has spec.closed_form and must implement solve()")
+
+    def initial_weights(self, data: MemberData) -> dict[str, np.ndarray]:
+        """Weights that start from a fit instead of random numbers, by name, without the member axis; none by default.
+
+        An array shorter than its weight along the first axis replaces the first rows. The result depends on the
+        member's series alone, not on its seed.
+        """
+        return {}
 
     def unroll(self, outputs: Tensor) -> Tensor:
         """[K, B, H x size] -> [K, B, H, size]."""
         return outputs.view(*outputs.shape[:2], self.head.steps, self.head.size)
 
-    def taught(self, batch: Batch, draws: Draws | None) -> list[Tensor] | None:
-        """Per step, Bool [K, B, 1]: is the decoder told the true previous candle? None: never."""
+    def teacher_steps(self, batch: Batch, draws: Draws | None) -> list[Tensor] | None:
+        """Per step, Bool [K, B, 1]: does the decoder read the true previous candle? None: never."""
         if draws is None or batch.truth is None or self.options.teacher_forcing == 0:
             return None
         K, B = batch.start.shape[:2]
@@ -54,18 +147,44 @@ class Architecture(ABC):
             return list(batch.start.new_ones(shape, dtype=torch.bool).unsqueeze(-1).unbind(2))
         return list(draws.below(self.options.teacher_forcing, shape).unsqueeze(-1).unbind(2))
 
-    def next_input(self, raw: Tensor, step: int, batch: Batch, taught: list[Tensor] | None) -> Tensor:
-        """The candle [K, B, 4] the decoder reads after `step`: its own median, or the truth where it is taught."""
+    def next_input(self, raw: Tensor, step: int, batch: Batch, forced: list[Tensor] | None) -> Tensor:
+        """The candle [K, B, 4] the decoder reads after `step`: its own median, or the truth where it is forced."""
         own = self.head.feedback(raw)
-        if taught is None or batch.truth is None:
+        if forced is None or batch.truth is None:
             return own
-        return torch.where(taught[step], batch.truth[:, :, step], own)
+        return torch.where(forced[step], batch.truth[:, :, step], own)
 
     def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
-        """Per step and layer after the first, dropout factors [K, B, H] for a decoder whose state is `like`."""
+        """Dropout factors [K, B, H] per step and layer after the first, for a decoder with the state `like`."""
         steps, rate, layers = self.head.steps, self.options.dropout, self.options.n_layers
         if draws is None or rate == 0 or layers == 1:
             return [[None] * layers] * steps
         K, B, H = like.shape
         factors = draws.factors(rate, torch.Size([K, steps, layers - 1, B, H]), like.dtype)
         return [[None, *step.unbind(1)] for step in factors.unbind(1)]
+
+
+def heads_conflict(options: Preset) -> str:
+    """A sentence about a `hidden_dim` that attention cannot share out evenly among its heads, or ""."""
+    if options.hidden_dim % options.n_heads:
+        return f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}."
+    return ""
+
+
+def check_definition(candidate: Any) -> type[Architecture]:
+    """The class itself if it is a usable Architecture with a consistent spec, else ModelError with the reason."""
+    if not (isinstance(candidate, type) and issubclass(candidate, Architecture)):
+        raise ModelError(f"{candidate!r} is no subclass of cpbmodels.arch.base.Architecture")
+    spec, options = candidate.spec, {one.name for one in fields(Preset)}
+    named = {*spec.defaults, *spec.fixed, *(name for values in spec.presets.values() for name in values)}
+    wrong = {
+        "its spec names options that do not exist": named - options,
+        "its spec names sizes that do not exist": set(spec.sizes) - set(SIZES),
+        "its presets have names of presets that belong to all": set(spec.presets) & set(COMMON_PRESETS),
+        "its default preset is unknown": {spec.default_preset} - {*spec.presets, *COMMON_PRESETS},
+        "its fixed head is unknown": {spec.fixed.get("head", "point")} - set(HEADS),
+    }
+    for what, names in wrong.items():
+        if names:
+            raise ModelError(f"{what}: {', '.join(sorted(names))}")
+    return candidate

@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import Architecture, Batch
-from cpbmodels.cells import Tied, TiedAttention, cell_params, gru_cell, step_params
+from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch
+from cpbmodels.cells import GRU_GATES, cell_params, gru_cell
+from cpbmodels.deferred import DeferredAttention, DeferredLinear, step_params
 from cpbmodels.draws import Draws
 from cpbmodels.layers import linear
 from cpbmodels.recurrent import gru
 from cpbmodels.weights import Param, Weights, linear_params
 
+SEED_PRESETS: dict[str, dict[str, Any]] = {
+    "seed-gru": {
+        **SEED_PRESET,
+        "hidden_dim": 128,
+        "n_layers": 2,
+        "dropout": 0.3,
+        "optimizer": "adam",
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "batch_size": 64,
+        "epochs": 100,
+        "patience": 15,
+        "max_train_rows": 5000,
+    }
+}
+
 
 class Gru(Architecture):
-    """The decoder reads a candle a step: the origin's first, then its own median, or the truth when taught."""
+    """The decoder reads a candle a step: the origin's first, then its own median, or the truth when forced."""
+
+    spec = ArchitectureSpec(
+        sizes=("hidden_dim", "n_layers", "dropout"),
+        defaults={"hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
+        presets=SEED_PRESETS,
+        default_preset="seed-gru",
+        dropout_between_layers=True,
+        bf16_on_cpu=True,
+    )
 
     def names(self, part: str) -> list[str]:
         """Layer names of "encoder" or "decoder"."""
@@ -27,7 +55,7 @@ class Gru(Architecture):
         out = []
         for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
             for depth, name in enumerate(self.names(part)):
-                out += cell_params(name, "gru", H if depth else inputs, H)
+                out += cell_params(name, GRU_GATES, H if depth else inputs, H)
         return [*out, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
 
     @override
@@ -36,33 +64,33 @@ class Gru(Architecture):
         K, B, T, H = states.shape
         states = states.reshape(K, B * T, H)
         keys = linear(states, w, "key").view(K * B, T, H)
-        memory = TiedAttention(keys, states.view(K * B, T, H))
-        maps, masks = self.tie(w), self.decoder_masks(last[-1], draws)
-        taught, read, raws = self.taught(batch, draws), batch.start, []
+        memory = DeferredAttention(keys, states.view(K * B, T, H))  # the states themselves are the values
+        maps, masks = self.step_maps(w), self.decoder_masks(last[-1], draws)
+        forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):
             raw, last = self.decode(read, last, memory, maps, masks[step])
             raws.append(raw)
             if step + 1 < self.head.steps:
-                read = self.next_input(raw, step, batch, taught)
+                read = self.next_input(raw, step, batch, forced)
         return torch.stack(raws, 2)
 
-    def tie(self, w: Weights) -> dict[str, Tied]:
-        """The decoder's maps, each used at every step."""
-        maps = {"out": Tied(w["out.weight"], w["out.bias"])}
+    def step_maps(self, w: Weights) -> dict[str, DeferredLinear]:
+        """The decoder's linear maps, each used at every step."""
+        maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"])}
         for name in self.names("decoder"):
             for side in ("ih", "hh"):
-                maps[f"{name}.{side}"] = Tied(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"])
+                maps[f"{name}.{side}"] = DeferredLinear(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"])
         return maps
 
     def decode(
         self,
         read: Tensor,
         last: list[Tensor],
-        memory: TiedAttention,
-        maps: dict[str, Tied],
+        memory: DeferredAttention,
+        maps: dict[str, DeferredLinear],
         factors: list[Tensor | None],
     ) -> tuple[Tensor, list[Tensor]]:
-        """One step: candle read [K, B, 4] and states -> raw [K, B, size] and states."""
+        """One step: candle read [K, B, 4] and states [K, B, H] per layer -> raw [K, B, size] and states."""
         x, states = read, []
         for depth, (name, h) in enumerate(zip(self.names("decoder"), last, strict=True)):
             factor = factors[depth]
@@ -70,5 +98,5 @@ class Gru(Architecture):
             x = gru_cell(maps[f"{name}.ih"](x), maps[f"{name}.hh"](h), h)
             states.append(x)
         K, B, H = x.shape
-        found = memory(x.reshape(K * B, 1, H)).view(K, B, H)
-        return maps["out"](torch.cat([x, found], -1)), states
+        attended = memory(x.reshape(K * B, 1, H)).view(K, B, H)
+        return maps["out"](torch.cat([x, attended], -1)), states

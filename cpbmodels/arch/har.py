@@ -1,25 +1,65 @@
 """`har`: about 10,000 weights on the rolling columns of the last candle. Small on purpose: the one with skill.
 
 With the Student-t head a straight line from the inputs to the log-scale runs beside the perceptron. It starts as the
-robust HAR's solution (`closed_form.start_from_line`), so that the few hundred steps before validation turns are
-spent on what the line misses.
+robust HAR's solution (`initial_weights`), so that the few hundred steps before validation turns are spent on what the
+line misses.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import Architecture, Batch
+from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
 from cpbmodels.draws import Draws, dropout
+from cpbmodels.figures import ROLLING
+from cpbmodels.heads import START_DF, START_SCALE
 from cpbmodels.layers import linear
-from cpbmodels.presets import Preset
+from cpbmodels.options import Preset
+from cpbmodels.ranges import fit_ranges
+from cpbmodels.student_t import QUANTILES, t_quantiles
 from cpbmodels.weights import Param, Weights, linear_params
+
+HAR_COLUMNS = (
+    *(f"abs_return_mean_{n}" for n in ROLLING),
+    *(f"log_range_mean_{n}" for n in ROLLING),
+    "close_location",
+    "log_sigma",
+)
+QUARTILES = [
+    int(np.flatnonzero(level == QUANTILES)[0]) for level in (0.25, 0.75)
+]  # their places in QUANTILES
+QUARTILE_DISTANCE = float(2 * t_quantiles(np.array(START_DF), np.array([0.75]))[0])
+"""Between the quartiles of the standard t distribution with which a Student-t head starts."""
 
 
 class Har(Architecture):
     """A two-layer perceptron; with the Student-t head it is a heterogeneous autoregression of the volatility."""
+
+    spec = ArchitectureSpec(
+        sizes=("hidden_dim", "dropout"),
+        defaults={
+            "context": 1,
+            "features": HAR_COLUMNS,
+            "calendar": "hour_of_week_ny",
+            "calendar_dim": 0,
+            "input_clip": 4.0,
+            "target_clip": 6.0,
+            "hidden_dim": 56,
+            "dropout": 0.0,
+            "batch_size": 512,
+            "lr": 2e-4,  # the line starts solved: with a higher rate, models of one coin lose it within an epoch
+            "warmup_steps": 10,
+        },
+        fixed={"context": 1},
+    )
+
+    @override
+    @classmethod
+    def conflict(cls, name: str, options: Preset) -> str:
+        return context_conflict(name, options)
 
     @override
     def params(self) -> list[Param]:
@@ -44,7 +84,35 @@ class Har(Architecture):
         line = linear(inputs, w, "line").unsqueeze(-1)
         return torch.cat([raw[..., :1], raw[..., 1:2] + line, raw[..., 2:]], -1)  # output 1 is the log-scale
 
+    @override
+    def initial_weights(self, data: MemberData) -> dict[str, np.ndarray]:
+        """The line as the robust HAR fitted on the member's training origins.
+
+        The robust HAR reads unscaled columns, this model (x - mean) * inverse: with slopes s and level l,
+        s x + l = (s / inverse) ((x - mean) inverse) + (l + mean s). Its scale is turned into that of a t distribution
+        with `START_DF` degrees of freedom by the distance between the quartiles of the standardised moves.
+        """
+        if not has_line(self.options):
+            return {}
+        fitted = fit_ranges(data.origins(), data.columns, self.options.calendar, self.options.horizon)
+        distance = np.diff(fitted.table[:, QUARTILES], axis=1)[:, 0]
+        scale = np.log(np.maximum(distance / QUARTILE_DISTANCE, 1e-3) / START_SCALE)
+        line = {
+            "line.weight": fitted.slopes / data.inverse[:, None],
+            "line.bias": (fitted.level + data.mean @ fitted.slopes + scale)[None],
+        }
+        if self.options.calendar and not self.options.calendar_dim:
+            line["calendar"] = fitted.hours
+        return line
+
 
 def has_line(options: Preset) -> bool:
-    """Whether a line to the log-scale belongs to the model: other heads have no log-scale."""
+    """Whether the model has a line to the log-scale: heads other than Student-t have no log-scale to learn."""
     return options.head == "student-t"
+
+
+def context_conflict(name: str, options: Preset) -> str:
+    """A sentence about a context of more than one candle, or ""."""
+    if options.context != 1:
+        return f"context must be 1 for {name}: it reads the rolling columns of the last candle alone."
+    return ""

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import Architecture, Batch
+from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.draws import Draws
 from cpbmodels.weights import Param, Weights
 
 
 class Linear(Architecture):
-    """The honest lower bound of a sequence model: no non-linearity anywhere."""
+    """No non-linearity anywhere: what a sequence model must at least beat."""
+
+    spec = ArchitectureSpec(defaults={"weight_decay": 1e-2})
 
     @override
     def params(self) -> list[Param]:
@@ -30,6 +32,7 @@ class Linear(Architecture):
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         K, B, C, F = batch.inputs.shape
         steps = self.head.steps
+        # Columns join the member axis: [K x F, B, C] times [K x F, C, steps] is one batched product.
         columns = batch.inputs.permute(0, 3, 1, 2).reshape(K * F, B, C)
         mapped = torch.bmm(columns, w["channel.weight"].reshape(K * F, C, steps)).view(K, F, B, steps)
         per_step = mapped.permute(0, 2, 3, 1).reshape(K, B * steps, F)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import Architecture, Batch
-from cpbmodels.cells import LstmStep, State, Tied, TiedAttention, cell_params, lstm_step, step_params
+from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch, heads_conflict
+from cpbmodels.cells import LSTM_GATES, State, cell_params
+from cpbmodels.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
 from cpbmodels.draws import Draws
 from cpbmodels.layers import linear
+from cpbmodels.options import Preset
 from cpbmodels.recurrent import lstm
 from cpbmodels.weights import Param, Weights, linear_params
 
@@ -17,7 +21,35 @@ from cpbmodels.weights import Param, Weights, linear_params
 class Lstm(Architecture):
     """Uses the fastest LSTM kernel of the device for the encoder; `lstm-manual` spells it out."""
 
+    spec = ArchitectureSpec(
+        sizes=("hidden_dim", "n_layers", "n_heads", "dropout"),
+        defaults={"hidden_dim": 48, "n_layers": 1, "n_heads": 4, "dropout": 0.1},
+        presets={
+            "seed-lstm": {
+                **SEED_PRESET,
+                "hidden_dim": 256,
+                "n_layers": 2,
+                "n_heads": 4,
+                "dropout": 0.3,
+                "optimizer": "adam",
+                "weight_decay": 1e-5,
+                "schedule": "step",
+                "batch_size": 32,
+                "epochs": 200,
+                "patience": 20,
+                "max_train_rows": 7000,
+            }
+        },
+        default_preset="seed-lstm",
+        dropout_between_layers=True,
+        bf16_on_cpu=True,
+    )
     manual = False
+
+    @override
+    @classmethod
+    def conflict(cls, name: str, options: Preset) -> str:
+        return heads_conflict(options)
 
     def names(self, part: str) -> list[str]:
         """Layer names of "encoder" or "decoder"."""
@@ -29,7 +61,7 @@ class Lstm(Architecture):
         out = []
         for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
             for depth, name in enumerate(self.names(part)):
-                out += cell_params(name, "lstm", H if depth else inputs, H)
+                out += cell_params(name, LSTM_GATES, H if depth else inputs, H)
         out += [*step_params("query", H, H), *linear_params("memory", H, 2 * H)]
         return [*out, *step_params("mix", H, H), *step_params("out", 2 * H, self.head.size)]
 
@@ -37,25 +69,27 @@ class Lstm(Architecture):
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = lstm(batch.inputs, w, self.names("encoder"), self.options.dropout, draws, self.manual)
         memory = self.project(states, w)
-        maps = {name: Tied(w[f"{name}.weight"], w[f"{name}.bias"]) for name in ("query", "mix", "out")}
+        maps = {
+            name: DeferredLinear(w[f"{name}.weight"], w[f"{name}.bias"]) for name in ("query", "mix", "out")
+        }
         cells = [lstm_step(w, name, self.manual) for name in self.names("decoder")]
         masks = self.decoder_masks(last[-1][0], draws)
-        taught, read, raws = self.taught(batch, draws), batch.start, []
+        forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):
             last = self.advance(read, last, cells, masks[step])
-            raw = self.look(last[-1][0], memory, maps)
+            raw = self.output(last[-1][0], memory, maps)
             raws.append(raw)
             if step + 1 < self.head.steps:
-                read = self.next_input(raw, step, batch, taught)
+                read = self.next_input(raw, step, batch, forced)
         return torch.stack(raws, 2)
 
-    def project(self, states: Tensor, w: Weights) -> TiedAttention:
+    def project(self, states: Tensor, w: Weights) -> DeferredAttention:
         """Keys and values [K x B x heads, T, H / heads] of all encoder states [K, B, T, H]."""
         K, B, T, H = states.shape
         heads = self.options.n_heads
         both = linear(states.reshape(K, B * T, H), w, "memory").view(K, B, T, 2, heads, H // heads)
         both = both.permute(3, 0, 1, 4, 2, 5).reshape(2, K * B * heads, T, H // heads)
-        return TiedAttention(*both.unbind(0))
+        return DeferredAttention(*both.unbind(0))
 
     def advance(
         self, read: Tensor, last: list[State], cells: list[LstmStep], factors: list[Tensor | None]
@@ -67,16 +101,17 @@ class Lstm(Architecture):
             x = states[-1][0]
         return states
 
-    def look(self, x: Tensor, memory: TiedAttention, maps: dict[str, Tied]) -> Tensor:
-        """Raw [K, B, size] from the top state [K, B, H] and what it finds in the memory."""
+    def output(self, x: Tensor, memory: DeferredAttention, maps: dict[str, DeferredLinear]) -> Tensor:
+        """Raw [K, B, size] from the top state [K, B, H] and what its query attends to."""
         K, B, H = x.shape
         heads = self.options.n_heads
         query = maps["query"](x).reshape(K * B * heads, 1, H // heads)
-        found = maps["mix"](memory(query).view(K, B, H))
-        return maps["out"](torch.cat([x, found], -1))
+        attended = maps["mix"](memory(query).view(K, B, H))
+        return maps["out"](torch.cat([x, attended], -1))
 
 
 class LstmManual(Lstm):
     """Every gate written out, autograd through every step: the readable reference of `lstm`."""
 
+    spec = replace(Lstm.spec, bf16_on_cpu=False)
     manual = True

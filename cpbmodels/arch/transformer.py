@@ -1,9 +1,9 @@
 """`transformer`: encoder and causal decoder, pre-norm, GELU. Decoding is parallel in training, cached in forecasting.
 
-Taught (`teacher_forcing` > 0), the decoder reads the candle before each step: the truth in training, its own median
-in forecasting, a step at a time with cached keys. Untaught, each step reads the origin's candle and its own
-position, and everything is parallel always; that is what a distribution over the whole horizon needs, since a
-decoder taught the true path learns the spread of one step only.
+With `teacher_forcing` > 0 the decoder reads the candle before each step: the truth in training, its own median in
+forecasting, a step at a time with cached keys and values. Without, each step reads the origin's candle and its own
+position, and all steps are parallel in forecasting too. A distribution over the whole horizon needs the latter: a
+decoder that reads the true path in training learns the spread of one step only.
 """
 
 from __future__ import annotations
@@ -13,16 +13,46 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import Architecture, Batch
+from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch, heads_conflict
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import attend, linear, normalise
+from cpbmodels.options import Preset
 from cpbmodels.weights import Param, Weights, linear_params
 
 Cache = list[tuple[Tensor, Tensor]]
+"""Keys and values [K x B x heads, T, d / heads] per decoder layer."""
 
 
 class Transformer(Architecture):
     """LayerNorms carry no weights: the linear map behind each one absorbs them (same functions, fewer launches)."""
+
+    spec = ArchitectureSpec(
+        sizes=("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout"),
+        defaults={"hidden_dim": 64, "n_layers": 2, "n_heads": 4, "ff_dim": 128, "dropout": 0.1, "lr": 5e-4},
+        presets={
+            "seed-transformer": {
+                **SEED_PRESET,
+                "hidden_dim": 128,
+                "n_heads": 8,
+                "n_layers": 2,
+                "ff_dim": 512,
+                "dropout": 0.0,
+                "teacher_forcing": 1.0,
+                "batch_size": 128,
+                "epochs": 50,
+                "patience": 10,
+                "max_train_rows": 5000,
+            }
+        },
+        default_preset="seed-transformer",
+        bf16_on_cpu=True,
+        threads_from_width=128,
+    )
+
+    @override
+    @classmethod
+    def conflict(cls, name: str, options: Preset) -> str:
+        return heads_conflict(options)
 
     @override
     def params(self) -> list[Param]:
@@ -72,7 +102,10 @@ class Transformer(Architecture):
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     def decode(self, reads: Tensor, memory: Cache, w: Weights, draws: Draws | None) -> Tensor:
-        """All steps at once: candles read [K, B, S, 4] -> raw [K, B, S, size]; a mask hides later steps."""
+        """All steps at once: candles read [K, B, S, 4] -> raw [K, B, S, size].
+
+        `mask` is added to the scores: -inf above the diagonal, so no step attends to a later one.
+        """
         K, B, S, _ = reads.shape
         mask = torch.full((S, S), -torch.inf, device=reads.device, dtype=reads.dtype).triu(1)
         x = self._place(linear(reads.reshape(K, B * S, 4), w, "read"), w["step"], B)

@@ -1,7 +1,7 @@
-"""What the makers promise: dense matmul rates and memory bandwidth per chip, from NVIDIA's data sheets.
+"""Dense matmul rates and memory bandwidth per chip, from NVIDIA's data sheets.
 
-Rates in TFLOP/s without sparsity and at full boost; tensor rates with fp32 accumulation, which GeForce
-cards do at half the advertised rate. Laptop variants share the names but not the rates, so they have none.
+Rates in TFLOP/s without sparsity and at full boost clock; tensor-core rates with fp32 accumulation, which GeForce
+cards do at half the advertised rate. Laptop variants share the names but not the rates, so they have no entry.
 """
 
 import re
@@ -13,7 +13,7 @@ LAUNCH_US = 6.0
 
 @dataclass(frozen=True)
 class Chip:
-    """One GPU's promise; `tf32` and `bf16` are None where the chip lacks them, `bandwidth` is in GB/s."""
+    """One GPU's data sheet; a rate is None where the chip lacks that precision. `bandwidth` is in GB/s."""
 
     fp32: float
     tf32: float | None
@@ -22,7 +22,7 @@ class Chip:
     bandwidth: float
 
     def rate(self, precision: str) -> float | None:
-        """TFLOP/s promised for "fp32", "tf32", "bf16" or "fp16"."""
+        """TFLOP/s of the data sheet for "fp32", "tf32", "bf16" or "fp16"."""
         rates = {"fp32": self.fp32, "tf32": self.tf32, "bf16": self.bf16, "fp16": self.fp16}
         return rates[precision]
 
@@ -81,9 +81,9 @@ _VARIANT = re.compile(r"\b(laptop|max-q|mobile|super|ti|mig|grid|vgpu)\b", re.IG
 
 
 def reference(name: str) -> Chip | None:
-    """The promise for a device name as CUDA gives it ("NVIDIA H200"), or None for a chip not in the table.
+    """The entry for a device name as CUDA gives it ("NVIDIA H200"), or None for a chip not in the table.
 
-    A variant that the table does not name (Laptop, SUPER, a MIG slice) has other rates: None as well.
+    None too for a variant that the table does not name (Laptop, SUPER, a MIG slice): its rates differ.
     """
     matches = [key for key in CHIPS if re.search(rf"(?<![\w-]){re.escape(key)}(?![\w-])", name)]
     if not matches:

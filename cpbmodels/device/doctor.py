@@ -1,4 +1,4 @@
-"""`cpb doctor`: what this machine is, what it delivers, what is wrong with it and what to do about it."""
+"""`cpb doctor`: facts about this machine, its measured rates, its problems and what to do about them."""
 
 import sys
 from collections.abc import Mapping
@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from cpbmodels.arch import problems as architecture_problems
 from cpbmodels.device import chips, host, placement, probe
 from cpbmodels.device.findings import Problem, gpu_memory, memory_findings, software_findings
 
 GB = 1e9
-SLOW_SHARE = 0.4  # of the promised rate; healthy chips reach 0.6 to 0.95 in a plain matmul
+MIN_RATE_SHARE = 0.4  # of the data sheet's rate; healthy chips reach 0.6 to 0.95 in a plain matmul
 PROFILES = (("gpu-80gb", 70 * GB), ("gpu-16gb", 14 * GB), ("gpu-6gb", 5 * GB))
 
 
@@ -43,7 +44,7 @@ class Diagnosis:
 
 
 def examine(*, steps: bool = True) -> Diagnosis:
-    """Look at this machine and measure its first usable device; `steps` also times every architecture."""
+    """Examine this machine and measure its first usable device; `steps` also times every architecture."""
     evidence, cpu = host.gpu_evidence(), host.cpu()
     problems, notes = software_findings(evidence)
     problems += memory_findings(cpu.memory_free_mb, gpu_memory())
@@ -53,6 +54,7 @@ def examine(*, steps: bool = True) -> Diagnosis:
     _measure(diagnosis, device)
     if steps:
         _time_steps(diagnosis, device)
+    diagnosis.notes += [str(error) for error in architecture_problems()]
     return diagnosis
 
 
@@ -99,7 +101,7 @@ def _measure(diagnosis: Diagnosis, device: torch.device) -> None:
     rates = probe.rates(device, chip)
     diagnosis.facts["rates"] = rates
     diagnosis.notes += slow_notes(rates)
-    diagnosis.facts["lstm"] = lstm = placement.lstm_truth(device)
+    diagnosis.facts["lstm"] = lstm = placement.lstm_placement(device)
     if not lstm["ran_on_device"]:
         where = ", ".join(lstm["cpu_ops"]) or "no GPU kernel ran"
         what = f"a training step of nn.LSTM left {device}: {where}"
@@ -107,16 +109,16 @@ def _measure(diagnosis: Diagnosis, device: torch.device) -> None:
 
 
 def slow_notes(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A note for each rate far below the maker's promise: another process, heat, or a power limit."""
+    """A note for each rate far below the data sheet's: another process, heat, or a power limit."""
     return [
         f"{name} reaches only {rate['share']:.0%} of the data sheet: is another process on the GPU, or "
         "does it throttle (`nvidia-smi -q -d PERFORMANCE`)?"
         for name, rate in rates.items()
-        if rate["share"] is not None and rate["share"] < SLOW_SHARE
+        if rate["share"] is not None and rate["share"] < MIN_RATE_SHARE
     ]
 
 
 def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
-    from cpbmodels.device.steps import time_architectures  # the engine imports this package
+    from cpbmodels.device.steps import time_architectures  # the whole engine: `--quick` does without
 
     diagnosis.facts["steps"] = time_architectures(device)

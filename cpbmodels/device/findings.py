@@ -1,4 +1,4 @@
-"""What can be wrong between a GPU, its driver, this torch build and the memory, each with its remedy."""
+"""Problems of a GPU, its driver, this torch build and the memory, each with its remedy."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 
 from cpbmodels.device import host
 
-NEEDED_GPU_MB, NEEDED_RAM_MB = 500.0, 500.0  # below this not even a small fleet trains
+MIN_FREE_GPU_MB, MIN_FREE_RAM_MB = 500.0, 500.0  # below, not even a small fleet trains
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Problem:
 
 
 def software_findings(evidence: host.GpuEvidence) -> tuple[list[Problem], list[str]]:
-    """Do the GPU, its driver and this torch build fit together? Problems with remedies, and notes."""
+    """Whether GPU, driver and this torch build fit together: problems with remedies, and notes."""
     build, cuda = torch.__version__, torch.version.cuda
     if torch.cuda.is_available():
-        return [problem for i in range(torch.cuda.device_count()) if (problem := _too_foreign(i))], []
+        return [problem for i in range(torch.cuda.device_count()) if (problem := _unsupported(i))], []
     if not evidence.present:
         return [], ["no GPU on this machine: everything runs on the CPU"]
     what = f"this machine has a GPU ({evidence.signs[0]})"
@@ -35,10 +35,11 @@ def software_findings(evidence: host.GpuEvidence) -> tuple[list[Problem], list[s
         oldest = ".".join(map(str, host.MIN_DRIVER[int(cuda.split(".")[0])]))
         remedy = f"update the driver to {oldest} or newer, or {_torch_remedy(evidence.driver)}"
         return [Problem(f"driver {evidence.driver} is too old for torch {build} (CUDA {cuda})", remedy)], []
-    return _invisible(what)
+    return _not_visible(what)
 
 
-def _invisible(what: str) -> tuple[list[Problem], list[str]]:
+def _not_visible(what: str) -> tuple[list[Problem], list[str]]:
+    """Driver and torch fit, yet torch sees no GPU: hidden by the user (a note), or a problem."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in ("", "-1"):
         return [], [f"{what} but CUDA_VISIBLE_DEVICES={hidden!r} hides it; unset it to use the GPU"]
@@ -53,7 +54,7 @@ def _torch_remedy(driver: str) -> str:
     return f"update the driver ({driver} is too old for any torch that cpb supports)"
 
 
-def _too_foreign(index: int) -> Problem | None:
+def _unsupported(index: int) -> Problem | None:
     """A chip that this torch build has no machine code for (too old, or too new)."""
     major, minor = torch.cuda.get_device_capability(index)
     if supports(torch.cuda.get_arch_list(), major, minor):
@@ -78,12 +79,12 @@ def supports(built_for: list[str], major: int, minor: int) -> bool:
 
 
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:
-    """Problems where RAM (0 = unknown) or a GPU's free memory, in MB, is too small for anything."""
+    """Problems where RAM (0: unknown) or a GPU's free memory, in MB, is too small for any training."""
     found = []
-    if 0 < ram_free_mb < NEEDED_RAM_MB:
+    if 0 < ram_free_mb < MIN_FREE_RAM_MB:
         found.append(Problem(f"only {ram_free_mb:.0f} MB of RAM are free", "close other programs"))
     for index, free in gpu_free_mb.items():
-        if free < NEEDED_GPU_MB:
+        if free < MIN_FREE_GPU_MB:
             remedy = "stop the processes that `nvidia-smi` lists, or pick another GPU by CUDA_VISIBLE_DEVICES"
             found.append(Problem(f"only {free:.0f} MB are free on cuda:{index}", remedy))
     return found

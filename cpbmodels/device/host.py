@@ -1,4 +1,4 @@
-"""What the machine is, read from the system itself: it must answer even where CUDA does not work."""
+"""Facts about the machine, read from the system itself: they are needed most where CUDA does not work."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 @dataclass(frozen=True)
 class GpuEvidence:
-    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None where no driver answers."""
+    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None where no driver is loaded."""
 
     signs: tuple[str, ...]
     driver: str | None

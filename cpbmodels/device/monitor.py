@@ -5,29 +5,33 @@ The alternative, torch.cuda.synchronize() around each reading, stalls the queue 
 """
 
 import contextlib
-import resource
 import sys
 import threading
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 import torch
 
 from cpbmodels.device.nvml import GpuCounters, GpuState
 
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 MB = 2**20  # as nvidia-smi counts
-LOW_UTILISATION = 20.0  # percent; below it the device mostly waits
-ENOUGH_SAMPLES = 10  # a mean over fewer says nothing about a run
+MIN_UTILISATION_PERCENT = 20.0  # below, the device mostly waits for the host
+MIN_SAMPLES = 10  # a mean over fewer tells nothing about a run
 
 
 @dataclass
 class Monitor:
-    """`with Monitor("cuda") as m: train(); m.summary()`; on the CPU it records the process memory alone.
+    """`with Monitor("cuda") as m: train(); m.summary()`; on a CPU it records the memory of the process alone.
 
-    `device` is what is watched, `interval` the seconds between two samples. NVML's utilisation counts every
-    process on the GPU, not only this one.
+    `interval`: seconds between two samples. NVML's utilisation counts every process on the GPU, not only this one.
     """
 
     device: torch.device | str
@@ -79,10 +83,10 @@ class Monitor:
         return reading
 
     def summary(self) -> dict[str, float]:
-        """Figures of the watched span: peaks in MB, mean utilisation in percent, mean power in W.
+        """Figures of the monitored time: peaks in MB, mean utilisation in percent, mean power in W.
 
-        On the CPU the GPU figures are 0, which is the truth. On a GPU whose counters cannot be read,
-        utilisation and power are left out (see `note`), because 0 would be a lie.
+        On a CPU the GPU's figures are 0: none was used. On a GPU whose counters cannot be read, utilisation and power
+        are left out (see `note`): 0 would be wrong.
         """
         summary = {
             "gpu_mem_allocated_peak_mb": 0.0,
@@ -110,10 +114,10 @@ class Monitor:
     def warning(self) -> str:
         """One sentence with reason and remedy where the GPU mostly waited; empty otherwise."""
         utilisations = [s.utilisation for s in self._states]
-        if len(utilisations) < ENOUGH_SAMPLES:
+        if len(utilisations) < MIN_SAMPLES:
             return ""
         mean = sum(utilisations) / len(utilisations)
-        if mean >= LOW_UTILISATION:
+        if mean >= MIN_UTILISATION_PERCENT:
             return ""
         return (
             f"the GPU was busy only {mean:.0f} % of the time: each step is too small to fill it, so the "
@@ -123,12 +127,17 @@ class Monitor:
 
 
 def rss_peak_mb() -> float:
-    """The largest resident memory this process ever had, in MB (Linux's VmHWM, else getrusage)."""
+    """The largest resident memory this process ever had, in MB (Linux's VmHWM, else getrusage).
+
+    0.0 where the system has neither (Windows).
+    """
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024 / MB
-    # ru_maxrss counts kilobytes on Linux, bytes on macOS; after a fork it still holds the parent's peak.
+    if resource is None:
+        return 0.0
+    # ru_maxrss is in kilobytes on Linux, in bytes on macOS. After a fork it includes the parent's peak: VmHWM first.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MB
 
@@ -136,10 +145,10 @@ def rss_peak_mb() -> float:
 def check_placement(device: torch.device | str, **tensors: torch.Tensor) -> None:
     """Raise RuntimeError naming every tensor that is not on `device` (parameters and data, once an epoch)."""
     wanted = torch.device(device)
-    astray = [
+    misplaced = [
         f"{name} on {t.device}"
         for name, t in tensors.items()
         if t.device.type != wanted.type or (wanted.index is not None and t.device.index != wanted.index)
     ]
-    if astray:
-        raise RuntimeError(f"training is meant to run on {wanted} but {', '.join(astray)}")
+    if misplaced:
+        raise RuntimeError(f"training is meant to run on {wanted} but {', '.join(misplaced)}")

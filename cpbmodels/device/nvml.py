@@ -40,7 +40,7 @@ class GpuCounters:
         return self._nvml is not None
 
     def read(self) -> GpuState | None:
-        """Utilisation and power now, or None where NVML (or this GPU: vGPU, MIG) does not say."""
+        """Utilisation and power now; None where NVML does not support it on this GPU (a vGPU or MIG slice)."""
         nvml = self._nvml
         if nvml is None:
             return None

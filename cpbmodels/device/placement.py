@@ -1,5 +1,6 @@
-"""Where a training step really ran: its GPU kernels under the profiler, and every op that touched the CPU."""
+"""Where a training step ran: its GPU kernels under the profiler, and every operator that gave a CPU tensor."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,11 @@ from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from cpbmodels.torch_private import DeviceType, TorchDispatchMode
 
 SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
-"""Ops that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""
+"""Operators that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""
 
 LSTM_EXPLANATION = (
     "nn.LSTM runs on the GPU: the kernels above are its own. Little GPU memory is in use because the model "
@@ -20,7 +22,7 @@ LSTM_EXPLANATION = (
 
 
 class OpLog(TorchDispatchMode):
-    """Counts every dispatched op, forward and backward: `counts` by name, `on_cpu` those giving CPU tensors.
+    """Counts every dispatched operator, forward and backward: `counts` by name, `on_cpu` those giving CPU tensors.
 
     Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
     """
@@ -37,7 +39,7 @@ class OpLog(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """torch's hook: run the op and note it."""
+        """torch's hook: run the operator and count it."""
         out = func(*args, **(kwargs or {}))
         self.counts[str(func)] += 1
         if any(t.device.type == "cpu" and t.numel() > 1 for t in _tensors(out)):
@@ -46,7 +48,7 @@ class OpLog(TorchDispatchMode):
 
     @property
     def syncs(self) -> int:
-        """How many of the ops would make the host wait for a GPU."""
+        """How many of the operators would make the host wait for a GPU."""
         return sum(n for name, n in self.counts.items() if name.split(".")[1] in SYNCS)
 
 
@@ -58,7 +60,7 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a training step ran: GPU kernels with their time in µs, and the ops that gave CPU tensors."""
+    """Where a training step ran: GPU kernels with their time in µs, and the operators that gave CPU tensors."""
 
     kernels: dict[str, float]
     cpu_ops: tuple[str, ...]
@@ -71,7 +73,7 @@ class Placement:
 
 
 def observe(step: Callable[[], object], device: torch.device) -> Placement:
-    """Run `step` once under a dispatch mode and, on a GPU, once under the profiler, and say where it ran."""
+    """Run `step` once under a dispatch mode and, on a GPU, once under the profiler; return where it ran."""
     with OpLog() as log:
         step()
     return Placement(kernels(step, device) if device.type == "cuda" else {}, tuple(log.on_cpu))
@@ -84,7 +86,7 @@ def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float
         torch.cuda.synchronize(device)
     found: Counter[str] = Counter()
     for event in trace.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA and not event.name.startswith("Mem"):
+        if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem"):
             found[event.name] += event.time_range.elapsed_us()
     return dict(found.most_common())
 
@@ -104,8 +106,8 @@ def lstm_step(device: torch.device, batch: int = 32, hidden: int = 256) -> Calla
     return step
 
 
-def lstm_truth(device: torch.device) -> dict[str, Any]:
-    """Train one step of nn.LSTM and show where it ran: kernels with µs, CPU ops, memory in MB."""
+def lstm_placement(device: torch.device) -> dict[str, Any]:
+    """Train one step of nn.LSTM and return where it ran: kernels with µs, operators on the CPU, memory in MB."""
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -122,5 +124,5 @@ def lstm_truth(device: torch.device) -> dict[str, Any]:
 
 
 def is_recurrent(kernel: str) -> bool:
-    """Whether a kernel's name says that it computes a recurrent step (cuDNN names its kernels so)."""
-    return any(word in kernel.lower() for word in ("rnn", "lstm", "gru"))
+    """Whether a kernel is recurrent by its name, as cuDNN gives it."""
+    return re.search("rnn|lstm|gru", kernel.lower()) is not None

@@ -1,4 +1,4 @@
-"""A diagnosis as text for people: facts first, then what is wrong and what to do about it."""
+"""A diagnosis as text for people: facts first, then problems and what to do about them."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,7 +21,7 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield from (f"note: {note}" for note in diagnosis.notes)
     for problem in diagnosis.problems:
         yield f"PROBLEM: {problem.what}\n  remedy: {problem.remedy}"
-    yield "nothing is wrong" if not diagnosis.problems else f"{len(diagnosis.problems)} problem(s) found"
+    yield "no problems found" if not diagnosis.problems else f"{len(diagnosis.problems)} problem(s) found"
 
 
 def _software(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""One training step of every architecture at its seed size: where it runs, how long it takes, what it holds."""
+"""One training step of every architecture at its seed size: where it runs, how long it takes, how much memory."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from cpbmodels.arch import architecture as info_of
+from cpbmodels.arch import usable
 from cpbmodels.bank import Bank, make_task
 from cpbmodels.device.placement import OpLog, kernels
 from cpbmodels.device.probe import seconds
@@ -18,7 +20,7 @@ from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
 from cpbmodels.plan import compute_dtype
-from cpbmodels.presets import CLOSED_FORM, SEED_ARCHITECTURES, architectures, preset
+from cpbmodels.presets import preset
 from cpbmodels.series import Series
 from cpbmodels.training import make_fleet
 
@@ -39,17 +41,18 @@ class FleetStep:
         self.runner.step(len(self.origins))
 
     def eager(self) -> None:
-        """The same step op by op, so that each can be watched."""
+        """The same step operator by operator, without a graph, so that each can be observed."""
         self.fleet.step(self.bank, self.origins, self.weight, self.fleet.net.options.lr)
 
 
 def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
     """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement and kernels."""
-    return {name: time_one(name, device) for name in architectures() if name not in CLOSED_FORM}
+    learnt = [name for name, found in usable().items() if not found.spec.closed_form]
+    return {name: time_one(name, device) for name in learnt}
 
 
 def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
-    """Time one step of a full fleet on a GPU (of half as many members while memory is short), of one on a CPU."""
+    """Time one step: on a GPU of 40 members, or half as many as long as memory is short, on a CPU of one member."""
     members = 40 if device.type == "cuda" else 1
     while True:
         try:
@@ -57,11 +60,11 @@ def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
         except torch.OutOfMemoryError:
             if members == 1:
                 raise ModelError(f"{device} has no memory for one step of one {architecture}.") from None
-        members //= 2  # behind the except block: the error held the tensors
+        members //= 2  # outside the except block: inside, the error keeps the fleet's tensors in memory
 
 
 def _time(architecture: str, device: torch.device, members: int) -> dict[str, Any]:
-    options = size_of(architecture)
+    options = seed_size(architecture)
     step = fleet_step(architecture, options, members, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -80,14 +83,13 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
     }
 
 
-def size_of(architecture: str) -> Preset:
-    """The seed preset that belongs to an architecture, or else its default."""
-    name = next((p for p, owners in SEED_ARCHITECTURES.items() if architecture in owners), "default")
-    return preset(name, architecture)
+def seed_size(architecture: str) -> Preset:
+    """The preset an architecture is trained with when none is named: its seed preset, or the default."""
+    return preset(info_of(architecture).default_preset, architecture)
 
 
 def placement_of(step: Callable[[], object], device: torch.device) -> str:
-    """ "all on cuda:0", or which ops of a step left the device."""
+    """ "all on cuda:0", or which operators of a step gave CPU tensors."""
     with OpLog() as log:
         step()
     if device.type == "cpu" or not log.on_cpu:
@@ -103,10 +105,10 @@ def fleet_step(
     compute: torch.dtype | None = None,
     rows: int = 900,
 ) -> "FleetStep":
-    """One optimizer step of a fresh fleet, on the same windows every time, to be called and timed.
+    """One optimizer step of a new fleet, on the same windows every time, to be called and timed.
 
-    `compute` is the dtype of the products, by default what a training would choose. ModelError where `rows`
-    candles do not give one batch.
+    Each member has its own random walk of `rows` candles. `compute` is the dtype of the products, by default what a
+    training would choose. ModelError where so many candles do not give one batch.
     """
     series = [walk(rows, seed, options) for seed in range(members)]
     options = replace(options, steps_per_epoch=1)
@@ -116,7 +118,9 @@ def fleet_step(
     tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
     fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks, 0)
     if min(len(task.train) for task in tasks) < options.batch_size:
-        raise ModelError(f"{rows} rows give less than one batch of {options.batch_size} windows.")
+        raise ModelError(
+            f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."
+        )
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
     weight = torch.ones(origins.shape, device=device)
     runner = StepRunner(fleet, bank, graph=device.type == "cuda" and options.cuda_graph)
@@ -126,7 +130,7 @@ def fleet_step(
 
 
 def walk(rows: int, seed: int, options: Preset) -> Series:
-    """Random-walk candles; columns that candles alone do not give are noise, calendar codes count hours."""
+    """Random-walk candles for timing. Columns that do not follow from candles are noise, calendar codes count rows."""
     draw = np.random.default_rng(seed)
     close = 100 * np.exp(np.cumsum(draw.normal(0, 0.01, rows)))
     opened = np.concatenate([[100.0], close[:-1]])

@@ -43,12 +43,12 @@ class EndedRun:
     state: str
 
 
-def claim_run(flow: "Flow[..., Any]", run: "FlowRun", state: "State") -> None:
+def claim_run(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State") -> None:
     """Label a flow run with the calling process, and end runs that others left; a flow's `on_running` hook."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
-        client.update_flow_run_labels(run.id, {LABEL: str(ProcessId.current())})
+        client.update_flow_run_labels(flow_run.id, {LABEL: str(ProcessId.current())})
         end_dead_runs(client, prefect_home())
 
 

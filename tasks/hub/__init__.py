@@ -1,4 +1,7 @@
-"""The Hugging Face Hub: the tree of model folders, the model card, and the one commit."""
+"""The Hugging Face Hub: `build_tree` writes the folder of champions, `publish` makes it one commit of a repository.
+
+`model_card` and `verdict` say what the models are worth; `check_ready` finds a wrong name or a missing token early.
+"""
 
 from tasks.hub.card import model_card, verdict
 from tasks.hub.publish import Published, check_ready, publish

@@ -1,11 +1,15 @@
-"""The model card: what the models are, their results beside the random walk, the honest verdict, the limits."""
+"""The model card: what the models are, their results beside the random walk, what they can do, and their limits."""
 
 import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from schemas.identity import SIM
 from tasks.tracking.registry import Champion
+
+MARKER = "Trained and judged with **cpb**."
+"""A sentence of every card, by which a folder of models is known to be written by cpb."""
 
 _TEMPLATE = """---
 {{ card_data }}
@@ -14,13 +18,13 @@ _TEMPLATE = """---
 # Forecasting models for {{ coins }} coins × {{ timeframes }}
 
 {{ count }} models, one folder each (`SYMBOL/INTERVAL/`), that forecast the distribution of the next closes of a
-Binance market: 19 quantiles and a median candle per step. Trained and judged with **cpb**.
+Binance market: 19 quantiles and a median candle per step. {{ marker }}
 
 ## Verdict
 
 {{ verdict }}
 {% if simulated %}
-**{{ simulated }} of these models learned simulated klines: a demonstration, worth nothing on a real market.**
+**{{ simulated }} of these models learned simulated klines: a demonstration, of no use on a real market.**
 {% endif %}
 **These models do not predict whether a price rises or falls.** What they forecast is how far it may move.
 
@@ -47,7 +51,7 @@ from huggingface_hub import snapshot_download
 from cpbmodels import Series, load
 
 folder = snapshot_download("{{ repo }}")
-model = load(f"{folder}/{{ first.symbol }}/{{ first.timeframe }}")
+model = load(f"{folder}/{{ first.label }}/{{ first.timeframe }}")
 forecast = model.forecast(series)   # a Series of closed candles, oldest first
 forecast.close[0.5], forecast.candle
 ```
@@ -77,17 +81,18 @@ def model_card(champions: Sequence[Champion], repo: str = "USER/NAME") -> str:
         tags=["time-series", "probabilistic-forecasting", "finance", "safetensors"],
         eval_results=_results(champions) or None,
     )
-    timeframes = sorted({c.timeframe for c in champions})
+    timeframes = sorted({c.series.timeframe for c in champions})
     card = ModelCard.from_template(
         data,
         template_str=_TEMPLATE,
-        coins=len({c.symbol for c in champions}),
+        coins=len({c.series.label for c in champions}),
         timeframes=" and ".join(timeframes),
         count=len(champions),
         verdict=verdict(champions),
-        simulated=sum(c.tags.get("source") == "sim" for c in champions),
+        simulated=sum(c.series.market == SIM for c in champions),
+        marker=MARKER,
         rows=[_row(c) for c in champions],
-        first=champions[0],
+        first=champions[0].series,
         repo=repo,
     )
     return str(card)
@@ -112,8 +117,8 @@ def verdict(champions: Sequence[Champion]) -> str:
 
 def _finding(champion: Champion) -> str:
     """Return better, worse or no: the table's own finding, or the interval's where a model carries none."""
-    if champion.tags.get("verdict"):
-        return champion.tags["verdict"].split()[0]
+    if champion.verdict:
+        return champion.verdict.split()[0]
     low, high = (champion.metrics.get(f"test_crps_ratio_{end}", math.nan) for end in ("low", "high"))
     return "better" if high < 1 else "worse" if low > 1 else "no"
 
@@ -132,8 +137,8 @@ def _results(champions: Sequence[Champion]) -> list[Any]:
         EvalResult(
             task_type="time-series-forecasting",
             dataset_type="binance-klines",
-            dataset_name=f"{c.symbol} {c.timeframe}",
-            dataset_config=f"{c.symbol}-{c.timeframe}",  # without it the Hub takes all for one data set
+            dataset_name=str(c.series),
+            dataset_config=c.series.name,  # without it the Hub takes all for one data set
             dataset_split="test",
             metric_type="crps_ratio",
             metric_name="CRPS / random walk's CRPS",
@@ -151,14 +156,14 @@ def _row(champion: Champion) -> list[str]:
         low, high = _number(m, "test_crps_ratio_low", ".4f"), _number(m, "test_crps_ratio_high", ".4f")
         ratio += f" [{low}, {high}]"
     return [
-        champion.symbol,
-        champion.timeframe,
-        champion.tags.get("architecture", "–"),
+        champion.series.label,
+        champion.series.timeframe,
+        champion.architecture or "–",
         ratio,
         _number(m, "test_mae_ratio", ".4f"),
         _number(m, "test_directional_accuracy", ".3f"),
         _number(m, "test_coverage_80", ".3f"),
-        champion.tags.get("verdict", "–").split(" (")[0].replace("|", "/"),
+        (champion.verdict or "–").split(" (")[0].replace("|", "/"),
     ]
 
 

@@ -1,8 +1,8 @@
 """One atomic, idempotent commit to a Hub repository.
 
-Either all champions are there or nothing changed: one commit, made on the parent we saw. If someone commits
-in between (412) or the Hub stumbles (429, 5xx), the parent is fetched anew and the commit tried again; what
-has arrived already is recognised by its hash, so nothing is sent twice.
+Either all champions are there or nothing changed: one commit, on the parent commit that was read before. If another
+commit came in between (412), or the Hub fails for a moment (429, 5xx), the parent is read again and the commit is
+repeated; files that were uploaded already are recognised by their hash and not sent again.
 """
 
 import logging
@@ -19,7 +19,7 @@ from schemas.errors import CpbError, UsageError
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-_AGAIN = {409, 412, 429, 500, 502, 503, 504}
+_RETRIED_STATUS = {409, 412, 429, 500, 502, 503, 504}
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MESSAGE = "Publish champions"
 
@@ -46,7 +46,7 @@ def publish(
         tree: folder written by `build_tree`.
         repo: `USER/NAME`; created (public) where missing.
         token: default `HF_TOKEN` or the Hub login. It appears in no log and no message.
-        attempts: how often a commit is tried; `pause` seconds (doubling) lie between.
+        attempts: how often a commit is tried, with pauses of `pause` seconds, doubling, between.
 
     Raises:
         UsageError: `repo` is not USER/NAME.
@@ -54,7 +54,9 @@ def publish(
     """
     check_ready(repo, token)
     if not (tree / "README.md").is_file():
-        raise CpbError(f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`")
+        raise CpbError(
+            f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`", code="no-tree"
+        )
     api, secret = _api(token)
     for attempt in range(attempts):
         failure = _try(lambda: _commit(api, tree, repo))
@@ -62,13 +64,15 @@ def publish(
             return failure
         if not _worth_repeating(failure) or attempt == attempts - 1:
             # `from None`: the cause holds the request and with it the token.
-            raise CpbError(_sentence(failure, repo, api.endpoint).replace(secret, "***")) from None
+            raise CpbError(
+                _sentence(failure, repo, api.endpoint).replace(secret, "***"), code=_code(failure)
+            ) from None
         time.sleep(pause * 2**attempt)
-    raise UsageError(f"attempts must be 1 or more, got {attempts}")
+    raise UsageError(f"attempts must be 1 or more, got {attempts}", code="range", field="attempts")
 
 
 def check_ready(repo: str, token: str | None = None) -> None:
-    """Raise before any work is done where publishing could not succeed: errors as in `publish`; asks no server."""
+    """Raise what `publish` would raise for a wrong name or a missing token, without asking any server."""
     check_name(repo)
     _api(token)
 
@@ -76,26 +80,29 @@ def check_ready(repo: str, token: str | None = None) -> None:
 def check_name(repo: str) -> None:
     """Raise `UsageError` where `repo` is not USER/NAME."""
     if not _REPO.fullmatch(repo):
-        raise UsageError(f"--repo {repo!r} is not USER/NAME, as in alice/cpb-models")
+        raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field="repo")
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":
-    # Read by the client when it is imported. Xet asks a service of its own for a token and, refused, keeps
-    # asking for minutes; LFS does the same work.
+    # The client reads these when it is imported. Its Xet protocol fetches a token from a service of its own and
+    # retries for minutes where that fails; LFS does the same work.
     os.environ["HF_HUB_DISABLE_XET"] = "1"
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, get_token
 
-    constants.HF_HUB_DISABLE_XET = True  # had someone imported the client before
+    constants.HF_HUB_DISABLE_XET = True  # in case the client had been imported before
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
     secret = (token or get_token() or "").strip()
     if not secret:
         raise CpbError(
-            "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only"
+            "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only",
+            code="no-token",
         )
-    if not re.fullmatch(r"[\x21-\x7e]+", secret):  # it could not be sent, and the error would show it
-        raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN")
+    if not re.fullmatch(
+        r"[\x21-\x7e]+", secret
+    ):  # no HTTP header can hold it, and the client's error would show it
+        raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN", code="token")
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 
 
@@ -113,7 +120,7 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
 
 
 def _head(api: "HfApi", repo: str) -> str | None:
-    """Return the repository's newest commit; created where missing (a token need not be allowed to otherwise)."""
+    """Return the repository's newest commit; it is created only where missing, since a token may not be allowed to."""
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
@@ -143,8 +150,13 @@ def _status(error: Any) -> int | None:
 def _worth_repeating(error: Exception) -> bool:
     import httpx2
 
-    cut_off = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
-    return cut_off or _status(error) in _AGAIN
+    interrupted = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
+    return interrupted or _status(error) in _RETRIED_STATUS
+
+
+def _code(error: Exception) -> str:
+    status = _status(error)
+    return "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
 
 
 def _sentence(error: Exception, repo: str, endpoint: str) -> str:
@@ -158,13 +170,9 @@ def _sentence(error: Exception, repo: str, endpoint: str) -> str:
     if status == 404:
         return f"{repo} was not found on {endpoint} (404); check USER/NAME and that the token can see it"
     if status in (409, 412):
-        return (
-            f"{repo} kept changing while we published ({status}); nothing was changed by us, try again later"
-        )
+        return f"{repo} was changed by others during each attempt ({status}); nothing was published, try again later"
     if status is not None:
-        return (
-            f"the Hub at {endpoint} answered {status} again and again; nothing was published, try again later"
-        )
+        return f"the Hub at {endpoint} answered {status} to every attempt; nothing was published, try again later"
     first = (str(error).splitlines() or [""])[0]
     reason = f"{type(error).__name__}: {first}"
     return f"the Hub at {endpoint} cannot be reached ({reason}); check the network or HF_ENDPOINT"

@@ -1,17 +1,24 @@
-"""The folder that is published: a model folder per champion, `SYMBOL/IV/`, and the model card."""
+"""The folder that is published: a model folder per champion, `SYMBOL/IV/`, and the model card.
 
-import json
+Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`.
+"""
+
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, UsageError
+from schemas.identity import SeriesId
+from tasks.hub.card import MARKER, model_card
+from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
-from tasks.hub.card import model_card
+from tasks.storage.model_folder import FILES, METRICS, PICTURES, WEIGHTS, write_published_config
 from tasks.tracking.registry import Champion
 
-NEEDED = ("model.safetensors", "config.json")
-EXTRA = ("metrics.json", "forecast.png", "loss.png")
+CARD = "README.md"
+
+log = logging.getLogger("cpb")
 
 
 def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = None) -> Path:
@@ -21,34 +28,73 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
     what the card's example downloads.
 
     Raises:
-        CpbError: there are no champions, or one's files are missing.
+        CpbError: there are no champions, or `folder` holds files that cpb did not write.
+        DamagedError: a champion's files are not those that were registered.
     """
     if not champions:
-        raise CpbError("there is no champion to publish yet; train first, as in `cpb train-all`")
-    ordered = sorted(champions, key=lambda c: (c.timeframe, c.symbol))
+        raise CpbError(
+            "there is no champion to publish yet; train first, as in `cpb train-all`", code="no-champion"
+        )
+    for champion in champions:
+        champion.check()
+    _check_replaceable(folder)
+    ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
-            _copy_model(champion, draft / champion.symbol / champion.timeframe)
-        (draft / "README.md").write_text(model_card(ordered, repo or "USER/NAME"), encoding="utf-8")
+            _copy_model(champion, draft / champion.series.label / champion.series.timeframe)
+        (draft / CARD).write_text(model_card(ordered, repo or "USER/NAME"), encoding="utf-8")
     return folder
 
 
 def _copy_model(champion: Champion, target: Path) -> None:
     target.mkdir(parents=True)
-    for name in NEEDED:
-        if not (champion.folder / name).is_file():
-            raise CpbError(
-                f"champion {champion.model_version} has no {name} in {champion.folder}; promote again"
+    shutil.copyfile(champion.folder / WEIGHTS, target / WEIGHTS)
+    write_published_config(champion.folder, target)
+    for name in (METRICS, *PICTURES):
+        source = champion.folder / name
+        if not source.is_file():
+            continue
+        if file_digest(source) != champion.digests.get(name, file_digest(source)):
+            log.warning(
+                "%s is damaged and not published; %s itself is intact", source, champion.model_version
             )
-    for name in (*NEEDED, *EXTRA):
-        if (champion.folder / name).is_file():
-            shutil.copyfile(champion.folder / name, target / name)
-    _hide_paths(target / "config.json")
+            continue
+        shutil.copyfile(source, target / name)
 
 
-def _hide_paths(config: Path) -> None:
-    """Say that a model continued another one, but not in which folder of this machine that lies."""
-    values = json.loads(config.read_text(encoding="utf-8"))
-    if values.get("warm_start"):
-        values["warm_start"] = "champion"
-        config.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+def _check_replaceable(folder: Path) -> None:
+    """Raise `CpbError` where the folder holds anything but a tree that cpb wrote."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    foreign = folder if folder.is_symlink() or not folder.is_dir() else _foreign_file(folder)
+    if foreign is not None:
+        raise CpbError(
+            f"{folder} is to be replaced by the models to publish, but cpb did not write {foreign}; "
+            "move it elsewhere, or set CPB_HOME to another folder",
+            code="foreign-folder", field=str(folder),
+        )  # fmt: skip
+
+
+def _foreign_file(folder: Path) -> Path | None:
+    """Return the first file of a folder that is none of a published tree's, or None."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (path.is_dir() or _is_tree_file(folder, path)):
+            return path
+    return None
+
+
+def _is_tree_file(folder: Path, path: Path) -> bool:
+    match path.relative_to(folder).parts:
+        case [name]:
+            return name == CARD and MARKER in path.read_text(encoding="utf-8", errors="replace")
+        case [label, timeframe, name]:
+            return name in FILES and _is_series(f"{label}-{timeframe}")
+    return False
+
+
+def _is_series(name: str) -> bool:
+    try:
+        SeriesId.parse(name)
+    except UsageError:
+        return False
+    return True

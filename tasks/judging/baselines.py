@@ -1,23 +1,26 @@
-"""Baselines, through one interface: fitted on training origins, then quantiles for any origins.
+"""Baselines behind one interface: fitted on training origins, they give quantiles for any origins.
 
-Every baseline yields [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows.
+Every baseline gives [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from importlib import import_module
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
+from schemas.errors import CpbError
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]
+"""Origins: rows of the last known candles, ascending."""
 
 
 class Baseline(Protocol):
-    """Something fitted that forecasts: `quantiles(series, origins)` -> [N, H, 19]."""
+    """A fitted forecaster."""
 
     def quantiles(self, series: Series, origins: Rows) -> Array:
         """Return the quantiles of the cumulative log-return after each origin (row of its last candle)."""
@@ -25,7 +28,7 @@ class Baseline(Protocol):
 
 
 Fit = Callable[[Series, Rows, int], Baseline]
-"""`fit(series, training origins, horizon)`; looks at no row after the last training target."""
+"""`fit(series, training origins, horizon)`; reads no row after the last training target."""
 
 
 def realised(series: Series, origins: Rows, horizon: int) -> Array:
@@ -36,7 +39,7 @@ def realised(series: Series, origins: Rows, horizon: int) -> Array:
 
 @dataclass(frozen=True)
 class EmpiricalWalk:
-    """Random walk whose quantiles are the training span's own, per step: `table` [H, 19].
+    """Random walk with the empirical quantiles of the training span, per step: `table` [H, 19].
 
     `scaled`: the table is in units of EWMA σ × √step at the origin (the reference), else in log-return.
     """
@@ -52,12 +55,12 @@ class EmpiricalWalk:
 
 
 def step_scale(series: Series, origins: Rows, horizon: int) -> Array:
-    """Return σ × √step [N, H]: EWMA volatility at the origin, grown as a random walk's."""
+    """Return σ × √step [N, H]: EWMA volatility at the origin, growing with the step as that of a random walk."""
     return series.volatility[origins][:, None] * np.sqrt(np.arange(1, horizon + 1))
 
 
 def random_walk(series: Series, origins: Rows, horizon: int) -> EmpiricalWalk:
-    """Fit the plain random walk: the same quantiles whatever the volatility."""
+    """Fit the plain random walk, whose quantiles do not depend on the volatility."""
     return EmpiricalWalk(levels(realised(series, origins, horizon)), scaled=False)
 
 
@@ -74,12 +77,27 @@ def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: in
         ValueError: no training origin.
     """
     if len(fit_origins) == 0:
-        raise ValueError(
-            f"{series.symbol} {series.timeframe}: the reference needs at least one training origin"
-        )
+        raise ValueError(f"{series.label}: the reference needs at least one training origin")
     return ewma_walk(series, fit_origins, horizon).quantiles(series, eval_origins)
 
 
 def levels(moves: Array) -> Array:
-    """Return the empirical quantiles [H, 19] of moves [N, H]."""
+    """Return the empirical quantiles [H, 19] of moves [N, H], at the 19 levels of a forecast."""
     return np.ascontiguousarray(np.quantile(moves, LEVELS, axis=0).T)
+
+
+def import_extra(package: str) -> Any:
+    """Import a package of the extra `judging`.
+
+    Raises:
+        CpbError: it is not installed.
+    """
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise CpbError(
+            f"baselines: the package {package} is not installed; run `pip install -e '.[judging]'` in the "
+            "project's folder",
+            code="extra-missing",
+            field="baselines",
+        ) from error

@@ -1,7 +1,7 @@
-"""LightGBM on the scale (extra `judging`): the usual tabular champion, on the same columns as the robust HAR.
+"""LightGBM forecast of the scale (extra `judging`), on the columns of the robust HAR and its close location.
 
-One booster per step forecasts the log of the mean coming range relative to σ, the robust HAR's own target;
-trees find interactions, the line does not.
+One booster per step forecasts the log of the mean coming range relative to σ, the target of the robust HAR; unlike
+that linear model, trees find interactions.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,7 @@ import numpy as np
 
 from cpbmodels.ranges import future_range
 from cpbmodels.series import Series
-from schemas.errors import CpbError
-from tasks.judging.baselines import Rows, levels, realised, step_scale
+from tasks.judging.baselines import Rows, import_extra, levels, realised, step_scale
 from tasks.judging.robust_har import HOUR, INPUTS
 from tasks.judging.scores import Array
 
@@ -22,11 +21,12 @@ PARAMETERS = {
     "deterministic": True, "seed": 1,
 }  # fmt: skip
 ROUNDS = 120
+"""Boosting rounds of each step's model."""
 
 
 @dataclass(frozen=True)
 class Boosted:
-    """A booster per step, and the shape `table` [H, 19]."""
+    """A booster per step, and the quantiles of the standardised training moves: `table` [H, 19]."""
 
     boosters: tuple[Any, ...]
     table: Array
@@ -48,22 +48,18 @@ def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
     Raises:
         CpbError: the extra `judging` is not installed.
     """
-    try:
-        import lightgbm
-    except ImportError:
-        raise CpbError(
-            "the LightGBM baseline needs the extra `judging`: pip install -e '.[judging]' in the project's folder"
-        ) from None
+    lightgbm = import_extra("lightgbm")
     inputs, targets = _inputs(series, origins), future_range(series, origins, horizon)
     boosters = [
         lightgbm.train(PARAMETERS, lightgbm.Dataset(inputs, label=target, free_raw_data=True), ROUNDS)
         for target in targets.T
     ]
-    plain = Boosted(tuple(boosters), np.ones((horizon, 1)))
-    moves = realised(series, origins, horizon) / plain.scale(series, origins)
-    return Boosted(plain.boosters, levels(moves))
+    unshaped = Boosted(tuple(boosters), np.ones((horizon, 1)))
+    moves = realised(series, origins, horizon) / unshaped.scale(series, origins)
+    return Boosted(unshaped.boosters, levels(moves))
 
 
 def _inputs(series: Series, origins: Rows) -> Array:
+    """Return the columns [N, F]; the hour of the week as hour of day and day of week."""
     hour = series.columns((HOUR,))[origins]
     return np.hstack([series.columns((*INPUTS, "close_location"))[origins], hour % 24, hour // 24])

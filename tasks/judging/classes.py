@@ -1,8 +1,8 @@
-"""Judging classifiers of the next move (up, flat, down) with the same machinery as distributions.
+"""Scores of classifiers of the next move (up, flat, down), with the same statistics as for distributions.
 
-The ranked probability score is the CRPS of a forecast over ordered classes, so ratio, interval, test, pooling
-and verdict stay what they are. "Flat" is a band in units of EWMA volatility, so to a random walk the classes
-are equally likely at all times: the reference's forecast is the training span's class frequencies.
+The ranked probability score is the CRPS of a forecast over ordered classes, so ratio, interval, test, pooling and
+verdict apply unchanged. "Flat" is a band in units of EWMA volatility, so under a random walk the class probabilities
+are the same at all times: the reference forecasts the class frequencies of the training span.
 """
 
 from typing import Protocol
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from cpbmodels.series import Series
 from tasks.judging.baselines import Rows, realised
-from tasks.judging.member import MemberScore, certainty, step_us, times_of
+from tasks.judging.member import MemberScore, certainty, check_judgeable, step_us, times_of
 from tasks.judging.scores import Array, classification
 
 NAMES = ("up", "flat", "down")
+"""The classes, in the order of a forecast's probabilities."""
 
 
 class ClassPrediction(Protocol):
@@ -32,30 +33,33 @@ def true_classes(series: Series, origins: Rows, band: float) -> NDArray[np.int64
 
 
 def ranked_probability_score(probabilities: Array, actual: NDArray[np.int64]) -> Array:
-    """Return the squared distance [N] of the cumulative class probabilities [N, C] from what happened."""
-    happened = np.arange(probabilities.shape[1])[None, :] >= actual[:, None]
-    return ((np.cumsum(probabilities, axis=1) - happened)[:, :-1] ** 2).sum(axis=1)
+    """Return the squared distance [N] between cumulative class probabilities [N, C] and the class that occurred."""
+    occurred = np.arange(probabilities.shape[1])[None, :] >= actual[:, None]  # its cumulative distribution
+    return ((np.cumsum(probabilities, axis=1) - occurred)[:, :-1] ** 2).sum(axis=1)
 
 
 def judge_classes(
     series: Series, prediction: ClassPrediction, *, band: float, architecture: str, seed: int = 0
 ) -> MemberScore:
-    """Score a classifier; `test_crps…` is the ranked probability score, beside accuracy, macro-F1 and confusion.
+    """Score a classifier: ranked probability score (as `test_crps…`), accuracy, macro-F1 and confusion matrix.
 
-    `test_majority_accuracy` is that of always naming the training span's most frequent class. The confusion
-    matrix stands in the metrics as `test_confusion_ACTUAL_PREDICTED`, in counts.
+    `test_majority_accuracy` is the accuracy of always forecasting the most frequent class of the training span. The
+    confusion matrix is in the metrics as `test_confusion_ACTUAL_PREDICTED`, in counts.
+
+    Args:
+        series: the series that was forecast; the reference is made from its training span.
+        prediction: origins [N] and probabilities [N, 3].
+        band: half-width of the class flat, in units of EWMA volatility.
+        architecture: the name the score is reported under.
+        seed: of the bootstrap.
 
     Raises:
-        ValueError: no origins, or probabilities that are not finite.
+        MemberError: no origins (code `no-origin`), or probabilities that are not finite (code `non-finite`).
     """
     origins, chances = np.asarray(prediction.origins), np.asarray(prediction.probabilities, dtype=np.float64)
-    name = f"{architecture}/{series.symbol}/{series.timeframe}"
-    if len(origins) == 0:
-        raise ValueError(f"{name}: no test origin to judge; the test span is too short")
-    if not np.isfinite(chances).all():
-        raise ValueError(f"{name}: the forecast holds values that are not finite; the training diverged")
-    learnt = true_classes(series, series.origins("train", 1, 1), band)
-    frequencies = np.bincount(learnt, minlength=3) / max(1, len(learnt))
+    check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", chances)
+    training = true_classes(series, series.origins("train", 1, 1), band)
+    frequencies = np.bincount(training, minlength=3) / max(1, len(training))
     actual = true_classes(series, origins, band)
     known = np.broadcast_to(frequencies, chances.shape)
     losses = {

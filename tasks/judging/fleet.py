@@ -5,9 +5,8 @@ Each member's folder gains a score file (losses per origin, for pooling), and it
 already is read, not computed again.
 """
 
-import hashlib
+import logging
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,8 @@ import numpy as np
 from cpbmodels.member import load
 from cpbmodels.prediction import predict
 from cpbmodels.series import Series
-from tasks.storage.files import read_json, write_json
+from schemas.errors import DamagedError
+from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
 from tasks.judging.baselines import realised, reference
 from tasks.judging.classes import judge_classes
 from tasks.judging.member import MemberScore, judge_member
@@ -25,72 +25,98 @@ from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.scores import pinball
 from tasks.signals.store import load_series
-from tasks.training.job import Job, JobMember
+from tasks.storage.digests import code_digest
+from tasks.storage.model_folder import PICTURES, picture_damage, write_metrics
+from tasks.storage.npz import read_npz
+from tasks.training.fleet_files import home_of, member_folder
+
+log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)
 class FleetScore:
-    """Scores of a fleet's members by folder name, as in `BTCUSDT-1h`, and pooled per timeframe."""
+    """Scores of a fleet's members by folder name, as in `BTCUSDT-1h`, pooled per timeframe, and what failed."""
 
     members: dict[str, MemberScore]
     pools: list[PoolScore]
+    failures: list[Failure]
 
 
-def judge_fleet(folder: Path) -> FleetScore:
-    """Judge every finished member of the fleet in `folder`."""
-    job = Job.load(folder)
-    names = read_json(folder / "done.json")["members"]
-    specs = {m.name: m for m in job.members if m.name in names}
-    scores = [_judge(folder / "members" / name, job, spec) for name, spec in specs.items()]
-    corrected = apply_holm(scores)
-    members = dict(zip(specs, corrected, strict=True))
+def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
+    """Judge every trained member of the fleet in `folder`; one that cannot be judged is a failure of its own."""
+    specs = {m.name: m for m in job.members}
+    scores: dict[str, MemberScore] = {}
+    failures = []
+    for trained in result.members:
+        try:
+            scores[trained.name] = _judge(folder, job, specs[trained.name], trained)
+        except Exception as error:  # one member's fault must not cost the others their judgement
+            log.debug("%s cannot be judged", trained.model, exc_info=error)
+            failures.append(Failure.of(trained.model, "evaluate", error))
+    corrected = apply_holm(list(scores.values()))
+    members = dict(zip(scores, corrected, strict=True))
     for name, score in members.items():
-        _keep_metrics(folder / "members" / name / "model", score)
-    return FleetScore(members, judge_pools(corrected))
+        write_metrics(member_folder(folder, name) / "model", score.metrics, score.verdict)
+    return FleetScore(members, judge_pools(corrected) if corrected else [], failures)
 
 
-def _judge(folder: Path, job: Job, spec: JobMember) -> MemberScore:
-    kept = folder / f"score-{code_digest()}.npz"
-    if kept.exists():
+def _known_score(folder: Path, kept: Path) -> MemberScore | None:
+    """Return a score that was computed before; None where it, or a picture made with it, is missing or damaged."""
+    pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
+    if any(picture_damage(path) for path in pictures):
+        return None
+    try:
         return MemberScore.from_npz(kept)
-    series = load_series(spec.features, job.bounds[spec.timeframe], spec.symbol)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
+
+
+def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) -> MemberScore:
+    folder = member_folder(fleet, spec.name)
+    kept = folder / f"score-{code_digest('tasks/judging/fleet.py')}.npz"
+    if known := _known_score(folder, kept):
+        return known
+    series = load_series(home_of(fleet, job), spec.features, spec.bounds)
     test = _forecasts(folder, series, "test")
     if test.quantiles.size:
         score = judge_member(
-            series, test, _reference(series, test), architecture=job.architecture, seed=spec.seed
+            series, test, _reference(series, test), architecture=job.architecture, seed=spec.model.seed
         )
         own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"))}
         score = replace(score, metrics=score.metrics | own)
         forecast_png(folder / "model" / "forecast.png", series, test)
     else:
-        band = read_json(folder / "model" / "config.json")["flat_band"]
-        score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.seed)
+        assert trained.flat_band is not None
+        band = trained.flat_band
+        score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.model.seed)
         confusion_png(folder / "model" / "confusion.png", score.metrics)
-    loss_png(folder / "model" / "loss.png", read_json(folder / "history.json")["history"])
+    loss_png(folder / "model" / "loss.png", list(trained.history))
     score.to_npz(kept)
     for split in ("test", "validation"):  # 4 MB a member, and the model can make them again
         (folder / f"{split}.npz").unlink(missing_ok=True)
     return score
 
 
-@cache
-def code_digest() -> str:
-    """Return a digest of the sources that decide a score: a stored one of other code is not used."""
-    digest = hashlib.sha256()
-    for name in ("scores", "baselines", "inference", "member", "classes", "fleet"):
-        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
-    return digest.hexdigest()[:12]
-
-
 def _forecasts(folder: Path, series: Series, split: str) -> Any:
-    """Return a split's forecasts as the worker left them, or made again by the model."""
-    if not (folder / f"{split}.npz").exists():
-        member = load(folder / "model")
-        origins = series.origins(split, member.context, member.horizon)
-        return predict([member], [series], [origins])[0]
-    with np.load(folder / f"{split}.npz") as kept:
-        arrays = {name: kept[name].astype(np.float64) for name in kept.files if name != "origins"}
-        return SimpleNamespace(origins=kept["origins"], **arrays)
+    """Return a split's forecasts as the trainer left them, or made again by the model."""
+    try:
+        kept = read_npz(folder / f"{split}.npz")
+    except FileNotFoundError:
+        return _made_again(folder, series, split)
+    except DamagedError as error:
+        log.warning("%s", error)
+        return _made_again(folder, series, split)
+    origins = kept.pop("origins")
+    return SimpleNamespace(origins=origins, **{k: v.astype(np.float64) for k, v in kept.items()})
+
+
+def _made_again(folder: Path, series: Series, split: str) -> Any:
+    member = load(folder / "model")
+    origins = series.origins(split, member.context, member.horizon)
+    return predict([member], [series], [origins])[0]
 
 
 def _reference(series: Series, forecasts: Any) -> Any:
@@ -102,10 +128,3 @@ def _crps_ratio(series: Series, forecasts: Any) -> float:
     truth = realised(series, forecasts.origins, forecasts.quantiles.shape[1])
     own = pinball(forecasts.quantiles, truth).mean()
     return float(own / pinball(_reference(series, forecasts), truth).mean())
-
-
-def _keep_metrics(folder: Path, score: MemberScore) -> None:
-    write_json(folder / "metrics.json", score.metrics | {"verdict": score.verdict})
-    config = read_json(folder / "config.json")
-    if config.get("metrics") != score.metrics:
-        write_json(folder / "config.json", config | {"metrics": score.metrics})

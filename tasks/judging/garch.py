@@ -1,7 +1,8 @@
-"""GARCH(1,1) with Student-t errors (`arch`, from the extra `judging`): what econometrics would try first.
+"""GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model.
 
-Parameters are estimated once on the training span; the variance is then filtered through every candle and
-its path forecast in closed form. The shape per step is the standardised training moves' own.
+Parameters are estimated once on the training span; the variance is then filtered through every candle and its path
+forecast in closed form: E[σ²(t+k)] = m + (α + β)ᵏ⁻¹ (σ²(t+1) − m) with the mean m = ω / (1 − α − β). The quantiles of
+the standardised training moves give the shape per step.
 """
 
 from dataclasses import dataclass
@@ -9,14 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpbmodels.series import Series
-from schemas.errors import CpbError
-from tasks.judging.baselines import Rows, levels, realised
+from tasks.judging.baselines import Rows, import_extra, levels, realised
 from tasks.judging.scores import Array
 
 
 @dataclass(frozen=True)
 class Garch:
-    """ω, α, β of one-candle variance (in squared log-return) and the shape `table` [H, 19]."""
+    """ω, α, β of one-candle variance (in squared log-return), and the quantiles of the standardised training moves.
+
+    `table`: those quantiles [H, 19].
+    """
 
     omega: float
     alpha: float
@@ -25,10 +28,10 @@ class Garch:
 
     def scale(self, series: Series, origins: Rows, horizon: int) -> Array:
         """Return the forecast standard deviation [N, H] of the cumulative log-return."""
-        now = self._next_variance(series)[origins][:, None]
+        first = self._next_variance(series)[origins][:, None]
         persistence = self.alpha + self.beta
         mean = self.omega / max(1 - persistence, 1e-6)
-        path = mean + persistence ** np.arange(horizon) * (now - mean)
+        path = mean + persistence ** np.arange(horizon) * (first - mean)
         return np.sqrt(np.maximum(np.cumsum(path, axis=1), 1e-16))
 
     def quantiles(self, series: Series, origins: Rows) -> Array:
@@ -36,7 +39,7 @@ class Garch:
         return self.scale(series, origins, len(self.table))[..., None] * self.table
 
     def _next_variance(self, series: Series) -> Array:
-        """Return, per row, the variance of the next candle; restarted from the mean in each segment."""
+        """Return, per row, the variance of the next candle; it starts from the mean in each segment."""
         squared = np.nan_to_num(series.columns(("r_close",))[:, 0]) ** 2
         starts = np.r_[True, np.diff(series.segments) != 0]
         mean = self.omega / max(1 - self.alpha - self.beta, 1e-6)
@@ -53,17 +56,14 @@ def garch(series: Series, origins: Rows, horizon: int) -> Garch:
     Raises:
         CpbError: the extra `judging` is not installed.
     """
-    try:
-        from arch import arch_model
-    except ImportError:
-        raise CpbError(
-            "the GARCH baseline needs the extra `judging`: pip install -e '.[judging]' in the project's folder"
-        ) from None
-    returns = series.columns(("r_close",))[origins, 0] * 100  # in per cent, the scale the optimizer expects
+    arch_model = import_extra("arch").arch_model
+    returns = (
+        series.columns(("r_close",))[origins, 0] * 100
+    )  # in per cent, the scale that the optimizer expects
     fit = arch_model(returns, mean="Zero", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(
         disp="off", show_warning=False
     )
     omega, alpha, beta = (float(fit.params[name]) for name in ("omega", "alpha[1]", "beta[1]"))
-    plain = Garch(omega / 1e4, alpha, beta, np.ones((horizon, 1)))
-    moves = realised(series, origins, horizon) / plain.scale(series, origins, horizon)
-    return Garch(plain.omega, alpha, beta, levels(moves))
+    unshaped = Garch(omega / 1e4, alpha, beta, np.ones((horizon, 1)))
+    moves = realised(series, origins, horizon) / unshaped.scale(series, origins, horizon)
+    return Garch(unshaped.omega, alpha, beta, levels(moves))

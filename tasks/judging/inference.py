@@ -1,7 +1,7 @@
-"""How sure: block bootstrap, Diebold-Mariano with a HAC variance, Holm's correction.
+"""Statistical significance: block bootstrap, Diebold-Mariano with a HAC variance, Holm's correction.
 
-Losses of neighbouring origins overlap (horizon 10) and volatility clusters, so origins are never treated
-as independent: intervals resample blocks of time, variances add autocovariances.
+Targets of neighbouring origins overlap (horizon 10) and volatility clusters, so origins are never treated as
+independent: intervals resample blocks of time, variances include autocovariances.
 """
 
 import math
@@ -13,21 +13,24 @@ from numpy.typing import NDArray
 from tasks.judging.scores import Array
 
 DRAWS = 1000
+"""Resamples of a bootstrap."""
+
 NORMAL = 1.96
+"""97.5 % point of the normal distribution."""
 
 
 def block_length(horizon: int, n: int) -> int:
-    """Return the block's length in candles: √n, but at least two horizons, so that overlap stays inside."""
+    """Return the length of a block in candles: √n, but at least two horizons, so that overlapping targets share one."""
     return max(2 * horizon, math.isqrt(max(0, n)))
 
 
 def block_ids(times: NDArray[np.int64], length_us: int, start: int | None = None) -> NDArray[np.int64]:
-    """Return the number of the time block each origin falls into; `start` shares the grid between series."""
+    """Return the time block [N] that each origin falls into; series that share `start` share their blocks."""
     return (times - (times.min() if start is None else start)) // length_us
 
 
 def bootstrap_weights(blocks: int, draws: int = DRAWS, seed: int = 0) -> Array:
-    """Return [draws, blocks]: how often each block is drawn (with replacement) in each resample."""
+    """Return weights [draws, blocks]: how often each resample draws each block (with replacement)."""
     generator = np.random.default_rng(seed)
     return generator.multinomial(blocks, np.full(blocks, 1 / blocks), size=draws).astype(float)
 
@@ -57,9 +60,10 @@ def hac_variance(differences: Array, lags: int) -> float:
 def diebold_mariano(differences: Array, lags: int) -> tuple[float, float]:
     """Return (statistic, two-sided p) for the mean loss difference [N] being zero.
 
-    Negative: the first model is better. Identical losses: (0, 1). The normal approximation claims far too much where
-    the lags are a good part of N (a fifth of no-skill models at N = 48); p uses the critical value of Kiefer and
-    Vogelsang, "A New Asymptotic Theory for HAC Tests", Econometric Theory 21 (2005), table 1, Bartlett kernel.
+    A negative statistic favours the first model. Identical losses give (0, 1). The normal approximation rejects far too
+    often where the lags are a large part of N (for a fifth of the models without skill at N = 48), so p uses the
+    critical value of Kiefer and Vogelsang, "A New Asymptotic Theory for HAC Tests", Econometric Theory 21 (2005), table
+    1, Bartlett kernel.
     """
     if len(differences) < 2 or not np.any(differences != differences[0]):
         same = len(differences) == 0 or differences[0] == 0
@@ -70,13 +74,13 @@ def diebold_mariano(differences: Array, lags: int) -> tuple[float, float]:
 
 
 def _critical(lags: int, n: int) -> float:
-    """The 97.5 % point of the statistic where the bandwidth is a share b of n."""
+    """Return the 97.5 % point of the statistic; it depends on the bandwidth as a share b of n."""
     b = min(1.0, (lags + 1) / n)
     return NORMAL + 2.9694 * b + 0.4160 * b**2 - 0.5324 * b**3
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's step-down adjusted p-values, in the order given."""
+    """Return the p-values adjusted by Holm's step-down method, in the order given."""
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p, kind="stable")
     stepped = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
@@ -88,7 +92,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def relation(low: float, high: float, p: float, alpha: float = 0.05) -> str:
     """Return "better than", "worse than" or "no different from", of a ratio's interval and p.
 
-    A difference is claimed where both say so: p is under `alpha`, and the interval leaves 1 out.
+    A difference is claimed only where p is under `alpha` and the interval excludes 1.
     """
     if p < alpha and high < 1:
         return "better than"
@@ -98,9 +102,8 @@ def relation(low: float, high: float, p: float, alpha: float = 0.05) -> str:
 def verdict(
     ratio: float, low: float, high: float, p: float, n: int, alpha: float = 0.05, classes: bool = False
 ) -> str:
-    """Return the finding in words: better than, worse than or no different from the reference.
+    """Return the finding as a sentence: better than, worse than or no different from the reference (see `relation`).
 
-    A difference is claimed where both say so: p is under `alpha`, and the interval leaves 1 out.
     `classes`: of a classifier, whose reference is the class frequencies of the training span.
     """
     shown = f"p={p:.3f}" if p >= 0.001 else "p<0.001"

@@ -1,4 +1,4 @@
-"""One member's judgement: its scores beside the reference's on the same rows, with interval and test."""
+"""The score of one model on one series: its losses and the reference's on the same rows, with interval and test."""
 
 import io
 import json
@@ -10,26 +10,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
-from tasks.storage.files import write_bytes
+from schemas.errors import MemberError
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array
+from tasks.storage.files import write_bytes
+from tasks.storage.npz import read_npz
 
 
 class Prediction(Protocol):
-    """What is judged: `origins` int [N] and `quantiles` [N, H, 19], cumulative log-returns."""
+    """What is scored."""
 
-    origins: NDArray[np.int64]
-    quantiles: Array
+    @property
+    def origins(self) -> NDArray[np.int64]:
+        """Rows [N] of the last known candles."""
+        ...
+
+    @property
+    def quantiles(self) -> Array:
+        """Quantiles [N, H, 19] of the cumulative log-returns."""
+        ...
 
 
 LOSSES = ("crps", "mae", "tail")
-"""Losses kept per origin (mean over steps), the model's and the reference's; tail: 5 % and 95 % pinball."""
+"""Losses stored per origin (mean over steps), of the model and of the reference; tail: 5 % and 95 % pinball."""
 
 
 @dataclass(frozen=True)
 class MemberScore:
-    """Metrics of one member, and what pooling needs later: losses per origin and means per step.
+    """Metrics of one model on one series, and what pooling needs: losses per origin and means per step.
 
     `losses`: name -> [N], and `reference_NAME` -> [N]. `steps`: name -> [H], `pit` [20], `reliability` [19].
     `times`: int64 [N], open time (µs UTC) of the last candle known at each origin; `step_us`: of a candle.
@@ -51,7 +60,7 @@ class MemberScore:
 
     @property
     def verdict(self) -> str:
-        """The finding in words, with the Holm-corrected p where the correction has been applied."""
+        """The finding as a sentence, with the Holm-corrected p where the correction has been applied."""
         m = self.metrics
         p = m.get("test_p_holm", m["test_p"])
         return inference.verdict(
@@ -75,15 +84,15 @@ class MemberScore:
 
     @classmethod
     def from_npz(cls, path: Path) -> "MemberScore":
-        """Read what `to_npz` wrote."""
-        with np.load(path, allow_pickle=False) as data:
-            head = json.loads(str(data["head"]))
-            parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
-            for key in data.files:
-                group, _, name = key.partition(".")
-                if group in parts:
-                    parts[group][name] = data[key]
-            return cls(times=data["times"], losses=parts["losses"], steps=parts["steps"], **head)
+        """Read what `to_npz` wrote; raises `FileNotFoundError`, or `DamagedError` for anything else."""
+        data = read_npz(path)
+        head = json.loads(str(data["head"]))
+        parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
+        for key, values in data.items():
+            group, _, name = key.partition(".")
+            if group in parts:
+                parts[group][name] = values
+        return cls(times=data["times"], losses=parts["losses"], steps=parts["steps"], **head)
 
 
 def judge_member(
@@ -99,18 +108,14 @@ def judge_member(
         seed: of the bootstrap.
 
     Raises:
-        ValueError: no origins, or forecasts that are not finite.
+        MemberError: no origins (code `no-origin`), or forecasts that are not finite (code `non-finite`).
     """
-    name = f"{architecture}/{series.symbol}/{series.timeframe}"
     quantiles = np.asarray(prediction.quantiles, dtype=np.float64)
     origins = np.asarray(prediction.origins)
-    if len(origins) == 0:
-        raise ValueError(f"{name}: no test origin to judge; the test span is too short")
-    if not np.isfinite(quantiles).all():
-        raise ValueError(f"{name}: the forecast holds values that are not finite; the training diverged")
+    check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", quantiles)
     truth = realised(series, origins, quantiles.shape[1])
     own, other = _losses(quantiles, truth), _losses(reference, truth)
-    # MAE is judged against the last close itself, not against the reference's slightly shifted median.
+    # The reference of the MAE is the last close itself, not the slightly shifted median of the reference.
     other["mae"] = np.abs(truth)
     steps = _steps(quantiles, truth, own, other)
     losses = {k: v.mean(axis=1) for k, v in own.items()}
@@ -122,6 +127,16 @@ def judge_member(
     )  # fmt: skip
     score.metrics.update(certainty(score, seed))
     return score
+
+
+def check_judgeable(name: str, forecasts: Array) -> None:
+    """Raise `MemberError` where there are no forecasts [N, …] (`no-origin`) or one is not finite (`non-finite`)."""
+    if len(forecasts) == 0:
+        raise MemberError(f"{name}: no test origin to judge; the test span is too short", code="no-origin")
+    if not np.isfinite(forecasts).all():
+        raise MemberError(
+            f"{name}: the forecast holds values that are not finite; the training diverged", code="non-finite"
+        )
 
 
 def _losses(quantiles: Array, truth: Array) -> dict[str, Array]:
@@ -183,11 +198,11 @@ def _in_price(series: Series, origins: NDArray[np.int64], quantiles: Array, trut
 
 def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -> float:
     own, other = losses[name][at].mean(), losses[f"reference_{name}"][at].mean()
-    return float(own / other) if other > 0 else 1.0  # a market that never moves: nothing to win
+    return float(own / other) if other > 0 else 1.0  # a price that never moves is forecast without loss
 
 
 def certainty(score: MemberScore, seed: int) -> dict[str, float]:
-    """Return `test_crps_ratio_low`, `_high` (block bootstrap) and `test_p` (Diebold-Mariano) of kept losses."""
+    """Return `test_crps_ratio_low`, `_high` (block bootstrap) and `test_p` (Diebold-Mariano) from losses per origin."""
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
     own, other = (
@@ -201,15 +216,15 @@ def certainty(score: MemberScore, seed: int) -> dict[str, float]:
 
 
 def training_returns(series: Series) -> Array:
-    """Return the one-candle log-returns of the training span; a market that never moved gives [1]."""
+    """Return the one-candle log-returns of the training span, within segments; [1] where the price never moved."""
     first, last = series.spans["train"]
     close = np.log(series.prices[first:last, 3])
     returns = np.diff(close)[np.diff(series.segments[first:last]) == 0]
-    return returns if np.any(returns) else np.ones(1)  # a flat market has no scale; 1 = 100 % keeps it finite
+    return returns if np.any(returns) else np.ones(1)  # scale of 100 %: keeps MASE finite
 
 
 def times_of(series: Series, origins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the open times [N] of the origins (µs UTC), or the rows where times are not known."""
+    """Return the open times [N] of the origins (µs UTC), or their rows where the series has no times."""
     return series.times[origins] if series.times is not None else origins.astype(np.int64)
 
 

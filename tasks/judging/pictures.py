@@ -1,12 +1,12 @@
-"""Pictures of forecasts and of their worth: matplotlib's object API, Agg, colour-blind safe (Okabe-Ito).
+"""Pictures of forecasts and scores: matplotlib's object API, Agg backend, colours of Okabe and Ito (colour-blind safe).
 
-A run draws hundreds of `forecast.png` and `loss.png`, so those two stay small and simple.
+A run draws hundreds of `forecast.png` and `loss.png`, so those two are small and simple.
 """
 
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -18,23 +18,19 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from cpbmodels.series import Series
-from tasks.storage.files import write_bytes
 from tasks.judging.classes import NAMES as CLASSES
+from tasks.judging.member import Prediction
 from tasks.judging.scores import LEVELS, MEDIAN, Array
+from tasks.storage.files import write_bytes
 
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777",
 )  # fmt: skip
 COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
-SHOWN = 48
-"""Candles before the forecast in a fan picture."""
+"""Line colours, in the order of use."""
 
-
-class Prediction(Protocol):
-    """Origins [N] and quantiles [N, H, 19] of cumulative log-returns."""
-
-    origins: NDArray[np.int64]
-    quantiles: Array
+CANDLES_SHOWN = 48
+"""Candles before the forecast in a fan chart."""
 
 
 def png(figure: Figure) -> bytes:
@@ -45,7 +41,7 @@ def png(figure: Figure) -> bytes:
 
 
 def forecast_png(path: Path, series: Series, prediction: Prediction, index: int = -1) -> None:
-    """Write the forecast of one origin (the newest by default) as a fan over candles, with what came true."""
+    """Write the forecast of one origin (the newest by default) as a fan chart with the realised closes."""
     write_bytes(path, png(forecast_figure(series, prediction, index)))
 
 
@@ -78,7 +74,7 @@ def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
     figure, axes = _figure("Loss per epoch", "epoch", "loss")
     for key, colour, name in (("train_loss", BLUE, "training"), ("val_loss", ORANGE, "validation")):
         values = [row.get(key, np.nan) for row in history]
-        dot = "o" if len(values) == 1 else None  # a model solved in closed form: one point is no line
+        dot = "o" if len(values) == 1 else None  # closed form: one epoch, and one point makes no line
         axes.plot(range(1, len(values) + 1), values, color=colour, label=name, marker=dot)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(history) == 1:
@@ -90,8 +86,8 @@ def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
 def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> Figure:
     """Return the fan of one origin: candles, bands of 50, 80 and 90 %, median, realised closes."""
     origin, quantiles = int(prediction.origins[index]), np.asarray(prediction.quantiles[index], dtype=float)
-    prices = series.prices[max(0, origin - SHOWN + 1) : origin + 1 + len(quantiles)]
-    known = min(SHOWN, origin + 1)
+    prices = series.prices[max(0, origin - CANDLES_SHOWN + 1) : origin + 1 + len(quantiles)]
+    known = min(CANDLES_SHOWN, origin + 1)
     title = f"{series.symbol} {series.timeframe} {_when(series, origin)}".strip()
     figure, axes = _figure(title, "candles from the last known close", "price")
     _candles(axes, prices, known)
@@ -108,7 +104,7 @@ def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> 
 
 
 def reliability_figure(curves: dict[str, Array]) -> Figure:
-    """Return stated level against observed share (`scores.reliability`), a line per model."""
+    """Return observed share minus stated level (`scores.reliability`), a line per model."""
     figure, axes = _figure(
         "Reliability: stated against observed", "stated level", "observed share − stated level"
     )
@@ -120,8 +116,8 @@ def reliability_figure(curves: dict[str, Array]) -> Figure:
 
 
 def pit_figure(shares: dict[str, Array]) -> Figure:
-    """Return the PIT histograms (`scores.pit_histogram`); flat at 5 % is honest, a hump too wide a forecast."""
-    figure, axes = _figure("PIT: where reality fell among the quantiles", "between quantiles", "share")
+    """Return the PIT histograms (`scores.pit_histogram`): flat at 5 % is calibrated, a hump too wide a forecast."""
+    figure, axes = _figure("PIT: realised values among the quantiles", "between quantiles", "share")
     axes.axhline(0.05, color=GREY, linewidth=1)
     edges = np.arange(21) * 0.05
     for colour, (name, share) in zip(_cycle(), shares.items(), strict=False):
@@ -142,7 +138,7 @@ def steps_figure(ratios: dict[str, Array]) -> Figure:
 
 
 def heat_figure(rows: Sequence[str], columns: Sequence[str], ratios: Array) -> Figure:
-    """Return the CRPS ratio of coin (rows) × model (columns) as a map; blue is skill, NaN stays blank."""
+    """Return the CRPS ratio of coin (rows) × model (columns) as a heat map; blue is skill, NaN is left blank."""
     figure = Figure(figsize=(1.6 + 1.1 * len(columns), 1.2 + 0.24 * len(rows)), dpi=90, layout="constrained")
     axes = figure.subplots()
     reach = max(0.02, float(np.nanquantile(np.abs(ratios - 1), 0.9))) if np.isfinite(ratios).any() else 0.02
@@ -186,7 +182,7 @@ def _figure(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _candles(axes: Axes, prices: Array, known: int) -> None:
-    """Draw candles [rows, 4] with row `known - 1` at x = 0; those after it are faint."""
+    """Draw candles [rows, 4] with row `known - 1`, the last one known, at x = 0; later ones are faint."""
     x = np.arange(len(prices)) - known + 1.0
     opened, high, low, close = prices.T
     colours = [GREEN if up else RED for up in close >= opened]

@@ -1,4 +1,4 @@
-"""Pooling over coins: each coin counts alike, whatever its volatility or the length of its history."""
+"""Pooling over coins with equal weight per coin, whatever its volatility or the length of its history."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from tasks.judging.scores import Array
 
 @dataclass(frozen=True)
 class PoolScore:
-    """One architecture on one timeframe over its coins; metrics as a member's, plus `coins_below_one`."""
+    """One architecture on one timeframe over its coins; metrics as of a `MemberScore`, plus `coins_below_one`."""
 
     architecture: str
     timeframe: str
@@ -24,7 +24,7 @@ class PoolScore:
 
     @property
     def verdict(self) -> str:
-        """The finding in words."""
+        """The finding as a sentence."""
         m = self.metrics
         return inference.verdict(
             m["test_crps_ratio"],
@@ -39,8 +39,8 @@ class PoolScore:
 def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     """Pool the members of one architecture and timeframe with equal weight per coin.
 
-    Intervals resample blocks of calendar time common to all coins (coins move together: resampling each by
-    itself would claim twenty times the evidence). p is Diebold-Mariano on the mean over coins per instant.
+    Intervals resample blocks of calendar time common to all coins: coins move together, and resampling each alone would
+    treat twenty coins as twenty times the evidence. p is Diebold-Mariano on the mean over coins per instant.
 
     Raises:
         ValueError: no member, or members of different architectures or timeframes.
@@ -55,13 +55,13 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
         "test_p_holm",
         "test_mae_price",
         "test_rmse_price",
-    ):  # a mean of bitcoins and shibas says nothing
+    ):  # prices of different coins have no mean
         metrics.pop(name, None)
     metrics["test_n"] = float(sum(m.metrics["test_n"] for m in members))
     metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))
     metrics |= _certainty(members, seed)
     steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
-    for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, each coin alike
+    for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, equal weight per coin
         ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]
         steps[f"{name}_ratio"] = np.mean(ratios, axis=0)
     return PoolScore(architecture, timeframe, tuple(m.symbol for m in members), metrics, steps)
@@ -92,7 +92,7 @@ def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
 def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tuple[float, float, int]:
     """Return (CRPS ratio first/second, Diebold-Mariano p, rows) of two models on the rows both have forecast.
 
-    Members are matched by symbol and timeframe, origins by time; each coin counts alike.
+    Members are matched by symbol and timeframe, origins by time; equal weight per coin.
 
     Raises:
         ValueError: the two have no row in common.
@@ -110,7 +110,7 @@ def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tupl
         raise ValueError("the two models have no forecast row in common")
     difference = _mean_difference(times, own, other)
     lags = inference.block_length(pairs[0][0].horizon, len(difference))
-    # A market that never moves is forecast without loss by both.
+    # Of a price that never moves both losses are 0.
     ratios = [x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(own, other, strict=True)]
     ratio = float(np.mean(ratios))
     return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))
@@ -139,7 +139,10 @@ def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
 
 
 def _mean_difference(times: list[NDArray[np.int64]], own: list[Array], other: list[Array]) -> Array:
-    """Return [T], per instant: the mean over coins of the relative loss difference, all coins alike."""
+    """Return, per instant [T], the mean over coins of the loss difference relative to each coin's mean loss.
+
+    A coin with fewer origins than instants has its differences scaled up, so that every coin has the same weight.
+    """
     instants, place = np.unique(np.concatenate(times), return_inverse=True)
     relative = [
         (a - b) / max(b.mean(), 1e-300) * (len(instants) / len(b)) for a, b in zip(own, other, strict=True)

@@ -1,7 +1,7 @@
-"""Robust HAR as a baseline: a linear forecast of the coming range. No network; the one to beat.
+"""Robust HAR as a baseline: a linear forecast of the coming range, without a network. The strongest baseline.
 
-It is the architecture `robust-har` (`cpbmodels/ranges.py` defines both), fitted on a coin's training origins in
-float64 and served without a model folder.
+It is the architecture `robust-har` (`cpbmodels/ranges.py` defines both), fitted in float64 on the training origins of a
+coin and used without a model folder.
 """
 
 from cpbmodels.presets import preset
@@ -24,7 +24,7 @@ def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
 
 
 def universal_har(series: list[Series], origins: list[Rows], horizon: int) -> RangeModel:
-    """Fit one model on the training origins of several series; it serves any series, also unseen ones.
+    """Fit one model on the training origins of several series; it forecasts any series, also unseen ones.
 
     Raises:
         ModelError: no training origin at all.

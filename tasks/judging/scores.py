@@ -13,10 +13,13 @@ LEVELS: Array = np.round(np.arange(1, 20) * 0.05, 2)
 """The 19 quantile levels of every forecast: 0.05, 0.10, … 0.95."""
 
 MEDIAN = 9
+"""Index of the level 0.50."""
+
 BANDS = {50: (4, 14), 80: (1, 17), 90: (0, 18)}
 """Central band in per cent -> indices of its two levels (0.25/0.75, 0.10/0.90, 0.05/0.95)."""
 
 TAILS = (0, 18)
+"""Indices of the 5 % and the 95 % level."""
 
 
 def pinball(quantiles: Array, realised: Array) -> Array:
@@ -29,8 +32,8 @@ def crps(quantiles: Array, realised: Array) -> Array:
     """Return the continuous ranked probability score [N, H], in log-return.
 
     CRPS is twice the integral of the pinball loss over the levels; here 2 × the mean over the 19 levels,
-    each with equal weight. The levels stop at 5 and 95 %, so the value lies above the exact integral (by 5 %
-    for a Gaussian), for every model alike: it is made for ratios.
+    each with equal weight. Without levels below 5 and above 95 % the value exceeds the exact integral (by 5 % for a
+    Gaussian). That holds for every model, so ratios are not affected.
     """
     return 2 * pinball(quantiles, realised).mean(axis=-1)
 
@@ -48,12 +51,12 @@ def width(quantiles: Array, band: int) -> Array:
 
 
 def reliability(quantiles: Array, realised: Array) -> Array:
-    """Return, per level [Q], the share of realised values at or below that quantile; honest = the level."""
+    """Return, per level [Q], the share of realised values at or below that quantile; calibrated: the level itself."""
     return (realised[..., None] <= quantiles).mean(axis=(0, 1))
 
 
 def pit_histogram(quantiles: Array, realised: Array) -> Array:
-    """Return the share [Q + 1] of realised values between neighbouring quantiles; honest = 0.05 each."""
+    """Return the share [Q + 1] of realised values between neighbouring quantiles; calibrated: 0.05 each."""
     place = (realised[..., None] > quantiles).sum(axis=-1)
     return np.bincount(place.ravel(), minlength=LEVELS.size + 1) / place.size
 
@@ -85,8 +88,8 @@ def mase(median: Array, realised: Array, training_returns: Array) -> float:
 def direction_hits(median: Array, realised: Array) -> tuple[Array, Array]:
     """Return (hits [H], counted [H]) of the median's sign.
 
-    A move of exactly zero is neither up nor down and is not counted; a median of exactly zero against a
-    real move counts half, which is what tossing a coin would give.
+    A move of exactly zero is neither up nor down and is not counted. A median of exactly zero counts as half a hit, the
+    expectation of a random guess.
     """
     moved = realised != 0
     hit = np.where(median == 0, 0.5, np.sign(median) == np.sign(realised))
@@ -94,7 +97,7 @@ def direction_hits(median: Array, realised: Array) -> tuple[Array, Array]:
 
 
 def directional_accuracy(median: Array, realised: Array) -> Array:
-    """Return the share [H] of moves whose sign the median had (`direction_hits`); 0.5 without a move."""
+    """Return the share [H] of moves whose sign the median has (`direction_hits`); 0.5 where nothing moved."""
     hits, counted = direction_hits(median, realised)
     return np.where(counted > 0, hits / np.maximum(counted, 1), 0.5)
 
@@ -104,7 +107,7 @@ def classification(
 ) -> dict[str, Array]:
     """Return `accuracy`, `macro_f1` and `confusion` [classes, classes] (rows actual, columns predicted).
 
-    Macro-F1 is the mean over the classes that occur in either; F1 of a class never hit is 0.
+    Macro-F1 is the mean over the classes that occur in either; a class without a hit has an F1 of 0.
     """
     confusion = np.bincount(actual * classes + predicted, minlength=classes**2).reshape(classes, classes)
     hit, total = np.diag(confusion), confusion.sum(axis=0) + confusion.sum(axis=1)

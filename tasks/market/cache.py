@@ -1,53 +1,88 @@
 """A series as one uncompressed Arrow file, mapped into memory: 60 million candles a second instead of 5.
 
-Made by the first whole read of a series, named after the parts it was made from, so it can never be stale;
-anyone may delete `cache/` at any time. Decompression alone would cost 7 ms for two years of 15m candles.
+Made by the first whole read of a series. Its name holds a hash of the parts it was made from, so it can never be
+stale, and the CRC-32 of its own bytes, so that bit rot is found: the check takes 1.3 ms for two years of 15m candles
+(a read takes 1.8 ms), so each process checks a file once. `cache/` may be deleted at any time.
 """
 
 import hashlib
-import os
-import threading
+import logging
+import mmap
+import re
+import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
 
+from tasks.storage.files import DiskFull, replacing
+
 MAX_ROWS = 2_000_000
 """Larger series (years of 1m) are read from their parts: a second copy would be too large."""
 
+NAME = re.compile(r"(?P<parts>[0-9a-f]{24})-(?P<crc>[0-9a-f]{8})\.arrow")
+OLD_NAME = re.compile(r"[0-9a-f]{24}\.arrow")
+"""Caches of earlier versions, without a CRC: never read, and deleted when the series is cached again."""
 
-def cache_path(folder: Path, parts: Sequence[Path]) -> Path:
-    """Return the name of the cache of these parts: their names, sizes and times of change, hashed."""
+log = logging.getLogger("cpb")
+_checked: set[tuple[Path, int, int, int]] = set()  # files that this process found undamaged
+
+
+def state_of(parts: Sequence[Path]) -> str:
+    """Return a hash of the parts' names, sizes and times of change."""
     state = hashlib.sha256()
     for part in parts:
         info = part.stat()
         state.update(f"{part.name}/{info.st_size}/{info.st_mtime_ns};".encode())
-    return folder / f"{state.hexdigest()[:24]}.arrow"
+    return state.hexdigest()[:24]
 
 
-def load(path: Path, columns: list[str]) -> pl.DataFrame | None:
-    """Map a cached series; None if there is none."""
-    return pl.read_ipc(path, columns=columns) if path.is_file() else None
+def load(folder: Path, state: str, columns: list[str]) -> pl.DataFrame | None:
+    """Return the series cached for this state of its parts; None if there is none, or only a damaged one."""
+    for path in folder.glob(f"{state}-*.arrow"):
+        if NAME.fullmatch(path.name) and _is_intact(path):
+            return pl.read_ipc(path, columns=columns)
+    return None
 
 
-def keep(path: Path, frame: pl.DataFrame) -> None:
+def save(folder: Path, state: str, frame: pl.DataFrame) -> None:
     """Cache a series in place of its older caches.
 
-    Readers may share a store that they cannot write to, or whose disk is full: then there is no cache,
-    and nothing is lost.
+    A store may be read-only or its disk full: then there is no cache, and the series is read from its parts.
     """
-    temp = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    with suppress(OSError, pl.exceptions.ComputeError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        old = list(path.parent.glob("*.arrow"))
-        try:
-            frame.write_ipc(temp, compression="uncompressed")
-            with temp.open("rb") as handle:
-                os.fsync(handle.fileno())
-            temp.replace(path)
-        finally:
-            temp.unlink(missing_ok=True)
-        for stale in old:
-            if stale != path:
-                stale.unlink(missing_ok=True)
+    with suppress(OSError, DiskFull, pl.exceptions.ComputeError):
+        folder.mkdir(parents=True, exist_ok=True)
+        old = [p for p in folder.glob("*.arrow") if NAME.fullmatch(p.name) or OLD_NAME.fullmatch(p.name)]
+        buffer = frame.write_ipc(None, compression="uncompressed").getbuffer()
+        path = folder / f"{state}-{zlib.crc32(buffer):08x}.arrow"
+        with replacing(path) as draft:
+            draft.write_bytes(buffer)
+        for other in old:
+            if other != path:
+                other.unlink(missing_ok=True)
+
+
+def is_damaged(path: Path) -> bool:
+    """Whether the bytes of a cache file are not those that were written."""
+    match = NAME.fullmatch(path.name)
+    if not path.stat().st_size:  # nothing that could be mapped
+        return True
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return match is not None and zlib.crc32(content) != int(match["crc"], 16)
+
+
+def _is_intact(path: Path) -> bool:
+    """Check a file once per process and state; a damaged one is deleted, as it is made again from the parts."""
+    try:
+        info = path.stat()
+        key = (path, info.st_size, info.st_mtime_ns, info.st_ino)
+        if key not in _checked:
+            if is_damaged(path):
+                log.warning("%s was damaged: deleted, and made again from the stored candles", path)
+                path.unlink(missing_ok=True)
+                return False
+            _checked.add(key)
+        return True
+    except (OSError, ValueError):  # deleted meanwhile, in a read-only folder, or empty: use the parts
+        return False

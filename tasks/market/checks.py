@@ -1,7 +1,11 @@
 """What must hold for the candles of a file before they enter the store.
 
-Binance has published each of these faults; a checksum notices none of them. The checks run on all files of a
-batch at once: per file they would cost twenty times as much.
+Binance has published each of the faults looked for here, and a checksum notices none of them. The checks run on all
+files of a batch at once, as one frame with a column `file`: file by file they would cost twenty times as much.
+
+Order of the checks: each candle by itself (`_values`), then what a file says of itself (`_intervals`, `_grid`,
+`_foreign`, `_wicks`), then files against their neighbours (`_levels`). A file found at fault is left out of the checks
+after it: what it holds must not convict a good neighbour.
 """
 
 import itertools
@@ -14,10 +18,12 @@ from operator import itemgetter
 import numpy as np
 import polars as pl
 
+from schemas.constants import FILE_JUMP
+from schemas.identity import SeriesId
 from schemas.klines import KLINES, PRICES, TAKER_SLACK
 from tasks.market.faults import BadFile
-from tasks.market.grid import DAY, Grid
-from tasks.market.layout import SeriesKey, period_bounds, text, to_datetime
+from tasks.market.grid import DAY, Grid, grid_of
+from tasks.market.layout import period_bounds, text, to_datetime
 from tasks.market.parser import Block
 
 OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
@@ -26,35 +32,40 @@ OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
 MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 """From here on spot files are in microseconds; futures files stayed in milliseconds."""
 
-_WICK, _WICK_SHARE, _CALM = 1.5, 0.01, 0.01
-_CROWD = 3
-_LEAP = 1.1  # |ln| of a price jump between neighbouring files that no market makes within an hour: threefold
-_LONG_PAUSE = 2 * DAY  # after this, or two candles, a price may be another
+_WICK_RATIO = 1.5  # a high (or low) this many times beyond open and close is a wild wick
+_WICK_SHARE = 0.01  # of the candles with a wild wick, above which a file may be a test network's
+_MIN_WICKS = 2  # more than so many wild wicks: one or two can be a real crash
+_CALM_MOVE = 0.01  # median |ln(close / open)| below which a file's market counts as calm
+_VOLUME_RATIO = 3  # a file's median volume this many times its neighbours' (or a third) stands out
+_MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, another price level proves nothing
+_TAKER_ROUNDING = 1e-7  # volumes are printed with 8 decimals: slack for sums near zero
 _NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
 _VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 
 
 Edge = tuple[int, int, float, float]
+"""An unbroken stretch of candles: from, until (µs), first open, last close."""
 
 
 @dataclass
 class Checked:
-    """Candles fit for the store, those kept apart, and what was found on the way."""
+    """Candles fit for the store, those stored apart, and what was found on the way.
 
-    rows: (
-        pl.DataFrame
-    )  # KLINES columns plus `close_time` and `file`; open_time int64, sorted, unique, on the grid
+    `rows` has the columns of KLINES plus `close_time` and `file`; open_time is int64, sorted, unique, on the grid.
+    """
+
+    rows: pl.DataFrame
     off_grid: pl.DataFrame
-    duplicates: dict[int, int] = field(default_factory=dict)
+    duplicates: dict[int, int] = field(default_factory=dict)  # identical candles dropped, by file
     conflicts: list[tuple[int, int]] = field(default_factory=list)  # (file, open_time)
 
 
 def check(
-    series: SeriesKey, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge] = ()
+    series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge] = ()
 ) -> tuple[Checked, dict[int, BadFile]]:
     """Split the candles of a batch into good ones and files at fault (by index into `blocks`).
 
-    `stored` are the unbroken stretches already in the store: `(from, until, first open, last close)`.
+    `stored` are the unbroken stretches already in the store, except those that the batch replaces.
     """
     faults = _values(blocks, frame)
     ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # as published files are
@@ -63,9 +74,10 @@ def check(
         frame = frame.sort("file", "open_time", maintain_order=True)
     anchor = _anchor(series, frame, stored)
     opens = frame["open_time"].to_numpy()
-    frame = frame.with_columns(on_grid=pl.Series(series.grid.floor(opens, anchor) == opens))
-    for judge in (_intervals, _grid, _foreign, _wicks):
-        faults = judge(series, blocks, _without(frame, faults)) | faults
+    # computed once here: the two checks that need it come after others that drop files
+    frame = frame.with_columns(on_grid=pl.Series(grid_of(series.timeframe).floor(opens, anchor) == opens))
+    for find_faults in (_intervals, _grid, _foreign, _wicks):
+        faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason stays
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults)
     if not ordered:
@@ -74,15 +86,15 @@ def check(
     off_grid = good.filter(~on_grid)
     checked = Checked(good.filter(on_grid) if off_grid.height else good, off_grid)
     if not ordered:
-        _deduplicate(checked)
+        _deduplicate(checked)  # candles that strictly increase cannot repeat
         for index, count in checked.duplicates.items():
             blocks[index].notes.append(f"identical duplicates dropped: {count}")
     return checked, faults
 
 
 def _note_disorder(blocks: list[Block], frame: pl.DataFrame) -> None:
-    back = frame.group_by("file").agg((pl.col("open_time").diff() < 0).any().alias("back")).filter("back")
-    for index in back["file"]:
+    backwards = (pl.col("open_time").diff() < 0).any().alias("backwards")
+    for index in frame.group_by("file").agg(backwards).filter("backwards")["file"]:
         blocks[index].notes.append("candles out of order, sorted")
 
 
@@ -110,6 +122,7 @@ def _values(blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
             "from", "until", closed="left"
         ),
     }
+    # One pass tells which rules are broken at all (nearly always none); only those are looked at file by file.
     broken = frame.select(rule.any().alias(name) for name, rule in rules.items()).row(0, named=True)
     faults: dict[int, BadFile] = {}
     for name in (name for name, found in broken.items() if found):
@@ -124,11 +137,15 @@ def _values(blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
 
 
 def _exceeds(part: str, whole: str) -> pl.Expr:
-    return pl.col(part) > pl.col(whole) * (1 + TAKER_SLACK) + 1e-7
+    return pl.col(part) > pl.col(whole) * (1 + TAKER_SLACK) + _TAKER_ROUNDING
 
 
-def _intervals(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """The usual distance between candles, and their usual length, must be the interval."""
+def _intervals(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """The median distance between candles, and their median length, must be the interval.
+
+    Medians: a halt makes a distance longer, and a candle cut short by a halt is allowed. A file of one or two candles
+    has no distance worth a median; there the length decides, elsewhere a right distance excuses an odd length.
+    """
     lengths = (
         frame.with_columns(
             gap=pl.col("open_time").diff().over("file"), span=pl.col("close_time") - pl.col("open_time")
@@ -143,27 +160,28 @@ def _intervals(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> d
     )
     faults = {}
     for row in lengths.iter_rows(named=True):
-        opened = series.grid.floor(row["open_time"])
-        step = series.grid.end(opened) - opened  # of a month: a file holds one
-        odd = [v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - step) > 1]
-        if odd and (row["gap"] != step or row["len"] <= 2):
+        opened = grid_of(series.timeframe).floor(row["open_time"])
+        step = grid_of(series.timeframe).end(opened) - opened  # months differ, but a file holds one of them
+        # 1 µs: the close time of a file in milliseconds is rounded
+        wrong = [v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - step) > 1]
+        if wrong and (row["gap"] != step or row["len"] <= 2):
             faults[row["file"]] = BadFile(
-                f"expected {step / 1e6:.9g} s between candles, found {odd[0] / 1e6:.9g} s: another interval"
+                f"expected {step / 1e6:.9g} s between candles, found {wrong[0] / 1e6:.9g} s: another interval"
             )
     return faults
 
 
-def _anchor(series: SeriesKey, frame: pl.DataFrame, stored: Sequence[Edge]) -> int:
+def _anchor(series: SeriesId, frame: pl.DataFrame, stored: Sequence[Edge]) -> int:
     """Return an instant at which a candle of the grid opens."""
-    if series.interval != "3d":
-        return series.grid.phase
+    if series.timeframe != "3d":
+        return grid_of(series.timeframe).phase
     if stored or not frame.height:  # where the grid of three days is anchored is not documented
         return stored[0][0] if stored else 0
     phases = frame["open_time"] % (3 * DAY)
     return phases.mode().min()  # type: ignore[return-value]
 
 
-def _grid(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
     """Off-grid candles are refused, except those that the exchange is known to have made."""
     known = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
     strays = frame.filter(~pl.col("on_grid") & ~known).unique("file", keep="first", maintain_order=True)
@@ -175,22 +193,26 @@ def _grid(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[i
     }
 
 
-def _foreign(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """A futures file under a spot name: header, milliseconds after 2024, other decimals or volume; two convict."""
+def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """Futures files under a spot name. Signs: a header, milliseconds after 2024, other decimals, another volume.
+
+    Two signs are needed: each by itself occurs in genuine spot files, or in files that someone printed again.
+    """
     if series.market != "spot":
         return {}
     late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
     in_ms = set(late_ms.filter(pl.col("ms"))["file"])
+    # decimals are -1 where a file's prices differ in them, which proves nothing
     usual, votes = max(Counter(b.decimals for b in blocks).items(), key=itemgetter(1), default=(0, 0))
-    odd = [i for i, b in enumerate(blocks) if votes > 1 and usual >= 0 <= b.decimals != usual]
-    stands_out = _volume_stands_out(frame) if odd else set()
+    other_decimals = [i for i, b in enumerate(blocks) if votes > 1 and usual >= 0 <= b.decimals != usual]
+    busy_files = _volume_stands_out(frame) if other_decimals else set()
     faults = {}
     for index, block in enumerate(blocks):
         signs = ["a header line"] if block.header else []
         signs += ["milliseconds after 2024"] if index in in_ms else []
-        busy = index in odd and index in stands_out
-        # one digit, or none, may be all that somebody's `to_csv` left of eight
-        signs += [f"{block.decimals} decimals"] if index in odd and (block.decimals > 1 or busy) else []
+        differs, busy = index in other_decimals, index in other_decimals and index in busy_files
+        # a file printed again by pandas' to_csv may have lost its trailing zeros down to one digit, or none
+        signs += [f"{block.decimals} decimals"] if differs and (block.decimals > 1 or busy) else []
         signs += ["another volume than its neighbours"] if busy else []
         if len(signs) > 1:
             faults[index] = BadFile(f"looks like a futures file under a spot name ({', '.join(signs)})")
@@ -198,40 +220,44 @@ def _foreign(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dic
 
 
 def _volume_stands_out(frame: pl.DataFrame) -> set[int]:
-    """Return the files whose usual volume is thrice that of their neighbours, or a third of it."""
+    """Return the files whose median volume is thrice that of every neighbour, or a third of it."""
     files = frame.group_by("file", maintain_order=True).agg(pl.col("volume").median()).rows()
     found = set()
     for at, (index, volume) in enumerate(files):
         beside = [
             volume / max(other, 1e-9) for _, other in (*files[max(0, at - 1) : at], *files[at + 1 : at + 2])
         ]
-        if beside and (min(beside) > _CROWD or max(beside) < 1 / _CROWD):
+        if beside and (min(beside) > _VOLUME_RATIO or max(beside) < 1 / _VOLUME_RATIO):
             found.add(index)
     return found
 
 
-def _wicks(series: SeriesKey, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Test networks print wild wicks around calm candles; no live market does both."""
+def _wicks(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """Files of a test network: wild wicks around calm candles, which no live market has at the same time."""
     top = pl.col("high") / pl.max_horizontal("open", "close")
     bottom = pl.min_horizontal("open", "close") / pl.col("low")
-    wild = ((top > _WICK) | (bottom > _WICK)).mean()
-    calm = (pl.col("close") / pl.col("open")).log().abs().median()
-    shares = frame.group_by("file").agg(wild=wild, calm=calm, wilds=((top > _WICK) | (bottom > _WICK)).sum())
-    odd = shares.filter((pl.col("wild") > _WICK_SHARE) & (pl.col("calm") < _CALM) & (pl.col("wilds") > 2))
+    wild = (top > _WICK_RATIO) | (bottom > _WICK_RATIO)
+    move = (pl.col("close") / pl.col("open")).log().abs().median()
+    files = frame.group_by("file").agg(share=wild.mean(), count_wild=wild.sum(), move=move)
+    suspects = files.filter(
+        (pl.col("share") > _WICK_SHARE) & (pl.col("move") < _CALM_MOVE) & (pl.col("count_wild") > _MIN_WICKS)
+    )
     return {
         row["file"]: BadFile(
-            f"{row['wild']:.0%} of the candles reach half as far again as they open or close: a test network's prices"
+            f"{row['share']:.0%} of the candles reach half as far again as they open or close: a test network's prices"
         )
-        for row in odd.iter_rows(named=True)
+        for row in suspects.iter_rows(named=True)
     }
 
 
 def _levels(
-    series: SeriesKey, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge]
+    series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge]
 ) -> dict[int, BadFile]:
-    """A price level that leaps where two files meet: the file that fits neither side is another symbol's.
+    """Files of another symbol: the price level jumps where they meet their neighbours.
 
-    A file at the end of the row has one side only; it is at fault if its neighbour fits on the other side.
+    Files and stored stretches stand in a row by time, with a jump or none at each joint. A file is at fault if it
+    jumps on both sides. The first or last of the row has one joint only: it is at fault if that one jumps and the
+    neighbour is sound, being stored already or joined without a jump to the file on its other side.
     """
     edges = (
         frame.group_by("file", maintain_order=True)
@@ -244,30 +270,35 @@ def _levels(
         .iter_rows()
     )
     row = sorted([(a, b, o, c, i) for i, a, b, o, c in edges] + [(*edge, -1) for edge in stored])
-    steps = [_leap(left, right, series.grid) for left, right in itertools.pairwise(row)]
+    # joints[k] joins row[k] and row[k + 1]: the jump, 0.0 for none, None where the two do not meet
+    joints = [_jump(left, right, grid_of(series.timeframe)) for left, right in itertools.pairwise(row)]
     faults = {}
     for at, (*_, index) in enumerate(row):
-        into = steps[at - 1] if at else None
-        out = steps[at] if at < len(steps) else None
-        beyond = [steps[at - 2] if at > 1 else None, steps[at + 1] if at + 1 < len(steps) else None]
-        trusted = [at > 0 and row[at - 1][4] < 0, at + 1 < len(row) and row[at + 1][4] < 0]
-        alone = [
-            out is None and (beyond[0] == 0 or trusted[0]),
-            into is None and (beyond[1] == 0 or trusted[1]),
-        ]
-        if index >= 0 and ((into and (out or alone[0])) or (out and alone[1])):
-            told = [_times(into) + " at its start"] * bool(into) + [_times(out) + " at its end"] * bool(out)
-            faults[index] = BadFile(f"prices leap {' and '.join(told)}: another symbol")
+        if index < 0:  # in the store, and hence checked
+            continue
+        before = joints[at - 1] if at else None
+        after = joints[at] if at < len(joints) else None
+        sound_before = at > 0 and (row[at - 1][4] < 0 or (at > 1 and joints[at - 2] == 0))
+        sound_after = at + 1 < len(row) and (
+            row[at + 1][4] < 0 or (at + 1 < len(joints) and joints[at + 1] == 0)
+        )
+        jumps_in = before and (after or (after is None and sound_before))
+        jumps_out = after and before is None and sound_after
+        if jumps_in or jumps_out:
+            where = [f"{_times(before)} at its start"] * bool(before) + [
+                f"{_times(after)} at its end"
+            ] * bool(after)
+            faults[index] = BadFile(f"prices leap {' and '.join(where)}: another symbol")
     return faults
 
 
-def _leap(left: tuple, right: tuple, grid: Grid) -> float | None:
-    """Return ln(open / close before) where it is a leap, 0 where it is none, None where the two do not meet."""
-    reach = min(2 * (grid.end(left[1]) - left[1]), _LONG_PAUSE)
+def _jump(left: tuple, right: tuple, grid: Grid) -> float | None:
+    """Return ln(open / close before) where it is a jump, 0 where it is none, None where the two do not meet."""
+    reach = min(2 * (grid.end(left[1]) - left[1]), _MAX_PAUSE)
     if not 0 <= right[0] - left[1] <= reach:
         return None
     jump = log(right[2] / left[3])
-    return jump if abs(jump) > _LEAP else 0.0
+    return jump if abs(jump) > FILE_JUMP else 0.0
 
 
 def _times(log_ratio: float | None) -> str:
@@ -275,7 +306,7 @@ def _times(log_ratio: float | None) -> str:
 
 
 def _deduplicate(checked: Checked) -> None:
-    """Identical duplicates are dropped; of conflicting ones none is believed until a daily file decides."""
+    """Drop identical duplicates; of conflicting ones drop all, until a daily file decides."""
     rows = checked.rows
     repeated = rows.filter(rows["open_time"].is_duplicated()) if rows.height else rows
     if not repeated.height:

@@ -1,26 +1,35 @@
-"""How bytes get here: one small interface over HTTP and over a folder.
+"""How bytes get here over HTTP: `requests`, with the proxies and certificates of the environment.
 
-Retries, waiting and deadlines live here and nowhere else. urllib3 alone: 0.6 s of CPU for 1,920 files where
-requests takes 1.4 s, and aiohttp or obstore end at the same wall time.
+Who retries what. Connections that fail or break before an answer begins: urllib3's `Retry`, inside the adapter. It
+ends where the headers do, so the rest is done here: answers cut short, answers that never end (`deadline.py`), servers
+that ask to wait (one pause for all threads, refused beyond a limit), caps on the size of every body, errors' too.
+
+Credentials in a source's URL are sent to that host alone and appear in no message: a redirect to another host is
+refused, and cookies are neither kept nor sent.
 """
 
 import json
 import random
-import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import formatdate, parsedate_to_datetime
-from pathlib import Path
-from urllib.parse import quote, urlencode, urljoin, urlsplit
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
-import urllib3
-from urllib3.exceptions import HTTPError, NewConnectionError, ReadTimeoutError
+from requests import Request, RequestException, Session
+from requests.auth import HTTPBasicAuth
+from requests.utils import default_user_agent, get_netrc_auth
+from urllib3 import Retry
+from urllib3.exceptions import HTTPError
 
-from tasks.market.deadline import open_pool
+from tasks.market.deadline import DeadlineAdapter
 from tasks.market.faults import NotFound, Refused, Rejected, SourceFault, Unreachable
-from tasks.market.wire import reason_of, seconds_asked, whole_number
+from tasks.market.layout import Remote
+from tasks.market.wire import is_unconnected, reason_of, retry_after_seconds, whole_number
+from tasks.storage.urls import public_url
 
 BINANCE = "https://data.binance.vision"
 BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"
@@ -29,16 +38,18 @@ BINANCE_REST = {
     "um": "https://fapi.binance.com",
     "cm": "https://dapi.binance.com",
 }
-_AGAIN = {408, 425, 429, *range(500, 600)} - {501, 505}  # those two will never pass
+CONNECTIONS = 32
+_TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 never pass
 _MOVED = {301, 302, 303, 307, 308}
-_HOPS = 5
+_MAX_REDIRECTS = 5
 _REFUSED = {
     403: "forbidden from here",
     418: "banned for asking too often",
     451: "not available from your location",
 }
-_CHUNK = 1 << 18
-_STRIKES = 24  # requests in a row without an answer: from then on nothing is asked twice
+_HEADERS = {"Accept-Encoding": "identity", "User-Agent": default_user_agent()}
+_CHUNK = 1 << 18  # bytes of one read
+_MAX_FAILURES = 24  # requests in a row without an answer: from then on each is tried once only
 
 
 @dataclass(frozen=True)
@@ -51,73 +62,77 @@ class Limits:
     tries: int = 4
     backoff: float = 0.4
     longest_wait: float = 180  # a server that asks for more is given up for this run
-    body: int = 16 << 20  # bytes of an answer whose size nobody told: a thousand keys or candles take 400 KB
+    body: int = (
+        16 << 20
+    )  # size cap in bytes where none is known: a page of a thousand keys or candles is 400 KB
 
 
 @dataclass(frozen=True)
-class Remote:
-    """What a server tells of a file without sending it."""
+class _Answer:
+    """One whole answer."""
 
-    key: str
-    etag: str = ""
-    size: int = -1
-    modified: str = ""
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 @dataclass
 class HttpSource:
-    """A server with Binance Vision's layout; counts its requests, shares waiting among all threads."""
+    """A server with Binance Vision's layout; counts its requests, shares pauses among all threads."""
 
-    base: str
+    base: str = field(repr=False)  # may hold credentials until they are taken out below
     listing: str = ""
     rest: str = ""
-    connections: int = 16
+    connections: int = CONNECTIONS
     limits: Limits = field(default_factory=Limits)
     label: str = ""
     requests: int = 0
     waits: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.base = self.base.rstrip("/")
+        self._auth = _auth_in(self.base)
+        self.base = public_url(self.base).rstrip("/") if self._auth else self.base.rstrip("/")
         self.listing = self.listing or self.base
         self.rest = self.rest or self.base
-        self._pool = open_pool(
-            self.limits.read,
-            self.limits.deadline,
-            num_pools=4,
-            maxsize=self.connections,
-            block=True,
-            retries=False,
-            socket_options=_NO_DELAY,
-        )
         self._lock = threading.Lock()
         self._wait_until = 0.0
         self._answered = False
-        self._strikes = 0
+        self._failures = 0
+        self._settings: dict[str, dict[str, Any]] = {}
         self.clock_ahead: float | None = None  # seconds by which the server's clock is ahead of ours
+        self._adapter = DeadlineAdapter(
+            self.limits.read,
+            self.limits.deadline,
+            self._count,
+            pool_connections=4,
+            pool_maxsize=self.connections,
+            pool_block=True,
+        )
+        # until anything has answered, two attempts to connect are enough: the host is unreachable
+        self._adapter.max_retries = self._retries(connect=1)
 
     @property
     def name(self) -> str:
         """What messages call this source."""
-        return self.label or self.base
+        return self.label or public_url(self.base)
 
-    def get(self, key: str, most: int = 0) -> bytes:
-        """Return a file's bytes, at most `most`; raises `NotFound`, `Refused` or `Unreachable`."""
-        return self._ask("GET", f"{self.base}/{quote(key)}", most)[1]
+    def get(self, key: str, max_bytes: int = 0) -> bytes:
+        """Return a file's bytes, at most `max_bytes`; raises `NotFound`, `Refused` or `Unreachable`."""
+        return self._ask("GET", f"{self.base}/{quote(key)}", max_bytes).body
 
     def head(self, key: str) -> Remote | None:
         """Return what the server tells of a file, None if it has none."""
         try:
-            headers, _ = self._ask("HEAD", f"{self.base}/{quote(key)}")
+            headers = self._ask("HEAD", f"{self.base}/{quote(key)}").headers
         except NotFound:
             return None
         size = whole_number(headers.get("Content-Length", ""))
         return Remote(key, headers.get("ETag", "").strip('"'), size, headers.get("Last-Modified", ""))
 
     def list_page(self, query: dict[str, str]) -> bytes | None:
-        """Return one page of the bucket listing, None where the server does not answer such a question."""
+        """Return one page of the bucket listing, None where the server does not answer such a query."""
         try:
-            return self._ask("GET", f"{self.listing}/?{urlencode(query)}")[1]
+            return self._ask("GET", f"{self.listing}/?{urlencode(query)}").body
         except Unreachable:
             raise
         except SourceFault:
@@ -125,7 +140,7 @@ class HttpSource:
 
     def klines(self, path: str, query: dict[str, str | int]) -> list[list]:
         """Return REST candles; raises `SourceFault` when the answer is not a list of them."""
-        _, body = self._ask("GET", f"{self.rest}/{path}?{urlencode(query)}")
+        body = self._ask("GET", f"{self.rest}/{path}?{urlencode(query)}").body
         try:
             rows = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -136,156 +151,201 @@ class HttpSource:
 
     def close(self) -> None:
         """Close the connections."""
-        self._pool.clear()
+        self._adapter.close()
 
-    def _ask(self, method: str, url: str, most: int = 0) -> tuple[urllib3.HTTPHeaderDict, bytes]:
-        """Ask until there is an answer: only faults that may pass are tried again."""
-        problem = "no answer"
-        for attempt in range(self.limits.tries if self._strikes < _STRIKES else 1):
+    def _ask(self, method: str, url: str, max_bytes: int = 0) -> _Answer:
+        """Return an answer of status 200; tries again what may pass, and says what went wrong otherwise."""
+        problem, attempt = "no answer", 0
+        for attempt in range(self.limits.tries if self._failures < _MAX_FAILURES else 1):
             if attempt:
                 time.sleep(self.limits.backoff * 2 ** (attempt - 1) * random.uniform(0.7, 1.3))
-            if (wait := self._wait_until - time.monotonic()) > 0:  # sleep(0) would cost every request 60 µs
+            if (wait := self._wait_until - time.monotonic()) > 0:  # even sleep(0) costs 60 µs
                 time.sleep(wait)
             try:
-                status, headers, body = self._follow(method, url, most or self.limits.body)
-            except NewConnectionError as error:
-                problem = f"no connection: {reason_of(error)}"
-                if not self._answered and attempt:
-                    break  # nobody home: two tries are enough to say so
-                continue
-            except (HTTPError, OSError) as error:
+                answer = self._follow(method, url, max_bytes or self.limits.body)
+            except RequestException as error:  # `Retry` has tried often enough
+                raise self._unreachable(error) from error
+            except (HTTPError, OSError) as error:  # the answer began, and was cut or not finished in time
                 problem = reason_of(error)
                 continue
-            self._answered, self._strikes = True, 0
-            if status == 200:
-                self._set_clock(headers)
-                return headers, body
-            if status == 404:
-                raise NotFound(f"{url} is not there (404)")
-            if status in _REFUSED:
-                raise Refused(f"{_REFUSED[status]} ({status})")
-            if status == 400:
-                raise Rejected("unexpected answer 400")
-            if status not in _AGAIN:
-                raise SourceFault(f"unexpected answer {status}")
-            problem = f"server error {status}"
-            self._heed(headers)
-        self._strikes += 1
+            self._note_answer()
+            if answer.status not in _TEMPORARY:
+                return self._accepted(url, answer)
+            problem = f"server error {answer.status}"
+            self._apply_retry_after(answer.headers)
+        self._note_failure()
         raise Unreachable(f"{problem} after {attempt + 1} tries")
 
-    def _follow(self, method: str, url: str, most: int) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
-        """Ask once, and again wherever the server sends us: mirrors move; never from https back to http."""
-        for _ in range(_HOPS):
-            status, headers, body = self._once(method, url, most)
-            if status not in _MOVED or "Location" not in headers:
-                return status, headers, body
-            here, url = urlsplit(url).scheme, urljoin(url, headers["Location"])
-            if urlsplit(url).scheme not in {here, "https"}:
-                raise SourceFault(f"sent on to {url[:80]}, which is not asked")
-        raise SourceFault(f"sent on more than {_HOPS} times")
+    def _accepted(self, url: str, answer: _Answer) -> _Answer:
+        """Return an answer that says yes; raises what the others say."""
+        if answer.status == 200:
+            self._set_clock(answer.headers)
+            return answer
+        if answer.status == 404:
+            raise NotFound(f"{public_url(url)} is not there (404)")
+        if answer.status in _REFUSED:
+            raise Refused(f"{_REFUSED[answer.status]} ({answer.status})")
+        if answer.status == 400:
+            raise Rejected("unexpected answer 400")
+        raise SourceFault(f"unexpected answer {answer.status}")
 
-    def _once(self, method: str, url: str, most: int) -> tuple[int, urllib3.HTTPHeaderDict, bytes]:
-        with self._lock:
-            self.requests += 1
-        started = time.monotonic()
-        try:
-            answer, body = self._exchange(method, url, most)
-        except (TimeoutError, ReadTimeoutError) as error:
-            if time.monotonic() - started < self.limits.deadline:
-                raise
-            raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s") from error
-        length = whole_number(answer.headers.get("Content-Length", ""))
-        coded = "Content-Encoding" in answer.headers  # then the length is not that of the body we see
-        if method == "GET" and length >= 0 and not coded and length != len(body):
-            raise ConnectionError(f"connection cut: {len(body)} of {length} bytes")
-        return answer.status, answer.headers, body
+    def _follow(self, method: str, url: str, max_bytes: int) -> _Answer:
+        """Ask once, and again where the server redirects on its own host; never from https back to http."""
+        for _ in range(_MAX_REDIRECTS):
+            answer = self._once(method, url, max_bytes)
+            if answer.status not in _MOVED or "Location" not in answer.headers:
+                return answer
+            try:
+                here, url = url, urljoin(url, answer.headers["Location"])
+            except ValueError as error:
+                raise SourceFault("redirected to what is no URL") from error
+            if not _same_host(here, url):
+                raise SourceFault(
+                    f"redirected to another host, {_shown_host(url)}, which is not asked; name it as the source "
+                    "if you trust it"
+                )
+        raise SourceFault(f"redirected more than {_MAX_REDIRECTS} times")
 
-    def _exchange(self, method: str, url: str, most: int) -> tuple[urllib3.BaseHTTPResponse, bytes]:
-        timeout = urllib3.Timeout(connect=self.limits.connect, read=self.limits.read)
-        plain = {"Accept-Encoding": "identity"}
-        answer = self._pool.request(method, url, preload_content=False, timeout=timeout, headers=plain)
+    def _once(self, method: str, url: str, max_bytes: int) -> _Answer:
+        request = Request(method, url, headers=_HEADERS, auth=self._credentials(url)).prepare()
+        timeout = (self.limits.connect, self.limits.read)
+        # the adapter, not a session: that keeps cookies, and takes redirects apart even where it is not to follow them
+        response = self._adapter.send(request, stream=True, timeout=timeout, **self._environment(url))
         try:
-            body = self._body(answer, most)
+            body = self._body(response.raw, max_bytes)
         except BaseException:
-            answer.close()  # the rest of a broken body must not be read as the next answer
+            response.raw.close()  # the rest of a broken body must not be read as the next answer
             raise
-        answer.release_conn()
-        return answer, body
+        response.raw.release_conn()
+        length = whole_number(response.headers.get("Content-Length", ""))
+        encoded = "Content-Encoding" in response.headers  # then the length is not that of the body we see
+        if method == "GET" and length >= 0 and not encoded and length != len(body):
+            raise ConnectionError(f"connection cut: {len(body)} of {length} bytes")
+        return _Answer(response.status_code, response.headers, body)
 
-    def _body(self, answer: urllib3.BaseHTTPResponse, most: int) -> bytes:
+    def _body(self, raw: Any, max_bytes: int) -> bytes:
         chunks, size = [], 0
-        while chunk := answer.read1(_CHUNK):
+        while chunk := raw.read1(_CHUNK, decode_content=True):
             chunks.append(chunk)
             size += len(chunk)
-            if size > most:
-                raise SourceFault(f"answer larger than the {most >> 10} KB it may have")
+            if size > max_bytes:
+                raise SourceFault(f"answer larger than the {max_bytes >> 10} KB it may have")
         return b"".join(chunks)
 
-    def _set_clock(self, headers: urllib3.HTTPHeaderDict) -> None:
-        """Remember the server's clock: whether a candle is finished is for the exchange to say."""
+    def _environment(self, url: str) -> dict[str, Any]:
+        """Return proxies and certificates for a URL's host, as the environment names them; read once per host."""
+        host = _origin(url)
+        if host not in self._settings:
+            with Session() as session:
+                found = session.merge_environment_settings(url, {}, None, None, None)
+            # loopback means this machine: a proxy would look on its own
+            proxies = {} if _is_loopback(url) else found["proxies"]
+            self._settings[host] = {"proxies": proxies, "verify": found["verify"], "cert": found["cert"]}
+        return self._settings[host]
+
+    def _credentials(self, url: str) -> HTTPBasicAuth | None:
+        """Return the credentials of the source's URL, or of the user's netrc file, for the source's own host."""
+        return self._auth if self._auth and _same_host(self.base, url) else None
+
+    def _retries(self, connect: int | None = None) -> Retry:
+        """Return urllib3's part: it sees failures up to the headers, so no status and no Retry-After."""
+        return Retry(
+            total=self.limits.tries - 1,
+            connect=connect,
+            redirect=0,
+            status=0,
+            backoff_factor=self.limits.backoff,
+            backoff_jitter=self.limits.backoff / 2,
+            respect_retry_after_header=False,
+        )
+
+    def _unreachable(self, error: RequestException) -> Unreachable:
+        """Return what to report when urllib3 has given up."""
+        self._note_failure()
+        retries: Retry = self._adapter.max_retries
+        allowed, reason = int(retries.total or 0), reason_of(error)
+        if is_unconnected(error):
+            allowed = allowed if retries.connect is None else min(allowed, int(retries.connect))
+            reason = f"no connection: {reason}"
+        return Unreachable(f"{reason} after {allowed + 1} tries")
+
+    def _note_answer(self) -> None:
+        self._failures = 0
+        if not self._answered:
+            self._answered = True
+            self._adapter.max_retries = self._retries()
+
+    def _note_failure(self) -> None:
+        self._failures += 1
+        if self._failures == _MAX_FAILURES:
+            self._adapter.max_retries = Retry(total=0, redirect=0)
+            self._answered = False  # the first answer restores patience
+
+    def _count(self) -> None:
+        with self._lock:
+            self.requests += 1
+
+    def _set_clock(self, headers: Mapping[str, str]) -> None:
+        """Remember the server's clock: the exchange's time decides whether a candle is finished."""
         if self.clock_ahead is None:
             try:
                 self.clock_ahead = parsedate_to_datetime(headers["Date"]).timestamp() - time.time()
             except (KeyError, ValueError):
                 self.clock_ahead = 0.0
 
-    def _heed(self, headers: urllib3.HTTPHeaderDict) -> None:
+    def _apply_retry_after(self, headers: Mapping[str, str]) -> None:
         """Make every thread wait as long as the server asks."""
-        asked = seconds_asked(headers)
-        if not asked:
+        seconds = retry_after_seconds(headers)
+        if not seconds:
             return
-        if asked > self.limits.longest_wait:
-            raise Unreachable(f"server asked to wait {asked} s")
+        if seconds > self.limits.longest_wait:
+            raise Unreachable(f"server asked to wait {seconds} s")
         with self._lock:
-            self._wait_until = max(self._wait_until, time.monotonic() + asked)
-            note = f"server asked to wait {asked} s"
+            self._wait_until = max(self._wait_until, time.monotonic() + seconds)
+            note = f"server asked to wait {seconds} s"
             if note not in self.waits:
                 self.waits.append(note)
 
 
-@dataclass
-class FolderSource:
-    """A folder with Binance Vision's layout."""
-
-    root: Path
-    requests: int = 0
-    waits: list[str] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """What messages call this source."""
-        return str(self.root)
-
-    def get(self, key: str, most: int = 0) -> bytes:
-        """Return a file's bytes; raises `NotFound` or `SourceFault`."""
-        self.requests += 1
-        try:
-            return (self.root / key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise NotFound(f"{self.root / key} is not there") from error
-        except OSError as error:
-            raise SourceFault(f"{self.root / key} cannot be read: {error.strerror}") from error
-
-    def files(self, prefix: str) -> Iterable[Remote]:
-        """Yield what lies in a folder; modification time and size stand in for an ETag."""
-        self.requests += 1
-        folder = self.root / prefix
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.suffix == ".zip" and path.is_file():
-                info = path.stat()
-                modified = formatdate(info.st_mtime, usegmt=True)
-                yield Remote(
-                    prefix + path.name, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size, modified
-                )
-
-    def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders in a folder."""
-        folder = self.root / prefix
-        return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-
-    def close(self) -> None:
-        """Nothing to close."""
+def _auth_in(url: str) -> HTTPBasicAuth | None:
+    """Return the credentials that a URL holds, or else those of the user's netrc file for its host."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return None
+    if parts.username is not None:
+        return HTTPBasicAuth(unquote(parts.username), unquote(parts.password or ""))
+    found = get_netrc_auth(url)
+    return HTTPBasicAuth(*found) if found else None
 
 
-Source = HttpSource | FolderSource
-_NO_DELAY = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)]
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+_PORTS = {"http": 80, "https": 443}
+
+
+def _same_host(one: str, other: str) -> bool:
+    """Whether a redirect stays on its host and port; http may become https on the standard ports."""
+    try:
+        a, b = urlsplit(one), urlsplit(other)
+        ports = [(p.scheme, p.port or _PORTS.get(p.scheme)) for p in (a, b)]
+    except ValueError:
+        return False
+    upgrade = ports == [("http", 80), ("https", 443)]
+    return a.hostname == b.hostname and (ports[0] == ports[1] or upgrade)
+
+
+def _shown_host(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname or ''}"[:80]
+
+
+def _is_loopback(url: str) -> bool:
+    name = urlsplit(url).hostname or ""
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -10,11 +10,11 @@ class NotFound(SourceFault):
 
 
 class Rejected(SourceFault):
-    """The server says that the question makes no sense (400): REST does so for pairs that are gone."""
+    """The server rejects the request (400): REST does so for pairs that were delisted."""
 
 
 class Refused(SourceFault):
-    """The server will not talk to us (403, 418, 451): asking again only makes it worse."""
+    """The server refuses this client (403, 418, 451): retrying only prolongs a ban."""
 
 
 class Unreachable(SourceFault):

@@ -1,4 +1,4 @@
-"""When candles open and end. All intervals but the calendar month have one length; only this file knows which.
+"""When candles open and end. All intervals but the calendar month have candles of one length.
 
 Times are microseconds since 1970, UTC: one integer, or an array of them.
 """

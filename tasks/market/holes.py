@@ -1,7 +1,7 @@
 """What is missing, and why: the expected grid minus what is stored, each candle with a cause.
 
-The exchange's outages are derived from the data: a candle that is missing in every symbol that traded. Where
-no second symbol can testify, a gap of at most two days strictly inside a file counts as an outage too.
+The exchange's outages are derived from the data: a candle that is missing in every symbol that traded. Where no
+second symbol traded at that time, a gap of at most two days strictly inside a file counts as an outage too.
 """
 
 import itertools
@@ -11,9 +11,11 @@ from math import log
 
 import numpy as np
 
-from tasks.market.grid import DAY, Grid, whole_candles
-from tasks.market.layout import SeriesKey, SourceFile
-from tasks.market.manifest import FileRecord, Oddity, Part
+from schemas.constants import RELISTING_JUMP
+from schemas.identity import SeriesId
+from tasks.market.grid import DAY, Grid, grid_of, whole_candles
+from tasks.market.layout import SourceFile
+from tasks.market.manifest import Anomaly, FileRecord, Part
 
 Runs = list[tuple[int, int]]
 
@@ -32,9 +34,11 @@ SUSPICIOUS = (ABSENT, QUARANTINED, CONFLICT)
 
 _CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
-_LONGEST_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
-_RELISTING_FACTOR = log(5)  # a coin that comes back at five times or a fifth of its price is another coin
-_RELISTING_PAUSE = DAY
+_MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
+_MIN_RELISTING_PAUSE = DAY
+_DELISTED_AFTER = (
+    3 * DAY
+)  # data that ends so long before the end asked for: files are published within a day or two
 
 
 @dataclass(frozen=True)
@@ -51,11 +55,11 @@ class Hole:
 class Holdings:
     """All that is known of one series, cut to a time range."""
 
-    series: SeriesKey
+    series: SeriesId
     wanted: list[SourceFile]
     files: dict[str, FileRecord]
     parts: list[Part]
-    oddities: list[Oddity]
+    anomalies: list[Anomaly]
     searched: list[tuple[int, int, int]] = field(default_factory=list)
     first: int = 0
     last: int = 1 << 62
@@ -96,7 +100,7 @@ def clip(runs: Runs, first: int, last: int) -> Runs:
 
 
 def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
-    """Tell for each time whether it lies in one of the sorted stretches."""
+    """Return for each time whether it lies in one of the sorted stretches."""
     if not runs:
         return np.zeros(len(times), dtype=bool)
     starts, ends = np.array(runs).T
@@ -106,7 +110,7 @@ def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
 
 def missing(holdings: Holdings) -> Runs:
     """Return the stretches without candles between the first expected one and the last."""
-    runs, grid = holdings.runs, holdings.series.grid
+    runs, grid = holdings.runs, grid_of(holdings.series.timeframe)
     anchor = runs[0][0] if runs else grid.phase
     bad = clip(holdings.spans("quarantined", "failed"), holdings.first, holdings.last)
     if not runs:
@@ -122,23 +126,26 @@ def missing(holdings: Holdings) -> Runs:
 
 
 class OutageCalendar:
-    """When nobody traded: built from the gaps of all series of one market and interval."""
+    """When the whole exchange was out: built from the gaps of all series of one market and interval.
 
-    def __init__(self, everyone: list[Holdings]) -> None:
-        gaps = [h.series.grid.opens(a, b) for h in everyone for a, b in _narrow(h)]
+    For each time that any series lacks: how many series should have a candle then, and how many have one.
+    """
+
+    def __init__(self, all_series: list[Holdings]) -> None:
+        gaps = [grid_of(h.series.timeframe).opens(a, b) for h in all_series for a, b in _gaps_in_files(h)]
         self.times = np.unique(np.concatenate(gaps)) if gaps else np.array([], dtype=np.int64)
         self.expected = np.zeros(len(self.times), dtype=np.int32)
         self.present = np.zeros(len(self.times), dtype=np.int32)
-        for holdings in everyone:
+        for holdings in all_series:
             runs = holdings.runs
             if not runs:
                 continue
-            alive = [(runs[0][0], runs[-1][1])]
-            self.expected += inside(self.times, _both(holdings.spans("ok", "repaired"), alive))
+            traded = [(runs[0][0], runs[-1][1])]
+            self.expected += inside(self.times, _overlap(holdings.spans("ok", "repaired"), traded))
             self.present += inside(self.times, runs) | np.isin(self.times, off_grid_bars(holdings))
 
-    def testify(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each time whether all symbols were out, and whether only one could tell."""
+    def outages(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each time whether several symbols were out and none traded, and whether only one is known."""
         if not len(self.times):
             return np.zeros(len(times), dtype=bool), np.ones(len(times), dtype=bool)
         at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
@@ -146,38 +153,38 @@ class OutageCalendar:
         silent = known & (self.present[at] == 0)
         return silent & (self.expected[at] > 1), silent & (self.expected[at] <= 1)
 
-    def lonely(self, time: int) -> bool:
-        """Tell whether no second symbol can testify for a time."""
-        return bool(self.testify(np.array([time]))[1][0])
+    def is_only_witness(self, time: int) -> bool:
+        """Whether no second symbol tells if a time was an outage."""
+        return bool(self.outages(np.array([time]))[1][0])
 
 
-def _narrow(holdings: Holdings) -> Runs:
-    """Gaps inside published files; months that nobody published are no outage."""
-    return _both(missing(holdings), holdings.spans("ok", "repaired"))
+def _gaps_in_files(holdings: Holdings) -> Runs:
+    """Gaps inside published files; months without a file are no outage."""
+    return _overlap(missing(holdings), holdings.spans("ok", "repaired"))
 
 
-def _both(one: Runs, other: Runs) -> Runs:
+def _overlap(one: Runs, other: Runs) -> Runs:
     return [r for a, b in one for r in clip(other, a, b)]
 
 
 def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
     """Return every hole of a series with its cause, oldest first."""
     found: list[Hole] = []
-    grid = holdings.series.grid
-    for start, end in _apart(missing(holdings), off_grid_bars(holdings), grid):
+    grid = grid_of(holdings.series.timeframe)
+    for start, end in _cut_at_off_grid(missing(holdings), off_grid_bars(holdings), grid):
         times = grid.opens(start, end)
-        found += _split(_absorb(_label(holdings, calendar, times, start, end)), times, grid)
+        found += _split(_absorb_edges(_label(holdings, calendar, times, start, end)), times, grid)
     return found
 
 
 def off_grid_bars(holdings: Holdings) -> list[int]:
-    """Return the candles of the grid in which an off-grid one opened: there was trade, only not in step."""
-    grid = holdings.series.grid
-    return [grid.floor(o.open_time) for o in holdings.oddities if o.kind == "off-grid"]
+    """Return the candles of the grid in which an off-grid one opened: there was trade, though not on the grid."""
+    grid = grid_of(holdings.series.timeframe)
+    return [grid.floor(o.open_time) for o in holdings.anomalies if o.kind == "off-grid"]
 
 
-def _apart(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
-    """Cut the stretches where off-grid candles begin and end, so that a halt beside them is judged alone."""
+def _cut_at_off_grid(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
+    """Cut the stretches where off-grid candles begin and end, so that a halt beside them gets its own cause."""
     strays = join_runs((t, grid.end(t)) for t in bars)
     cuts = [t for run in strays for t in run]
     pieces = []
@@ -190,11 +197,11 @@ def _apart(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
 def _label(
     holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
 ) -> np.ndarray:
-    """Give each missing candle the code of its cause; what is written last wins."""
+    """Give each missing candle the code of its cause. Later assignments override earlier ones."""
     codes = np.full(len(times), _CODE[ABSENT], dtype=np.int8)
-    everyone, alone = calendar.testify(times)
-    within = _strictly_within(holdings, start, end) and end - start <= _LONGEST_OUTAGE
-    codes[everyone | (alone & within)] = _CODE[OUTAGE]
+    several, only_one = calendar.outages(times)
+    within = _strictly_within(holdings, start, end) and end - start <= _MAX_OUTAGE
+    codes[several | (only_one & within)] = _CODE[OUTAGE]
     codes[inside(times, [(a, b) for a, b, _ in sorted(holdings.searched)]) & (codes == _CODE[ABSENT])] = (
         _CODE[CONFIRMED]
     )
@@ -202,20 +209,20 @@ def _label(
     for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
         uncovered = ~inside(times, holdings.spans("ok", "repaired"))
         codes[inside(times, holdings.spans(status)) & uncovered] = _CODE[cause]
-    disputed = [o.open_time for o in holdings.oddities if o.kind == "conflict"]
+    disputed = [o.open_time for o in holdings.anomalies if o.kind == "conflict"]
     codes[np.isin(times, disputed)] = _CODE[CONFLICT]
     codes[np.isin(times, off_grid_bars(holdings))] = _CODE[OFF_GRID]
-    doubtful = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
+    unexplained = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
     if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
-        codes[doubtful] = _CODE[RELISTING]
+        codes[unexplained] = _CODE[RELISTING]
     published = max((f.bounds[1] for f in holdings.wanted), default=end)
-    if end >= published and end + 3 * DAY < holdings.last < 1 << 61:
-        codes[doubtful] = _CODE[ENDED]
+    if end >= published and end + _DELISTED_AFTER < holdings.last < 1 << 61:
+        codes[unexplained] = _CODE[ENDED]
     return codes
 
 
-def _absorb(codes: np.ndarray) -> np.ndarray:
-    """Candles missing at the edge of a stretch that nobody published belong to that stretch."""
+def _absorb_edges(codes: np.ndarray) -> np.ndarray:
+    """Count candles missing right beside an unpublished stretch as part of that stretch."""
     unpublished, absent = _CODE[UNPUBLISHED], (_CODE[ABSENT], _CODE[CONFIRMED])
     bounds = np.flatnonzero(np.diff(codes)) + 1
     pieces = np.split(np.arange(len(codes)), bounds)
@@ -236,15 +243,16 @@ def _split(codes: np.ndarray, times: np.ndarray, grid: Grid) -> list[Hole]:
 
 
 def _strictly_within(holdings: Holdings, start: int, end: int) -> bool:
-    """Tell whether a gap has candles of the same file on both sides: a cut file looks otherwise."""
+    """Whether a gap has candles of the same file on both sides; at the edge, the file may have been cut."""
     return any(
         a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
     )
 
 
 def _relisted(holdings: Holdings, start: int, end: int) -> bool:
-    if end - start < _RELISTING_PAUSE:
+    """Whether the price after a long pause is so far from the one before that it must be another coin's."""
+    if end - start < _MIN_RELISTING_PAUSE:
         return False
     before = [e[1] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[1] <= start]
     after = [e[0] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[0] >= end]
-    return bool(before and after) and abs(log(after[0] / before[-1])) > _RELISTING_FACTOR
+    return bool(before and after) and abs(log(after[0] / before[-1])) > RELISTING_JUMP

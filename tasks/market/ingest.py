@@ -10,23 +10,29 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
-from schemas.errors import CpbError
-from schemas.scope import SIMULATED, Scope
-from tasks.market.client import Limits, Source
+from schemas.errors import CpbError, MemberError
+from schemas.identity import SeriesId
+from schemas.scope import Scope
+from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
-from tasks.market.layout import SeriesKey, to_us
+from tasks.market.holes import OutageCalendar
+from tasks.market.layout import to_us
 from tasks.market.listing import Catalogue
-from tasks.market.origin import settle
+from tasks.market.migrate import adopt_simulated
 from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.rest import refresh_tail
-from tasks.market.run import AGAIN, CONNECTIONS, Progress, Run, calendars, open_manifest, open_source, pool
+from tasks.market.run import SEARCH_AGAIN, Progress, Run, calendars, holdings_of, open_manifest
+from tasks.market.sources import Source, open_source
 from tasks.market.store import sweep, writer_lock
 from tasks.market.transfer import batches, store_all
+from tasks.market.writer import set_part_aside
+from tasks.parallel import thread_pool
 
-_LISTINGS_AHEAD = 24
+_LISTINGS_AHEAD = 24  # series whose listings are asked for while earlier ones are stored
 
 
 def ingest(
@@ -41,7 +47,7 @@ def ingest(
     """Bring the store up to date for a scope and return what it now holds, and what it lacks.
 
     `plan` only asks the source what it has: nothing is fetched or written, the report's notes name the files.
-    `tail` also fetches the newest closed candles from REST, kept apart as provisional.
+    `tail` also fetches the newest closed candles from REST, stored apart as provisional.
 
     Raises:
         CpbError: the source cannot be reached, the store cannot be written, or another writer is at work.
@@ -50,14 +56,12 @@ def ingest(
     with ExitStack() as stack:
         source = stack.enter_context(open_source(scope, connections, limits))
         if not plan:
-            stack.enter_context(writer_lock(scope.home))
-            if (scope.home / SIMULATED).exists() and scope.source != "sim":
-                _reach(source, scope)
-            settle(scope.home, scope.source == "sim")
-            sweep(scope.home)
-        manifest = stack.enter_context(open_manifest(scope.home, plan))
-        threads = stack.enter_context(pool(connections))
-        probes = stack.enter_context(pool(connections))
+            adopt_simulated(scope.home)
+            stack.enter_context(writer_lock(scope.root))
+            sweep(scope.root)
+        manifest = stack.enter_context(open_manifest(scope.root, plan))
+        threads = stack.enter_context(thread_pool(connections, "fetch"))
+        probes = stack.enter_context(thread_pool(connections, "fetch"))
         run = Run(
             scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)), progress
         )
@@ -74,31 +78,23 @@ def listed_symbols(scope: Scope, quote: str = "USDT") -> list[str]:
         try:
             found = [s for s in Catalogue(source).symbols(scope.market) if s.endswith(quote)]
         except SourceFault as fault:
-            raise CpbError(f"{source.name} could not be asked for its pairs: {fault}") from fault
+            raise CpbError(
+                f"{source.name} could not be asked for its pairs: {fault}", code="source"
+            ) from fault
     if not found:
         raise CpbError(
-            f"{source.name} lists no {quote} pair in market {scope.market}; name them with --coins"
+            f"{source.name} lists no {quote} pair in market {scope.market}; name them with --coins",
+            code="source",
         )
     return found
 
 
-def _reach(source: Source, scope: Scope) -> None:
-    """Ask for one series before simulated candles make room: a source out of reach must cost nothing."""
-    series = SeriesKey(scope.market, scope.symbols[0], scope.timeframes[0])
-    last = to_us(scope.as_of or datetime.now(UTC))
-    try:
-        wanted_files(Catalogue(source), series, to_us(scope.since) if scope.since else 0, last)
-    except Unreachable as fault:
-        raise _out_of_reach(source, fault) from fault
-    except SourceFault:
-        return  # it answers, if with a refusal: the run itself says what is wrong with a series
-
-
-def _out_of_reach(source: Source, fault: SourceFault) -> CpbError:
+def _unreachable(source: Source, fault: SourceFault) -> CpbError:
     return CpbError(
         f"{source.name} cannot be reached ({fault}); check the network, or use a mirror with "
-        "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`"
-    )
+        "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
+        code="unreachable", field="source",
+    )  # fmt: skip
 
 
 def _plan_only(run: Run) -> IngestReport:
@@ -108,14 +104,15 @@ def _plan_only(run: Run) -> IngestReport:
             f"{plan.series}: {len(plan.fetch)} of {len(plan.wanted)} files to fetch, {size / 1e6:.1f} MB"
         )
         run.notes += [f"  {f.key}" for f in plan.fetch]
-    held = zip(run.plans, _describe_all(run), strict=True)
-    planned = [replace(s, status=PLANNED_SERIES, reason=_why_nothing(run, series)) for series, s in held]
+    mine, calendar = calendars(run)
+    held = {s: describe(run.home, h, calendar[s.timeframe]) for s, h in mine.items()}
+    planned = [replace(r, status=PLANNED_SERIES, reason=_failure_reason(run, s)) for s, r in held.items()]
     return IngestReport(planned, notes=run.notes)
 
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     store_all(run, (batches(plan.series, plan.fetch) for plan in _plans_ahead(run)))
-    run.manifest.save_barren(run.catalogue.learned, run.now)
+    run.manifest.save_empty_periods(run.catalogue.new_empty_periods, run.now)
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
         run.notes.append(f"{total - due} of {total} files were here already")
@@ -128,18 +125,20 @@ def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
 def _plans_ahead(run: Run) -> Iterator[Plan]:
     """Yield plans in order; listings are asked for some series ahead."""
     waiting: deque[Future[Plan]] = deque()
-    keys = iter([SeriesKey(run.scope.market, s, t) for s in run.scope.symbols for t in run.scope.timeframes])
+    series_left = iter(run.scope.series)
     while True:
-        while len(waiting) < _LISTINGS_AHEAD and (series := next(keys, None)):
-            known = run.manifest.barren(series, run.start).items()
-            run.catalogue.barren |= {(series, run.start, t) for t, asked in known if run.now - asked < AGAIN}
-            waiting.append(run.pool.submit(_ask, run, series))
+        while len(waiting) < _LISTINGS_AHEAD and (series := next(series_left, None)):
+            known = run.manifest.empty_periods(series, run.start).items()
+            run.catalogue.empty_periods |= {
+                (series, run.start, until) for until, asked in known if run.now - asked < SEARCH_AGAIN
+            }
+            waiting.append(run.pool.submit(_list_files, run, series))
         if not waiting:
             return
         yield _compare(run, waiting.popleft().result())
 
 
-def _ask(run: Run, series: SeriesKey) -> Plan:
+def _list_files(run: Run, series: SeriesId) -> Plan:
     try:
         return Plan(series, wanted_files(run.catalogue, series, run.start, run.end))
     except SourceFault as fault:
@@ -149,7 +148,7 @@ def _ask(run: Run, series: SeriesKey) -> Plan:
 def _compare(run: Run, plan: Plan) -> Plan:
     """Compare what the source has with the manifest (in the thread that owns the manifest)."""
     if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
-        raise _out_of_reach(run.source, plan.fault)
+        raise _unreachable(run.source, plan.fault)
     known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
     plan.fetch = to_fetch(run.home, plan.wanted, known, parts)
     run.plans[plan.series] = plan
@@ -157,11 +156,26 @@ def _compare(run: Run, plan: Plan) -> Plan:
 
 
 def _describe_all(run: Run) -> list[SeriesReport]:
-    mine, calendar = calendars(run)
-    return [describe(run.home, h, calendar[s.interval], _why_nothing(run, s)) for s, h in mine.items()]
+    _, calendar = calendars(run)
+    return [_describe(run, series, calendar[series.timeframe]) for series in run.plans]
 
 
-def _why_nothing(run: Run, series: SeriesKey) -> str:
+def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesReport:
+    """Describe a series; parts found damaged on the way are set aside, and the others go on."""
+    while True:
+        try:
+            return describe(run.home, holdings_of(run, series), calendar, _failure_reason(run, series))
+        except MemberError as error:
+            if error.code != "damaged":
+                raise
+            note = set_part_aside(
+                run.home, run.manifest, series, Path(error.field).stem, "found when it was read"
+            )
+            run.notes.append(note)
+
+
+def _failure_reason(run: Run, series: SeriesId) -> str:
+    """Return why the source has nothing of a series; empty if it has."""
     plan = run.plans[series]
     if plan.fault:
         return f"{run.source.name} could not be asked: {plan.fault}"

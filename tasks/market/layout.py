@@ -1,4 +1,4 @@
-"""Names and periods: how Binance Vision files are called and which time each one covers.
+"""Names and periods: how Binance Vision calls its files and which time each one covers.
 
 `data/spot/monthly/klines/BTCUSDT/1h/BTCUSDT-1h-2024-01.zip` is the month of January 2024, in UTC.
 All times in this package are integers: microseconds since 1970, UTC.
@@ -11,13 +11,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from schemas.universe import INTERVAL_SECONDS, MARKETS
+from schemas.identity import SeriesId
+from schemas.universe import INTERVAL_SECONDS, MARKET_FOLDERS, SYMBOL
 from tasks.market.grid import DAY, US, Grid, grid_of
 
-_SYMBOL = r"\w+"  # Binance also lists coins that are not called in Latin letters
-_NAME = re.compile(
-    rf"(?P<symbol>{_SYMBOL})-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{{4}}-[0-9]{{2}}(-[0-9]{{2}})?)\.zip"
-)
+_NAME = re.compile(r"(?P<symbol>\w+)-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{4}-[0-9]{2}(-[0-9]{2})?)\.zip")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -37,7 +35,7 @@ def text(us: int) -> str:
 
 
 def step_us(interval: str) -> int:
-    """Return the length of a candle in microseconds; months have none."""
+    """Return the length of a candle in microseconds; not defined for the calendar month."""
     return INTERVAL_SECONDS[interval] * US
 
 
@@ -80,45 +78,21 @@ def days(start: int, end: int) -> list[str]:
     return [day_of(t) for t in range(start - start % DAY, end, DAY)]
 
 
-@dataclass(frozen=True, order=True)
-class SeriesKey:
-    """One series of the store: a market's symbol at an interval."""
-
-    market: str
-    symbol: str
-    interval: str
-
-    def __str__(self) -> str:
-        """Return the name used in messages."""
-        prefix = "" if self.market == "spot" else f"{self.market} "
-        return f"{prefix}{self.symbol} {self.interval}"
-
-    @property
-    def grid(self) -> Grid:
-        """When the candles open and end."""
-        return grid_of(self.interval)
-
-    def prefix(self, kind: str) -> str:
-        """Return the listing prefix of the `monthly` or `daily` files."""
-        return f"data/{MARKETS[self.market]}/{kind}/klines/{self.symbol}/{self.interval}/"
-
-    def file(self, period: str, **facts: object) -> "SourceFile":
-        """Return the file of a month or a day of this series."""
-        kind = "daily" if len(period) == 10 else "monthly"
-        key = f"{self.prefix(kind)}{self.symbol}-{self.interval}-{period}.zip"
-        return SourceFile(self, kind, period, key, **facts)  # type: ignore[arg-type]
+def listing_prefix(series: SeriesId, kind: str) -> str:
+    """Return the prefix under which the bucket lists a series' `monthly` or `daily` files."""
+    return f"data/{MARKET_FOLDERS[series.market]}/{kind}/klines/{series.symbol}/{series.timeframe}/"
 
 
 @dataclass(frozen=True, order=True)
 class SourceFile:
-    """One published zip: what it is called, what it covers and what the listing says of it."""
+    """One published zip: its name, the period it covers and what the listing says of it."""
 
-    series: SeriesKey
+    series: SeriesId
     kind: str
     period: str
     key: str
     etag: str = ""
-    size: int = -1
+    size: int = -1  # bytes; -1: not known
     modified: str = ""
 
     def __str__(self) -> str:
@@ -132,7 +106,7 @@ class SourceFile:
 
     @property
     def version(self) -> str:
-        """What changes when the file is published again."""
+        """A text that changes when the file is published again."""
         return f"{self.etag or self.modified}/{self.size}"
 
     @property
@@ -142,24 +116,43 @@ class SourceFile:
 
     @property
     def rows(self) -> int:
-        """Candles in the file when none is missing."""
+        """Number of candles in the file when none is missing."""
         start, end = self.bounds
-        return max(1, self.series.grid.count(start, end))
+        return max(1, grid_of(self.series.timeframe).count(start, end))
+
+
+def source_file(
+    series: SeriesId, period: str, *, etag: str = "", size: int = -1, modified: str = ""
+) -> SourceFile:
+    """Return the file of a month or a day of a series."""
+    kind = "daily" if len(period) == 10 else "monthly"
+    key = f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{period}.zip"
+    return SourceFile(series, kind, period, key, etag, size, modified)
 
 
 def is_symbol(name: str) -> bool:
-    """Tell whether a name from a listing can be a symbol, and hence a folder of the store."""
-    return re.fullmatch(_SYMBOL, name) is not None
+    """Whether a name from a listing can be a symbol, and hence a folder of the store."""
+    return SYMBOL.fullmatch(name) is not None
 
 
-def file_of(series: SeriesKey, key: str, etag: str, size: int, modified: str) -> SourceFile | None:
+@dataclass(frozen=True)
+class Remote:
+    """What a source tells of a file without sending it."""
+
+    key: str
+    etag: str = ""
+    size: int = -1
+    modified: str = ""
+
+
+def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
     """Return the file behind a listed key, or None for CHECKSUMs and anything that is not of the series."""
-    match = _NAME.fullmatch(key.rsplit("/", 1)[-1])
-    if not match or (match["symbol"], match["interval"]) != (series.symbol, series.interval):
+    match = _NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
+    if not match or (match["symbol"], match["interval"]) != (series.symbol, series.timeframe):
         return None
-    found = series.file(match["period"], etag=etag, size=size, modified=modified)
+    found = source_file(series, match["period"], etag=remote.etag, size=remote.size, modified=remote.modified)
     try:
         found.bounds  # noqa: B018
     except (ValueError, OverflowError):  # there is no such month or day
         return None
-    return found if found.key == key else None
+    return found if found.key == remote.key else None

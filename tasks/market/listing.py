@@ -8,26 +8,30 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from schemas.universe import MARKETS, MONTH
-from tasks.market.client import FolderSource, HttpSource, Remote, Source
+from schemas.identity import SeriesId
+from schemas.universe import MARKET_FOLDERS, MONTH
+from tasks.market.client import HttpSource
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import (
-    SeriesKey,
+    Remote,
     SourceFile,
     day_of,
     days,
-    file_of,
     is_symbol,
+    listed_file,
+    listing_prefix,
     month_of,
     months,
     period_bounds,
+    source_file,
 )
+from tasks.market.sources import FolderSource, Source
 from tasks.market.wire import whole_number
 
-_BIRTH = period_bounds("2017-08")[0]  # Binance's first month; only used where names must be guessed
+_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used where names must be guessed
 
 
-Stretch = tuple[SeriesKey, int, int]
+Stretch = tuple[SeriesId, int, int]
 """A series and a time `[from, until)`."""
 
 
@@ -35,44 +39,44 @@ Stretch = tuple[SeriesKey, int, int]
 class Catalogue:
     """Asks a source what it has; remembers once that a source has no listing.
 
-    `barren` are the stretches without any file that are known, `learned` those found so just now.
+    `empty_periods` are the stretches known to hold no file, `new_empty_periods` those that this run found.
     """
 
     source: Source
     probe_with: Executor | None = None
     lists: bool | None = field(default=None)
-    barren: set[Stretch] = field(default_factory=set)
-    learned: list[Stretch] = field(default_factory=list)
+    empty_periods: set[Stretch] = field(default_factory=set)
+    new_empty_periods: list[Stretch] = field(default_factory=list)
 
-    def files(self, series: SeriesKey, kind: str, start: int, end: int) -> list[SourceFile]:
+    def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
-        if (kind, series.interval) == ("daily", MONTH):  # of months there are none
+        if (kind, series.timeframe) == ("daily", MONTH):  # there are none
             return []
         found = self._listed(series, kind, start, end)
-        files = [f for r in found if (f := file_of(series, r.key, r.etag, r.size, r.modified))]
+        files = [f for r in found if (f := listed_file(series, r))]
         once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
         return sorted(once.values())
 
-    def begins_before(self, series: SeriesKey, kind: str, start: int, end: int) -> bool:
-        """Tell whether the first file after `start` begins before `end`: one small question, not a listing."""
-        if isinstance(self.source, FolderSource) or series.interval == MONTH:
+    def begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
+        """Whether the first file after `start` begins before `end`: one small request, not a listing."""
+        if isinstance(self.source, FolderSource) or series.timeframe == MONTH:
             return bool(self.files(series, kind, start, end))
-        if (series, start, end) in self.barren:
+        if (series, start, end) in self.empty_periods:
             return False
         begins = self._begins_before(series, kind, start, end)
         if not begins:
-            self.learned.append((series, start, end))
+            self.new_empty_periods.append((series, start, end))
         return begins
 
-    def _begins_before(self, series: SeriesKey, kind: str, start: int, end: int) -> bool:
+    def _begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
         assert isinstance(self.source, HttpSource)
-        prefix = series.prefix(kind)
+        prefix = listing_prefix(series, kind)
         query = {"delimiter": "/", "prefix": prefix, "max-keys": "2"} | _marker(series, kind, start)
         body = self.source.list_page(query) if self.lists is not False else None
         page = _read_page(body) if body is not None else None
         if page is None:
-            return self.source.head(series.file(day_of(end - 1)).key) is not None
-        named = (file_of(series, r.key, r.etag, r.size, r.modified) for r in page.files)
+            return self.source.head(source_file(series, day_of(end - 1)).key) is not None
+        named = (listed_file(series, r) for r in page.files)
         return any(file.bounds[0] < end for file in named if file)
 
     def symbols(self, market: str) -> list[str]:
@@ -85,7 +89,7 @@ class Catalogue:
         """
         names: set[str] = set()
         for kind in ("monthly", "daily"):
-            prefix = f"data/{MARKETS[market]}/{kind}/klines/"
+            prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
             if isinstance(self.source, FolderSource):
                 names |= set(self.source.folders(prefix))
             else:
@@ -93,12 +97,12 @@ class Catalogue:
                 names |= {folder.removeprefix(prefix).strip("/") for folder in found}
         return sorted(name for name in names if is_symbol(name))
 
-    def _listed(self, series: SeriesKey, kind: str, start: int, end: int) -> list[Remote]:
-        prefix = series.prefix(kind)
+    def _listed(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
+        prefix = listing_prefix(series, kind)
         if isinstance(self.source, FolderSource):
             return list(self.source.files(prefix))
         marker = _marker(series, kind, start).get("marker", "")
-        last = f"{prefix}{series.symbol}-{series.interval}-{day_of(end)}"
+        last = f"{prefix}{series.symbol}-{series.timeframe}-{day_of(end)}"
         if self.lists is not False:
             pages = self._ask(prefix, marker, last)
             if pages:
@@ -123,21 +127,21 @@ class Catalogue:
         except SourceFault:
             return None
 
-    def _probe(self, series: SeriesKey, kind: str, start: int, end: int) -> list[Remote]:
+    def _probe(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
         """Ask for every name the files could have."""
         assert isinstance(self.source, HttpSource)
-        periods = (months if kind == "monthly" else days)(max(start, _BIRTH), end)
-        keys = [series.file(period).key for period in periods]
+        periods = (months if kind == "monthly" else days)(max(start, _FIRST_MONTH), end)
+        keys = [source_file(series, period).key for period in periods]
         ask = self.probe_with.map if self.probe_with else map
         return [remote for remote in ask(self.source.head, keys) if remote]
 
 
-def _marker(series: SeriesKey, kind: str, start: int) -> dict[str, str]:
-    """Return the part of a question that skips the files before `start`."""
-    if start <= _BIRTH:
+def _marker(series: SeriesId, kind: str, start: int) -> dict[str, str]:
+    """Return the part of a query that skips the files before `start`."""
+    if start <= _FIRST_MONTH:
         return {}
     name = month_of(start) if kind == "monthly" else day_of(start)
-    return {"marker": f"{series.prefix(kind)}{series.symbol}-{series.interval}-{name}"}
+    return {"marker": f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{name}"}
 
 
 @dataclass(frozen=True)
@@ -153,7 +157,7 @@ def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[
     """Yield the listing's pages up to the key `last`; nothing at all if the server has no listing.
 
     Raises:
-        SourceFault: it breaks off, so that nobody can tell what else there is.
+        SourceFault: it breaks off: what follows is not known.
     """
     begun = False
     while True:

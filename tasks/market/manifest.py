@@ -1,20 +1,26 @@
 """What the store holds and where each candle came from: one SQLite file beside the parquet files.
 
-A part is written first and entered here second, so a part without a row here is fetched again, and a row
-without its part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
+A part is written first and entered here second: a part without a row here is fetched again, and a row without its
+part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
 """
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.market.layout import SeriesKey, period_bounds
+from schemas.identity import SeriesId
+from tasks.market.layout import period_bounds
 
-VERSION = 2  # of the tables below: whoever changes them raises it
-ANEW = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
+MANIFEST = "manifest.db"
+VERSION = 2  # of the tables below: raise it with every change of them
+REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
+"""What to do about a manifest that cannot be used."""
+
+# The table of anomalies has kept its first name, `oddities`, so that existing stores stay readable.
 _TABLES = """
 CREATE TABLE files (
   market TEXT, symbol TEXT, interval TEXT, period TEXT, key TEXT, version TEXT, sha256 TEXT, rows INTEGER,
@@ -29,6 +35,8 @@ CREATE TABLE searched (
   market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, asked INTEGER,
   PRIMARY KEY (market, symbol, interval, start)) WITHOUT ROWID;
 """
+TABLES = ("files", "parts", "oddities", "searched")
+_SERIES = "market=? AND symbol=? AND interval=?"
 
 
 @dataclass
@@ -50,6 +58,7 @@ class Part:
     """A month of a series in the store. `runs` are the unbroken stretches `[from, until)`, in microseconds.
 
     `edges` holds for each run the first open and the last close: enough to notice a relisting.
+    `digest` is of the candles' values, `bytes` the size of the file.
     """
 
     month: str
@@ -57,13 +66,13 @@ class Part:
     bytes: int
     digest: str
     runs: list[tuple[int, int]]
-    zeros: int
+    zeros: int  # candles without volume
     edges: list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
-class Oddity:
-    """A candle worth telling: `off-grid`, `odd close` or `conflict`."""
+class Anomaly:
+    """A candle to be reported: `off-grid`, `odd close` or `conflict`."""
 
     open_time: int
     kind: str
@@ -71,9 +80,9 @@ class Oddity:
 
 
 class Manifest:
-    """The manifest of one store; opened by one writer at a time, readable by anyone.
+    """The manifest of one market home; opened by one writer at a time, readable by anyone.
 
-    `read_only` opens it in a folder that nobody can write to (SQLite's WAL wants to).
+    `read_only` opens it in a folder that cannot be written to (SQLite's WAL needs to).
 
     Raises:
         CpbError: the file was written by another version of cpb, or is no manifest.
@@ -90,7 +99,9 @@ class Manifest:
         except BaseException as error:
             self._db.close()
             if is_corrupt(error):
-                raise CpbError(f"{path} is damaged ({error}); {ANEW}") from error
+                raise CpbError(
+                    f"{path} is damaged ({error}); {REBUILD}", code="damaged", field=str(path)
+                ) from error
             raise
 
     def _open(self, path: Path) -> None:
@@ -99,10 +110,13 @@ class Manifest:
             self._db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
         elif (version := self._db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
             raise CpbError(
-                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {ANEW}"
+                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {REBUILD}",
+                code="manifest-version",
             )
         elif found != _expected():
-            raise CpbError(f"{path} lacks tables or columns of this version of cpb; {ANEW}")
+            raise CpbError(
+                f"{path} lacks tables or columns of this version of cpb; {REBUILD}", code="manifest-version"
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -114,7 +128,7 @@ class Manifest:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def files(self, series: SeriesKey) -> dict[str, FileRecord]:
+    def files(self, series: SeriesId) -> dict[str, FileRecord]:
         """Return the records of a series' files by period."""
         rows = self._select("period, key, version, sha256, rows, status, reason, facts", "files", series)
         return {
@@ -122,77 +136,109 @@ class Manifest:
             for p, k, v, sha, n, status, why, f in rows
         }
 
-    def parts(self, series: SeriesKey) -> dict[str, Part]:
+    def parts(self, series: SeriesId) -> dict[str, Part]:
         """Return the parts of a series by month, oldest first."""
         rows = self._select("month, rows, bytes, digest, runs, zeros, edges", "parts", series)
         found = {m: Part(m, n, b, d, _pairs(r), z, _pairs(e)) for m, n, b, d, r, z, e in rows}
         return dict(sorted(found.items()))
 
-    def oddities(self, series: SeriesKey) -> list[Oddity]:
-        """Return the odd candles of a series, oldest first."""
-        return [Oddity(*r) for r in self._select("open_time, kind, detail", "oddities", series)]
+    def anomalies(self, series: SeriesId) -> list[Anomaly]:
+        """Return the anomalous candles of a series, oldest first."""
+        return [Anomaly(*r) for r in self._select("open_time, kind, detail", "oddities", series)]
 
-    def searched(self, series: SeriesKey) -> list[tuple[int, int, int]]:
-        """Return `[start, until)` of holes that were looked for elsewhere in vain, and when."""
+    def searched(self, series: SeriesId) -> list[tuple[int, int, int]]:
+        """Return the holes `[start, until)` that no other file and no REST answer filled, and when that was tried."""
         return [row for row in self._select("start, until, asked", "searched", series) if row[0] >= 0]
 
-    def barren(self, series: SeriesKey, start: int) -> dict[int, int]:
+    def empty_periods(self, series: SeriesId, start: int) -> dict[int, int]:
         """Return up to when the source has no files after `start`, and when it was asked."""
         rows = self._select("start, until, asked", "searched", series)
         return {until: asked for begin, until, asked in rows if begin == ~start}
 
-    def series(self) -> list[SeriesKey]:
+    def series(self) -> list[SeriesId]:
         """Return every series with a part."""
-        return [
-            SeriesKey(*r) for r in self._db.execute("SELECT DISTINCT market, symbol, interval FROM parts")
-        ]
+        return [SeriesId(*r) for r in self._db.execute("SELECT DISTINCT market, symbol, interval FROM parts")]
+
+    def problems(self) -> list[str]:
+        """Return what SQLite finds wrong with the file itself; empty if nothing."""
+        try:
+            found = [row[0] for row in self._db.execute("PRAGMA integrity_check(3)")]
+        except sqlite3.DatabaseError as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
 
     def save(
         self,
-        series: SeriesKey,
-        files: list[FileRecord] = (),  # type: ignore[assignment]
-        parts: list[Part] = (),  # type: ignore[assignment]
-        oddities: list[Oddity] = (),  # type: ignore[assignment]
+        series: SeriesId,
+        files: Iterable[FileRecord] = (),
+        parts: Iterable[Part] = (),
+        anomalies: Iterable[Anomaly] = (),
         span: tuple[int, int] = (0, 0),
     ) -> None:
-        """Enter files, parts and odd candles at once; oddities inside `span` are replaced."""
-        name = (series.market, series.symbol, series.interval)
+        """Enter files, parts and anomalies in one transaction; anomalies inside `span` are replaced."""
+        name, files, parts = _name(series), list(files), list(parts)
         with self._transaction():
             for file in files:  # a monthly file in good order replaces the daily ones of its month
                 if file.status == "ok" and len(file.period) == 7:
-                    where = "market=? AND symbol=? AND interval=? AND period LIKE ?"
-                    self._db.execute(f"DELETE FROM files WHERE {where}", (*name, f"{file.period}-%"))
+                    self._db.execute(
+                        f"DELETE FROM files WHERE {_SERIES} AND period LIKE ?", (*name, f"{file.period}-%")
+                    )
             self._insert("files", [(*name, *_flat(f)) for f in files])
             self._insert("parts", [(*name, *_flat(p)) for p in parts])
-            within = "market=? AND symbol=? AND interval=? AND open_time>=? AND open_time<?"
-            self._db.execute(f"DELETE FROM oddities WHERE {within}", (*name, *span))
-            self._insert("oddities", [(*name, o.open_time, o.kind, o.detail) for o in oddities])
-            for part in parts:  # what is new must be searched anew
-                self._forget(name, part)
+            within = f"DELETE FROM oddities WHERE {_SERIES} AND open_time>=? AND open_time<?"
+            self._db.execute(within, (*name, *span))
+            self._insert("oddities", [(*name, o.open_time, o.kind, o.detail) for o in anomalies])
+            for part in parts:  # new candles: holes of that month must be searched again
+                start, until = period_bounds(part.month)
+                overlapping = f"DELETE FROM searched WHERE {_SERIES} AND start<? AND until>?"
+                self._db.execute(overlapping, (*name, until, start))
 
-    def _forget(self, name: tuple[str, str, str], part: Part) -> None:
-        start, until = period_bounds(part.month)
-        where = "market=? AND symbol=? AND interval=? AND start<? AND until>?"
-        self._db.execute(f"DELETE FROM searched WHERE {where}", (*name, until, start))
-
-    def save_searched(self, series: SeriesKey, holes: list[tuple[int, int, int]]) -> None:
-        """Remember holes that were looked for elsewhere."""
+    def discard_part(self, series: SeriesId, month: str, reason: str) -> None:
+        """Remove a part that is no longer there; its files count as failed, so that the next run fetches them."""
         with self._transaction():
-            self._insert("searched", [(series.market, series.symbol, series.interval, *h) for h in holes])
+            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
+            self._fail_files(series, month, reason)
 
-    def save_barren(self, found: list[tuple[SeriesKey, int, int]], asked: int) -> None:
-        """Remember the stretches `[start, until)` without files; under `~start`, as no hole begins below 0.
+    def fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+        """Let the files of a month count as failed, so that the next run fetches them."""
+        with self._transaction():
+            self._fail_files(series, month, reason)
 
-        A month that comes to lie in one ends it, like a hole.
+    def _fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+        failed = [
+            replace(record, status="failed", reason=reason)
+            for period, record in self.files(series).items()
+            if period.startswith(month)
+        ]
+        self._insert("files", [(*_name(series), *_flat(f)) for f in failed])
+
+    def save_searched(self, series: SeriesId, holes: list[tuple[int, int, int]]) -> None:
+        """Remember holes `(start, until, asked)` that were searched without result."""
+        with self._transaction():
+            self._insert("searched", [(*_name(series), *h) for h in holes])
+
+    def save_empty_periods(self, found: list[tuple[SeriesId, int, int]], asked: int) -> None:
+        """Remember the stretches `[start, until)` without files.
+
+        They share a table with the holes: `~start` is negative, as no hole's start is. A part that comes to lie
+        in such a stretch removes it, like a hole.
         """
-        rows = [(s.market, s.symbol, s.interval, ~start, until, asked) for s, start, until in found]
+        rows = [(*_name(series), ~start, until, asked) for series, start, until in found]
         if rows:
             with self._transaction():
                 self._insert("searched", rows)
 
-    def _select(self, columns: str, table: str, series: SeriesKey) -> list[tuple]:
-        query = f"SELECT {columns} FROM {table} WHERE market=? AND symbol=? AND interval=?"
-        return self._db.execute(query, (series.market, series.symbol, series.interval)).fetchall()
+    def rename_market(self, old: str, new: str) -> int:
+        """Give the rows of one market to another; return how many parts that were."""
+        with self._transaction():
+            moved = self._db.execute("SELECT count(*) FROM parts WHERE market=?", (old,)).fetchone()[0]
+            for table in TABLES:
+                self._db.execute(f"UPDATE OR REPLACE {table} SET market=? WHERE market=?", (new, old))
+        return int(moved)
+
+    def _select(self, columns: str, table: str, series: SeriesId) -> list[tuple]:
+        query = f"SELECT {columns} FROM {table} WHERE {_SERIES}"
+        return self._db.execute(query, _name(series)).fetchall()
 
     def _insert(self, table: str, rows: list[tuple]) -> None:
         if rows:
@@ -204,8 +250,12 @@ class Manifest:
 
 
 def is_corrupt(error: BaseException) -> bool:
-    """Tell whether SQLite says that a file is no database; being locked or full are other classes."""
+    """Whether SQLite says that a file is no database; being locked or full are other classes."""
     return type(error) is sqlite3.DatabaseError
+
+
+def _name(series: SeriesId) -> tuple[str, str, str]:
+    return series.market, series.symbol, series.timeframe
 
 
 def _columns(db: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -222,7 +272,7 @@ def _expected() -> list[tuple[str, str]]:
 
 @dataclass
 class _Transaction:
-    """BEGIN IMMEDIATE … COMMIT; sqlite3's own context manager would begin too late."""
+    """BEGIN IMMEDIATE … COMMIT; sqlite3's own context manager would take the write lock too late."""
 
     db: sqlite3.Connection
 

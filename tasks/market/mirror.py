@@ -5,6 +5,7 @@ Used by the market simulator, by the tests (with faults on top) and by the bench
 
 import hashlib
 import io
+import ssl
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,10 +26,10 @@ PAGE = 1000  # keys on one page of S3's listing
 
 
 class Mirror(Protocol):
-    """Something that has files."""
+    """A set of published files."""
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return key, ETag and size (-1: not told) of every file under a prefix, sorted."""
+        """Return key, ETag and size (-1: not listed) of every file under a prefix, sorted."""
 
     def read(self, key: str) -> bytes | None:
         """Return a file's bytes, None if there is no such file."""
@@ -97,8 +98,8 @@ def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, 
         if delimiter and delimiter in rest:
             folders.append(prefix + rest.split(delimiter)[0] + delimiter)
         else:
-            told = f"<Size>{size}</Size>" if size >= 0 else ""
-            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{told}"))
+            shown = f"<Size>{size}</Size>" if size >= 0 else ""
+            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{shown}"))
     after = [item for item in contents if item[0] > marker]
     page, more = after[:PAGE], len(after) > PAGE
     body = "".join(f"<Contents>{text}</Contents>" for _, text in page)
@@ -122,8 +123,10 @@ Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Answer | bool | N
 
 
 @contextmanager
-def serve(mirror: Mirror, hook: Hook | None = None, lists: bool = True) -> Iterator[str]:
-    """Serve a mirror on a free loopback port and yield its URL."""
+def serve(
+    mirror: Mirror, hook: Hook | None = None, lists: bool = True, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Serve a mirror on a free loopback port and yield its URL; `tls` makes it https."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -151,14 +154,16 @@ def serve(mirror: Mirror, hook: Hook | None = None, lists: bool = True) -> Itera
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

@@ -1,22 +1,29 @@
-"""Where refused files go, each with the reason beside it."""
+"""Where refused files lie, each with the reason beside it."""
 
 from pathlib import Path
 
 from tasks.market.layout import SourceFile
-from tasks.market.store import replacing
+from tasks.market.own import QUARANTINE
+from tasks.storage.files import write_bytes
 
 
-def quarantine(home: Path, file: SourceFile, payload: bytes, reason: str) -> None:
-    """Keep a refused file as `quarantine/SYMBOL-IV-PERIOD.zip` with `….reason.txt` beside it."""
-    path = home / "quarantine" / file.key.removeprefix("data/")
-    with replacing(path) as temp:
-        temp.write_bytes(payload)
-    with replacing(path.with_name(f"{path.name}.reason.txt")) as temp:
-        temp.write_text(f"{file}: {reason}\nsource: {file.key}\n", encoding="utf-8")
+def quarantine(root: Path, file: SourceFile, payload: bytes, reason: str) -> None:
+    """Store a refused file as `quarantine/spot/monthly/…/BTCUSDT-1h-2024-01.zip`, with `….reason.txt` beside it."""
+    path = _place(root, file)
+    write_bytes(path, payload)
+    write_bytes(_reason(path), f"{file}: {reason}\nsource: {file.key}\n".encode())
 
 
-def release(home: Path, file: SourceFile) -> None:
-    """Remove a file that has since been published in good order."""
-    path = home / "quarantine" / file.key.removeprefix("data/")
-    for name in (path, path.with_name(f"{path.name}.reason.txt")):
-        name.unlink(missing_ok=True)
+def release(root: Path, file: SourceFile) -> None:
+    """Remove a refused file once a good version of it is stored."""
+    path = _place(root, file)
+    path.unlink(missing_ok=True)
+    _reason(path).unlink(missing_ok=True)
+
+
+def _place(root: Path, file: SourceFile) -> Path:
+    return root / QUARANTINE / file.key.removeprefix("data/")
+
+
+def _reason(path: Path) -> Path:
+    return path.with_name(f"{path.name}.reason.txt")

@@ -1,12 +1,14 @@
 """Filling holes: what a file lacks or garbles is looked for in the daily files, then in REST.
 
-Each hole is searched once; what nobody has is remembered as confirmed absent until its file changes. Where REST
-could not be asked nothing is confirmed, and the next run asks again.
+Each hole is searched once; candles that neither has are remembered as confirmed absent until their file changes. Where
+REST could not be asked nothing is confirmed, and the next run asks again.
 """
 
 from collections.abc import Iterable
 
+from schemas.identity import SeriesId
 from tasks.market.faults import SourceFault
+from tasks.market.grid import grid_of
 from tasks.market.holes import (
     ABSENT,
     CONFLICT,
@@ -18,16 +20,16 @@ from tasks.market.holes import (
     OutageCalendar,
     find_holes,
 )
-from tasks.market.layout import SeriesKey, SourceFile, opening_days, period_bounds
+from tasks.market.layout import SourceFile, opening_days, period_bounds
 from tasks.market.rest import available, fetch_day, was_asked
-from tasks.market.run import AGAIN, Run, calendars, holdings_of
+from tasks.market.run import SEARCH_AGAIN, Run, calendars, holdings_of
 from tasks.market.transfer import batches, store_all
 from tasks.market.writer import store_batch
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
 
-_REST_DAYS = 400  # of one run; more would be rude
+_MAX_REST_DAYS = 400  # of one run: a request each, and Binance bans clients that ask too often
 _SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT, ENDED)  # a cut last file looks like the end of trading
 
 
@@ -36,47 +38,49 @@ def repair(run: Run) -> None:
     mine, calendar = calendars(run)
     for series, holdings in mine.items():
         holes = [
-            h for h in find_holes(holdings, calendar[series.interval]) if _worth_it(run, series, h, calendar)
+            h
+            for h in find_holes(holdings, calendar[series.timeframe])
+            if _is_worth_searching(run, series, h, calendar)
         ]
         wrong = _wrong_days(run, series)
         if not holes and not wrong:
             continue
-        wanted = {day for h in holes for day in opening_days(series.grid, h.start, h.end)}
+        wanted = {day for h in holes for day in opening_days(grid_of(series.timeframe), h.start, h.end)}
         try:
             used = _from_daily_files(run, series, sorted(wanted | wrong))
         except SourceFault as fault:
             run.notes.append(f"{series}: daily files could not be asked for: {fault}")
-            continue  # and nothing is confirmed
-        left = _still_missing(run, series, calendar[series.interval], holes)
-        due = sorted({day for h in left for day in opening_days(series.grid, h.start, h.end)})
+            continue  # nothing is confirmed absent
+        left = _still_missing(run, series, calendar[series.timeframe], holes)
+        due = sorted({day for h in left for day in opening_days(grid_of(series.timeframe), h.start, h.end)})
         filled, asked = _from_rest(run, series, due) if left else ([], True)
         _explain(run, series, used, "daily files")
         _explain(run, series, filled, "days of REST")
-        left = _still_missing(run, series, calendar[series.interval], holes) if filled else left
-        sure = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if asked else []
-        if sure:
-            run.manifest.save_searched(series, sure)
+        left = _still_missing(run, series, calendar[series.timeframe], holes) if filled else left
+        confirmed = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if asked else []
+        if confirmed:
+            run.manifest.save_searched(series, confirmed)
 
 
-def _worth_it(run: Run, series: SeriesKey, hole: Hole, calendar: dict[str, OutageCalendar]) -> bool:
-    lately = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < AGAIN]
-    searched = any(a <= hole.start and hole.end <= b for a, b in lately)
+def _is_worth_searching(run: Run, series: SeriesId, hole: Hole, calendar: dict[str, OutageCalendar]) -> bool:
+    recent = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < SEARCH_AGAIN]
+    searched = any(a <= hole.start and hole.end <= b for a, b in recent)
     if searched or run.plans[series].fault:
         return False
     return hole.cause in _SUSPICIOUS or (
-        hole.cause == OUTAGE and calendar[series.interval].lonely(hole.start)
+        hole.cause == OUTAGE and calendar[series.timeframe].is_only_witness(hole.start)
     )
 
 
-def _wrong_days(run: Run, series: SeriesKey) -> set[str]:
+def _wrong_days(run: Run, series: SeriesId) -> set[str]:
     """Return the days to overlay in the months fetched just now."""
-    if series.market != "spot" or series.interval not in ("15m", "1h"):
+    if series.market != "spot" or series.timeframe not in ("15m", "1h"):
         return set()
     fetched = {file.period for file in run.plans[series].fetch}
     return {day for day in WRONG_DAYS if day[:7] in fetched}
 
 
-def _from_daily_files(run: Run, series: SeriesKey, wanted: list[str]) -> list[str]:
+def _from_daily_files(run: Run, series: SeriesId, wanted: list[str]) -> list[str]:
     """Store the daily files published for these days; return the days that came in good order."""
     start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
     listed = run.catalogue.files(series, "daily", start, end)
@@ -91,23 +95,23 @@ def _seen(file: SourceFile, known: dict) -> bool:
     return record is not None and record.version == file.version and record.status != "failed"
 
 
-def _from_rest(run: Run, series: SeriesKey, wanted: list[str]) -> tuple[list[str], bool]:
+def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str], bool]:
     """Store what REST has of these days; return the days that came, and whether all could be asked for."""
     if not available(run):
         return [], was_asked(run)
-    if len(wanted) > _REST_DAYS:
+    if len(wanted) > _MAX_REST_DAYS:
         return [], False
     fetched = [item for day in wanted if (item := fetch_day(run, series, day))]
     bad = store_batch(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
     return [item.file.period for item in fetched if item.file not in bad], was_asked(run) and not bad
 
 
-def _still_missing(run: Run, series: SeriesKey, calendar: OutageCalendar, holes: list[Hole]) -> list[Hole]:
+def _still_missing(run: Run, series: SeriesId, calendar: OutageCalendar, holes: list[Hole]) -> list[Hole]:
     now = find_holes(holdings_of(run, series), calendar)
     return [h for h in now if any(h.start < old.end and h.end > old.start for old in holes)]
 
 
-def _explain(run: Run, series: SeriesKey, used: Iterable[str], what: str) -> None:
+def _explain(run: Run, series: SeriesId, used: Iterable[str], what: str) -> None:
     """Add to the reason of each quarantined month how many files stood in for it."""
     records = run.manifest.files(series)
     for month in sorted({day[:7] for day in used}):

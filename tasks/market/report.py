@@ -1,26 +1,28 @@
-"""What an ingestion tells: a record for each series, JSON for machines, a table for people."""
+"""What an ingestion reports: a record for each series, JSON for machines, a table for people."""
 
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from schemas.errors import COMPLETE, PARTIAL
-from tasks.market.holes import LACKING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
-from tasks.market.layout import DAY, text
-from tasks.market.store import provisional_rows, replacing, series_digest, zeros_of
+from schemas.identity import SeriesId
+from tasks.market.grid import DAY, grid_of
+from tasks.market.holes import LACKING, RELISTING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.layout import text
+from tasks.market.store import provisional_rows, series_digest, zeros_of
+from tasks.storage.files import write_bytes
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
-PLANNED_SERIES = "planned"  # nothing was fetched, and hence nothing is judged
+PLANNED_SERIES = "planned"  # nothing was fetched
 
-_LATE = 3 * DAY  # files are published a day or two after their candles
+_LATE_AFTER = 3 * DAY  # files are published a day or two after their candles
 
 
 @dataclass
 class SeriesReport:
     """One series after a run; times are ISO 8601 in UTC, holes are `[from, to)`."""
 
-    symbol: str
-    timeframe: str
+    series: SeriesId
     rows: int = 0
     first: str | None = None
     last: str | None = None  # open time of the newest candle
@@ -38,6 +40,13 @@ class SeriesReport:
     changed: int = 0
     duplicates: int = 0
     notes: list[str] = field(default_factory=list)
+
+    def to_dict(self) -> dict:
+        """Return it for `--json`, with the parts of its name as fields of their own."""
+        fields = asdict(self)
+        return {name: fields["series"][name] for name in ("market", "symbol", "timeframe")} | {
+            name: value for name, value in fields.items() if name != "series"
+        }
 
 
 @dataclass
@@ -60,26 +69,26 @@ class IngestReport:
 
     def to_dict(self) -> dict:
         """Return what `cpb ingest --json` prints."""
-        return asdict(self) | {"exit": self.exit}
+        return asdict(self) | {"series": [s.to_dict() for s in self.series], "exit": self.exit}
 
 
 def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: str = "") -> SeriesReport:
     """Return the report of a series; `reason` is why nothing could be asked of the source."""
     series = holdings.series
-    report = SeriesReport(series.symbol, series.interval)
+    report = SeriesReport(series)
     runs = holdings.runs
-    report.rows = sum(series.grid.count(a, b) for a, b in runs)
+    report.rows = sum(grid_of(series.timeframe).count(a, b) for a, b in runs)
     if runs:
-        report.first, report.last = text(runs[0][0]), text(series.grid.latest(runs[-1][1]))
-        last = series.grid.latest(holdings.last)
+        report.first, report.last = text(runs[0][0]), text(grid_of(series.timeframe).latest(runs[-1][1]))
+        last = grid_of(series.timeframe).latest(holdings.last)
         report.digest = series_digest(home, series, holdings.parts, holdings.first, last)
     holes = find_holes(holdings, calendar)
     report.holes = [
         {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
     ]
     _count_files(report, holdings, holes)
-    _tell_oddities(report, home, holdings, holes)
-    _judge(report, holdings, holes, reason)
+    _add_anomalies(report, home, holdings, holes)
+    _set_status(report, holdings, holes, reason)
     return report
 
 
@@ -104,23 +113,27 @@ def _count_files(report: SeriesReport, holdings: Holdings, holes: list[Hole]) ->
             report.notes.append(f"{holdings.series} {record.period}: unverified, no CHECKSUM published")
 
 
-def _tell_oddities(report: SeriesReport, home: Path, holdings: Holdings, holes: list[Hole]) -> None:
-    last = holdings.series.grid.latest(holdings.last)
-    seen = [o for o in holdings.oddities if holdings.first <= o.open_time < holdings.last]
+def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: list[Hole]) -> None:
+    last = grid_of(holdings.series.timeframe).latest(holdings.last)
+    seen = [o for o in holdings.anomalies if holdings.first <= o.open_time < holdings.last]
     report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
     report.off_grid = len(report.off_grid_times)
     report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
     report.zero_volume = sum(zeros_of(home, holdings.series, p, holdings.first, last) for p in holdings.parts)
     report.provisional = provisional_rows(home, holdings.series, holdings.first, last)
-    report.relistings = [text(h.end) for h in holes if h.cause == "relisting"]
+    report.relistings = [text(h.end) for h in holes if h.cause == RELISTING]
 
 
-def _judge(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
+def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
     for hole in holes:
         if hole.cause in SUSPICIOUS or hole.cause in LACKING:
             report.notes.append(_short(holdings, hole))
     runs, last = holdings.runs, holdings.last
-    if runs and last < 1 << 61 and holdings.series.grid.floor(last - _LATE, runs[0][0]) > runs[-1][1]:
+    if (
+        runs
+        and last < 1 << 61
+        and grid_of(holdings.series.timeframe).floor(last - _LATE_AFTER, runs[0][0]) > runs[-1][1]
+    ):
         behind = (last - runs[-1][1]) // DAY
         report.notes.append(
             f"{holdings.series}: data ends {report.last}, {behind} days before the end asked for"
@@ -129,10 +142,10 @@ def _judge(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: 
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
     elif reason or lacking:
-        worst = (
+        summary = (
             f"{sum(h.bars for h in lacking)} candles lacking: {', '.join(sorted({h.cause for h in lacking}))}"
         )
-        report.status, report.reason = PARTIAL_SERIES, reason or worst
+        report.status, report.reason = PARTIAL_SERIES, reason or summary
 
 
 def _short(holdings: Holdings, hole: Hole) -> str:
@@ -147,12 +160,12 @@ def table(report: IngestReport) -> str:
         f"{'zero':>6}{'offgrid':>8}{'odd':>5}{'unver.':>7}{'quar.':>6}"
     ]
     lines += [_row(s) for s in report.series]
-    lines += [f"  {s.symbol} {s.timeframe}: {s.reason}" for s in report.series if s.reason]
+    lines += [f"  {s.series}: {s.reason}" for s in report.series if s.reason]
     return "\n".join(lines)
 
 
 def _row(s: SeriesReport) -> str:
-    name, missing = f"{s.symbol} {s.timeframe}", sum(hole["bars"] for hole in s.holes)
+    name, missing = str(s.series), sum(hole["bars"] for hole in s.holes)
     return (
         f"{name:<16}{s.status:<10}{s.rows:>10,}  {_minute(s.first):<17}{_minute(s.last):<17}"
         f"{len(s.holes):>6}{missing:>8}{s.zero_volume:>6}{s.off_grid:>8}{len(s.odd_close):>5}"
@@ -164,7 +177,7 @@ def details(report: IngestReport) -> str:
     """Return every hole and note of every series."""
     lines = []
     for s in report.series:
-        name = f"{s.symbol} {s.timeframe}"
+        name = str(s.series)
         lines += [
             f"{name}: {_minute(h['from'])} to {_minute(h['to'])}, {h['bars']} candles, {h['cause']}"
             for h in s.holes
@@ -172,7 +185,7 @@ def details(report: IngestReport) -> str:
         lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
         if s.off_grid:
             lines.append(
-                f"{name}: {s.off_grid} off-grid candles from {_minute(s.off_grid_times[0])}, kept apart"
+                f"{name}: {s.off_grid} off-grid candles from {_minute(s.off_grid_times[0])}, stored apart"
             )
         if s.odd_close:
             lines.append(
@@ -182,15 +195,11 @@ def details(report: IngestReport) -> str:
     return "\n".join(lines)
 
 
-def save(report: IngestReport, home: Path) -> Path:
-    """Write the report as JSON and text under `reports/`; return the JSON's path."""
-    folder = home / "reports"
-    for name, content in (
-        ("ingest.json", json.dumps(report.to_dict(), indent=1)),
-        ("ingest.txt", f"{table(report)}\n\n{details(report)}\n"),
-    ):
-        with replacing(folder / name) as temp:
-            temp.write_text(content, encoding="utf-8")
+def save(report: IngestReport, root: Path) -> Path:
+    """Write the report as JSON and text under `reports/` of a market home; return the JSON's path."""
+    folder = root / "reports"
+    write_bytes(folder / "ingest.json", json.dumps(report.to_dict(), indent=1).encode())
+    write_bytes(folder / "ingest.txt", f"{table(report)}\n\n{details(report)}\n".encode())
     return folder / "ingest.json"
 
 

@@ -1,38 +1,41 @@
 """Binance's REST candles: to fill holes that no file fills, and for the newest candles (`--tail`).
 
-REST is the source of last resort: it is refused in some countries (451) and bans those who ask too often
-(418). The first refusal ends it for the run.
+REST is the last resort: it is refused in some countries (451) and bans clients that ask too often (418). It is disabled
+for the rest of a run after one refusal or malformed reply.
 """
 
 import polars as pl
 
+from schemas.identity import SeriesId
 from schemas.klines import KLINES, validate_klines
 from schemas.universe import MONTH
 from tasks.market.checks import check
-from tasks.market.client import FolderSource
 from tasks.market.faults import BadFile, NotFound, Rejected, SourceFault
-from tasks.market.layout import DAY, SeriesKey, SourceFile, day_of, opening_days, period_bounds, text
+from tasks.market.grid import DAY, grid_of
+from tasks.market.layout import SourceFile, day_of, opening_days, period_bounds, text
 from tasks.market.parser import Block, read, trim
 from tasks.market.run import Run
-from tasks.market.store import series_folder, write_parquet
+from tasks.market.sources import FolderSource
+from tasks.market.store import write_parquet
 from tasks.market.writer import Fetched
 
-PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines"}
+PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
 _PAGE = {
     "spot": 1000,
     "um": 1500,
     "cm": 1500,
-}  # a day of minutes is one page of futures: cm's pages end at the end
-_LONGEST_TAIL = 40  # days of provisional candles; an older gap is for the files to fill
+    "sim": 1000,
+}  # candles; a day of minutes is one page of futures
+_MAX_TAIL_DAYS = 40  # of provisional candles; an older gap is for the files to fill
 
 
-_NAMES = {MONTH: "1M"}  # files call it 1mo: on some disks 1M and 1m are the same name
+_NAMES = {MONTH: "1M"}  # files call it 1mo: on case-insensitive disks 1M and 1m are the same name
 NO_REST = "the source has no REST"
 
 
-def fetch_day(run: Run, series: SeriesKey, day: str) -> Fetched | None:
-    """Return a day of candles that ended before the run's end; None where REST has none, or is not to be had."""
-    file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.interval}/{day}.json", "rest")
+def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
+    """Return a day of candles that ended before the run's end; None where REST has none, or cannot be asked."""
+    file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.timeframe}/{day}.json", "rest")
     if not available(run):
         return None
     try:
@@ -42,23 +45,23 @@ def fetch_day(run: Run, series: SeriesKey, day: str) -> Fetched | None:
     except NotFound:
         run.rest_off = NO_REST
         return None
-    except SourceFault as fault:  # whoever refuses or talks nonsense once is not asked again in this run
+    except SourceFault as fault:
         run.rest_off = f"REST {fault}"
         run.notes.append(f"REST not available: {fault}")
         return None
     end = min(run.end, run.now + int(1e6 * min(0, getattr(run.source, "clock_ahead", None) or 0)))
-    closed = [row for row in rows if series.grid.end(row[0] * _unit(row[0])) <= end]
+    closed = [row for row in rows if grid_of(series.timeframe).end(row[0] * _unit(row[0])) <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
     return Fetched(file, csv.encode(), "rest") if closed else None
 
 
 def available(run: Run) -> bool:
-    """Tell whether REST may be asked: only servers have it, and only until they refuse."""
+    """Whether REST may be asked: only servers have it, and only until they refuse."""
     return not run.rest_off and not isinstance(run.source, FolderSource)
 
 
 def was_asked(run: Run) -> bool:
-    """Tell whether REST has said all it could: where it refused, what it has is not known."""
+    """Whether REST has answered, or the source has none: where it refused, what it has is not known."""
     return isinstance(run.source, FolderSource) or run.rest_off in ("", NO_REST)
 
 
@@ -66,26 +69,28 @@ def _unit(time: int) -> int:
     return 1 if time >= 10**14 else 1000
 
 
-def _ask(run: Run, series: SeriesKey, start: int, end: int) -> list[list]:
+def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
     assert not isinstance(run.source, FolderSource)
     rows: list[list] = []
-    most = _PAGE[series.market]
+    page_size = _PAGE[series.market]
     while start < end:
         query: dict[str, str | int] = {
             "symbol": series.symbol,
-            "interval": _NAMES.get(series.interval, series.interval),
+            "interval": _NAMES.get(series.timeframe, series.timeframe),
         }
-        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": most}
+        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": page_size}
         page = run.source.klines(PATHS[series.market], query)
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
             raise SourceFault("answered something that is not a list of candles")
         times = [row[0] * _unit(row[0]) for row in page]
-        if times and not start <= min(times) <= max(times) < end:  # nor would the loop ever end
+        if (
+            times and not start <= min(times) <= max(times) < end
+        ):  # also keeps the loop from going on for ever
             raise SourceFault("answered candles of another time than asked for")
         rows += page
-        if len(page) < most:
+        if len(page) < page_size:
             break
-        start = series.grid.end(max(times))
+        start = grid_of(series.timeframe).end(max(times))
     return rows
 
 
@@ -96,14 +101,16 @@ def refresh_tail(run: Run) -> None:
         if not parts or not available(run):
             continue
         last = parts[-1].runs[-1][1]
-        if run.end - last > _LONGEST_TAIL * DAY:
+        if run.end - last > _MAX_TAIL_DAYS * DAY:
             run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
             continue
         fetched = [
-            f for day in opening_days(series.grid, last, run.end) if (f := fetch_day(run, series, day))
+            f
+            for day in opening_days(grid_of(series.timeframe), last, run.end)
+            if (f := fetch_day(run, series, day))
         ]
         rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
-        path = series_folder(run.home, series, "provisional") / "tail.parquet"
+        path = series.folder(run.home, "provisional") / "tail.parquet"
         if rows.height:
             write_parquet(path, rows, {"cpb.provisional": f"REST, up to {day_of(run.end)}"})
         else:
@@ -112,7 +119,7 @@ def refresh_tail(run: Run) -> None:
         run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
 
 
-def _clean(run: Run, series: SeriesKey, fetched: list[Fetched]) -> pl.DataFrame:
+def _clean(run: Run, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
     """Parse and check REST candles like those of a file."""
     blocks: list[Block] = []
     for item in fetched:
@@ -125,4 +132,4 @@ def _clean(run: Run, series: SeriesKey, fetched: list[Fetched]) -> pl.DataFrame:
     run.notes += [f"{blocks[index].file}: {fault}" for index, fault in (faults | more).items()]
     rows = checked.rows if checked else frame
     clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
-    return validate_klines(clean)
+    return validate_klines(clean, series.timeframe)

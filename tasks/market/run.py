@@ -4,31 +4,23 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from schemas.errors import CpbError, UsageError
+from schemas.errors import CpbError
+from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.market.client import (
-    BINANCE,
-    BINANCE_BUCKET,
-    BINANCE_REST,
-    FolderSource,
-    HttpSource,
-    Limits,
-    Source,
-)
-from tasks.market.grid import DAY, whole_candles
+from tasks.market.grid import DAY, grid_of, whole_candles
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.layout import SeriesKey, to_us
+from tasks.market.layout import source_file, to_us
 from tasks.market.listing import Catalogue
-from tasks.market.manifest import ANEW, Manifest, is_corrupt
+from tasks.market.manifest import MANIFEST, REBUILD, Manifest, is_corrupt
 from tasks.market.plan import Plan
-from tasks.market.store import MANIFEST, is_full
+from tasks.market.sources import Source
+from tasks.storage.files import DiskFull, is_disk_full
 
-CONNECTIONS = 32
-AGAIN = 7 * DAY  # what was nowhere is looked for again after a week: files are published late
+SEARCH_AGAIN = 7 * DAY  # what was not found is looked for again after a week: files are published late
 Progress = Callable[[str, int, int], None]
 """Called with a series' name, files done and files in all."""
 
@@ -44,10 +36,10 @@ class Run:
     pool: ThreadPoolExecutor
     now: int
     progress: Progress | None = None
-    plans: dict[SeriesKey, Plan] = field(default_factory=dict)
+    plans: dict[SeriesId, Plan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fetched_files: int = 0
-    rest_off: str = ""  # why REST is not asked any more
+    rest_off: str = ""  # why REST is disabled for the rest of this run
 
     @property
     def start(self) -> int:
@@ -61,61 +53,33 @@ class Run:
 
     @property
     def home(self) -> Path:
-        """The store."""
+        """The store, CPB_HOME: a series knows its tree in it."""
         return self.scope.home
 
-
-@contextmanager
-def open_source(
-    scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
-) -> Iterator[Source]:
-    """Open Binance Vision, a mirror's URL or folder, or the simulator, as the scope says."""
-    limits = limits or Limits()
-    with ExitStack() as stack:
-        text = scope.source or ""
-        if text == "sim":
-            from tasks.market import simulator
-
-            url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
-            yield HttpSource(url, connections=connections, limits=limits, label="the market simulator")
-        elif not text:
-            yield HttpSource(
-                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"
-            )
-        elif text.startswith(("http://", "https://")):
-            yield HttpSource(text, connections=connections, limits=limits)
-        elif Path(text).is_dir():
-            yield FolderSource(Path(text))
-        else:
-            raise UsageError(
-                f"--source {text!r} is neither a URL nor a folder; give one, or `sim`, or leave it out"
-            )
+    @property
+    def root(self) -> Path:
+        """What belongs to this market alone: manifest and quarantine."""
+        return self.scope.root
 
 
 @contextmanager
-def pool(size: int) -> Iterator[ThreadPoolExecutor]:
-    """Run threads; whatever ends the block also cancels what has not begun."""
-    threads = ThreadPoolExecutor(max_workers=size, thread_name_prefix="fetch")
-    try:
-        yield threads
-    finally:
-        threads.shutdown(wait=True, cancel_futures=True)
-
-
-@contextmanager
-def open_manifest(home: Path, plan: bool) -> Iterator[Manifest]:
-    """Open the store's manifest; a mere plan on an empty home leaves no file behind."""
-    path = home / MANIFEST
+def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
+    """Open the manifest of a market home; a mere plan on an empty home leaves no file behind."""
+    path = root / MANIFEST
     try:
         with _manifest(path, plan) as opened:
             yield opened
     except Exception as error:
-        if not isinstance(error, CpbError) and is_full(error):
-            raise CpbError(f"no space left in {home}: free some, or set CPB_HOME to another disk") from error
+        if not isinstance(error, CpbError) and is_disk_full(error):
+            raise DiskFull(f"no space left in {root}: free some, or set CPB_HOME to another disk") from error
         if is_corrupt(error):
-            raise CpbError(f"{path} is damaged ({error}); {ANEW}") from error
+            raise CpbError(
+                f"{path} is damaged ({error}); {REBUILD}", code="damaged", field=str(path)
+            ) from error
         if isinstance(error, OSError | sqlite3.OperationalError):
-            raise CpbError(f"cannot work in {home} ({error}); set CPB_HOME to a folder you own") from error
+            raise CpbError(
+                f"cannot work in {root} ({error}); set CPB_HOME to a folder you own", code="store"
+            ) from error
         raise
 
 
@@ -125,42 +89,44 @@ def _manifest(path: Path, plan: bool) -> Manifest:
     return Manifest(path, read_only=plan and not os.access(path.parent, os.W_OK))
 
 
-def holdings_of(run: Run, series: SeriesKey) -> Holdings:
+def holdings_of(run: Run, series: SeriesId) -> Holdings:
     """Return what the manifest knows of a series, cut to the scope's time range."""
     parts = list(run.manifest.parts(series).values())
-    starts = [a for part in parts for a, _ in part.runs] or [series.grid.phase]
-    first, last = whole_candles(series.grid, run.start, run.end, starts[0])
+    starts = [a for part in parts for a, _ in part.runs] or [grid_of(series.timeframe).phase]
+    first, last = whole_candles(grid_of(series.timeframe), run.start, run.end, starts[0])
     files = run.manifest.files(series)
     wanted = list(run.plans[series].wanted) if series in run.plans else []
     named = {file.period for file in wanted}
-    helpers = [series.file(p) for p, r in files.items() if r.status == "repaired" and p not in named]
-    wanted += [f for f in helpers if f.bounds[1] > run.start and f.bounds[0] < last]
+    stand_ins = [
+        source_file(series, p) for p, r in files.items() if r.status == "repaired" and p not in named
+    ]
+    wanted += [f for f in stand_ins if f.bounds[1] > run.start and f.bounds[0] < last]
     return Holdings(
         series,
         sorted(wanted, key=lambda f: f.bounds),
         files,
         parts,
-        run.manifest.oddities(series),
+        run.manifest.anomalies(series),
         run.manifest.searched(series),
         first,
         last,
     )
 
 
-def calendars(run: Run) -> tuple[dict[SeriesKey, Holdings], dict[str, OutageCalendar]]:
+def calendars(run: Run) -> tuple[dict[SeriesId, Holdings], dict[str, OutageCalendar]]:
     """Return all holdings and one outage calendar for each interval, from every series of the store."""
     mine = {series: holdings_of(run, series) for series in run.plans}
     others = [s for s in run.manifest.series() if s.market == run.scope.market and s not in mine]
     found = {}
     for interval in run.scope.timeframes:
-        witnesses = [_witness(run, s) for s in others if s.interval == interval]
-        everyone = [h for s, h in mine.items() if s.interval == interval]
-        found[interval] = OutageCalendar([*everyone, *witnesses])
+        witnesses = [_witness(run, s) for s in others if s.timeframe == interval]
+        asked_for = [h for s, h in mine.items() if s.timeframe == interval]
+        found[interval] = OutageCalendar([*asked_for, *witnesses])
     return mine, found
 
 
-def _witness(run: Run, series: SeriesKey) -> Holdings:
+def _witness(run: Run, series: SeriesId) -> Holdings:
     """A series of the store that this run does not ask for: its files are those on record."""
     holdings = holdings_of(run, series)
-    holdings.wanted = [series.file(period) for period in sorted(holdings.files)]
+    holdings.wanted = [source_file(series, period) for period in sorted(holdings.files)]
     return holdings

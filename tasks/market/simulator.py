@@ -9,18 +9,19 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 
+from schemas.identity import SeriesId
 from schemas.universe import COINS, INTERVAL_SECONDS, MONTH, symbol_of
 from tasks.market import mirror
-from tasks.market.grid import grid_of
+from tasks.market.grid import US, grid_of
 from tasks.market.layout import (
-    US,
-    SeriesKey,
+    Remote,
     day_of,
     days,
-    file_of,
+    listed_file,
     month_of,
     months,
     period_bounds,
+    source_file,
     to_us,
 )
 from tasks.market.synthetic import STEP, candles
@@ -44,7 +45,7 @@ def serve(until: datetime | None = None, since: datetime | None = None) -> Itera
 
 
 class SimulatedMirror:
-    """Files that exist once they are read."""
+    """Files that are made when they are read."""
 
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]
@@ -70,10 +71,11 @@ class SimulatedMirror:
             or (kind, interval) == ("daily", MONTH)
         ):
             return []
-        series = SeriesKey("spot", symbol, interval)
+        series = SeriesId("sim", symbol, interval)
         month = period_bounds(month_of(self.end))[0]
         periods = months(self.start, month) if kind == "monthly" else days(max(month, self.start), self.end)
-        return [name for p in periods for name in (series.file(p).key, f"{series.file(p).key}.CHECKSUM")]
+        keys = [source_file(series, period).key for period in periods]
+        return [name for key in keys for name in (key, f"{key}.CHECKSUM")]
 
     def read(self, key: str) -> bytes | None:
         """Return a zip or its CHECKSUM."""
@@ -88,7 +90,7 @@ class SimulatedMirror:
 @lru_cache(maxsize=32)
 def _zip(key: str) -> bytes:
     symbol, interval = key.split("/")[4:6]
-    file = file_of(SeriesKey("spot", symbol, interval), key, "", -1, "")
+    file = listed_file(SeriesId("sim", symbol, interval), Remote(key))
     assert file is not None
     start, end = file.bounds
     frame = candles(symbol, grid_of(interval).end(start) - start, start, end)

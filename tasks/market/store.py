@@ -2,110 +2,160 @@
 
 A month is the unit of source, storage and quarantine. Files appear by rename, so readers never see half of
 one; off-grid candles (`offgrid/`) and unconfirmed ones from REST (`provisional/`) lie in trees of their own.
+Each file holds the digest of its candles in its metadata.
 """
 
-import errno
 import hashlib
 import io
+import logging
 import os
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from schemas.errors import BusyError, CpbError, MemberError
+from schemas.identity import SeriesId
 from schemas.klines import KLINES
 from tasks.market import cache
-from tasks.market.grid import Grid
-from tasks.market.layout import SeriesKey, month_of, period_bounds, to_us
+from tasks.market.grid import Grid, grid_of
+from tasks.market.layout import month_of, period_bounds, to_us
 from tasks.market.manifest import Part
+from tasks.market.own import TREES, drafts, refused_drafts
+from tasks.storage.files import write_bytes
+from tasks.storage.locks import acquire, open_lock
 
-MANIFEST = "manifest.db"
-_PART = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
-_TEMP = ".tmp"  # at the end of the name: nobody's `*.parquet` may match half a file
+PART = TREES["klines"]
+DIGEST = "cpb.digest"  # in a file's metadata: of its candles' values
 
+READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
+"""What polars raises for a damaged file; damaged lengths make it panic."""
 
-class DiskFull(CpbError):
-    """Nothing more fits; what is stored is whole."""
-
-
-_TREES = ("cache", "klines", "offgrid", "provisional", "quarantine", "reports")
-
-
-def series_folder(home: Path, series: SeriesKey, tree: str = "klines") -> Path:
-    """Return the folder of a series; futures markets have trees of their own (`klines-um`)."""
-    root = tree if series.market == "spot" else f"{tree}-{series.market}"
-    return home / root / f"interval={series.interval}" / f"symbol={series.symbol}"
+log = logging.getLogger("cpb")
 
 
 def read_klines(
     home: Path,
-    symbol: str,
-    timeframe: str,
+    series: SeriesId,
     since: datetime | None = None,
     as_of: datetime | None = None,
-    market: str = "spot",
     columns: list[str] | None = None,
     provisional: bool = False,
 ) -> pl.DataFrame:
     """Return stored candles: sorted, unique, on the grid, `since <= open_time`, closed by `as_of` (UTC).
 
-    `provisional` adds the unconfirmed newest candles that `ingest --tail` fetched.
+    `home` is CPB_HOME: the series decides in which tree below it to look. `provisional` adds the unconfirmed newest
+    candles that `ingest --tail` fetched.
 
     Raises:
-        MemberError: the store holds nothing of this series.
+        MemberError: the store holds nothing of this series, or a part of it is damaged.
     """
-    series = SeriesKey(market, symbol, timeframe)
+    grid = grid_of(series.timeframe)
     first = to_us(since) if since else 0
-    last = series.grid.latest(to_us(as_of) if as_of else 1 << 62)
+    last = grid.latest(to_us(as_of) if as_of else 1 << 62)
     parts = part_paths(home, series)
     if not parts:
         raise MemberError(
-            f"{series}: no candles in {home}; fetch them first with "
-            f"`cpb ingest --coins {symbol} --timeframes {timeframe}`"
+            f"{series}: no candles in {home}; fetch them first with `{ingest_command(series)}`",
+            code="no-candles",
         )
-    try:
-        frame = _between(_load(home, series, parts, first, last, columns), first, last)
-    except pl.exceptions.ComputeError as error:
-        folder = series_folder(home, series)
-        raise MemberError(
-            f"{series}: a part in {folder} is damaged ({str(error).splitlines()[0][:80]}); "
-            f"delete {home / MANIFEST} and that folder, and ingest again"
-        ) from error
-    tail = series_folder(home, series, "provisional") / "tail.parquet"
-    if provisional and tail.is_file():
-        newest = _between(_read([tail], columns), first, last)
+    frame = _between(_load(home, series, parts, first, last, columns), first, last)
+    if provisional and (newest := _tail(home, series)) is not None:
+        newest = _between(newest, first, last).select(_names(columns))
         frame = pl.concat([frame, newest]).unique("open_time", keep="first", maintain_order=True)
     return frame
 
 
+def ingest_command(series: SeriesId) -> str:
+    """Return the command that fetches a series."""
+    return f"cpb ingest {series.options}"
+
+
 def _load(
-    home: Path, series: SeriesKey, parts: list[Path], first: int, last: int, columns: list[str] | None
+    home: Path, series: SeriesId, parts: list[Path], first: int, last: int, columns: list[str] | None
 ) -> pl.DataFrame:
     """Return at least the candles in `[first, last]`, from the cache of the whole series if there is one."""
-    cached = cache.cache_path(series_folder(home, series, "cache"), parts)
-    if (frame := cache.load(cached, _names(columns))) is not None:
+    folder, state = series.folder(home, "cache"), cache.state_of(parts)
+    if (frame := cache.load(folder, state, _names(columns))) is not None:
         return frame
     needed = [p for p in parts if _overlaps(p.stem, first, last)]
     if needed != parts:
-        return _read(needed, columns)
-    whole = _read(parts, None)
+        return _read_parts(series, needed, columns)
+    whole = _read_parts(series, parts, None)
     if whole.height <= cache.MAX_ROWS:
-        cache.keep(cached, whole)
+        _check_digests(series, parts, whole)  # once: later reads use the cache
+        cache.save(folder, state, whole)
     return whole.select(_names(columns))
 
 
-def part_paths(home: Path, series: SeriesKey) -> list[Path]:
+def _read_parts(series: SeriesId, parts: list[Path], columns: list[str] | None) -> pl.DataFrame:
+    try:
+        return _read(parts, columns)
+    except READ_ERRORS as error:
+        reasons = ((path, damage_of(path)) for path in parts)
+        path, reason = next(((p, r) for p, r in reasons if r), (parts[0], str(error).splitlines()[0][:80]))
+        raise damaged(series, path, reason) from error
+
+
+def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> None:
+    """Compare each month of a series just read with the digest in its part's metadata."""
+    rows = dict(split_months(whole))
+    for path in parts:
+        expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts of earlier versions have none
+        if expected and digest_of(rows.get(path.stem, whole.clear())) != expected:
+            raise damaged(series, path, "its candles are not those that were written")
+
+
+def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
+    """Return the error about a part that cannot be used."""
+    return MemberError(
+        f"{series}: {path} is damaged ({reason}); fetch it again with `cpb verify --repair`",
+        code="damaged", field=str(path),
+    )  # fmt: skip
+
+
+def damage_of(path: Path, on_record: str | None = None) -> str:
+    """Return what is wrong with a stored file, empty if nothing.
+
+    Its candles are compared with the digest in its metadata. Files of earlier versions have none: there the
+    manifest's, `on_record`, is used. (A killed run may have written a part that is not on record yet.)
+    """
+    try:
+        content = path.read_bytes()
+        expected = pl.read_parquet_metadata(io.BytesIO(content)).get(DIGEST, on_record)
+        rows = pl.read_parquet(io.BytesIO(content), columns=list(KLINES))
+        intact = expected is None or digest_of(rows) == expected
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    except (*READ_ERRORS, ValueError, TypeError) as error:
+        return f"it is no parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
+    return "" if intact else "its candles are not those that were written"
+
+
+def _tail(home: Path, series: SeriesId) -> pl.DataFrame | None:
+    """Return the provisional candles; a damaged file is passed over, as the next `ingest --tail` replaces it."""
+    path = series.folder(home, "provisional") / "tail.parquet"
+    if not path.is_file():
+        return None
+    if reason := damage_of(path):
+        log.warning("%s is not used (%s); `cpb ingest --tail` makes it again", path, reason)
+        return None
+    return _read([path], None)
+
+
+def part_paths(home: Path, series: SeriesId) -> list[Path]:
     """Return the files of a series, oldest first."""
-    folder = series_folder(home, series)
+    folder = series.folder(home, "klines")
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
-    return [folder / n for n in names if _PART.fullmatch(n)]
+    return [folder / n for n in names if PART.fullmatch(n)]
 
 
 def _overlaps(month: str, first: int, last: int) -> bool:
@@ -130,67 +180,33 @@ def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
     return frame if (start, end) == (0, len(times)) else frame.slice(start, end - start)
 
 
-def read_part(home: Path, series: SeriesKey, month: str) -> pl.DataFrame:
-    """Return a month's candles; empty if there is no such part."""
-    path = series_folder(home, series) / f"{month}.parquet"
-    return _read([path], None) if path.is_file() else pl.DataFrame(schema=KLINES)
+def part_path(home: Path, series: SeriesId, month: str) -> Path:
+    """Return where a month of a series is stored."""
+    return series.folder(home, "klines") / f"{month}.parquet"
 
 
-def write_part(home: Path, series: SeriesKey, month: str, rows: pl.DataFrame, origin: dict[str, str]) -> Part:
+def read_part(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
+    """Return a month's candles, empty if there is no such part; raises `MemberError` for a damaged one."""
+    path = part_path(home, series, month)
+    return _read_parts(series, [path], None) if path.is_file() else pl.DataFrame(schema=KLINES)
+
+
+def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame, origin: dict[str, str]) -> Part:
     """Write a month's candles and return its manifest entry; `origin` goes into the file's metadata."""
-    path = series_folder(home, series) / f"{month}.parquet"
-    size = write_parquet(path, rows, origin)
-    runs, edges = find_runs(rows, series.grid)
+    digest = digest_of(rows)
+    size = write_parquet(part_path(home, series, month), rows, origin, digest)
+    runs, edges = find_runs(rows, grid_of(series.timeframe))
     zeros = int((rows["volume"].to_numpy() == 0).sum())
-    return Part(month, rows.height, size, digest_of(rows), runs, zeros, edges)
+    return Part(month, rows.height, size, digest, runs, zeros, edges)
 
 
-def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str]) -> int:
+def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str], digest: str = "") -> int:
     """Write a parquet file so that it is there whole or not at all; return its size in bytes."""
     buffer = io.BytesIO()  # polars writing to a full disk does not always say that it is full
+    metadata = metadata | {DIGEST: digest or digest_of(rows)}
     rows.write_parquet(buffer, compression="zstd", compression_level=3, metadata=metadata)
-    with replacing(path) as temp:
-        temp.write_bytes(buffer.getbuffer())
+    write_bytes(path, buffer.getbuffer())
     return buffer.tell()
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary name in the same folder; move it to `path` once it is safely on disk.
-
-    The new name itself is safe after a `sync` of the folder: once for many files.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temp = path.with_name(f"{path.name}{_TEMP}")
-    try:
-        yield temp
-        sync(temp)
-        temp.replace(path)
-    except BaseException as error:
-        with suppress(OSError):
-            temp.unlink(missing_ok=True)
-        if is_full(error):
-            raise DiskFull(
-                f"no space left in {path.parent}: free some, or set CPB_HOME to another disk"
-            ) from error
-        raise
-
-
-def is_full(error: BaseException) -> bool:
-    """Tell whether an error means that the disk is full (polars hides the number in its text)."""
-    number = getattr(error, "errno", None)
-    return (
-        number in (errno.ENOSPC, errno.EDQUOT) or "o space left" in str(error) or "disk is full" in str(error)
-    )
-
-
-def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def times_of(rows: pl.DataFrame) -> np.ndarray:
@@ -218,7 +234,7 @@ def digest_of(rows: pl.DataFrame) -> str:
     return state.hexdigest()
 
 
-def series_digest(home: Path, series: SeriesKey, parts: list[Part], first: int, last: int) -> str:
+def series_digest(home: Path, series: SeriesId, parts: list[Part], first: int, last: int) -> str:
     """Return a digest of the candles with `first <= open_time <= last`: whole months are known by theirs."""
     state = hashlib.sha256()
     for part in parts:
@@ -230,7 +246,7 @@ def series_digest(home: Path, series: SeriesKey, parts: list[Part], first: int, 
     return state.hexdigest()
 
 
-def zeros_of(home: Path, series: SeriesKey, part: Part, first: int, last: int) -> int:
+def zeros_of(home: Path, series: SeriesId, part: Part, first: int, last: int) -> int:
     """Return how many of a part's candles in `[first, last]` have no volume."""
     share = _share(part, series, first, last)
     if share == "some" and part.zeros:
@@ -238,23 +254,23 @@ def zeros_of(home: Path, series: SeriesKey, part: Part, first: int, last: int) -
     return part.zeros if share else 0
 
 
-def provisional_rows(home: Path, series: SeriesKey, first: int, last: int) -> int:
+def provisional_rows(home: Path, series: SeriesId, first: int, last: int) -> int:
     """Return how many unconfirmed candles lie in `[first, last]`."""
-    tail = series_folder(home, series, "provisional") / "tail.parquet"
-    return _between(_read([tail], ["open_time"]), first, last).height if tail.is_file() else 0
+    tail = _tail(home, series)
+    return 0 if tail is None else _between(tail, first, last).height
 
 
-def _share(part: Part, series: SeriesKey, first: int, last: int) -> str:
-    """Tell how much of a part lies in `[first, last]`: `all`, `some` or nothing (an empty text)."""
+def _share(part: Part, series: SeriesId, first: int, last: int) -> str:
+    """Return how much of a part lies in `[first, last]`: `all`, `some` or nothing (an empty text)."""
     if not part.runs:
         return ""
-    begin, newest = part.runs[0][0], series.grid.latest(part.runs[-1][1])
+    begin, newest = part.runs[0][0], grid_of(series.timeframe).latest(part.runs[-1][1])
     if begin > last or newest < first:
         return ""
     return "all" if begin >= first and newest <= last else "some"
 
 
-def _cut_part(home: Path, series: SeriesKey, part: Part, first: int, last: int) -> pl.DataFrame:
+def _cut_part(home: Path, series: SeriesId, part: Part, first: int, last: int) -> pl.DataFrame:
     return _between(read_part(home, series, part.month), first, last)
 
 
@@ -269,33 +285,36 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
         start = end
 
 
-def sweep(home: Path) -> int:
-    """Remove what a killed run left half-written; return how many files that were."""
-    trees = [p for name in _TREES for p in home.glob(f"{name}*") if p.is_dir()]
-    leftovers = [path for tree in trees for path in tree.rglob(f"*{_TEMP}") if path.is_file()]
+def sweep(root: Path) -> int:
+    """Delete what a killed run left half-written in a market home; return how many files that were."""
+    trees = ("cache", "klines", "offgrid", "provisional")
+    leftovers = list(chain(*(drafts(root, tree) for tree in trees), refused_drafts(root)))
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)
 
 
 @contextmanager
-def writer_lock(home: Path) -> Iterator[None]:
-    """Be the store's only writer; raises `BusyError` if somebody else is, `CpbError` if the folder is read-only."""
-    import fcntl
+def writer_lock(root: Path) -> Iterator[None]:
+    """Be the only writer of a market home; another home's writer, the simulator's for one, is not in the way.
 
+    Raises:
+        BusyError: another process writes there. CpbError: the folder is read-only.
+    """
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        handle = os.open(home / "writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(root / "writer.lock")
+    except (OSError, CpbError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        reason = getattr(cause, "strerror", None) or error
         raise CpbError(
-            f"cannot write in {home} ({error.strerror}); set CPB_HOME to a folder you own"
+            f"cannot write in {root} ({reason}); set CPB_HOME to a folder you own", code="read-only"
         ) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise BusyError(f"another cpb is writing in {home}; wait for it, or use another CPB_HOME") from error
-    try:
+    with lock:
+        try:
+            acquire(lock, wait=False)
+        except BusyError as error:
+            raise BusyError(
+                f"another cpb is writing in {root}; wait for it, or use another CPB_HOME"
+            ) from error
         yield
-    finally:
-        os.close(handle)  # releases the lock, as the end of the process would

@@ -1,4 +1,4 @@
-"""Candles of a market that never was: deterministic, realistic, the same for everyone.
+"""Candles of a simulated market: deterministic and realistic.
 
 A month of a symbol depends on nothing but its name and date, so any range can be generated alone and a longer
 range holds the shorter one. Volatility clusters (GARCH around a slow daily component), follows the hour of
@@ -13,7 +13,8 @@ import numpy as np
 import polars as pl
 
 from schemas.klines import KLINES
-from tasks.market.layout import DAY, US, month_of, period_bounds
+from tasks.market.grid import DAY, US
+from tasks.market.layout import month_of, period_bounds
 
 STEP = 900 * US
 """Everything is made of 15-minute candles."""

@@ -1,34 +1,36 @@
 """Getting files: downloads run ahead of parsing, but never by more than a fixed number of bytes.
 
-Memory does not grow with the number of files. Series are judged one after another in the calling thread; while
-one is judged, the months of the one before are written.
+Memory does not grow with the number of files. Series are checked one after another in the calling thread; while
+one is checked, the months of the one before are written.
 """
 
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
-from tasks.market.client import Source
+from schemas.identity import SeriesId
 from tasks.market.faults import BadFile, NotFound, SourceFault
-from tasks.market.layout import SeriesKey, SourceFile
-from tasks.market.run import Run, pool
-from tasks.market.store import DiskFull
+from tasks.market.layout import SourceFile
+from tasks.market.run import Run
+from tasks.market.sources import Source
 from tasks.market.unpack import fetch
 from tasks.market.writer import WRITERS, Fetched, Writing, start_batch
+from tasks.parallel import thread_pool
+from tasks.storage.files import DiskFull
 
-_BATCH = 16 << 20  # zipped and unzipped bytes of one batch
-_AHEAD = 16 << 20  # of all files that are on their way or waiting to be parsed
+_MAX_BATCH = 16 << 20  # bytes of one batch, zips and CSVs together
+_MAX_AHEAD = 16 << 20  # bytes of all files that are on their way or waiting to be parsed
 _GROWTH = 4  # a kline zip and its CSV together, as a multiple of the zip
-_GUESS = 100_000  # size of a zip that no listing tells
+_USUAL_SIZE = 100_000  # bytes of a zip, where the listing does not tell
 
-Batch = tuple[SeriesKey, list[SourceFile]]
+Batch = tuple[SeriesId, list[SourceFile]]
 
 
-def batches(series: SeriesKey, files: list[SourceFile]) -> Iterator[Batch]:
+def batches(series: SeriesId, files: list[SourceFile]) -> Iterator[Batch]:
     """Cut a series' files into batches of bounded size."""
     batch: list[SourceFile] = []
     for file in files:
-        if batch and sum(map(_weight, batch)) + _weight(file) > _BATCH:
+        if batch and sum(map(_weight, batch)) + _weight(file) > _MAX_BATCH:
             yield series, batch
             batch = []
         batch.append(file)
@@ -37,19 +39,19 @@ def batches(series: SeriesKey, files: list[SourceFile]) -> Iterator[Batch]:
 
 
 def _weight(file: SourceFile) -> int:
-    return (file.size if file.size >= 0 else _GUESS) * _GROWTH
+    return (file.size if file.size >= 0 else _USUAL_SIZE) * _GROWTH
 
 
 def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -> list[SourceFile]:
     """Fetch batches ahead of storing them, within the memory budget; return the files at fault."""
     flat = (batch for group in groups for batch in group)
-    flying: deque[tuple[SeriesKey, list[Future[Fetched]], int]] = deque()
+    flying: deque[tuple[SeriesId, list[Future[Fetched]], int]] = deque()
     bad: list[SourceFile] = []
     weight, following = 0, next(flat, None)
     writing: Writing | None = None
-    with pool(WRITERS) as writers:
+    with thread_pool(WRITERS, "write") as writers:
         while flying or following:
-            while following and (not flying or weight < _AHEAD):
+            while following and (not flying or weight < _MAX_AHEAD):
                 series, files = following
                 size = sum(map(_weight, files))
                 flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
@@ -58,7 +60,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
             batch = [future.result() for future in futures]
             del futures  # the bytes must go as soon as they are stored
             weight -= size
-            if writing and writing.series == series:  # what was just written is part of the judgement
+            if writing and writing.series == series:  # the checks compare with the candles just written
                 bad += _finish(run, writing)
                 writing = None
             started = start_batch(run.home, run.manifest, series, batch, writers, status)
@@ -85,7 +87,9 @@ def _finish(run: Run, writing: Writing) -> list[SourceFile]:
 
 def _left(run: Run) -> int:
     """Return the megabytes that the files planned and not yet stored will take: a part is as large as its zip."""
-    sizes = [file.size if file.size >= 0 else _GUESS for plan in run.plans.values() for file in plan.fetch]
+    sizes = [
+        file.size if file.size >= 0 else _USUAL_SIZE for plan in run.plans.values() for file in plan.fetch
+    ]
     return max(1, sum(sizes[run.fetched_files :]) >> 20)
 
 

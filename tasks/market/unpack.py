@@ -1,19 +1,19 @@
-"""From a downloaded zip to its CSV: nothing is inflated before it has been looked at."""
+"""From a downloaded zip to its CSV: nothing is inflated before its directory has been checked."""
 
 import hashlib
 import io
 import re
 import zipfile
 
-from tasks.market.client import Source
 from tasks.market.faults import BadFile, NotFound
 from tasks.market.layout import SourceFile
+from tasks.market.sources import Source
 
 MAX_CSV = 64 << 20
-MAX_RATIO = 50  # candles deflate about 3 times; a bomb a thousand times
-_ROW = 400  # generous bytes per row, for the intervals whose months exceed MAX_CSV
+MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
+_MAX_ROW = 400  # bytes of a candle's line: a cap for the intervals whose months exceed MAX_CSV
 _SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
-_SMALL = 1 << 20  # bytes not worth a thought
+_SMALL = 1 << 20  # bytes that are accepted whatever was announced
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -55,7 +55,7 @@ def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[by
         return _inflate(payload, file), sha, expected is not None
     except (BadFile, MemoryError):
         raise
-    except Exception as error:  # zipfile has a dozen ways to say so, struct.error and OSError among them
+    except Exception as error:  # zipfile raises a dozen kinds for damage, struct.error and OSError among them
         raise BadFile(f"damaged zip ({str(error)[:120] or type(error).__name__})", payload) from error
 
 
@@ -79,7 +79,7 @@ def _inflate(payload: bytes, file: SourceFile) -> bytes:
 
 def _cap(file: SourceFile) -> int:
     """Return how many bytes the CSV of a file may have."""
-    return max(MAX_CSV, file.rows * _ROW)
+    return max(MAX_CSV, file.rows * _MAX_ROW)
 
 
 def _published_sha(source: Source, file: SourceFile) -> str | None:
@@ -91,9 +91,9 @@ def _published_sha(source: Source, file: SourceFile) -> str | None:
         body = source.get(f"{file.key}.CHECKSUM", _SMALL)
     except NotFound:
         return None
-    told = body.decode("ascii", "replace").splitlines()
+    lines = body.decode("ascii", "replace").splitlines()
     name = file.key.rsplit("/", 1)[-1]
-    hashes = [h for line in [t for t in told if name in t] or told for h in _SHA.findall(line)]
+    hashes = [h for line in [t for t in lines if name in t] or lines for h in _SHA.findall(line)]
     if len(set(hashes)) != 1:
         raise BadFile("the CHECKSUM file holds no sha256", body)
     return hashes[0].lower()

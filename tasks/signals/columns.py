@@ -11,11 +11,9 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.series import candle_columns
+from schemas.constants import SEGMENT_JUMP
 from schemas.features import FEATURES, PRICES, ROLLING
 from schemas.universe import INTERVAL_SECONDS
-
-RELISTING = math.log(3)
-"""A candle that opens at more than three times (or under a third of) the close before it is another coin."""
 
 WINSOR = 8.0
 """Log-ranges are cut at so many EWMA standard deviations of one candle."""
@@ -23,7 +21,7 @@ WINSOR = 8.0
 FLOOR = 0.05
 """A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
 
-MOST = 100.0
+CEILING = 100.0
 """A mean |return| or range beyond so many σ counts as so many: a market that fell asleep after a storm."""
 
 
@@ -51,7 +49,7 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
 def _segment(timeframe: str) -> pl.Expr:
     step = pl.duration(seconds=INTERVAL_SECONDS[timeframe])
     hole = pl.col("open_time").diff() != step
-    jump = (pl.col("open") / pl.col("close").shift(1)).log().abs() > RELISTING
+    jump = (pl.col("open") / pl.col("close").shift(1)).log().abs() > SEGMENT_JUMP
     return (hole | jump).fill_null(False).cum_sum().cast(pl.Int32).alias("segment")
 
 
@@ -89,10 +87,11 @@ def _calendar(timeframe: str) -> list[pl.Expr]:
 
 
 def _rolling(column: str) -> list[pl.Expr]:
-    """ln(mean over the last n candles / σ): free of scale, between ln FLOOR and ln MOST."""
+    """ln(mean over the last n candles / σ): free of scale, between ln FLOOR and ln CEILING."""
     # A segment's first row is null in both columns, and a mean over any null is null: so no window crosses
     # a border, without the cost of grouping by segment.
     value, sigma = pl.col(column).fill_nan(None), pl.col("volatility").fill_nan(None)
     return [
-        (value.rolling_mean(n) / sigma).clip(FLOOR, MOST).log().alias(f"{column}_mean_{n}") for n in ROLLING
+        (value.rolling_mean(n) / sigma).clip(FLOOR, CEILING).log().alias(f"{column}_mean_{n}")
+        for n in ROLLING
     ]

@@ -11,17 +11,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from cpbmodels.series import Series
+from schemas.constants import EMBARGO, HORIZON, WARMUP
 from schemas.errors import MemberError, UsageError
-from schemas.records import SeriesRecord
+from schemas.handover import SeriesRecord, SplitBounds
+from schemas.identity import SeriesId
 from schemas.universe import INTERVAL_SECONDS
-
-WARMUP = 168
-"""Candles before the first complete feature row: the longest rolling window."""
-
-HORIZON = 10
-"""Candles ahead that every series must be able to learn and be judged on."""
-
-Span = tuple[datetime, datetime]
 
 
 class SplitPolicy(BaseModel):
@@ -34,25 +28,10 @@ class SplitPolicy(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     test_share: float = 0.15
-    test_most: int = 2880
+    max_test: int = 2880
     validation_share: float = 0.5
-    embargo: int = WARMUP + HORIZON
-    least: int = 48
-
-
-class SplitBounds(BaseModel):
-    """Half-open UTC spans `[start, end)` of candle open times, one set for a whole timeframe."""
-
-    model_config = ConfigDict(frozen=True)
-
-    timeframe: str
-    train: Span
-    validation: Span
-    test: Span
-
-    def items(self) -> list[tuple[str, Span]]:
-        """Return (name, span) of train, validation and test."""
-        return [("train", self.train), ("validation", self.validation), ("test", self.test)]
+    embargo: int = EMBARGO
+    min_rows: int = 48
 
 
 def split_bounds(records: Sequence[SeriesRecord], policy: SplitPolicy | None = None) -> SplitBounds:
@@ -79,13 +58,15 @@ def folds(
     """
     policy = policy or SplitPolicy()
     timeframe, step, start, end, rows = _grid(records)
-    test = max(1, min(int(rows * policy.test_share), policy.test_most))
+    test = max(1, min(int(rows * policy.test_share), policy.max_test))
     validation = max(1, int(test * policy.validation_share))
     behind = validation + 2 * policy.embargo
     first_train = (end - start) // step - count * test - behind
-    if count > 1 and first_train < WARMUP + policy.least:
+    if count > 1 and first_train < WARMUP + policy.min_rows:
         raise UsageError(
-            f"--folds {count}: the {timeframe} history is too short; use fewer folds or an earlier --since"
+            f"folds {count}: the {timeframe} history is too short; use fewer folds or an earlier since",
+            code="history",
+            field="folds",
         )
     result = []
     for back in range(count - 1, -1, -1):
@@ -107,21 +88,24 @@ def folds(
 
 
 def check_enough(
-    symbol: str, rows: dict[str, int], total: int, bounds: SplitBounds, policy: SplitPolicy | None = None
+    name: SeriesId | str,
+    rows: dict[str, int],
+    total: int,
+    bounds: SplitBounds,
+    policy: SplitPolicy | None = None,
 ) -> None:
     """Raise `MemberError` unless each span (`rows`: its name -> candles) has candles enough."""
     policy = policy or SplitPolicy()
     step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
-    needed = (bounds.test[1] - bounds.train[1]) // step + WARMUP + policy.least
-    least = {"train": WARMUP + policy.least, "validation": policy.least, "test": policy.least}
+    needed = (bounds.test[1] - bounds.train[1]) // step + WARMUP + policy.min_rows
+    least = {"train": WARMUP + policy.min_rows, "validation": policy.min_rows, "test": policy.min_rows}
     short = [name for name, n in least.items() if rows[name] < n]
     if not short:
         return
-    name = f"{symbol} {bounds.timeframe}"
     if total < needed:
-        least_rows = max(needed, _least_rows(policy))
+        min_rows = max(needed, _min_rows(policy))
         raise MemberError(
-            f"{name}: only {total} rows; needs at least {least_rows} for train, validation and test"
+            f"{name}: only {total} rows; needs at least {min_rows} for train, validation and test"
         )
     span = dict(bounds.items())[short[0]]
     raise MemberError(
@@ -130,14 +114,14 @@ def check_enough(
     )
 
 
-def _least_rows(policy: SplitPolicy) -> int:
+def _min_rows(policy: SplitPolicy) -> int:
     """The shortest history whose spans are all long enough: they grow with it, so there is no closed form."""
     rows = WARMUP
     while True:
-        test = max(1, min(int(rows * policy.test_share), policy.test_most))
+        test = max(1, min(int(rows * policy.test_share), policy.max_test))
         validation = max(1, int(test * policy.validation_share))
         train = rows - test - validation - 2 * policy.embargo
-        if train >= WARMUP + policy.least and min(test, validation) >= policy.least:
+        if train >= WARMUP + policy.min_rows and min(test, validation) >= policy.min_rows:
             return rows
         rows += 1
 
@@ -150,12 +134,12 @@ def check_windows(series: Series, bounds: SplitBounds, horizon: int = HORIZON) -
         raise MemberError(
             f"{series.symbol} {bounds.timeframe}: no origin in the {empty[0]} span {span[0]:%Y-%m-%d} to "
             f"{span[1]:%Y-%m-%d}; features are complete {WARMUP} candles after a listing or hole and a target needs "
-            f"{horizon} more: take an earlier --since or leave the coin out"
+            f"{horizon} more: take an earlier since or leave the coin out"
         )
 
 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime, int]:
-    timeframes = {r.timeframe for r in records}
+    timeframes = {r.series.timeframe for r in records}
     if len(timeframes) != 1:
         raise ValueError(f"spans are made for one timeframe at a time, got {sorted(timeframes)}")
     timeframe = timeframes.pop()

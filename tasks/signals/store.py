@@ -2,100 +2,128 @@
 
 import hashlib
 import io
+import logging
 import os
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 
-import cpbmodels.series
-import schemas.features
 from cpbmodels.series import Series
-from schemas.errors import MemberError
+from schemas.errors import DamagedError, MemberError
 from schemas.features import FEATURES, PRICES, check_features
-from schemas.records import SeriesRecord
-from tasks.storage.files import write_bytes
+from schemas.handover import SeriesRecord, SplitBounds
+from schemas.identity import SeriesId
 from tasks.market.store import read_klines
 from tasks.signals import columns
-from tasks.signals.splits import SplitBounds, check_enough, check_windows
+from tasks.signals.splits import check_enough, check_windows
+from tasks.storage.digests import code_digest, file_digest
+from tasks.storage.files import write_bytes
+from tasks.storage.records import read_record, write_record
 
-KEPT = 4
-"""Feature files kept per series: a run of another `--as-of` may still be reading an older one."""
+log = logging.getLogger("cpb")
+
+KEPT_FILES = 4
+"""Feature files kept per series: a run of another `as_of` may still be reading an older one."""
 
 
 def write_features(
-    home: Path,
-    symbol: str,
-    timeframe: str,
-    *,
-    since: datetime | None = None,
-    as_of: datetime | None = None,
-    market: str = "spot",
+    home: Path, series: SeriesId, *, since: datetime | None = None, as_of: datetime | None = None
 ) -> SeriesRecord:
-    """Compute, check and store the features of one series below `home/features`; return where they lie.
+    """Compute, check and store the features of one series; return the record that says where they lie.
 
     The file is named by the digest of its input candles and of the code that computes it: the same input
-    is found, not recomputed. Written atomically (temporary file, fsync, rename).
+    is found, not recomputed. Its record lies beside it; a file that does not fit its record is deleted and
+    computed again. Both are written atomically (temporary file, fsync, rename).
 
     Raises:
         MemberError: the store holds no candle of this series in the range.
     """
-    klines = _klines(home, symbol, timeframe, since=since, as_of=as_of, market=market)
+    klines = _klines(home, series, since=since, as_of=as_of)
     digest = klines_digest(klines)
-    path = _path(home, symbol, timeframe, market, digest)
-    if path.exists():
+    path = _path(home, series, digest)
+    if known := _known(home, path):
         os.utime(path)  # the most recently used files survive the pruning
-    else:
-        buffer = io.BytesIO()
-        frame = check_features(columns.feature_frame(klines, timeframe))
-        frame.write_parquet(buffer, compression="lz4", statistics=False)
-        write_bytes(path, buffer.getvalue())
-        _prune(path.parent)
+        return known
+    buffer = io.BytesIO()
+    frame = check_features(columns.feature_frame(klines, series.timeframe))
+    frame.write_parquet(buffer, compression="lz4", statistics=False)
+    write_bytes(path, buffer.getvalue())
     first, last = klines["open_time"].cast(pl.Int64)[0], klines["open_time"].cast(pl.Int64)[-1]
-    return SeriesRecord(
-        symbol=symbol, timeframe=timeframe, path=path, digest=digest,
+    record = SeriesRecord(
+        series=series, path=path.relative_to(home).as_posix(), digest=digest,
+        file_digest=hashlib.sha256(buffer.getbuffer()).hexdigest(),
         rows=klines.height, first_us=first, last_us=last,
     )  # fmt: skip
+    write_record(path.with_suffix(".json"), record)
+    _prune(path.parent)
+    return record
 
 
-def load_series(path: Path, bounds: SplitBounds, symbol: str = "") -> Series:
+def _known(home: Path, path: Path) -> SeriesRecord | None:
+    """Return the record of a feature file that is there and whole, else None."""
+    beside = path.with_suffix(".json")
+    try:
+        record = read_record(beside, SeriesRecord)
+        if file_digest(path) == record.file_digest:
+            return record
+    except FileNotFoundError:  # never computed, or stopped between the two files
+        return None
+    except DamagedError:
+        pass
+    log.warning("%s or its record was damaged: deleted, and computed again", path.relative_to(home))
+    path.unlink(missing_ok=True)
+    beside.unlink(missing_ok=True)
+    return None
+
+
+def load_series(home: Path, record: SeriesRecord, bounds: SplitBounds) -> Series:
     """Return the stored features as a `Series` whose spans are the bounds' rows.
 
     Raises:
+        DamagedError: the file is gone, or not the one that was written.
         MemberError: too few candles in a span, or none that can be learnt from or judged.
     """
-    return with_bounds(series_of(pl.read_parquet(path), bounds, _symbol(path, symbol)), bounds)
+    return with_bounds(read_features(home, record), record.series, bounds)
 
 
-def with_bounds(series: Series, bounds: SplitBounds) -> Series:
+def read_features(home: Path, record: SeriesRecord) -> Series:
+    """Return a series' stored features, without spans; raises `DamagedError` as `load_series`."""
+    path = home / record.path
+    if not path.exists() or file_digest(path) != record.file_digest:
+        what = "damaged" if path.exists() else "gone"
+        raise DamagedError(
+            f"{record.path} is {what}; run the same command again, which computes it anew", field=record.path
+        )
+    return _series(pl.read_parquet(path), record.series)
+
+
+def with_bounds(series: Series, name: SeriesId | str, bounds: SplitBounds) -> Series:
     """Return the same candles, not copied, with the bounds' rows as spans; errors as in `load_series`."""
     assert series.times is not None
-    spans = {name: _rows(series.times, *span) for name, span in bounds.items()}
-    check_enough(series.symbol, {name: b - a for name, (a, b) in spans.items()}, len(series.prices), bounds)
+    spans = {split: _rows(series.times, *span) for split, span in bounds.items()}
+    check_enough(name, {split: b - a for split, (a, b) in spans.items()}, len(series.prices), bounds)
     bounded = replace(series, spans=spans)
     check_windows(bounded, bounds)
     return bounded
 
 
-def series_of(frame: pl.DataFrame, bounds: SplitBounds, symbol: str = "") -> Series:
+def series_of(frame: pl.DataFrame, series: SeriesId, bounds: SplitBounds) -> Series:
     """Return a feature frame as a `Series` whose spans are the bounds' rows, however few those are."""
-    series = _series(frame, symbol, bounds.timeframe)
-    assert series.times is not None
-    return replace(series, spans={name: _rows(series.times, *span) for name, span in bounds.items()})
+    found = _series(frame, series)
+    assert found.times is not None
+    return replace(found, spans={name: _rows(found.times, *span) for name, span in bounds.items()})
 
 
 def newest_series(
     home: Path,
-    symbol: str,
-    timeframe: str,
+    series: SeriesId,
     *,
     since: datetime | None = None,
     as_of: datetime | None = None,
-    market: str = "spot",
     provisional: bool = False,
     rows: int = 1024,
 ) -> Series:
@@ -107,15 +135,13 @@ def newest_series(
     Raises:
         MemberError: the store holds no candle of this series in the range.
     """
-    klines = _klines(
-        home, symbol, timeframe, since=since, as_of=as_of, market=market, provisional=provisional
-    )
-    path = _path(home, symbol, timeframe, market, klines_digest(klines))
-    if path.exists():
+    klines = _klines(home, series, since=since, as_of=as_of, provisional=provisional)
+    path = _path(home, series, klines_digest(klines))
+    if _known(home, path):
         frame = pl.scan_parquet(path).tail(rows).collect()
     else:
-        frame = check_features(columns.feature_frame(klines, timeframe)).tail(rows)
-    return _series(frame, symbol, timeframe)
+        frame = check_features(columns.feature_frame(klines, series.timeframe)).tail(rows)
+    return _series(frame, series)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
@@ -127,20 +153,13 @@ def klines_digest(klines: pl.DataFrame) -> str:
     return state.hexdigest()
 
 
-@cache
-def code_digest() -> str:
-    """Return a digest of the sources that define the columns, so that editing them invalidates the files."""
-    sources = (columns.__file__, cpbmodels.series.__file__, schemas.features.__file__)
-    return hashlib.blake2b(b"".join(Path(s or "").read_bytes() for s in sources), digest_size=20).hexdigest()
-
-
 def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
     edges = [round(t.timestamp() * 1e6) for t in (start, end)]
     a, b = np.searchsorted(times, edges)
     return int(a), int(b)
 
 
-def _series(frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
+def _series(frame: pl.DataFrame, series: SeriesId) -> Series:
     return Series(
         prices=frame.select(PRICES).to_numpy(),
         features=frame.select(FEATURES).to_numpy(),
@@ -148,32 +167,33 @@ def _series(frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
         volatility=frame["volatility"].to_numpy(),
         segments=frame["segment"].to_numpy().astype(np.int64),
         spans={},
-        symbol=symbol,
-        timeframe=timeframe,
+        symbol=series.label,
+        timeframe=series.timeframe,
         times=frame["open_time"].cast(pl.Int64).to_numpy(),
     )
 
 
-def _symbol(path: Path, symbol: str) -> str:
-    return symbol or path.parent.name.removeprefix("symbol=")
-
-
-def _klines(home: Path, symbol: str, timeframe: str, **scope: Any) -> pl.DataFrame:
-    klines = read_klines(home, symbol, timeframe, **scope)
+def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
+    klines = read_klines(home, series, **scope)
     if klines.is_empty():
         raise MemberError(
-            f"{symbol} {timeframe}: no candles in the asked time range; check --since and --as-of"
+            f"{series}: no candles in the asked time range; check since and as_of", code="no-candles"
         )
     return klines
 
 
-def _path(home: Path, symbol: str, timeframe: str, market: str, digest: str) -> Path:
-    branch = home / "features" if market == "spot" else home / "features" / f"market={market}"
-    folder = branch / f"interval={timeframe}" / f"symbol={symbol}"
-    return folder / f"{digest[:16]}-{code_digest()[:8]}.parquet"
+def _path(home: Path, series: SeriesId, digest: str) -> Path:
+    code = code_digest("tasks/signals/columns.py")
+    return series.folder(home, "features") / f"{digest[:16]}-{code[:8]}.parquet"
 
 
 def _prune(folder: Path) -> None:
-    files = sorted(folder.glob("*.parquet"), key=lambda p: p.stat().st_mtime, reverse=True)
-    for old in files[KEPT:]:
+    """Remove the least recently used feature files; only files that carry a feature file's name are looked at."""
+    files = sorted(
+        folder.glob(f"{'[0-9a-f]' * 16}-{'[0-9a-f]' * 8}.parquet"),
+        key=lambda p: p.stat().st_mtime,
+        reverse=True,
+    )
+    for old in files[KEPT_FILES:]:
         old.unlink(missing_ok=True)
+        old.with_suffix(".json").unlink(missing_ok=True)

@@ -1,8 +1,9 @@
 """Digests: of files, of values, and of the source code that decides a result."""
 
+import ast
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,51 @@ def canonical(value: Any) -> bytes:
 
 @cache
 def code_digest(*places: str) -> str:
-    """Return a digest (16 hex digits) of Python sources: files or folders, relative to the project's root.
+    """Return a digest (16 hex digits) of Python sources and of every module of this project that they import.
 
-    A stored result that was made by other code is not used.
+    A stored result that was made by other code is not used. Imports are followed, because a list of files that
+    decide a result is forgotten when one is added.
+
+    Args:
+        places: files or folders, relative to the project's root. Modules that are imported by name at run time
+            (`import_module`) must be named by their folder.
     """
     digest = hashlib.sha256()
-    for file in _sources(places):
+    for file in _with_imports(places):
         digest.update(file.relative_to(ROOT).as_posix().encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _sources(places: Iterable[str]) -> list[Path]:
-    found = [ROOT / place for place in places]
-    if missing := [path for path in found if not path.exists()]:
-        raise FileNotFoundError(f"no source at {missing[0]}: the list of what decides a result is out of date")
-    return sorted(file for path in found for file in (path.rglob("*.py") if path.is_dir() else [path]))
+def _with_imports(places: Iterable[str]) -> list[Path]:
+    waiting = [file for place in places for file in _python_files(ROOT / place)]
+    found: set[Path] = set()
+    while waiting:
+        file = waiting.pop()
+        if file not in found:
+            found.add(file)
+            waiting += [path for name in _imported(file) if (path := _module_file(name))]
+    return sorted(found)
+
+
+def _python_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise FileNotFoundError(f"no source at {path}: the list of what decides a result is out of date")
+    return list(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _imported(file: Path) -> Iterator[str]:
+    """Yield the names that a file imports: `from a.b import c` may mean the module `a.b` or `a.b.c`."""
+    for node in ast.walk(ast.parse(file.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the source of one of this project's modules, None for anything else."""
+    path = ROOT / name.replace(".", "/")
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)

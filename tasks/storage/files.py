@@ -3,32 +3,75 @@
 import errno
 import json
 import os
+import re
 import shutil
 import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from schemas.errors import CpbError, UsageError
 
 _STALE_S = 24 * 3600.0
+DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
+"""Name of a draft: the name that the file is to get, hidden, with 12 hex digits; no reader's `*.parquet` matches it."""
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file beside `path`, sync it, then rename it over `path`."""
+class DiskFull(CpbError):
+    """Nothing more fits on the disk, or in the user's quota; what is stored is whole."""
+
+    default_code = "disk-full"
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the name of a draft beside `path`; after the block it is synced and renamed over `path`.
+
+    If the block fails, the draft is deleted and `path` stays as it was. The new name itself survives a power
+    failure after a `sync` of the folder, which can be shared by many files.
+
+    Raises:
+        DiskFull: no space left.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft_name(path)
     try:
-        with draft.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield draft
+        sync(draft)
         draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if is_disk_full(error):
+            raise DiskFull(
+                f"no space left in {path.parent}: free some, or set CPB_HOME to another disk", field=str(path)
+            ) from error
         raise
+
+
+def write_bytes(path: Path, data: bytes | memoryview) -> None:
+    """Write `data` so that `path` has the old content or the new one, never a part; errors as in `replacing`."""
+    with replacing(path) as draft:
+        draft.write_bytes(data)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether an error means that the disk is full; polars and SQLite say so in their text only."""
+    number = getattr(error, "errno", None)
+    return (
+        number in (errno.ENOSPC, errno.EDQUOT) or "o space left" in str(error) or "disk is full" in str(error)
+    )
 
 
 def check_writable(folder: Path) -> None:
@@ -52,6 +95,28 @@ def write_json(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any:
     """Return the JSON value in `path`."""
     return json.loads(path.read_text())
+
+
+def read_json_or_none(path: Path) -> Any:
+    """Return the JSON value in `path`; None where there is no file, or none that can be read as JSON."""
+    try:
+        return read_json(path)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """Open a log file to append to, made where missing, never through a symbolic link."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise CpbError(
+            f"the log file {path} cannot be written ({error.strerror}); remove it if it is a link, else check the "
+            "folder's owner and the free space there",
+            code="log",
+            field=str(path),
+        ) from error
+    return os.fdopen(handle, "ab")
 
 
 @contextmanager
@@ -87,7 +152,9 @@ def _swap(draft: Path, path: Path) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-    raise CpbError(f"{path} is being written by others again and again; try again when they are done")
+    raise CpbError(
+        f"{path} keeps being replaced by another process; try again when that has ended", code="busy"
+    )
 
 
 def _sweep(path: Path) -> None:

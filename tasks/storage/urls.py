@@ -1,25 +1,31 @@
 """URLs as they may be shown and stored: without user name, password, token or signature."""
 
 import re
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
-_SECRET = re.compile(r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE)
+_SECRET = re.compile(
+    r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE
+)
+_NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
+"""A colon without a port behind it, outside IPv6's brackets: a `/` or `?` in a password ends the host's part early."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 
 
 def public_url(url: str) -> str:
     """Return a URL (or any text, unchanged) without credentials: user info is cut, secret parameters become `***`."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # not a URL that could be taken apart: nothing of it is shown after the scheme
-        return f"{url.partition('://')[0]}://***" if "://" in url else url
-    if not parts.scheme or "://" not in url:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         return url
-    query = parts.query
+    address, query_mark, query = rest.partition("?")
+    host, slash, path = address.partition("/")
+    query, hash_mark, fragment = query.partition("#")
     if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
         pairs = parse_qsl(query, keep_blank_values=True)
         query = urlencode([(n, "***" if _SECRET.search(n) else v) for n, v in pairs], safe="*")
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query).geturl()
+    if "@" not in host and _NO_PORT.search(host):
+        return f"{scheme}://***"
+    host = host.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{path}{query_mark}{query}{hash_mark}{fragment}"
 
 
 def without_credentials(text: str) -> str:

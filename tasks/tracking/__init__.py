@@ -1,4 +1,9 @@
-"""MLflow: the store, runs with batch logging, the registry of champions and the leaderboard."""
+"""MLflow: where runs, models and results are recorded.
+
+`open_store` opens the store (making, migrating and reconciling it). `start_parent`, `start_fleet`, `log_members`,
+`log_metrics` and `finish` write runs, with batch logging. `register_champion` and `champions` are the registry,
+`leaderboard` the comparison of architectures, `ui` MLflow's own interface.
+"""
 
 from tasks.tracking.commit import git_commit
 from tasks.tracking.leaderboard import COLUMNS, leaderboard

@@ -5,14 +5,18 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
+from schemas.identity import SIM
 from tasks.judging.inference import relation
-from tasks.tracking.runs import KIND, PARENT, search
-from tasks.tracking.store import Store, open_store
+from tasks.tracking.archive import read_archive
+from tasks.tracking.connection import Store, find_run, search, search_lazily
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import FLOW, KIND, PARENT, PRUNED, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 COLUMNS = {
+    "market": "spot, um, cm, or sim for simulated candles",
     "timeframe": "candle length",
     "architecture": "name of the architecture",
     "members": "members that were judged",
@@ -31,7 +35,8 @@ COLUMNS = {
     "train_seconds": "training time of the fleet",
     "rss_peak_mb": "peak host memory",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
-    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again",
+    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again; "
+    "of a pruned fleet the flow's run, whose archive.json holds them",
 }
 """The columns of a row and what they mean."""
 
@@ -43,43 +48,83 @@ _MEANS = {
     "coverage_90": "test_coverage_90",
     "windows_per_s": "windows_per_s",
 }
+_RUNS_A_PAGE = 20  # of flow runs: the wanted one is nearly always among the newest
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 
 
-def leaderboard(parent: str | None = None, store: Store | None = None) -> list[dict[str, Any]]:
+def leaderboard(
+    parent: str | None = None, store: Store | None = None, *, market: str | None = None
+) -> list[dict[str, Any]]:
     """Return one row per timeframe and architecture of a flow run, best CRPS ratio first in each timeframe.
 
     Keys are those of `COLUMNS`; a value that was not measured is None.
 
     Args:
-        parent: run id of the flow; default the newest finished one.
+        parent: run id of the flow; default the newest finished one (of `market`), see `newest_flow`.
 
     Raises:
-        CpbError: there is no such run.
+        CpbError: there is no such run, or no fleet of it was judged.
     """
     store = store or open_store(create=False)
-    parent = parent or newest_flow(store)
-    rows = []
-    fleets = search(store, f"tags.`{PARENT}` = '{parent}'") if parent.isalnum() else []
-    for fleet in fleets:
-        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        rows += [_row(fleet, timeframe, group) for timeframe, group in _by_timeframe(members)]
+    flow = newest_flow(store, market) if parent is None else find_run(store, parent)
+    if flow is None:
+        raise CpbError(
+            f"there is no run {parent!r}; `cpb ui` shows those that there are (old runs are pruned to one a week)",
+            code="no-run",
+        )
+    rows = board_of(store, flow)
     if not rows:
-        raise CpbError(f"run {parent!r} holds no judged fleet; see `cpb ui` for the runs there are")
-    return sorted(_merged(rows), key=_order)
+        raise _no_fleet(flow.info.run_id)
+    return rows
 
 
-def newest_flow(store: Store) -> str:
-    """Return the run id of the newest finished flow run."""
-    finished = f"tags.`{KIND}` = 'flow' and attributes.status = 'FINISHED'"
-    newest = ["attributes.start_time DESC"]
-    # A single `cpb train` must not hide the universe's board.
-    found = search(store, f"{finished} and tags.`mlflow.runName` = 'train-all'", newest) or search(
-        store, finished, newest
+def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
+    """Return the rows of one flow run, from its members' runs, or from its archive where those were pruned."""
+    market = market_of(flow)
+    rows = []
+    for fleet in search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'"):
+        if PRUNED in fleet.data.tags:  # only a champion's run is left of it
+            continue
+        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
+        rows += [_row(fleet, market, timeframe, group) for timeframe, group in _by_timeframe(members)]
+    rows = _merged(rows)
+    known = {(row["timeframe"], row["architecture"]) for row in rows}
+    archive = read_archive(store, flow)
+    kept = archive.rows if archive else ()
+    return sorted([*rows, *(r for r in kept if (r["timeframe"], r["architecture"]) not in known)], key=_order)
+
+
+def newest_flow(store: Store, market: str | None = None) -> "Run":
+    """Return the newest finished flow run of a market.
+
+    Without a market: the newest of real candles, and only where there is none, the newest simulated one. In all
+    of these a run of the whole universe comes before one of a single model, which must not hide its board.
+
+    Raises:
+        CpbError: no flow has finished yet.
+    """
+    finished = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
+    universe = f"{finished} and tags.`mlflow.runName` = 'train-all'"
+    simulated: Run | None = None
+    for condition in (universe, finished):
+        for run in search_lazily(store, condition, ["attributes.start_time DESC"], page_size=_RUNS_A_PAGE):
+            found = market_of(run)
+            if found == market or (market is None and found != SIM):
+                return run
+            simulated = simulated or run
+    if simulated is None or market is not None:
+        which = f" of market {market}" if market else ""
+        raise CpbError(
+            f"no finished training run{which} in the MLflow store yet; start one with `cpb train-all`",
+            code="no-run",
+        )
+    return simulated
+
+
+def _no_fleet(run_id: str) -> CpbError:
+    return CpbError(
+        f"run {run_id!r} holds no judged fleet; see `cpb ui` for the runs there are", code="no-run"
     )
-    if not found:
-        raise CpbError("no finished training run in the MLflow store yet; start one with `cpb train-all`")
-    return found[0].info.run_id
 
 
 def _by_timeframe(members: Iterable["Run"]) -> list[tuple[str, list["Run"]]]:
@@ -89,7 +134,7 @@ def _by_timeframe(members: Iterable["Run"]) -> list[tuple[str, list["Run"]]]:
     return sorted(groups.items())
 
 
-def _row(fleet: "Run", timeframe: str, members: list["Run"]) -> dict[str, Any]:
+def _row(fleet: "Run", market: str, timeframe: str, members: list["Run"]) -> dict[str, Any]:
     judged = [m.data.metrics for m in members if m.info.status == "FINISHED"]
     pooled = fleet.data.metrics
     ratios = [m["test_crps_ratio"] for m in judged if "test_crps_ratio" in m]
@@ -97,6 +142,7 @@ def _row(fleet: "Run", timeframe: str, members: list["Run"]) -> dict[str, Any]:
     row |= {name: _mean(judged, metric) for name, metric in _MEANS.items()}
     row |= {name: max((m[name] for m in judged if name in m), default=None) for name in _PEAKS}
     row |= {
+        "market": market,
         "timeframe": timeframe,
         "architecture": fleet.data.tags.get("architecture", fleet.info.run_name),
         "members": len(judged),
@@ -135,7 +181,7 @@ def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _join(shards: list[dict[str, Any]]) -> dict[str, Any]:
     first = shards[0]
     joined: dict[str, Any] = dict.fromkeys(COLUMNS)
-    joined |= {"timeframe": first["timeframe"], "architecture": first["architecture"]}
+    joined |= {name: first[name] for name in ("market", "timeframe", "architecture")}
     joined["run_id"] = ",".join(s["run_id"] for s in shards)
     for name in ("members", "failed"):
         joined[name] = sum(s[name] for s in shards)

@@ -1,206 +1,205 @@
-"""The registry of champions: model `cpb-SYMBOL-IV`, alias `champion`, the reason as a tag of the version."""
+"""The registry of champions: one registered model per series, alias `champion`, the reason as a tag of the version.
 
-import logging
-import os
-import shutil
-import tempfile
-from collections.abc import Sequence
+The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so that
+models of several markets never take one another's place.
+"""
+
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import CpbError
-from tasks.tracking.entries import text
-from tasks.tracking.runs import local_artifacts
-from tasks.tracking.store import Store, open_store
+from schemas.errors import CpbError, DamagedError
+from schemas.identity import SeriesId
+from tasks.tracking.artifacts import model_folder
+from tasks.tracking.connection import Store, find_run
+from tasks.tracking.entries import tag_texts
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import FILES, MARKET, REASON, digests_of, series_tags
+from tasks.tracking.versions import (
+    ALIAS,
+    add_version,
+    champion_version,
+    make_champion,
+    series_with_champion,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
-ALIAS = "champion"
-SIMULATOR = "sim"
-"""The tag `source` of runs on simulated candles."""
-_METRIC = "metric."
-_WEIGHTS = "model.safetensors"
+RETIRED = "retired"
+"""Tag of a version that lost the alias because its series is not traded any more."""
 
-log = logging.getLogger(__name__)
+_METRIC = "metric."
+"""Start of the tags that hold a version's scores."""
 
 
 @dataclass(frozen=True)
 class Champion:
-    """The best model of one coin x timeframe: its version, its run and the folder `cpbmodels.load` reads."""
+    """The best model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    symbol: str
-    timeframe: str
+    `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`).
+    """
+
+    series: SeriesId
     version: str
     run_id: str
     folder: Path
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    damage: str = ""
 
     @property
     def name(self) -> str:
         """The registered model's name."""
-        return model_name(self.symbol, self.timeframe)
+        return self.series.registered
 
     @property
     def model_version(self) -> str:
         """The text that forecasts are stored under: registered model and version, `cpb-BTCUSDT-1h/3`."""
         return f"{self.name}/{self.version}"
 
+    @property
+    def architecture(self) -> str:
+        """The architecture's name, "" where the version does not say."""
+        return self.tags.get("architecture", "")
 
-def model_name(symbol: str, timeframe: str) -> str:
-    """Return the registered model's name of one coin x timeframe."""
-    return f"cpb-{symbol}-{timeframe}"
+    @property
+    def preset(self) -> str:
+        """The preset that it was trained with."""
+        return self.tags.get("preset", "")
+
+    @property
+    def verdict(self) -> str:
+        """How it compares with the random walk, in one sentence."""
+        return self.tags.get("verdict", "")
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The sha256 of each file of the model's folder, as recorded; empty for versions of older releases."""
+        return digests_of(self.tags)
+
+    def check(self) -> None:
+        """Raise `DamagedError` with the command that trains the model again, where its files are damaged."""
+        if self.damage:
+            raise DamagedError(
+                f"champion {self.model_version} is damaged: {self.damage}; "
+                f"train it again with `cpb train-all {self.series.options}`",
+                field=str(self.folder),
+            )
 
 
 def register_champion(
-    symbol: str,
-    timeframe: str,
+    series: SeriesId,
     run_id: str,
     folder_artifact_path: str = "",
+    *,
     reason: str = "",
-    metrics: dict[str, Any] | None = None,
-    tags: dict[str, Any] | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    tags: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
     store: Store | None = None,
 ) -> str:
-    """Make a member run the champion of a coin x timeframe and return the version.
+    """Make a member run the champion of a series and return the version.
 
     A run that already has a version keeps it (the alias moves, the reason is renewed): promoting twice
-    changes nothing. `metrics` are this coin's, kept with the version: a universal member serves many coins.
+    changes nothing. `metrics` are this series' own, kept with the version: a universal member serves many.
 
     Args:
         folder_artifact_path: where in the run's artifacts the model folder lies; "" for their root.
+        files: the sha256 of each file of the model's folder; default: as the run's log has them.
+
+    Raises:
+        CpbError: the run is not finished, or learnt from another market than the series is of.
     """
     store = store or open_store()
-    name = model_name(symbol, timeframe)
-    known = {k: text(v) for k, v in (tags or {}).items() if v is not None}
-    known |= {"symbol": symbol, "timeframe": timeframe, "reason": text(reason)}
-    known |= {f"{_METRIC}{k}": repr(float(v)) for k, v in (metrics or {}).items() if v is not None}
-    versions = _versions(store, name, symbol, timeframe)
-    mine = next((v for v in versions if v.run_id == run_id), None)
+    run: Run = store.client.get_run(run_id)
+    _check_run(run, series)
+    digests = dict(files) if files is not None else digests_of(run.data.tags)
+    scores = {f"{_METRIC}{k}": repr(float(v)) for k, v in (metrics or {}).items() if v is not None}
+    known = tag_texts(
+        {**(tags or {}), **series_tags(series), REASON: reason, FILES: digests or None, **scores}
+    )
+    mine = next((v for v in versions_of(store, series) if v.run_id == run_id), None)
     if mine:
         _renew_tags(store, mine, known)
     else:
-        mine = _new_version(store, name, run_id, folder_artifact_path, known)
+        source = f"{run.info.artifact_uri}/{folder_artifact_path}".rstrip("/")
+        mine = add_version(store, series, source, run_id, known)
     if ALIAS not in mine.aliases:
-        store.client.set_registered_model_alias(name, ALIAS, str(mine.version))
+        make_champion(store, mine)
     return str(mine.version)
 
 
 def champions(
-    symbols: Sequence[str] | None = None,
-    timeframes: Sequence[str] | None = None,
-    store: Store | None = None,
+    series: Collection[SeriesId] | None = None, *, market: str | None = None, store: Store | None = None
 ) -> list[Champion]:
     """Return the current champions, by timeframe and symbol, with their model folder on this machine.
 
-    One whose files are gone is left out with a warning; the others are still good.
+    One whose files are damaged or gone is among them, with the reason in `damage`.
+
+    Args:
+        series: only these.
+        market: only this market's.
     """
     store = store or open_store(create=False)
-    found = []
-    for name in _champion_names(store):
-        version = store.client.get_model_version_by_alias(name, ALIAS)
-        symbol, timeframe = version.tags.get("symbol", ""), version.tags.get("timeframe", "")
-        if (symbols and symbol not in symbols) or (timeframes and timeframe not in timeframes):
-            continue
-        champion = _champion(store, version, symbol, timeframe)
-        if champion:
-            found.append(champion)
-    return sorted(found, key=lambda c: (c.timeframe, c.symbol))
+    return [
+        _champion(store, one)
+        for one in series_with_champion(store)
+        if (series is None or one in series) and (market is None or one.market == market)
+    ]
 
 
-def of_source(found: Sequence[Champion], source: str | None) -> list[Champion]:
-    """Return the champions that learnt from the same kind of market: simulated, or real."""
-    return [c for c in found if (c.tags.get("source") == SIMULATOR) == (source == SIMULATOR)]
+def retire_champion(champion: Champion, reason: str, store: Store | None = None) -> None:
+    """Take the alias from a champion, with the reason as a tag of the version, which stays."""
+    store = store or open_store()
+    store.client.set_model_version_tag(champion.name, champion.version, RETIRED, reason)
+    store.client.delete_registered_model_alias(champion.name, ALIAS)
 
 
-def _champion(store: Store, version: "ModelVersion", symbol: str, timeframe: str) -> Champion | None:
-    run_id = version.run_id or ""
-    run = store.client.get_run(run_id)
-    folder = _folder(store, version)
-    if not (folder / _WEIGHTS).is_file():
-        log.warning("champion %s version %s has no %s in %s: promote again", version.name, version.version,
-                    _WEIGHTS, folder)  # fmt: skip
-        return None
-    own = {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
-    tags = {**run.data.tags, **{k: v for k, v in version.tags.items() if not k.startswith(_METRIC)}}
+def version_metrics(version: "ModelVersion") -> dict[str, float]:
+    """Return the scores that a version was registered with."""
+    return {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+
+
+def _champion(store: Store, series: SeriesId) -> Champion:
+    version = champion_version(store, series)
+    run = find_run(store, version.run_id)  # None where it was deleted for good
+    own = version_metrics(version)
+    tags = {
+        **(run.data.tags if run else {}),
+        **{k: v for k, v in version.tags.items() if not k.startswith(_METRIC)},
+    }
+    folder, damage = model_folder(store, version, digests_of(tags))
     return Champion(
-        symbol=symbol,
-        timeframe=timeframe,
+        series=series,
         version=str(version.version),
-        run_id=run_id,
+        run_id=version.run_id or "",
         folder=folder,
-        metrics={**run.data.metrics, **own},
+        metrics={**(run.data.metrics if run else {}), **own},
         tags=tags,
+        damage=damage,
     )
 
 
-def _champion_names(store: Store) -> list[str]:
-    names: list[str] = []
-    token = None
-    while True:
-        page = store.client.search_registered_models("name LIKE 'cpb-%'", max_results=1000, page_token=token)
-        names += [model.name for model in page if ALIAS in model.aliases]
-        token = page.token
-        if not token:
-            return names
-
-
-def _versions(store: Store, name: str, symbol: str, timeframe: str) -> "list[ModelVersion]":
-    from mlflow.exceptions import MlflowException
-
-    try:
-        store.client.create_registered_model(name, {"symbol": symbol, "timeframe": timeframe})
-        return []
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    return list(store.client.search_model_versions(f"name = '{name}'"))
-
-
-def _new_version(
-    store: Store, name: str, run_id: str, artifact_path: str, tags: dict[str, str]
-) -> "ModelVersion":
-    run: Run = store.client.get_run(run_id)
+def _check_run(run: "Run", series: SeriesId) -> None:
     if run.info.status != "FINISHED":
         raise CpbError(
-            f"run {run_id} is {run.info.status}, not FINISHED; only a finished member can be {name}"
+            f"run {run.info.run_id} is {run.info.status}, not FINISHED; "
+            f"only a finished member can be {series.registered}",
+            code="unfinished-run",
         )
-    source = f"{run.info.artifact_uri}/{artifact_path}".rstrip("/")
-    return store.client.create_model_version(name, source, run_id, tags=tags, await_creation_for=0)
+    market = run.data.tags.get(MARKET, series.market)  # members of older releases do not say
+    if market != series.market:
+        raise CpbError(
+            f"run {run.info.run_id} learnt from the market {market}; it cannot be {series.registered}",
+            code="market", field=MARKET,
+        )  # fmt: skip
 
 
 def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> None:
     for key, value in tags.items():
         if version.tags.get(key) != value:
             store.client.set_model_version_tag(version.name, str(version.version), key, value)
-
-
-def _folder(store: Store, version: "ModelVersion") -> Path:
-    local = local_artifacts(version.source or "")
-    return local if local is not None else _download(store, version)
-
-
-def _download(store: Store, version: "ModelVersion") -> Path:
-    """Fetch a champion from a remote artifact store, once per version; complete or absent."""
-    import mlflow
-
-    cache = Path("mlruns/champions").absolute()
-    # The run's id, because another server has another model under the same name and number.
-    target = cache / f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
-    if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as part:
-            got = mlflow.artifacts.download_artifacts(version.source, dst_path=part, tracking_uri=store.uri)
-            _adopt(Path(got), target)
-    return target
-
-
-def _adopt(part: Path, target: Path) -> None:
-    whole = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(whole, ignore_errors=True)
-    shutil.copytree(part, whole)
-    if not target.exists():
-        whole.rename(target)

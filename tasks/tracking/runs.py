@@ -4,104 +4,108 @@ Every run carries its idempotency key in the tag `cpb.key`. A finished run of th
 killed process left behind under it is deleted and made anew: no key has two live runs under one parent.
 """
 
-import shutil
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
+from schemas.identity import SPOT
+from tasks.storage.processes import ProcessId
+from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.commit import git_commit
-from tasks.tracking.entries import dataset_input, metric_entries, param_entries, text
-from tasks.tracking.store import Store, alone, open_store
+from tasks.tracking.connection import Store, alone, search
+from tasks.tracking.entries import (
+    dataset_input,
+    metric_entries,
+    param_entries,
+    param_texts,
+    tag_entries,
+    tag_texts,
+    text,
+)
+from tasks.tracking.heartbeat import heartbeat_tag, heartbeats
+from tasks.tracking.reconcile import reconcile
+from tasks.tracking.records import Dataset, MemberRecord, OpenRun
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import (
+    FILES,
+    FLEET,
+    FLOW,
+    KEY,
+    KIND,
+    MARKET,
+    MEMBER,
+    OUTCOME,
+    PARENT,
+    PROCESS,
+    PRUNED,
+    REASON,
+    digests_of,
+    market_of,
+    series_tags,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
-REASON = "reason"
+__all__ = [
+    "COMPLETE",
+    "FAILED",
+    "PARTIAL",
+    "REASON",
+    "Dataset",
+    "MemberRecord",
+    "OpenRun",
+    "find_by_key",
+    "finish",
+    "log_member",
+    "log_members",
+    "log_metrics",
+    "start_fleet",
+    "start_parent",
+]
+
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 """How a flow or fleet ended; `partial` keeps good results, and the same command continues it."""
 
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
-_PAGE = 1000
-
-
-@dataclass(frozen=True)
-class OpenRun:
-    """A parent or fleet run ready to be written to; `finished` says that it was already complete."""
-
-    run_id: str
-    finished: bool
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """What a member learned from: the parquet file, its rows and its digest."""
-
-    name: str
-    digest: str
-    path: str
-    rows: int
-    columns: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class MemberRecord:
-    """One trained and judged member, or one that failed (then `reason` says why).
-
-    `history` is one dict per epoch (`train_loss val_loss lr`); `metrics` are logged once; `config` is the
-    whole resolved configuration; `folder` holds the artifacts; `tags` adds to the contract's ones.
-    """
-
-    key: str
-    architecture: str
-    symbol: str
-    timeframe: str
-    device: str
-    preset: str
-    data_digest: str
-    as_of: str
-    config: dict[str, Any] = field(default_factory=dict)
-    history: Sequence[dict[str, Any]] = ()
-    metrics: dict[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
-    dataset: Dataset | None = None
-    tags: dict[str, Any] = field(default_factory=dict)
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        """The run's name, `ARCH/SYMBOL/IV`."""
-        return f"{self.architecture}/{self.symbol}/{self.timeframe}"
 
 
 def start_parent(
     key: str,
-    config: dict[str, Any],
-    tags: dict[str, Any] | None = None,
+    config: Mapping[str, Any],
+    tags: Mapping[str, Any] | None = None,
     name: str = "train-all",
     store: Store | None = None,
 ) -> OpenRun:
-    """Open the flow's run: a new one, or the unfinished one of the same `key`, which is continued."""
-    return _open_run(store or open_store(), key, name, {KIND: "flow", **(tags or {})}, config)
+    """Open the flow's run: a new one, or the unfinished one of the same `key`, which is continued.
+
+    The run's market is that of `tags`, else of `config`. Until `finish`, this process says every ten minutes that
+    it lives; runs of processes that died are marked as killed.
+    """
+    store = store or open_store()
+    reconcile(store)
+    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {}), **heartbeat_tag()}
+    run = _open_run(store, key, name, own, config)
+    if not run.finished:
+        heartbeats.start(store, run.run_id)
+    return run
 
 
 def start_fleet(
     parent: str,
     architecture: str,
     key: str,
-    config: dict[str, Any] | None = None,
-    tags: dict[str, Any] | None = None,
+    config: Mapping[str, Any] | None = None,
+    tags: Mapping[str, Any] | None = None,
     name: str = "",
     store: Store | None = None,
 ) -> OpenRun:
-    """Open the run of one fleet under its parent run; continued like the parent where unfinished."""
-    own = {KIND: "fleet", "architecture": architecture, PARENT: parent, "git_commit": git_commit()}
-    return _open_run(
-        store or open_store(), key, name or architecture, own | (tags or {}), config or {}, parent
-    )
+    """Open the run of one fleet under its parent run, whose market it shares; continued like it where unfinished."""
+    store = store or open_store()
+    market = market_of(store.client.get_run(parent))
+    own = {KIND: FLEET, "architecture": architecture, PARENT: parent, MARKET: market, **(tags or {})}
+    return _open_run(store, key, name or architecture, own, config or {}, parent)
 
 
 def log_member(fleet_run: str, record: MemberRecord, store: Store | None = None) -> str:
@@ -112,25 +116,37 @@ def log_member(fleet_run: str, record: MemberRecord, store: Store | None = None)
 def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | None = None) -> list[str]:
     """Write the members' runs (about 50 ms each on SQLite) and return their run ids in order.
 
-    A member whose key already has a finished run under this fleet is left as it is, and that id returned.
+    What the members' configurations share is written once, as params of the fleet's run; a member's own params are
+    what differs from them. A member whose key already has a finished run under this fleet is left as it is, and
+    that id returned; of its files only those are written again that have been damaged since.
+
+    Raises:
+        CpbError: a member's folder is gone.
+        DamagedError: a member's files are not those that its tag `files` records.
     """
     store = store or open_store()
+    records = list(records)
     with alone(store):  # of two runs of the same command, the second finds what the first has logged
         before = _children(store, fleet_run)
-        return [_log_one(store, fleet_run, record, before.get(record.key, [])) for record in records]
+        shared = _share_params(store, fleet_run, records)
+        ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
+        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members are all there again
+            store.client.delete_tag(fleet_run, PRUNED)
+        return ids
 
 
-def log_metrics(run_id: str, metrics: dict[str, Any], store: Store | None = None) -> None:
+def log_metrics(run_id: str, metrics: Mapping[str, Any], store: Store | None = None) -> None:
     """Add metrics to a run, as for a fleet's pooled results; None and NaN values are left out."""
     (store or open_store()).client.log_batch(run_id, metrics=metric_entries(metrics))
 
 
 def finish(
-    run_id: str, outcome: str = COMPLETE, tags: dict[str, Any] | None = None, store: Store | None = None
+    run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None, store: Store | None = None
 ) -> None:
     """End a parent or fleet run: `complete`, `partial` (the same command continues it) or `failed`."""
+    heartbeats.stop(run_id)
     client = (store or open_store()).client
-    client.log_batch(run_id, tags=_tag_entries({OUTCOME: outcome} | (tags or {})))
+    client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | dict(tags or {})))
     client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
 
 
@@ -140,70 +156,82 @@ def find_by_key(key: str, store: Store | None = None) -> str | None:
     return _settle(store, search(store, f"tags.`{KEY}` = '{_quoted(key)}'"))
 
 
-def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> list["Run"]:
-    """Return all live runs of the experiment that satisfy an MLflow filter, following its pages."""
-    found: list[Run] = []
-    token = None
-    while True:
-        page = store.client.search_runs(
-            [store.experiment_id], condition, max_results=_PAGE, order_by=list(order_by), page_token=token
-        )
-        found += page
-        token = page.token
-        if not token:
-            return found
-
-
 def _open_run(
-    store: Store, key: str, name: str, tags: dict[str, Any], config: dict[str, Any], parent: str = ""
-) -> OpenRun:
-    with alone(store):
-        return _found_or_made(store, key, name, tags, config, parent)
-
-
-def _found_or_made(
-    store: Store, key: str, name: str, tags: dict[str, Any], config: dict[str, Any], parent: str
+    store: Store, key: str, name: str, tags: Mapping[str, Any], config: Mapping[str, Any], parent: str = ""
 ) -> OpenRun:
     condition = f"tags.`{KEY}` = '{_quoted(key)}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
-    found = search(store, condition, ["attributes.start_time DESC"])
-    if found:
-        run = found[0]
-        if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
-            return OpenRun(run.info.run_id, finished=True)
-        store.client.update_run(run.info.run_id, status="RUNNING")
-        if REASON in run.data.tags:  # why it failed before; it may end well now
-            store.client.delete_tag(run.info.run_id, REASON)
-        return OpenRun(run.info.run_id, finished=False)
-    return OpenRun(
-        _create(store, name, {KEY: key, "git_commit": git_commit(), **tags}, config), finished=False
-    )
+    tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
+    with alone(store):
+        found = search(store, condition, ["attributes.start_time DESC"])
+        if found:
+            return _continue(store, found[0], tags)
+        return OpenRun(_create(store, name, tags, config), finished=False)
 
 
-def _create(store: Store, name: str, tags: dict[str, Any], config: dict[str, Any]) -> str:
-    run = store.client.create_run(
-        store.experiment_id, run_name=name, tags={k: text(v) for k, v in tags.items() if v is not None}
-    )
-    params = param_entries(config)
-    for i in range(0, len(params), _BATCH_PARAMS):
-        store.client.log_batch(run.info.run_id, params=params[i : i + _BATCH_PARAMS])
+def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
+    """Go on with a run of the same key, which now belongs to this process; a complete one stays as it is."""
+    run_id = run.info.run_id
+    if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
+        return OpenRun(run_id, finished=True)
+    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS], **heartbeat_tag()}))
+    store.client.update_run(run_id, status="RUNNING")
+    if REASON in run.data.tags:  # why it failed before; it may end well now
+        store.client.delete_tag(run_id, REASON)
+    return OpenRun(run_id, finished=False)
+
+
+def _create(store: Store, name: str, tags: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
+    _log_params(store, run.info.run_id, param_texts(config))
     return run.info.run_id
 
 
-def _log_one(store: Store, fleet_run: str, record: MemberRecord, before: list["Run"]) -> str:
+def _log_params(store: Store, run_id: str, texts: Mapping[str, str]) -> None:
+    params = param_entries(texts)
+    for i in range(0, len(params), _BATCH_PARAMS):
+        store.client.log_batch(run_id, params=params[i : i + _BATCH_PARAMS])
+
+
+def _share_params(store: Store, fleet_run: str, records: Sequence[MemberRecord]) -> dict[str, str]:
+    """Write the params that all members have alike to the fleet's run, and return all that stand there.
+
+    Params never change: where the fleet's run says something else already, a member keeps its own.
+    """
+    stored: dict[str, str] = dict(store.client.get_run(fleet_run).data.params)
+    configs = [param_texts(r.config) for r in records if r.config]
+    if not configs:
+        return stored
+    alike = set.intersection(*(set(config.items()) for config in configs))
+    new = {name: value for name, value in sorted(alike) if name not in stored}
+    _log_params(store, fleet_run, new)
+    return stored | new
+
+
+def _log_one(
+    store: Store, fleet_run: str, record: MemberRecord, shared: Mapping[str, str], before: list["Run"]
+) -> str:
+    digests = digests_to_log(record.folder, digests_of(record.tags)) if record.folder else {}
     known = _settle(store, before)
     if known:
+        _mend(store, next(run for run in before if run.info.run_id == known), record, digests)
         return known
     run = store.client.create_run(
-        store.experiment_id, run_name=record.name, tags=_member_tags(fleet_run, record)
+        store.experiment_id, run_name=text(record.name), tags=_member_tags(fleet_run, record, digests)
     )
     run_id = run.info.run_id
     if record.folder:
         keep_files(store, run, record.folder)
     if record.dataset:
         _log_dataset(store, run_id, record.dataset)
-    _log_values(store, run_id, record)
+    _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
+
+
+def _mend(store: Store, run: "Run", record: MemberRecord, digests: Mapping[str, str]) -> None:
+    """Write a finished run's files again where they were damaged."""
+    if record.folder and mend_files(store, run, record.folder, digests):
+        store.client.set_tag(run.info.run_id, FILES, text(digests))
 
 
 def _log_dataset(store: Store, run_id: str, dataset: Dataset) -> None:
@@ -218,30 +246,30 @@ def _log_dataset(store: Store, run_id: str, dataset: Dataset) -> None:
         store.client.log_inputs(run_id, datasets=[dataset_input(dataset)])
 
 
-def _member_tags(fleet_run: str, record: MemberRecord) -> dict[str, str]:
+def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str]) -> dict[str, str]:
     tags = {
         KEY: record.key,
-        KIND: "member",
+        KIND: MEMBER,
         PARENT: fleet_run,
         "fleet": fleet_run,
-        "architecture": record.architecture,
-        "symbol": record.symbol,
-        "timeframe": record.timeframe,
+        "architecture": record.model.architecture,
+        **series_tags(record.model.series),
         "device": record.device,
         "preset": record.preset,
         "git_commit": git_commit(),
         "data_digest": record.data_digest,
         "as_of": record.as_of,
         **record.tags,
+        FILES: dict(digests) or None,
+        REASON: record.reason or None,
     }
-    if record.reason:
-        tags[REASON] = record.reason
-    return {name: text(value) for name, value in tags.items() if value is not None}
+    return tag_texts(tags)
 
 
-def _log_values(store: Store, run_id: str, record: MemberRecord) -> None:
+def _log_values(store: Store, run_id: str, record: MemberRecord, shared: Mapping[str, str]) -> None:
     """Write params and metrics in as few batches as MLflow's limits allow (one, for 50 epochs)."""
-    params = param_entries(record.config)
+    texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
+    params = param_entries(texts)
     metrics = metric_entries(record.metrics)
     now = int(time.time() * 1000)
     for step, row in enumerate(record.history):
@@ -252,25 +280,6 @@ def _log_values(store: Store, run_id: str, record: MemberRecord) -> None:
         params, metrics = params[_BATCH_PARAMS:], metrics[_BATCH_METRICS:]
 
 
-def keep_files(store: Store, run: "Run", folder: Path) -> None:
-    """Copy a folder's files into the run's artifacts."""
-    if not folder.is_dir():
-        raise CpbError(f"model folder {folder} of run {run.info.run_name} does not exist; train it again")
-    target = local_artifacts(run.info.artifact_uri)
-    if target is None:  # a tracking server with its own artifact store
-        store.client.log_artifacts(run.info.run_id, str(folder))
-        return
-    shutil.copytree(folder, target, dirs_exist_ok=True)
-
-
-def local_artifacts(artifact_uri: str) -> Path | None:
-    """Return the folder of a run's artifacts where they lie on this machine, else None."""
-    from mlflow.utils.file_utils import local_file_uri_to_path
-    from mlflow.utils.uri import is_local_uri
-
-    return Path(local_file_uri_to_path(artifact_uri)) if is_local_uri(artifact_uri) else None
-
-
 def _children(store: Store, parent: str) -> dict[str, list["Run"]]:
     found: dict[str, list[Run]] = {}
     for run in search(store, f"tags.`{PARENT}` = '{parent}'"):
@@ -278,22 +287,17 @@ def _children(store: Store, parent: str) -> dict[str, list["Run"]]:
     return found
 
 
-def _settle(store: Store, runs: list["Run"]) -> str | None:
+def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
+    """Keep the newest finished run and delete the others, which killed processes left behind."""
     finished = [r for r in runs if r.info.status == "FINISHED"]
-    keep = max(finished, key=lambda r: r.info.start_time).info.run_id if finished else None
+    kept = max(finished, key=lambda r: r.info.start_time).info.run_id if finished else None
     for run in runs:
-        if run.info.run_id != keep:
+        if run.info.run_id != kept:
             store.client.delete_run(run.info.run_id)
-    return keep
-
-
-def _tag_entries(tags: dict[str, Any]) -> list[Any]:
-    from mlflow.entities import RunTag
-
-    return [RunTag(name, text(value)) for name, value in tags.items() if value is not None]
+    return kept
 
 
 def _quoted(value: str) -> str:
     if "'" in value or "\\" in value:
-        raise CpbError(f"run key {value!r} may not contain quotes or backslashes")
+        raise CpbError(f"run key {value!r} may not contain quotes or backslashes", code="run-key")
     return value

@@ -1,4 +1,4 @@
-"""MLflow's own user interface over our store, with the measured lean settings.
+"""MLflow's own user interface over cpb's store, with few processes.
 
 One worker and no job runner: 2 processes and 540 MB instead of 15 and 2.1 GB.
 """
@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -16,13 +15,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from schemas.errors import CpbError
-from tasks.tracking.store import Store, open_store, public_uri, sqlite_path
+from tasks.storage.files import open_log
+from tasks.storage.locks import temporary_lock
+from tasks.storage.urls import public_url
+from tasks.tracking.connection import Store
+from tasks.tracking.database import is_server, sqlite_path
+from tasks.tracking.mlflow_private import SERVER_ENVIRONMENT
+from tasks.tracking.store import open_store
 
 FILTER = "tags.timeframe = '1h' and metrics.test_crps_ratio < 1"
-"""The one filter worth knowing: the 1h members that beat the random walk."""
+"""Filter of the 1h members that beat the random walk."""
 
 FLEETS = "tags.`cpb.kind` = 'fleet'"
 """Filter of the fleets: one run per architecture with the pooled results, drawn side by side."""
@@ -54,14 +59,15 @@ def serve_ui(
         CpbError: there is no store yet, the port is taken, or MLflow does not start.
     """
     store = open_store(create=False)
-    if urlsplit(store.uri).scheme in ("http", "https"):
-        _announce(ready, address(public_uri(store.uri), store))
+    if is_server(store.uri):
+        _announce(ready, address(public_url(store.uri), store))
         return
     check_port(host, port)
     log = _log_file(store)
-    with log.open("wb") as out:
+    with open_log(log) as out:
+        out.truncate(0)
         server = subprocess.Popen(
-            _command(store, host, port), env=_environment(), start_new_session=True, stdout=out, stderr=out
+            _command(host, port), env=_environment(store), start_new_session=True, stdout=out, stderr=out
         )
     # SIGINT too: a shell starts background commands with it ignored.
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -71,7 +77,9 @@ def serve_ui(
         while server.poll() is None:
             # Not `wait()`: a signal that the kernel hands to a library's thread does not wake the main one.
             time.sleep(0.2)
-        raise CpbError(f"MLflow's server ended by itself with code {server.returncode}; read {log}")
+        raise CpbError(
+            f"MLflow's server ended by itself with code {server.returncode}; read {log}", code="ui"
+        )
     except KeyboardInterrupt:
         return
     finally:
@@ -99,41 +107,42 @@ def check_port(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise CpbError(
-                f"{host}:{port} cannot be used ({error.strerror}); choose another port with --port"
+                f"{host}:{port} cannot be used ({error.strerror}); choose another port with --port",
+                code="port",
+                field="port",
             ) from error
 
 
-def _command(store: Store, host: str, port: int) -> list[str]:
-    options = {"--workers": "1", "--host": host, "--port": str(port), "--backend-store-uri": store.uri}
+def _command(host: str, port: int) -> list[str]:
+    options = {"--workers": "1", "--host": host, "--port": str(port)}
     return [sys.executable, "-m", "mlflow", "server", *(part for pair in options.items() for part in pair)]
 
 
 def _log_file(store: Store) -> Path:
-    database = sqlite_path(store.uri)
-    return (
-        database.with_name("ui.log")
-        if database
-        else Path(tempfile.gettempdir()) / f"cpb-ui-{os.getuid()}.log"
-    )
+    database = sqlite_path(store.served)
+    return database.with_name("ui.log") if database else temporary_lock("ui.log")
 
 
-def _environment() -> dict[str, str]:
+def _environment(store: Store) -> dict[str, str]:
+    """Return the server's environment. It holds the store's URI, which on a command line would show a password."""
     lean = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
-    return os.environ | lean
+    return os.environ | lean | dict.fromkeys(SERVER_ENVIRONMENT, store.served)
 
 
 def _wait_until_up(server: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
-            raise CpbError(f"MLflow's server did not start (code {server.returncode}); read {log}")
+            raise CpbError(f"MLflow's server did not start (code {server.returncode}); read {log}", code="ui")
         try:
             with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
                 if answer.status == 200:
                     return
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
-    raise CpbError(f"MLflow's server did not answer at {url} within {_START_SECONDS:.0f} s; read {log}")
+    raise CpbError(
+        f"MLflow's server did not answer at {url} within {_START_SECONDS:.0f} s; read {log}", code="ui"
+    )
 
 
 def _announce(ready: Callable[[Address], None] | None, where: Address) -> None:

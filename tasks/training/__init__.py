@@ -1,1 +1,1 @@
-"""One fleet's training as a job on disk: what to train, the process that does it, and who starts that."""
+"""Training: the plan of a fleet, the process that trains it, the device slots, and the files it leaves."""

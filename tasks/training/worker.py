@@ -1,17 +1,21 @@
-"""The process that trains one fleet: `python -m tasks.training.worker FOLDER`, started by `launch`.
+"""The process that trains one fleet: `python -m tasks.training.worker FOLDER`, started by `run_trainer`.
 
-Reads `job.json`, leaves a folder per member and then `done.json`; a checkpoint per epoch lets a killed
+Reads `job.json`, leaves a folder per member and then `result.json`; a checkpoint per epoch lets a killed
 process be continued to the same bits. Knows no orchestrator and no MLflow.
 """
 
-import fcntl
+if __name__ == "__main__":  # before the heavy imports: a parent may die while they last
+    from tasks.training.process import die_with_parent
+
+    die_with_parent()
+
 import json
 import os
 import shutil
 import sys
-import threading
 import time
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,66 +24,71 @@ import torch
 
 import cpbmodels
 from cpbmodels.device.doctor import profile_for
-from schemas.errors import CpbError, MemberError
-from schemas.records import Failure
+from schemas.errors import CpbError, DamagedError, MemberError
+from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
+from schemas.run import base_of
+from tasks.signals.store import read_features, with_bounds
+from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_json
-from tasks.signals.store import load_series
-from tasks.training.job import Job, JobMember
-from tasks.training.lineup import Loaded, train_members
+from tasks.storage.locks import locked
+from tasks.storage.records import write_record
+from tasks.training.fleet_files import RESULT, home_of, read_job
+from tasks.training.members import Loaded, train_members
+from tasks.training.planning import is_universal, job_key
 
-_AT_ONCE = 8
+_MEMBERS_AT_ONCE = 8
 """Members whose forecasts are made and written together."""
 
 
 def main(folder: Path) -> int:
     """Train the job in `folder`; returns the exit code."""
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
-    threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
-    with (folder / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / "done.json").exists():
+    with locked(folder / "lock"):
+        if not (folder / RESULT).exists():
             train_job(folder)
     return 0
 
 
-def _die_with_parent(parent: int) -> None:
-    """End when the flow is gone: a training nobody waits for must not race with the re-run's."""
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)
-
-
 def train_job(folder: Path) -> None:
-    """Train, predict the validation and test spans, and write every member's folder, then `done.json`."""
-    job = Job.load(folder)
-    loaded, failures = _load(job)
+    """Train, predict the validation and test spans, and write every member's folder, then `result.json`."""
+    job = read_job(folder)
+    home = home_of(folder, job)
+    loaded, failures = _load(job, home)
     if not loaded:
-        raise CpbError(f"no series of this fleet can be trained; the first: {failures[0].reason}")
+        raise CpbError(
+            f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
+        )
     started = time.perf_counter()
-    members = train_members(
+    models = train_members(
         job,
         loaded,
-        device=job.device,
-        profile=_profile(job),
-        dtype=job.dtype,
+        home,
         checkpoint=folder / "checkpoints",
         resume=True,
+        device=job.device.partition(":")[0],  # the trainer of cuda:1 sees that GPU alone
+        profile=_profile(job),
+        dtype=job.dtype,
         on_epoch=lambda record: write_json(folder / "progress.json", _progress(job, record)),
     )
+    trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
+    good = [one for one in trained if not one[2].report.get("diverged")]
+    failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
     with new_folder(folder / "members") as draft:
-        _write_members(draft, job, loaded, members)
-    write_json(
-        folder / "done.json",
-        {
-            "train_seconds": time.perf_counter() - started,
-            "failures": [f.model_dump() for f in failures],
-            "members": [m.name for m, _ in loaded],
-        },
+        members = _write_members(draft, job, good)
+    write_record(
+        folder / RESULT,
+        FleetResult(
+            key=job_key(job),
+            architecture=job.architecture,
+            members=tuple(members),
+            failures=tuple(failures),
+            train_seconds=time.perf_counter() - started,
+        ),
     )
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def _profile(job: Job) -> str | None:
+def _profile(job: FleetJob) -> str | None:
     """Return the hardware profile: as asked, or by the GPU's memory; on a CPU the preset stands as it is."""
     if job.profile != "auto":
         return job.profile
@@ -88,55 +97,72 @@ def _profile(job: Job) -> str | None:
     return profile_for(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _load(job: Job) -> tuple[Loaded, list[Failure]]:
-    loaded: Loaded = []
-    failures = []
+def _load(job: FleetJob, home: Path) -> tuple[Loaded, list[Failure]]:
+    loaded, failures = [], []
+    read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
+    records = {m.features.path: m.features for m in job.members}
     for member in job.members:
         try:
-            series = load_series(member.features, job.bounds[member.timeframe], member.symbol)
-        except MemberError as error:
-            failures.append(_failure(job, member, str(error)))
+            series = with_bounds(read(member.features.path), member.model.series, member.bounds)
+        except (MemberError, DamagedError, OSError) as error:
+            failures.append(Failure.of(member.model, "train", error))
             continue
-        reason = cpbmodels.why_not(series, job.base_architecture, job.preset, **job.overrides)
+        reason = cpbmodels.why_not(series, base_of(job.architecture), job.preset, **job.overrides)
         if reason:
-            failures.append(_failure(job, member, reason))
+            failures.append(Failure.of(member.model, "train", MemberError(reason, code="too-short")))
         else:
             loaded.append((member, series))
     return loaded, failures
 
 
-def _failure(job: Job, member: JobMember, reason: str) -> Failure:
-    return Failure(
-        symbol=member.symbol,
-        timeframe=member.timeframe,
-        step="train",
-        reason=reason,
-        architecture=job.architecture,
-    )
+def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:
+    """A model that never had a finite epoch would be saved with its initial weights: it is a failure instead."""
+    why = model.report.get("reason") or "the loss was not finite in the first epoch"
+    reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
+    return Failure(step="train", reason=reason, code="diverged", series=spec.model.series, model=spec.model)
 
 
-def _progress(job: Job, record: cpbmodels.EpochRecord) -> dict[str, Any]:
-    return json.loads(json.dumps({"architecture": job.architecture} | asdict(record), default=float))
+def _progress(job: FleetJob, record: cpbmodels.EpochRecord) -> dict[str, Any]:
+    return {"architecture": job.architecture} | _plain(asdict(record))
 
 
-def _write_members(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
+def _plain(value: Any) -> Any:
+    """Return numbers of numpy and torch as Python's, so that a record holds them exactly."""
+    return json.loads(json.dumps(value, default=float))
+
+
+Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
+
+
+def _write_members(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMember]:
     """Write every member's folder, a few at a time: the forecasts of 40 members would fill half a gigabyte."""
-    for start in range(0, len(loaded), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        _write_some(draft, job, loaded[part], members[part])
+    found: list[TrainedMember] = []
+    for start in range(0, len(trained), _MEMBERS_AT_ONCE):
+        found += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE])
+    return found
 
 
-def _write_some(draft: Path, job: Job, loaded: Loaded, members: list[cpbmodels.Member]) -> None:
-    pairs = [(series, member) for (_, series), member in zip(loaded, members, strict=True)]
-    for (spec, series), member in zip(loaded, members, strict=True):
-        folder = draft / spec.name
-        member.save(folder / "model", extra=_extra(job, spec, series, member))
-        write_json(folder / "history.json", {"history": member.history, "report": member.report})
+def _write_some(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMember]:
+    members = []
+    for spec, series, model in trained:
+        folder = draft / spec.name / "model"
+        model.save(folder, extra=_extra(job, spec, series, model))
+        members.append(
+            TrainedMember(
+                model=spec.model,
+                name=spec.name,
+                files={file.name: file_digest(file) for file in sorted(folder.iterdir())},
+                history=tuple(_plain(model.history)),
+                report=_plain(model.report),
+                flat_band=model.config.get("flat_band"),
+            )
+        )
     for split in ("validation", "test"):
-        origins = [series.origins(split, m.context, m.horizon) for series, m in pairs]
-        forecasts = cpbmodels.predict(members, [series for series, _ in pairs], origins)
-        for (spec, _), one in zip(loaded, forecasts, strict=True):
+        origins = [series.origins(split, model.context, model.horizon) for _, series, model in trained]
+        forecasts = cpbmodels.predict([m for _, _, m in trained], [s for _, s, _ in trained], origins)
+        for (spec, _, _), one in zip(trained, forecasts, strict=True):
             _save_forecasts(draft / spec.name / f"{split}.npz", one)
+    return members
 
 
 def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
@@ -147,25 +173,30 @@ def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
     np.savez(path, origins=forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()})
 
 
-def _extra(job: Job, spec: JobMember, series: cpbmodels.Series, member: cpbmodels.Member) -> dict[str, Any]:
+def _extra(
+    job: FleetJob, spec: JobMember, series: cpbmodels.Series, model: cpbmodels.Member
+) -> dict[str, Any]:
     times = series.times
     assert times is not None
     first, stop = series.spans["train"]
-    if most := member.options.max_train_rows:
+    if most := model.options.max_train_rows:
         first = max(first, stop - most)
+    of = spec.model.series
     return {
-        "symbol": spec.symbol,
-        "timeframe": spec.timeframe,
-        "scope": "universal" if job.universal else "per-series",
-        "data_digest": spec.digest,
-        "rows": spec.rows,
-        "warm_start": str((job.warm_start or {}).get(spec.name, "")) or None,
+        "market": of.market,
+        "symbol": of.symbol,
+        "timeframe": of.timeframe,
+        "scope": "universal" if is_universal(job) else "per-series",
+        "data_digest": spec.features.digest,
+        "rows": spec.features.rows,
+        "warm_start": spec.continues,
         "training_span": [
             str(np.datetime64(int(times[first]), "us")) + "Z",
             str(np.datetime64(int(times[max(first, stop - 1)]), "us")) + "Z",
         ],
-        "bounds": job.bounds[spec.timeframe].model_dump(mode="json"),
+        "bounds": spec.bounds.model_dump(mode="json"),
         "preset": job.preset,
+        "recipe": spec.model.recipe,
         "code_digest": job.code,
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
     }

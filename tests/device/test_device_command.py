@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from cpbmodels.device import doctor, findings, host
-from flows.cli_doctor import doctor as command
+from flows.cli.doctor import doctor as command
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_the_report_reads_whole_on_a_machine_without_gpu(monkeypatch):
     assert json.loads(json.dumps(diagnosis.as_dict()))["ok"] is True
     text = "\n".join(lines(diagnosis))
     assert "recommended profile: cpu" in text
-    assert "nothing is wrong" in text
+    assert "no problems found" in text
 
 
 def test_something_wrong_ends_in_exit_code_1_and_its_remedy(monkeypatch):

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 import torch
 
+from cpbmodels import architecture, architectures, preset
 from cpbmodels.device import steps
 from cpbmodels.device.placement import OpLog
-from cpbmodels.presets import CLOSED_FORM, architectures, preset
 
 META = torch.device("meta")
-LEARNT = [name for name in architectures() if name not in CLOSED_FORM]
+LEARNT = [name for name in architectures() if not architecture(name).closed_form]
 SIZES = {"hidden_dim": 8, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "batch_size": 4, "dropout": 0.2}
 
 

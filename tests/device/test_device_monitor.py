@@ -6,7 +6,7 @@ import torch
 
 from cpbmodels.device import Monitor, check_placement
 from cpbmodels.device import nvml as nvml_module
-from cpbmodels.device.monitor import ENOUGH_SAMPLES
+from cpbmodels.device.monitor import MIN_SAMPLES
 from cpbmodels.device.nvml import GpuCounters, GpuState
 
 KEYS = {
@@ -44,13 +44,13 @@ def with_states(*utilisations: float) -> Monitor:
 
 
 def test_warns_with_a_remedy_only_where_the_gpu_mostly_waited():
-    assert "--batch-size" in with_states(*[5.0] * ENOUGH_SAMPLES).warning
-    assert with_states(*[80.0] * ENOUGH_SAMPLES).warning == ""
-    assert with_states(*[5.0] * (ENOUGH_SAMPLES - 1)).warning == ""
+    assert "--batch-size" in with_states(*[5.0] * MIN_SAMPLES).warning
+    assert with_states(*[80.0] * MIN_SAMPLES).warning == ""
+    assert with_states(*[5.0] * (MIN_SAMPLES - 1)).warning == ""
 
 
 def test_leaving_the_block_warns():
-    monitor = with_states(*[3.0] * ENOUGH_SAMPLES)
+    monitor = with_states(*[3.0] * MIN_SAMPLES)
     with pytest.warns(UserWarning, match="busy only 3 %"), monitor:
         pass
 

@@ -1,18 +1,17 @@
 import pytest
 import torch
 
+from cpbmodels import architecture, architectures, preset
 from cpbmodels.device import steps
 from cpbmodels.errors import ModelError
-from cpbmodels.presets import CLOSED_FORM, architectures, preset
 
 CPU = torch.device("cpu")
 TINY = {"hidden_dim": 8, "n_heads": 2, "batch_size": 4, "dropout": 0.0}
 
 
-@pytest.mark.parametrize("architecture", [name for name in architectures() if name not in CLOSED_FORM])
-def test_a_step_of_every_architecture_runs_and_learns(architecture):
-    options = preset("default", architecture, **TINY)
-    step = steps.fleet_step(architecture, options, 2, CPU, rows=400)
+@pytest.mark.parametrize("name", [name for name in architectures() if not architecture(name).closed_form])
+def test_a_step_of_every_architecture_runs_and_learns(name):
+    step = steps.fleet_step(name, preset("default", name, **TINY), 2, CPU, rows=400)
     losses = []
     for _ in range(30):
         step.fleet.loss_sum.zero_()
@@ -23,7 +22,7 @@ def test_a_step_of_every_architecture_runs_and_learns(architecture):
 
 
 def test_timing_names_what_was_timed(monkeypatch):
-    monkeypatch.setattr(steps, "size_of", lambda name: preset("default", name, **TINY))
+    monkeypatch.setattr(steps, "seed_size", lambda name: preset("default", name, **TINY))
     row = steps.time_one("gru", CPU)
     assert row["members"] == 1
     assert row["batch"] == 4
@@ -31,8 +30,8 @@ def test_timing_names_what_was_timed(monkeypatch):
 
 
 def test_a_seed_architecture_is_timed_at_its_seed_size():
-    assert steps.size_of("lstm").hidden_dim == 256
-    assert steps.size_of("har") == preset("default", "har")
+    assert steps.seed_size("lstm").hidden_dim == 256
+    assert steps.seed_size("har") == preset("default", "har")
 
 
 def test_too_little_history_for_a_batch_is_one_sentence():

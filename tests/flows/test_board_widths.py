@@ -1,6 +1,6 @@
 """The leaderboard on a terminal: columns leave from the right, a figure is never cut."""
 
-from flows.cli_models import _fitting
+from flows.cli.models import _fitting
 
 HEAD = [
     "",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flows.train_all import _failing
+from flows.tracked_run import run_of
 from schemas.errors import CpbError
 from tasks.tracking import find_by_key, finish, open_store, start_parent
 
@@ -15,7 +15,7 @@ def store(tmp_path, monkeypatch):
 
 def test_a_run_that_ends_in_an_error_is_marked_failed_and_can_be_repeated(store):
     run = start_parent("k", {})
-    with pytest.raises(CpbError, match="no fleet"), _failing(run.run_id):
+    with pytest.raises(CpbError, match="no fleet"), run_of(run.run_id):
         raise CpbError("no fleet could be trained")
     failed = store.client.get_run(run.run_id)
     assert failed.info.status == "FAILED"

@@ -1,27 +1,52 @@
+"""A flow calls its steps directly or as Prefect tasks; either way one failing call stops no other."""
+
 import threading
 
-from flows.runner import Direct
+import pytest
+from prefect import flow
+from prefect.states import Completed
+
+from flows.parameters import takes
+from flows.runner import Runner, plain_failures
+from schemas.errors import UsageError
+from schemas.run import ScopeSpec
+from tasks.step import step
 
 
-class Step:
-    """Stands where a Prefect task stands: the plain function is `fn`."""
-
-    def __init__(self, fn):
-        self.fn = fn
+@step("halve", workers=2)
+def halve(number):
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number // 2
 
 
 def test_one_failing_call_stops_no_other():
-    def halve(x):
-        if x % 2:
-            raise ValueError(f"{x} is odd")
-        return x // 2
-
-    outcomes = Direct().each(Step(halve), [(2,), (3,), (4,)], workers=2)
-    assert [o.value for o in outcomes] == [1, None, 2]
-    assert [str(o.error) if o.error else None for o in outcomes] == [None, "3 is odd", None]
+    first, second, third = Runner().each(halve, [(2,), (3,), (4,)])
+    assert (first, third) == (1, 2)
+    assert str(second) == "3 is odd"
+    assert Runner().one(halve, 8) == 4
+    with pytest.raises(ValueError, match="5 is odd"):
+        Runner().one(halve, 5)
 
 
 def test_calls_run_side_by_side():
     meet = threading.Barrier(2, timeout=30)
-    outcomes = Direct().each(Step(lambda: meet.wait() >= 0), [(), ()], workers=2)
-    assert all(o.value for o in outcomes)
+    wait = step("wait", workers=2)(lambda: meet.wait() >= 0)
+    assert Runner().each(wait, [(), ()]) == [True, True]
+
+
+def test_a_wrong_parameter_ends_a_flow_as_failed_with_the_sentence_alone():
+    @flow(name="scoped", validate_parameters=False)
+    @plain_failures
+    @takes(ScopeSpec)
+    def scoped(spec):
+        """Do nothing."""
+        return Completed()
+
+    state = scoped.fn(market="options")
+    assert (state.name, state.message) == (
+        "Failed",
+        "market 'options' is unknown: choose spot, um, cm or sim",
+    )
+    assert isinstance(state.data, UsageError)
+    assert list(scoped.parameters.properties) == list(ScopeSpec.model_fields)

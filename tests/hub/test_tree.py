@@ -5,7 +5,7 @@ import pytest
 from huggingface_hub import ModelCard
 from test_publish import champion
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, DamagedError
 from tasks.hub import build_tree, model_card, verdict
 
 
@@ -39,16 +39,18 @@ def test_a_failed_build_leaves_the_older_tree(tmp_path):
     broken = champion(tmp_path / "b", "ETHUSDT")
     (broken.folder / "config.json").unlink()
 
-    with pytest.raises(CpbError, match=r"cpb-ETHUSDT-1h/3 has no config\.json"):
+    with pytest.raises(DamagedError) as caught:
         build_tree([good, broken], tree)
+    assert caught.value.field == str(broken.folder)
 
     assert (tree / "README.md").read_bytes() == before
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".tree")] == []
 
 
 def test_no_champion_is_an_error(tmp_path):
-    with pytest.raises(CpbError, match="no champion"):
+    with pytest.raises(CpbError) as caught:
         build_tree([], tmp_path / "tree")
+    assert caught.value.code == "no-champion"
 
 
 def test_the_card_states_results_licence_limits_and_metadata(tmp_path):
@@ -112,8 +114,86 @@ def test_without_scores_the_verdict_says_so(tmp_path):
 
 
 def test_models_of_the_simulator_are_called_a_demonstration(tmp_path):
-    real, simulated = champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT")
-    simulated.tags["source"] = "sim"
+    real, simulated = champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", market="sim")
 
     assert "1 of these models learned simulated klines" in model_card([real, simulated])
     assert "simulated" not in model_card([real])
+
+
+def test_models_of_several_markets_lie_apart(tmp_path):
+    models = [champion(tmp_path / "a"), champion(tmp_path / "b", market="um", seed=1)]
+
+    tree = build_tree(models, tmp_path / "tree")
+
+    for model, place in zip(models, ("BTCUSDT/1h", "um-BTCUSDT/1h"), strict=True):
+        published = (tree / place / "model.safetensors").read_bytes()
+        assert published == (model.folder / "model.safetensors").read_bytes()
+    card = ModelCard((tree / "README.md").read_text())
+    assert {r.dataset_name for r in card.data.eval_results} == {"BTCUSDT 1h", "um BTCUSDT 1h"}
+    assert "| um-BTCUSDT | 1h |" in card.text
+
+
+def test_a_damaged_model_is_not_published_and_the_older_tree_stays(tmp_path):
+    tree = build_tree([champion(tmp_path / "a")], tmp_path / "tree")
+    before = sorted(p.relative_to(tree) for p in tree.rglob("*"))
+    damaged = champion(tmp_path / "b", "ETHUSDT", damage="model.safetensors is cut short")
+
+    with pytest.raises(DamagedError, match="cpb train-all --coins ETHUSDT --timeframes 1h") as caught:
+        build_tree([champion(tmp_path / "a"), damaged], tree)
+
+    assert caught.value.code == "damaged"
+    assert sorted(p.relative_to(tree) for p in tree.rglob("*")) == before
+
+
+def test_a_damaged_picture_is_left_out(tmp_path, caplog):
+    model = champion(tmp_path / "a")
+    (model.folder / "forecast.png").write_bytes(b"half")
+
+    tree = build_tree([model], tmp_path / "tree")
+
+    assert not (tree / "BTCUSDT/1h/forecast.png").exists()
+    assert "forecast.png" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["notes.txt", "BTCUSDT/1h/notes.txt", "photos/2024/a.png", "BTCUSDT/README.md", "x/y/model.safetensors"],
+)
+def test_a_folder_with_a_file_of_the_users_is_not_replaced(tmp_path, place):
+    tree = build_tree([champion(tmp_path / "a")], tmp_path / "tree")
+    mine = tree / place
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+
+    with pytest.raises(CpbError) as caught:
+        build_tree([champion(tmp_path / "a")], tree)
+
+    assert (caught.value.code, caught.value.field) == ("foreign-folder", str(tree))
+    assert str(mine) in str(caught.value)
+    assert mine.read_text() == "mine"
+
+
+def test_a_card_of_the_users_is_not_replaced(tmp_path):
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub/README.md").write_text("# my own models")
+
+    with pytest.raises(CpbError) as caught:
+        build_tree([champion(tmp_path / "a")], tmp_path / "hub")
+
+    assert caught.value.code == "foreign-folder"
+
+
+def test_a_link_is_not_replaced(tmp_path):
+    target = build_tree([champion(tmp_path / "a")], tmp_path / "target")
+    (tmp_path / "hub").symlink_to(target)
+
+    with pytest.raises(CpbError) as caught:
+        build_tree([champion(tmp_path / "a")], tmp_path / "hub")
+
+    assert caught.value.code == "foreign-folder"
+    assert (tmp_path / "hub").is_symlink()
+
+
+def test_an_empty_folder_is_replaced(tmp_path):
+    (tmp_path / "hub").mkdir()
+    assert (build_tree([champion(tmp_path / "a")], tmp_path / "hub") / "README.md").is_file()

@@ -1,24 +1,21 @@
 """Baselines: fitted on the past, right where the truth is known, one interface."""
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import numpy as np
-import polars as pl
 import pytest
+from known_markets import A, B, H, bounds_of, busy_hours
 
 from cpbmodels.ranges import future_range
+from schemas.errors import CpbError
 from tasks.judging import baselines
 from tasks.judging.boosted import boosted
 from tasks.judging.garch import garch
 from tasks.judging.robust_har import robust_har, universal_har
 from tasks.judging.scores import crps
 from tasks.signals.columns import feature_frame
-from tasks.signals.splits import SplitBounds
 from tasks.signals.store import series_of
 
-H = 10
-START = datetime(2024, 1, 1, tzinfo=UTC)
 FITS = {
     "walk": baselines.random_walk,
     "reference": baselines.ewma_walk,
@@ -28,36 +25,9 @@ FITS = {
 }
 
 
-def busy_hours(rows=6000, seed=0):
-    """Klines whose volatility triples between 12 and 18 UTC: the hour is worth knowing."""
-    random = np.random.default_rng(seed)
-    hour = np.arange(rows) % 24
-    sigma = np.where((hour >= 12) & (hour < 18), 0.012, 0.004)
-    path = random.normal(0, 1, (rows, 12)) * (sigma / np.sqrt(12))[:, None]
-    inside = np.cumsum(path, axis=1)
-    close = np.cumsum(inside[:, -1])
-    opened = close - inside[:, -1]
-    prices = np.exp(np.column_stack([
-        opened, opened + np.maximum(inside.max(axis=1), 0), opened + np.minimum(inside.min(axis=1), 0), close,
-    ])) * 100  # fmt: skip
-    times = [START + timedelta(hours=i) for i in range(rows)]
-    return pl.DataFrame(
-        {
-            "open_time": pl.Series(times, dtype=pl.Datetime("us", "UTC")),
-            **{n: prices[:, i] for i, n in enumerate(("open", "high", "low", "close"))},
-            "volume": random.lognormal(2, 1, rows),
-        }
-    )
-
-
-def bounds_of(rows=6000):
-    at = [START + timedelta(hours=h) for h in (0, rows - 1700, rows - 1500, rows - 1200, rows - 1000, rows)]
-    return SplitBounds(timeframe="1h", train=(at[0], at[1]), validation=(at[2], at[3]), test=(at[4], at[5]))
-
-
 @pytest.fixture(scope="module")
 def series():
-    return series_of(feature_frame(busy_hours(), "1h"), bounds_of(), "AUSDT")
+    return series_of(feature_frame(busy_hours(), "1h"), A, bounds_of())
 
 
 def spans(series):
@@ -113,7 +83,7 @@ def test_the_target_is_the_mean_range_that_follows(series):
 
 def test_one_universal_har_serves_a_coin_it_never_saw(series):
     train, test = spans(series)
-    unseen = series_of(feature_frame(busy_hours(seed=9), "1h"), bounds_of(), "BUSDT")
+    unseen = series_of(feature_frame(busy_hours(seed=9), "1h"), B, bounds_of())
     universal = universal_har([series], [train], H)
     truth = baselines.realised(unseen, test, H)
     known = baselines.reference(unseen, unseen.origins("train", 1, H), test, H)
@@ -148,3 +118,9 @@ def test_the_baseline_is_the_architecture_of_the_same_name(series):
     np.testing.assert_allclose(
         served.quantiles, robust_har(series, train, H).quantiles(series, test), rtol=1e-9
     )
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it():
+    with pytest.raises(CpbError, match="no_such_package is not installed") as refused:
+        baselines.import_extra("no_such_package")
+    assert (refused.value.code, refused.value.field) == ("extra-missing", "baselines")

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from known_markets import market
 from sklearn import metrics as sk
-from test_judgement import market
 
+from schemas.errors import MemberError
 from tasks.judging.classes import judge_classes, ranked_probability_score, true_classes
 from tasks.judging.pool import apply_holm, judge_pool
 
@@ -69,3 +70,9 @@ def test_classifiers_are_pooled_like_any_model():
     assert pooled.metrics["test_crps_ratio"] < 1
     assert pooled.metrics["test_accuracy"] == 1
     assert pooled.verdict.startswith("better than")
+
+
+def test_probabilities_that_are_not_finite_are_a_failure_of_this_member():
+    with pytest.raises(MemberError) as refused:
+        judged(lambda a: np.full((len(a), 3), np.nan))
+    assert refused.value.code == "non-finite"

@@ -5,37 +5,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from known_markets import HOUR_US, H, judged, market
 
-from cpbmodels.series import Series, candle_columns
+from schemas.errors import MemberError
 from tasks.judging import baselines, pool
 from tasks.judging.member import MemberScore, judge_member
-
-H = 10
-HOUR = 3_600_000_000
-
-
-def market(rows=3000, seed=0, symbol="AUSDT", drift=0.0):
-    """A coin whose σ doubles and halves slowly; spans 60 / 15 / 20 % with an embargo."""
-    random = np.random.default_rng(seed)
-    sigma = 0.01 * np.exp(1.2 * np.sin(np.arange(rows) / 60))
-    close = 100 * np.exp(np.cumsum(random.normal(drift, sigma)))
-    opened = np.r_[100, close[:-1]]
-    prices = np.column_stack([opened, np.maximum(opened, close), np.minimum(opened, close), close])
-    segments = np.zeros(rows, dtype=np.int64)
-    names, features, volatility = candle_columns(prices, segments)
-    spans = {"train": (0, 1800), "validation": (1980, 2250), "test": (2430, rows)}
-    return Series(
-        prices=prices, features=features, names=names, volatility=volatility, segments=segments,
-        spans=spans, symbol=symbol, timeframe="1h", times=np.arange(rows) * HOUR,
-    )  # fmt: skip
-
-
-def judged(series, spread=1.0, shift=0.0, architecture="x"):
-    """Judge the reference itself, stretched by `spread` and moved by `shift`."""
-    train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    known = baselines.reference(series, train, test, H)
-    forecast = SimpleNamespace(origins=test, quantiles=known * spread + shift)
-    return judge_member(series, forecast, known, architecture=architecture)
 
 
 def test_realised_is_the_cumulative_log_return():
@@ -100,11 +74,13 @@ def test_a_broken_forecast_is_refused():
     series = market()
     test = series.origins("test", 1, H)
     broken = SimpleNamespace(origins=test, quantiles=np.full((len(test), H, 19), np.nan))
-    with pytest.raises(ValueError, match="gru/AUSDT/1h: the forecast holds values that are not finite"):
+    with pytest.raises(MemberError, match="gru/AUSDT/1h") as refused:
         judge_member(series, broken, broken.quantiles, architecture="gru")
+    assert refused.value.code == "non-finite"
     empty = SimpleNamespace(origins=test[:0], quantiles=np.zeros((0, H, 19)))
-    with pytest.raises(ValueError, match="no test origin"):
+    with pytest.raises(MemberError) as refused:
         judge_member(series, empty, empty.quantiles, architecture="gru")
+    assert refused.value.code == "no-origin"
 
 
 def test_a_market_that_never_moves_is_judged_without_nan():
@@ -119,7 +95,7 @@ def test_scores_survive_the_disk(tmp_path):
     score = judged(market(), spread=1.2)
     score.to_npz(tmp_path / "score.npz")
     back = MemberScore.from_npz(tmp_path / "score.npz")
-    assert (back.metrics, back.symbol, back.step_us) == (score.metrics, "AUSDT", HOUR)
+    assert (back.metrics, back.symbol, back.step_us) == (score.metrics, "AUSDT", HOUR_US)
     np.testing.assert_array_equal(back.losses["crps"], score.losses["crps"])
     assert [p.name for p in tmp_path.iterdir()] == ["score.npz"]
 

@@ -8,28 +8,33 @@ from pathlib import Path
 
 import polars as pl
 
+from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market import mirror
 from tasks.market.client import Limits
-from tasks.market.layout import SeriesKey
+from tasks.market.grid import grid_of
+from tasks.market.layout import source_file
 from tasks.market.synthetic import candles
+from tasks.storage.files import DRAFT
 
 FAST = Limits(connect=2, read=2, deadline=0.8, tries=3, backoff=0.01, longest_wait=5)
 AS_OF = datetime(2024, 4, 1, tzinfo=UTC)
 
 
 def key(symbol="BTCUSDT", interval="1h", market="spot"):
-    return SeriesKey(market, symbol, interval)
+    return SeriesId(market, symbol, interval)
 
 
 def frame(file, symbol=None):
     """The synthetic candles of a file's period."""
     start, end = file.bounds
-    return candles(symbol or file.series.symbol, file.series.grid.end(start) - start, start, end)
+    return candles(
+        symbol or file.series.symbol, grid_of(file.series.timeframe).end(start) - start, start, end
+    )
 
 
 def csv_of(file, rows=None):
-    return mirror.to_csv(frame(file) if rows is None else rows, file.series.interval)
+    return mirror.to_csv(frame(file) if rows is None else rows, file.series.timeframe)
 
 
 def put(root: Path, file, csv=None, *, payload=None, checksum=True):
@@ -52,7 +57,7 @@ def build(
 ):
     for symbol in symbols:
         for month in months:
-            put(root, key(symbol, interval).file(month))
+            put(root, source_file(key(symbol, interval), month))
     return root
 
 
@@ -153,3 +158,8 @@ class Misbehaving:
     def _trickle_status(self, handler):
         """Begin an answer whose first line never ends."""
         return self._trickle(handler, b"HTTP/1.1 200 ")
+
+
+def drafts(home: Path) -> list[Path]:
+    """What a writer left half-written."""
+    return [p for p in home.rglob("*") if DRAFT.fullmatch(p.name) or p.name.endswith(".tmp")]

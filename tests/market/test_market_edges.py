@@ -10,7 +10,7 @@ from schemas.errors import CpbError
 from schemas.klines import KLINES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
-from tasks.market.layout import step_us
+from tasks.market.layout import source_file, step_us
 from tasks.market.parser import COLUMNS
 from tasks.market.store import read_klines
 
@@ -25,7 +25,7 @@ def run(tmp_path, lists=True, coins="BTC", **options):
 
 def flat(file, start):
     """Candles of one price on the grid that goes through `start`, as far as they open in the file's period."""
-    step, (first, last) = step_us(file.series.interval), file.bounds
+    step, (first, last) = step_us(file.series.timeframe), file.bounds
     times = range(first + (start - first) % step, last, step)
     values = dict.fromkeys(KLINES, 100.0) | {"volume": 0.0, "count": 0}
     values |= dict.fromkeys([c for c in KLINES if "quote" in c or "taker" in c], 0.0)
@@ -35,12 +35,12 @@ def flat(file, start):
     )
 
 
-MONDAY = BTC.file("2024-01").bounds[0]  # and no multiple of three days since 1970
+MONDAY = source_file(BTC, "2024-01").bounds[0]  # and no multiple of three days since 1970
 
 
 def publish(tmp_path, interval, lacking=()):
     for month in MONTHS:
-        file = key(interval=interval).file(month)
+        file = source_file(key(interval=interval), month)
         rows = flat(file, MONDAY)
         kept = [i for i in range(rows.height) if (month, i) not in lacking]
         put(tmp_path / "mirror", file, csv_of(file, rows[kept]))
@@ -69,7 +69,7 @@ def test_what_is_reported_is_what_is_read(tmp_path, interval, options):
     report = run(tmp_path, timeframes=interval, **options).series[0]
     asked = {"since": "2017-01-01", "as_of": "2024-04-01"} | options
     since, as_of = (datetime.fromisoformat(asked[k]).replace(tzinfo=UTC) for k in ("since", "as_of"))
-    rows = read_klines(tmp_path / "home", "BTCUSDT", interval, since, as_of)
+    rows = read_klines(tmp_path / "home", key("BTCUSDT", interval), since, as_of)
     times = rows["open_time"].dt.strftime("%Y-%m-%dT%H:%M:%SZ")
     assert (report.rows, report.first, report.last) == (rows.height, times[0], times[-1])
 
@@ -79,13 +79,13 @@ def test_what_is_reported_is_what_is_read(tmp_path, interval, options):
 def test_a_first_month_without_a_monthly_file_comes_from_daily_ones(tmp_path, lists, since):
     build(tmp_path / "mirror", ["BTCUSDT"], MONTHS[1:])
     for day in range(10, 32):
-        put(tmp_path / "mirror", BTC.file(f"2024-01-{day}"))
+        put(tmp_path / "mirror", source_file(BTC, f"2024-01-{day}"))
     report = run(tmp_path, lists, since=since).series[0]
     assert (report.first, report.rows) == ("2024-01-10T00:00:00Z", (22 + 29 + 31) * 24)
 
 
 def test_seconds_come_from_monthly_files_where_there_are_no_daily_ones(tmp_path):
-    file = key(interval="1s").file("2024-01")
+    file = source_file(key(interval="1s"), "2024-01")
     put(tmp_path / "mirror", file, csv_of(file, flat(file, MONDAY).tail(86_400)))
     report = run(tmp_path, timeframes="1s", since="2024-01-31", as_of="2024-02-01").series[0]
     assert report.rows == 86_400
@@ -94,14 +94,14 @@ def test_seconds_come_from_monthly_files_where_there_are_no_daily_ones(tmp_path)
 def cut(tmp_path):
     """BTC's last month ends on the 8th, days before the end asked for; ETH's does not."""
     build(tmp_path / "mirror", months=MONTHS)
-    last = BTC.file("2024-03")
+    last = source_file(BTC, "2024-03")
     put(tmp_path / "mirror", last, b"".join(lines(csv_of(last))[: 7 * 24]))
 
 
 def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
     cut(tmp_path)
     for day in range(1, 32):
-        put(tmp_path / "mirror", BTC.file(f"2024-03-{day:02}"))
+        put(tmp_path / "mirror", source_file(BTC, f"2024-03-{day:02}"))
     report = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
     assert (report.series[0].rows, report.series[0].holes) == (91 * 24, [])
     assert run(tmp_path, coins="BTC,ETH", as_of="2024-04-10").requests == 4  # listings
@@ -118,7 +118,7 @@ def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path
 
 def test_rows_changed_are_told_though_a_broken_version_came_between(tmp_path):
     build(tmp_path / "mirror", ["BTCUSDT"])
-    file = BTC.file("2024-02")
+    file = source_file(BTC, "2024-02")
     run(tmp_path)
     put(tmp_path / "mirror", file, b"1,2\n")
     broken = run(tmp_path)
@@ -154,7 +154,7 @@ def micro(csv):
 )
 def test_what_was_put_right_is_told(tmp_path, change, note):
     build(tmp_path / "mirror", ["BTCUSDT"])
-    file = BTC.file("2024-02")
+    file = source_file(BTC, "2024-02")
     put(tmp_path / "mirror", file, change(csv_of(file)))
     report = run(tmp_path).series[0]
     assert report.rows == 91 * 24
@@ -173,7 +173,7 @@ def test_what_was_put_right_is_told(tmp_path, change, note):
 )
 def test_a_refusal_names_the_line_or_the_cell(tmp_path, change, reason):
     build(tmp_path / "mirror", ["BTCUSDT"])
-    file = BTC.file("2024-02")
+    file = source_file(BTC, "2024-02")
     put(tmp_path / "mirror", file, change(csv_of(file)))
     (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
     assert reason in note
@@ -193,7 +193,7 @@ def two_decimals(cell):
 def test_a_futures_file_without_header_is_known_by_its_decimals_and_volume(tmp_path):
     """As they were until 2022: in milliseconds like spot files then, and at nearly the same prices."""
     build(tmp_path / "mirror", ["BTCUSDT"])
-    file = BTC.file("2024-02")
+    file = source_file(BTC, "2024-02")
     busy = rows_of(file).with_columns(pl.col("volume") * 8, pl.col("quote_volume") * 8)
     put(tmp_path / "mirror", file, printed(csv_of(file, busy), two_decimals))
     (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
@@ -204,7 +204,7 @@ def test_a_futures_file_without_header_is_known_by_its_decimals_and_volume(tmp_p
 def test_a_file_printed_by_another_hand_is_no_futures_file(tmp_path, cell):
     """Somebody's `to_csv` drops zeros and may add a header: one sign, or none, convicts nobody."""
     build(tmp_path / "mirror", ["BTCUSDT"])
-    file = BTC.file("2024-02")
+    file = source_file(BTC, "2024-02")
     header = b"" if cell is two_decimals else ",".join(COLUMNS).encode() + b"\n"
     put(tmp_path / "mirror", file, header + printed(csv_of(file), cell))
     assert run(tmp_path).series[0].rows == 91 * 24
@@ -214,7 +214,7 @@ def test_a_plan_needs_no_right_to_write(tmp_path, monkeypatch):
     build(tmp_path / "mirror", ["BTCUSDT"], MONTHS[:2])
     wanted = scope(tmp_path / "home", tmp_path / "mirror", "BTC")
     ingest(wanted)
-    put(tmp_path / "mirror", BTC.file("2024-03"))
+    put(tmp_path / "mirror", source_file(BTC, "2024-03"))
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.setattr("os.access", lambda path, mode: False)  # as on a disk mounted read-only
     report = ingest(wanted, plan=True)
@@ -225,9 +225,9 @@ def test_a_plan_needs_no_right_to_write(tmp_path, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_in_is_named(tmp_path):
     build(tmp_path / "mirror", ["BTCUSDT"])
-    taken = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet.tmp/x"
+    taken = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet/x"
     taken.mkdir(parents=True)
-    with pytest.raises(CpbError, match=r"cannot work in .*2024-02.parquet.tmp.*set CPB_HOME"):
+    with pytest.raises(CpbError, match=r"cannot work in .*2024-02.parquet.*set CPB_HOME"):
         run(tmp_path)
 
 
@@ -235,23 +235,27 @@ def test_a_folder_that_cannot_be_written_in_is_named(tmp_path):
 def test_a_part_damaged_on_disk_is_fetched_anew(tmp_path, daily):
     periods = [f"2024-02-{day:02}" for day in range(1, 30)] if daily else ["2024-02"]
     for period in periods:
-        put(tmp_path / "mirror", BTC.file(period))
+        put(tmp_path / "mirror", source_file(BTC, period))
     whole = run(tmp_path).series[0]
     part = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"
     part.write_bytes(part.read_bytes()[:500])
     again = run(tmp_path).series[0]
     assert (again.rows, again.digest) == (29 * 24, whole.digest)
-    assert read_klines(tmp_path / "home", "BTCUSDT", "1h").height == 29 * 24
+    assert read_klines(tmp_path / "home", key("BTCUSDT", "1h")).height == 29 * 24
 
 
-def test_a_part_damaged_without_a_trace_is_named_before_a_day_is_added(tmp_path):
+def test_a_part_damaged_without_a_trace_is_set_aside_before_a_day_is_added(tmp_path):
     for day in range(1, 11):
-        put(tmp_path / "mirror", BTC.file(f"2024-02-{day:02}"))
-    run(tmp_path)
+        put(tmp_path / "mirror", source_file(BTC, f"2024-02-{day:02}"))
+    build(tmp_path / "mirror", ["ETHUSDT"], ["2024-02"])
+    run(tmp_path, coins="BTC,ETH")
     part = tmp_path / "home/klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"
     part.write_bytes(b"x" * part.stat().st_size)
-    put(tmp_path / "mirror", BTC.file("2024-02-11"))
-    with pytest.raises(CpbError, match=r"2024-02.parquet is damaged: delete it"):
-        run(tmp_path)
-    part.unlink()
-    assert run(tmp_path).series[0].rows == 11 * 24
+    put(tmp_path / "mirror", source_file(BTC, "2024-02-11"))
+    put(tmp_path / "mirror", source_file(key("ETHUSDT"), "2024-03"))
+    report = run(tmp_path, coins="BTC,ETH")
+    assert [s.status for s in report.series] == ["complete", "complete"]  # the ten days came again
+    assert report.series[0].rows == 11 * 24
+    assert any("set aside as 2024-02.parquet.damaged-1" in note for note in report.notes)
+    assert part.with_name("2024-02.parquet.damaged-1").read_bytes().startswith(b"xxx")
+    assert run(tmp_path, coins="BTC,ETH").requests == 3  # listings

@@ -11,9 +11,10 @@ import time
 
 import polars as pl
 import pytest
-from market_tools import build, key, rows_of, scope
+from market_tools import build, drafts, key, rows_of, scope
 
 from tasks.market.ingest import ingest
+from tasks.market.layout import source_file
 from tasks.market.store import read_klines
 
 SYMBOLS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT")
@@ -46,7 +47,7 @@ def readable_parts(home):
     """Every part in the store can be read and holds true candles only, whatever happened."""
     for symbol in SYMBOLS:
         for path in home.glob(f"klines/interval=1h/symbol={symbol}/*.parquet"):
-            assert pl.read_parquet(path).equals(rows_of(key(symbol).file(path.stem)))
+            assert pl.read_parquet(path).equals(rows_of(source_file(key(symbol), path.stem)))
 
 
 @pytest.mark.slow
@@ -65,7 +66,7 @@ def test_sigkill_at_a_random_moment(root, tmp_path, _):
     told = json.loads(again.communicate(timeout=120)[0].splitlines()[-1])
     assert told["exit"] == 0
     assert all(s["rows"] == 365 * 24 and not s["holes"] for s in told["series"])
-    assert not list(home.rglob("*.tmp"))
+    assert not drafts(home)
     readable_parts(home)
 
 
@@ -80,7 +81,7 @@ def test_ctrl_c_leaves_a_whole_store_and_no_temp_file(root, tmp_path):
     if run.returncode != 0:  # it may have been faster than the signal
         assert run.returncode == 130, err
         assert "Traceback" not in err
-    assert not list(home.rglob("*.tmp"))
+    assert not drafts(home)
     readable_parts(home)
 
 
@@ -101,7 +102,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(root, tmp_path):
         assert "CPB_HOME" in err
         assert "MB more are needed" in err
         assert "Traceback" not in err
-        assert not list(disk.rglob("*.tmp"))
+        assert not drafts(disk)
         readable_parts(disk / "home")
         subprocess.run(["mount", "-o", "remount,size=40m", str(disk)], check=True)
         told = json.loads(start(root, disk / "home").communicate(timeout=60)[0].splitlines()[-1])
@@ -126,9 +127,9 @@ def test_readers_see_old_or_new_but_never_half(root, tmp_path):
     home = tmp_path / "home"
     made = scope(home, root, coins="BTC", as_of="2024-01-01")
     ingest(made)
-    before = read_klines(home, "BTCUSDT", "1h")
+    before = read_klines(home, key("BTCUSDT", "1h"))
     part = home / "klines/interval=1h/symbol=BTCUSDT/2023-05.parquet"
-    (part.with_name("2023-06.parquet.tmp")).write_bytes(b"half a file")  # what a killed run leaves
-    assert read_klines(home, "BTCUSDT", "1h").equals(before)
+    (part.with_name(".2023-06.parquet.0123456789ab")).write_bytes(b"half a file")  # what a killed run leaves
+    assert read_klines(home, key("BTCUSDT", "1h")).equals(before)
     ingest(made)
-    assert not list(home.rglob("*.tmp"))
+    assert not drafts(home)

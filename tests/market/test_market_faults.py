@@ -7,14 +7,15 @@ import zipfile
 
 import polars as pl
 import pytest
-from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows_of, scope, stored
+from market_tools import FAST, Misbehaving, build, csv_of, drafts, key, lines, put, rows_of, scope, stored
 
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.layout import source_file
 from tasks.market.parser import COLUMNS
 from tasks.market.store import read_klines
 
-BTC, MONTH = key(), key().file("2024-02")
+BTC, MONTH = key(), source_file(key(), "2024-02")
 NAME = "BTCUSDT-1h-2024-02.zip"
 
 
@@ -25,15 +26,15 @@ def served(tmp_path, hook=None, **options):
 
 
 def btc(report):
-    return next(s for s in report.series if s.symbol == "BTCUSDT")
+    return next(s for s in report.series if s.series.symbol == "BTCUSDT")
 
 
 def check_store(tmp_path, report):
     """No accepted bad row, no temp file, and every missing candle is accounted for."""
     home = tmp_path / "home"
-    assert not list(home.rglob("*.tmp"))
-    truth = pl.concat([rows_of(BTC.file(m)) for m in ("2024-01", "2024-02", "2024-03")])
-    got = read_klines(home, "BTCUSDT", "1h")
+    assert not drafts(home)
+    truth = pl.concat([rows_of(source_file(BTC, m)) for m in ("2024-01", "2024-02", "2024-03")])
+    got = read_klines(home, key("BTCUSDT", "1h"))
     assert got.join(truth, on=got.columns, how="anti").height == 0
     assert got.height + sum(h["bars"] for h in btc(report).holes) == truth.height
     return got
@@ -96,7 +97,7 @@ def test_what_failed_is_fetched_by_the_next_run(market):
 
 def test_daily_files_stand_in_for_a_month_that_never_arrives(market):
     for day in range(1, 30):
-        put(market / "mirror", BTC.file(f"2024-02-{day:02}"))
+        put(market / "mirror", source_file(BTC, f"2024-02-{day:02}"))
     report = served(market, Misbehaving(NAME, "500"))
     assert btc(report).holes == []
     assert btc(report).files["repaired"] == 29
@@ -190,16 +191,16 @@ BAD_CONTENTS = {
     "negative volume": (edit(GOOD, 7, 5, b"-1.0"), "volume is negative (-1)"),
     "high below low": (edit(GOOD, 7, 2, b"0.00000001"), "high is below"),
     "taker above total": (edit(GOOD, 7, 9, b"99999999"), "taker volume exceeds"),
-    "other month": (csv_of(BTC.file("2024-03")), "outside the file's period"),
+    "other month": (csv_of(source_file(BTC, "2024-03")), "outside the file's period"),
     "wrong interval": (
-        csv_of(key(interval="4h").file("2024-02")),
+        csv_of(source_file(key(interval="4h"), "2024-02")),
         "expected 3600 s between candles, found 14400 s",
     ),
     "finer interval": (
-        csv_of(key(interval="15m").file("2024-02")),
+        csv_of(source_file(key(interval="15m"), "2024-02")),
         "expected 3600 s between candles, found 900 s",
     ),
-    "other symbol": (csv_of(key("SHIBUSDT").file("2024-02")), "another symbol"),
+    "other symbol": (csv_of(source_file(key("SHIBUSDT"), "2024-02")), "another symbol"),
     "unknown header": (b"time,price\n" + GOOD, "header 'time,price'"),
     "words": (GOOD.replace(b"170", b"abc", 1), "header"),
     "words inside": (edit(GOOD, 9, 1, b"abc"), "not twelve numbers"),
@@ -225,7 +226,7 @@ def test_bad_contents_are_quarantined_although_the_checksum_is_right(market, fau
 def test_daily_files_replace_a_quarantined_month(market, fault):
     put(market / "mirror", MONTH, BAD_CONTENTS[fault][0])
     for day in range(1, 30):
-        put(market / "mirror", BTC.file(f"2024-02-{day:02}"))
+        put(market / "mirror", source_file(BTC, f"2024-02-{day:02}"))
     report = served(market)
     assert report.exit == 0
     assert any("used 29 daily files" in note for note in btc(report).notes), btc(report).notes
@@ -314,7 +315,7 @@ def test_of_conflicting_duplicates_none_is_believed_until_a_daily_file_decides(m
     assert [(h["bars"], h["cause"]) for h in btc(report).holes] == [(1, "conflicting candles")]
     assert report.exit == 3
     check_store(market, report)
-    put(market / "mirror", BTC.file("2024-02-02"))
+    put(market / "mirror", source_file(BTC, "2024-02-02"))
     put(market / "mirror", MONTH, GOOD + lines(conflicting)[30] + lines(GOOD)[3])  # published again
     report = served(market)
     assert btc(report).holes == []
@@ -335,7 +336,7 @@ def test_a_short_month_is_partial_and_daily_files_repair_it(market):
     ]
     put(market / "mirror", MONTH, b"".join(lines(GOOD)[:169]))
     for day in range(8, 30):
-        put(market / "mirror", BTC.file(f"2024-02-{day:02}"))
+        put(market / "mirror", source_file(BTC, f"2024-02-{day:02}"))
     report = served(market)
     assert btc(report).holes == []
     assert report.exit == 0
@@ -349,7 +350,7 @@ def test_a_republished_file_replaces_its_part_and_reports_the_rows_changed(marke
     report = served(market)
     assert btc(report).changed == 2
     assert any("changed upstream, 2 rows" in n for n in report.notes)
-    got = read_klines(market / "home", "BTCUSDT", "1h").filter(pl.col("count") == 7)
+    got = read_klines(market / "home", key("BTCUSDT", "1h")).filter(pl.col("count") == 7)
     assert got.height == 2
 
 
@@ -377,7 +378,7 @@ def test_nothing_new_means_listings_only_and_no_write(market):
 
 @pytest.mark.parametrize("period", ["2024-01", "2024-03"])
 def test_another_symbols_file_is_noticed_at_either_end_of_a_series(market, period):
-    put(market / "mirror", BTC.file(period), csv_of(key("SHIBUSDT").file(period)))
+    put(market / "mirror", source_file(BTC, period), csv_of(source_file(key("SHIBUSDT"), period)))
     report = served(market)
     assert any("another symbol" in note and period in note for note in btc(report).notes), btc(report).notes
     check_store(market, report)
@@ -385,7 +386,7 @@ def test_another_symbols_file_is_noticed_at_either_end_of_a_series(market, perio
 
 def test_another_symbols_day_is_noticed_beside_the_stored_candles(market):
     served(market)
-    put(market / "mirror", BTC.file("2024-04-01"), csv_of(key("SHIBUSDT").file("2024-04-01")))
+    put(market / "mirror", source_file(BTC, "2024-04-01"), csv_of(source_file(key("SHIBUSDT"), "2024-04-01")))
     report = served(market, as_of="2024-04-02")
     assert any("another symbol" in note and "2024-04-01" in note for note in btc(report).notes), btc(
         report

@@ -11,10 +11,12 @@ from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows
 
 from schemas.errors import CpbError, MemberError, UsageError
 from tasks.market import mirror
-from tasks.market.client import FolderSource, HttpSource
+from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.layout import source_file
 from tasks.market.listing import Catalogue
 from tasks.market.report import details, save, table
+from tasks.market.sources import FolderSource
 from tasks.market.store import read_klines, writer_lock
 
 BTC = key()
@@ -27,9 +29,9 @@ def utc(*parts):
 def test_months_without_a_monthly_file_come_from_daily_ones(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-03"])
     for day in range(1, 30):
-        put(root, BTC.file(f"2024-02-{day:02}"))
+        put(root, source_file(BTC, f"2024-02-{day:02}"))
     for day in (1, 2, 3):
-        put(root, BTC.file(f"2024-04-{day:02}"))
+        put(root, source_file(BTC, f"2024-04-{day:02}"))
     report = ingest(scope(tmp_path / "home", root, coins="BTC", as_of="2024-04-04"))
     series = report.series[0]
     assert (series.status, series.holes, series.files["ok"]) == ("complete", [], 2 + 29 + 3)
@@ -39,12 +41,12 @@ def test_months_without_a_monthly_file_come_from_daily_ones(tmp_path):
 def test_a_month_grows_by_days_and_the_monthly_file_takes_over(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01"]), tmp_path / "home"
     for day in (1, 2):
-        put(root, BTC.file(f"2024-02-{day:02}"))
+        put(root, source_file(BTC, f"2024-02-{day:02}"))
     ingest(scope(home, root, coins="BTC"))
-    put(root, BTC.file("2024-02-03"))
+    put(root, source_file(BTC, "2024-02-03"))
     report = ingest(scope(home, root, coins="BTC"))
     assert report.series[0].rows == (31 + 3) * 24
-    put(root, BTC.file("2024-02"))
+    put(root, source_file(BTC, "2024-02"))
     report = ingest(scope(home, root, coins="BTC"))
     assert report.series[0].rows == (31 + 29) * 24
     assert report.series[0].files["ok"] == 2
@@ -78,7 +80,7 @@ def test_no_candle_that_closes_after_as_of_is_seen(tmp_path):
     assert early.rows == (31 + 9) * 24 + 12
     fresh = ingest(scope(tmp_path / "other", root, coins="BTC", as_of="2024-02-10T12:30")).series[0]
     assert early.digest == fresh.digest != late.digest
-    rows = read_klines(home, "BTCUSDT", "1h", as_of=utc(2024, 2, 10, 12, 30))
+    rows = read_klines(home, key("BTCUSDT", "1h"), as_of=utc(2024, 2, 10, 12, 30))
     assert rows.height == early.rows
     assert not (tmp_path / "other/klines/interval=1h/symbol=BTCUSDT/2024-03.parquet").exists()
 
@@ -88,14 +90,14 @@ def test_since_limits_what_is_fetched_and_read(tmp_path):
     series = ingest(scope(home, root, coins="BTC", since="2024-02-15")).series[0]
     assert series.first == "2024-02-15T00:00:00Z"
     assert series.files["ok"] == 2
-    assert read_klines(home, "BTCUSDT", "1h", since=utc(2024, 2, 15)).height == series.rows
+    assert read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 2, 15)).height == series.rows
 
 
 def test_digests_tell_values_not_files(tmp_path):
     root = build(tmp_path / "a", symbols=["BTCUSDT"], months=["2024-01"])
     other = tmp_path / "b"
     for day in range(1, 32):
-        put(other, BTC.file(f"2024-01-{day:02}"))
+        put(other, source_file(BTC, f"2024-01-{day:02}"))
     digests = {
         ingest(scope(tmp_path / f"home{r.name}", r, coins="BTC")).series[0].digest for r in (root, other)
     }
@@ -111,11 +113,15 @@ def without(file, *spans):
 def test_an_outage_is_what_every_symbol_lacks(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT", "ETHUSDT", "SOLUSDT"])
     month = "2024-02"
-    put(root, key("BTCUSDT").file(month), without(key("BTCUSDT").file(month), (100, 103), (300, 302)))
-    put(root, key("ETHUSDT").file(month), without(key("ETHUSDT").file(month), (100, 103)))
-    put(root, key("SOLUSDT").file(month), without(key("SOLUSDT").file(month), (100, 104)))
+    put(
+        root,
+        source_file(key("BTCUSDT"), month),
+        without(source_file(key("BTCUSDT"), month), (100, 103), (300, 302)),
+    )
+    put(root, source_file(key("ETHUSDT"), month), without(source_file(key("ETHUSDT"), month), (100, 103)))
+    put(root, source_file(key("SOLUSDT"), month), without(source_file(key("SOLUSDT"), month), (100, 104)))
     report = ingest(scope(tmp_path / "home", root, coins="BTC,ETH,SOL"))
-    causes = {s.symbol: [(h["bars"], h["cause"]) for h in s.holes] for s in report.series}
+    causes = {s.series.symbol: [(h["bars"], h["cause"]) for h in s.holes] for s in report.series}
     assert causes == {
         "BTCUSDT": [(3, "exchange outage"), (2, "confirmed absent")],
         "ETHUSDT": [(3, "exchange outage")],
@@ -184,7 +190,7 @@ def test_a_source_that_is_nothing_is_a_usage_error(tmp_path):
 
 def test_names_are_probed_where_nothing_is_listed(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-02"])
-    put(root, BTC.file("2024-03-01"))
+    put(root, source_file(BTC, "2024-03-01"))
     with mirror.serve(mirror.FolderMirror(root), lists=False) as url:
         report = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
         again = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
@@ -197,15 +203,15 @@ def test_long_listings_are_read_page_by_page(tmp_path, monkeypatch):
     monkeypatch.setattr(mirror, "PAGE", 7)
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     for day in range(1, 21):
-        put(root, BTC.file(f"2024-04-{day:02}"))
+        put(root, source_file(BTC, f"2024-04-{day:02}"))
     with mirror.serve(mirror.FolderMirror(root)) as url:
         source = HttpSource(url, limits=FAST)
-        daily = Catalogue(source).files(BTC, "daily", *key().file("2024-04").bounds)
+        daily = Catalogue(source).files(BTC, "daily", *source_file(key(), "2024-04").bounds)
         assert [f.period[-2:] for f in daily] == [f"{d:02}" for d in range(1, 21)]
         assert source.requests == 6  # 40 keys, 7 a page
         source.requests = 0
         late = Catalogue(source).files(
-            BTC, "daily", key().file("2024-04-18").bounds[0], key().file("2024-04").bounds[1]
+            BTC, "daily", source_file(key(), "2024-04-18").bounds[0], source_file(key(), "2024-04").bounds[1]
         )
         assert [f.period[-2:] for f in late] == ["18", "19", "20"]
         assert source.requests == 1  # the marker skips what came before
@@ -214,21 +220,21 @@ def test_long_listings_are_read_page_by_page(tmp_path, monkeypatch):
 def test_any_market_and_every_listed_pair(tmp_path):
     root = tmp_path / "mirror"
     for symbol in ("BTCUSDT", "ETHUSDT", "ETHBTC"):
-        put(root, key(symbol, "4h", "um").file("2024-01"))
+        put(root, source_file(key(symbol, "4h", "um"), "2024-01"))
     made = scope(tmp_path / "home", root, coins="BTC", timeframes="4h", market="um")
     assert listed_symbols(made) == ["BTCUSDT", "ETHUSDT"]
     with mirror.serve(mirror.FolderMirror(root)) as url:
         assert listed_symbols(made.model_copy(update={"source": url})) == ["BTCUSDT", "ETHUSDT"]
     report = ingest(made.model_copy(update={"symbols": ("BTCUSDT", "ETHUSDT")}))
     assert report.exit == 0
-    assert read_klines(tmp_path / "home", "ETHUSDT", "4h", market="um").height == 31 * 6
+    assert read_klines(tmp_path / "home", key("ETHUSDT", "4h", "um")).height == 31 * 6
     with pytest.raises(MemberError, match="no candles"):
-        read_klines(tmp_path / "home", "ETHUSDT", "4h")
+        read_klines(tmp_path / "home", key("ETHUSDT", "4h"))
 
 
 def test_coin_futures_have_symbols_of_their_own(tmp_path):
-    file = key("BTCUSD_PERP", "1h", "cm").file("2024-01")
-    put(tmp_path / "mirror", file, csv_of(file, rows_of(key().file("2024-01"))))
+    file = source_file(key("BTCUSD_PERP", "1h", "cm"), "2024-01")
+    put(tmp_path / "mirror", file, csv_of(file, rows_of(source_file(key(), "2024-01"))))
     report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTCUSD_PERP", market="cm"))
     assert report.exit == 0
 
@@ -252,17 +258,18 @@ def rest_of(rows, **changes):
 
 def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    april = rows_of(key().file("2024-04"))
+    april = rows_of(source_file(key(), "2024-04"))
     with mirror.serve(mirror.FolderMirror(root), rest_of(april)) as url:
         report = ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     assert report.series[0].provisional == 29
     assert report.series[0].last == "2024-03-31T23:00:00Z"
-    assert read_klines(home, "BTCUSDT", "1h").height == 91 * 24
-    with_tail = read_klines(home, "BTCUSDT", "1h", provisional=True)
+    assert read_klines(home, key("BTCUSDT", "1h")).height == 91 * 24
+    with_tail = read_klines(home, key("BTCUSDT", "1h"), provisional=True)
     assert with_tail.height == 91 * 24 + 29
     assert with_tail["open_time"].is_sorted()
     assert (
-        read_klines(home, "BTCUSDT", "1h", provisional=True, as_of=utc(2024, 4, 1, 2)).height == 91 * 24 + 2
+        read_klines(home, key("BTCUSDT", "1h"), provisional=True, as_of=utc(2024, 4, 1, 2)).height
+        == 91 * 24 + 2
     )
 
 
@@ -293,7 +300,7 @@ def test_the_report_is_printed_and_saved(tmp_path):
 
 def test_reading_what_was_never_fetched_says_how_to_get_it(tmp_path):
     with pytest.raises(MemberError, match="cpb ingest --coins BTCUSDT"):
-        read_klines(tmp_path, "BTCUSDT", "1h")
+        read_klines(tmp_path, key("BTCUSDT", "1h"))
 
 
 def test_a_folder_and_its_server_give_the_same_store(tmp_path):

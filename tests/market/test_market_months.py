@@ -8,21 +8,18 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from market_tools import FAST, csv_of, key, lines, put, scope, stored
-from typer.testing import CliRunner
 
-from flows import cli
-from flows.cli_ingest import ingest as command
 from schemas.errors import UsageError
 from schemas.klines import KLINES
+from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 from schemas.universe import INTERVAL_SECONDS, MONTH, parse_timeframes
 from tasks.market import mirror
 from tasks.market.grid import DAY, Months, grid_of, whole_candles
 from tasks.market.ingest import ingest
-from tasks.market.layout import months, period_bounds, to_us
+from tasks.market.layout import months, period_bounds, source_file, to_us
 from tasks.market.store import read_klines
 from webapp.reading import all_series
 
@@ -36,7 +33,7 @@ INSTANTS = st.integers(0, to_us(datetime(2200, 1, 1, tzinfo=UTC)))
 def market(tmp_path):
     """Seventeen months of BTC; `served` ingests them over loopback HTTP and counts what was asked for."""
     for period in PERIODS:
-        put(tmp_path / "mirror", BTC.file(period))
+        put(tmp_path / "mirror", source_file(BTC, period))
 
     def served(hook=None, as_of="2025-04-01", tail=False, **options):
         asked = Counter()
@@ -54,7 +51,7 @@ def market(tmp_path):
 
 
 def opens(home, **options):
-    return [t.strftime("%Y-%m") for t in read_klines(home, "BTCUSDT", MONTH, **options)["open_time"]]
+    return [t.strftime("%Y-%m") for t in read_klines(home, key("BTCUSDT", MONTH), **options)["open_time"]]
 
 
 def test_months_are_stored_whole_and_a_second_run_fetches_nothing(market, tmp_path):
@@ -88,7 +85,7 @@ def test_no_month_that_ends_after_as_of_is_seen(market, tmp_path, as_of, last):
 
 def test_a_month_that_nobody_published_is_one_candle_missing(market, tmp_path):
     for period in ("2024-02", "2024-03"):
-        (tmp_path / "mirror" / BTC.file(period).key).unlink()
+        (tmp_path / "mirror" / source_file(BTC, period).key).unlink()
     report, _ = market()
     assert report.series[0].holes == [
         {"from": "2024-02-01T00:00:00Z", "to": "2024-04-01T00:00:00Z", "bars": 2, "cause": "not published"}
@@ -98,19 +95,19 @@ def test_a_month_that_nobody_published_is_one_candle_missing(market, tmp_path):
 
 @pytest.mark.parametrize(("as_of", "told"), [("2025-04-02", False), ("2025-05-02", True)])
 def test_a_month_that_is_not_yet_published_is_not_late(market, tmp_path, as_of, told):
-    (tmp_path / "mirror" / BTC.file(PERIODS[-1]).key).unlink()
+    (tmp_path / "mirror" / source_file(BTC, PERIODS[-1]).key).unlink()
     report, _ = market(as_of=as_of)
     assert any("before the end asked for" in note for note in report.series[0].notes) == told
 
 
 def rest(period):
-    cells = csv_of(BTC.file(period)).decode().strip().split(",")
+    cells = csv_of(source_file(BTC, period)).decode().strip().split(",")
     return [int(cells[0]), *cells[1:6], int(cells[6]), cells[7], int(cells[8]), *cells[9:]]
 
 
 def test_a_month_that_is_refused_comes_from_rest_in_one_question(market, tmp_path):
     whole = market()[0].series[0].digest
-    put(tmp_path / "mirror", BTC.file("2024-02"), payload=b"not a zip")
+    put(tmp_path / "mirror", source_file(BTC, "2024-02"), payload=b"not a zip")
     queries = []
 
     def hook(name, query):
@@ -129,7 +126,7 @@ def test_a_month_that_is_refused_comes_from_rest_in_one_question(market, tmp_pat
 
 
 def test_the_newest_month_comes_from_rest_once_it_has_ended(market, tmp_path):
-    (tmp_path / "mirror" / BTC.file(PERIODS[-1]).key).unlink()
+    (tmp_path / "mirror" / source_file(BTC, PERIODS[-1]).key).unlink()
 
     def hook(name, query):
         return (200, {}, json.dumps([rest(PERIODS[-1])]).encode()) if "interval" in query else None
@@ -157,10 +154,10 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_what_is_no_month_is_refused(market, tmp_path, fault):
     change, says = FAULTS[fault]
-    cells = csv_of(BTC.file("2024-02")).split(b",")
+    cells = csv_of(source_file(BTC, "2024-02")).split(b",")
     times = change(int(cells[0]), int(cells[6]))
     rows = [b",".join([b"%d" % a, *cells[1:6], b"%d" % b, *cells[7:]]) for a, b in times]
-    put(tmp_path / "mirror", BTC.file("2024-02"), b"".join(rows))
+    put(tmp_path / "mirror", source_file(BTC, "2024-02"), b"".join(rows))
     report, _ = market()
     assert any(says in note for note in report.series[0].notes)
     assert [(h["bars"], h["cause"]) for h in report.series[0].holes] == [(1, "quarantined")]
@@ -168,27 +165,23 @@ def test_what_is_no_month_is_refused(market, tmp_path, fault):
 
 
 def test_two_identical_months_in_a_file_are_one(market, tmp_path):
-    put(tmp_path / "mirror", BTC.file("2024-02"), b"".join(lines(csv_of(BTC.file("2024-02"))) * 2))
+    put(
+        tmp_path / "mirror",
+        source_file(BTC, "2024-02"),
+        b"".join(lines(csv_of(source_file(BTC, "2024-02"))) * 2),
+    )
     report, _ = market()
     assert (report.series[0].rows, report.series[0].duplicates) == (17, 1)
 
 
-def call(*options):
-    app = typer.Typer()
-    app.command()(command)
-    return CliRunner().invoke(app, options)
-
-
-def test_the_simulator_has_months_made_of_its_hours(tmp_path, monkeypatch):
-    monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    result = call("--source", "sim", "--coins", "BTC", "--timeframes", "1h,1mo", "--since", "2024-12",
-                  "--as-of", "2025-03-10", "--json")  # fmt: skip
-    told = json.loads(result.stdout)
-    assert (result.exit_code, [s["rows"] for s in told["series"]]) == (0, [98 * 24 + 24, 3])
-    assert told["series"][1]["last"] == "2025-02-01T00:00:00Z"
-    hours = read_klines(tmp_path, "BTCUSDT", "1h").filter(pl.col("open_time").dt.month() != 3)
+def test_the_simulator_has_months_made_of_its_hours(tmp_path):
+    made = scope(tmp_path, "sim", "BTC", "1h,1mo", "2025-03-10", since="2024-12", months=True)
+    report = ingest(made)
+    assert (report.exit, [s.rows for s in report.series]) == (0, [98 * 24 + 24, 3])
+    assert report.series[1].last == "2025-02-01T00:00:00Z"
+    hours = read_klines(tmp_path, key("BTCUSDT", "1h", "sim")).filter(pl.col("open_time").dt.month() != 3)
     month = hours.group_by_dynamic("open_time", every="1mo").agg(pl.col("high").max(), pl.col("count").sum())
-    assert month.equals(read_klines(tmp_path, "BTCUSDT", MONTH).select(month.columns))
+    assert month.equals(read_klines(tmp_path, key("BTCUSDT", MONTH, "sim")).select(month.columns))
 
 
 def test_the_page_offers_no_series_that_it_cannot_show(market, tmp_path):
@@ -196,33 +189,21 @@ def test_the_page_offers_no_series_that_it_cannot_show(market, tmp_path):
     assert all_series(tmp_path / "home") == []
 
 
-def test_the_plan_names_the_months(market, tmp_path, monkeypatch):
-    monkeypatch.setenv("CPB_HOME", str(tmp_path / "none"))
-    result = call("--source", str(tmp_path / "mirror"), "--coins", "BTC", "--timeframes", MONTH,
-                  "--since", "2025-01", "--as-of", "2025-04-01", "--plan")  # fmt: skip
-    assert "BTCUSDT 1mo: 3 of 3 files to fetch" in result.stdout
-    assert "BTCUSDT-1mo-2025-01.zip" in result.stdout
+def test_the_plan_names_the_months(market, tmp_path):
+    made = scope(
+        tmp_path / "none", tmp_path / "mirror", "BTC", MONTH, "2025-04-01", since="2025-01", months=True
+    )
+    notes = ingest(made, plan=True).notes
+    assert notes[0].startswith("BTCUSDT 1mo: 3 of 3 files to fetch")
+    assert notes[1].endswith("BTCUSDT-1mo-2025-01.zip")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "train-all --timeframes 1h,1mo",
-        "train BTC 1mo",
-        "backtest --timeframes 1mo",
-        "forecast --timeframes 1mo",
-    ],
-)
-def test_models_of_months_are_refused_in_one_sentence(words, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    monkeypatch.setattr("sys.argv", ["cpb", *words.split(), "--source", "sim"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    said = capsys.readouterr().err
-    assert (end.value.code, said.count("\n")) == (2, 1)
-    assert "months differ in length" in said
-    assert "leave 1mo out" in said
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize("spec", [ScopeSpec, RunSpec, BacktestSpec])
+def test_models_of_months_are_refused_in_one_sentence(spec):
+    with pytest.raises(UsageError, match=r"months differ in length.*leave 1mo out") as caught:
+        spec(timeframes="1h,1mo", source="sim")
+    assert "\n" not in str(caught.value)
+    assert IngestSpec(timeframes="1h,1mo", source="sim").scope.timeframes == ("1h", "1mo")
 
 
 def test_months_are_named_only_where_they_can_be_used():
@@ -257,16 +238,16 @@ def test_months_are_those_of_the_calendar(instant):
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/market")
 def test_real_months_are_what_their_hours_add_up_to(tmp_path):
     ingest(scope(tmp_path / "hours", REAL, "BTC", "1h", "2025-06-01"))
-    hours = read_klines(tmp_path / "hours", "BTCUSDT", "1h").sort("open_time")
+    hours = read_klines(tmp_path / "hours", key("BTCUSDT", "1h")).sort("open_time")
     sums = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
     made = hours.group_by_dynamic("open_time", every="1mo").agg(
         pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
         pl.col(sums).sum(),
     ).with_columns(pl.col(pl.Float64).round(8)).select(list(KLINES))  # fmt: skip
     for month, row in zip(made["open_time"].dt.strftime("%Y-%m"), made.iter_slices(1), strict=True):
-        put(tmp_path / "mirror", BTC.file(month), csv_of(BTC.file(month), row))
+        put(tmp_path / "mirror", source_file(BTC, month), csv_of(source_file(BTC, month), row))
     with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
         report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01", months=True), limits=FAST)
     assert (report.exit, report.series[0].holes, report.series[0].rows) == (0, [], made.height)
     assert made.height > 12
-    assert read_klines(tmp_path / "home", "BTCUSDT", MONTH).equals(made)
+    assert read_klines(tmp_path / "home", key("BTCUSDT", MONTH)).equals(made)

@@ -13,10 +13,10 @@ from schemas.klines import KLINES, validate_klines
 from tasks.market import mirror
 from tasks.market.checks import check
 from tasks.market.faults import BadFile
-from tasks.market.layout import period_bounds
+from tasks.market.layout import period_bounds, source_file
 from tasks.market.parser import COLUMNS, read, trim
 
-DAY = key().file("2024-02-01")
+DAY = source_file(key(), "2024-02-01")
 GOOD = csv_of(DAY)
 START = period_bounds("2024-02-01")[0]
 relaxed = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -47,7 +47,7 @@ def is_valid_or_refused(csv):
         assert reason
         return
     assert rows.null_count().sum_horizontal()[0] == 0
-    validate_klines(rows)
+    validate_klines(rows, "1h")
 
 
 @relaxed
@@ -149,7 +149,7 @@ def test_a_float64_holds_the_printed_price(n):
 
 
 def test_files_without_a_last_newline_do_not_fuse():
-    files = [key().file("2024-02-01"), key().file("2024-02-02")]
+    files = [source_file(key(), "2024-02-01"), source_file(key(), "2024-02-02")]
     blocks = [trim(f, csv_of(f).rstrip(b"\n")) for f in files]
     frame, faults = read(blocks)
     assert not faults
@@ -157,7 +157,7 @@ def test_files_without_a_last_newline_do_not_fuse():
 
 
 def test_only_the_file_at_fault_is_refused():
-    files = [key().file(f"2024-02-{d:02}") for d in (1, 2, 3)]
+    files = [source_file(key(), f"2024-02-{d:02}") for d in (1, 2, 3)]
     bodies = [csv_of(files[0]), csv_of(files[1])[:-30], csv_of(files[2])]
     frame, faults = read([trim(f, b) for f, b in zip(files, bodies, strict=True)])
     assert list(faults) == [1]
@@ -175,7 +175,7 @@ def test_units_are_decided_row_by_row():
 
 
 def test_a_price_of_eight_decimals_survives():
-    file = key("PEPEUSDT").file("2024-02-01")
+    file = source_file(key("PEPEUSDT"), "2024-02-01")
     rows = parse(csv_of(file), file)
     assert mirror.to_csv(rows, "1h") == csv_of(file)
     assert math.isclose(rows["close"].min(), 1e-5, rel_tol=1)

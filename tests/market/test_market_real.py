@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
-from market_tools import put, scope
+from market_tools import key, put, scope
 
+from schemas.identity import SeriesId
 from tasks.market.faults import BadFile
 from tasks.market.ingest import ingest
-from tasks.market.layout import SeriesKey
+from tasks.market.layout import source_file
 from tasks.market.store import read_klines
 from tasks.market.unpack import open_zip
 
@@ -58,13 +59,13 @@ def test_luna_is_two_coins(bitcoin):
         "2025-01-01T00:00:00Z",
         "not published",
     )
-    rows = read_klines(home, "LUNAUSDT", "1h")
+    rows = read_klines(home, key("LUNAUSDT", "1h"))
     assert rows.height == series.rows
 
 
 def test_the_stored_rows_are_the_published_ones(bitcoin):
     home, report = bitcoin
-    assert read_klines(home, "BTCUSDT", "1h").height == report.series[0].rows == 68_227
+    assert read_klines(home, key("BTCUSDT", "1h")).height == report.series[0].rows == 68_227
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def test_the_stored_rows_are_the_published_ones(bitcoin):
     ],
 )
 def test_a_foreign_file_under_a_spot_name_is_refused(tmp_path, name, interval, period, reason):
-    file = SeriesKey("spot", "BTCUSDT", interval).file(period)
+    file = source_file(SeriesId("spot", "BTCUSDT", interval), period)
     put(tmp_path / "mirror", file, defect(name))
     report = ingest(
         scope(tmp_path / "home", tmp_path / "mirror", coins="BTC", timeframes=interval, as_of="2025-08-01")
@@ -91,24 +92,28 @@ def test_testnet_prices_in_spot_dress_are_refused(tmp_path):
         cells[0] = str(int(cells[6]) - 3_599_999)
         cells[1:6] = [f"{float(c):.8f}" for c in cells[1:6]]
     july = [",".join(c) for c in rows if int(c[0]) < 1_754_006_400_000]
-    put(tmp_path / "mirror", SeriesKey("spot", "BTCUSDT", "1h").file("2025-07"), "\n".join(july).encode())
+    put(
+        tmp_path / "mirror",
+        source_file(SeriesId("spot", "BTCUSDT", "1h"), "2025-07"),
+        "\n".join(july).encode(),
+    )
     report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTC", as_of="2025-08-01"))
     assert any("test network" in n for n in report.series[0].notes), report.series[0].notes
 
 
 def test_off_grid_candles_are_kept_apart(tmp_path):
-    file = SeriesKey("spot", "BTCUSDT", "1h").file("2018-02")
+    file = source_file(SeriesId("spot", "BTCUSDT", "1h"), "2018-02")
     put(tmp_path / "mirror", file, defect("offgrid"))
     home = tmp_path / "home"
     report = ingest(scope(home, tmp_path / "mirror", coins="BTC", as_of="2018-03-01"))
     assert report.series[0].off_grid == 43
-    assert read_klines(home, "BTCUSDT", "1h").height == 597
+    assert read_klines(home, key("BTCUSDT", "1h")).height == 597
     assert list(home.glob("offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"))
 
 
 def test_genuine_zips_carry_their_own_checksum():
     for path in sorted((MARKET / "genuine").glob("*.zip")):
-        file = SeriesKey("spot", "BTCUSDT", "1m").file(path.stem.removeprefix("BTCUSDT-1m-"))
+        file = source_file(SeriesId("spot", "BTCUSDT", "1m"), path.stem.removeprefix("BTCUSDT-1m-"))
         published = path.with_name(path.name + ".CHECKSUM").read_text().split()[0]
         csv, _, verified = open_zip(path.read_bytes(), file, published)
         assert verified
@@ -118,7 +123,7 @@ def test_genuine_zips_carry_their_own_checksum():
 
 
 def test_a_futures_file_is_at_home_in_its_own_market(tmp_path):
-    file = SeriesKey("um", "BTCUSDT", "5m").file("2025-01")
+    file = source_file(SeriesId("um", "BTCUSDT", "5m"), "2025-01")
     put(tmp_path / "mirror", file, defect("um-futures"))
     made = scope(
         tmp_path / "home", tmp_path / "mirror", coins="BTC", timeframes="5m", market="um", as_of="2025-02-01"

@@ -8,14 +8,15 @@ from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.layout import source_file
 
-MONTH = key().file("2024-02")
+MONTH = source_file(key(), "2024-02")
 HELD, LACKING = 24 * 19, 24 * 10
 
 
 def rows(period):
     """The candles of a month as REST has them."""
-    table = [line.split(",") for line in csv_of(key().file(period)).decode().splitlines()]
+    table = [line.split(",") for line in csv_of(source_file(key(), period)).decode().splitlines()]
     return [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in table]
 
 

@@ -6,7 +6,7 @@ from urllib.request import urlopen
 import numpy as np
 import polars as pl
 import pytest
-from market_tools import scope
+from market_tools import key, scope
 from polars.testing import assert_frame_equal
 
 from schemas.universe import COINS, symbol_of
@@ -40,7 +40,7 @@ def test_listed_coins_come_and_others_are_not_listed(market):
 
 def test_hours_are_made_of_quarters(market):
     home, _ = market
-    quarters, hours = read_klines(home, "BTCUSDT", "15m"), read_klines(home, "BTCUSDT", "1h")
+    quarters, hours = (read_klines(home, key("BTCUSDT", iv, "sim")) for iv in ("15m", "1h"))
     added = (
         quarters.group_by_dynamic("open_time", every="1h")
         .agg(

@@ -9,7 +9,10 @@ import polars as pl
 import pytest
 from market_tools import key, rows_of
 
-from schemas.errors import CpbError
+import cpbmodels.series
+import schemas.features
+from schemas import constants
+from schemas.errors import CpbError, UsageError
 from schemas.klines import KLINES, validate_klines
 from schemas.scope import Scope
 from tasks.market.client import HttpSource, Limits
@@ -18,17 +21,19 @@ from tasks.market.grid import grid_of
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
 from tasks.market.layout import (
-    SeriesKey,
+    Remote,
+    SeriesId,
     day_of,
     days,
-    file_of,
+    listed_file,
     month_of,
     months,
     period_bounds,
+    source_file,
     to_datetime,
     to_us,
 )
-from tasks.market.manifest import FileRecord, Manifest, Oddity, Part
+from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.store import read_klines, write_part
 from tasks.market.writer import merge
 
@@ -63,12 +68,12 @@ def test_weeks_open_on_mondays():
 
 def test_only_the_series_own_keys_are_files():
     btc = key()
-    good = btc.file("2024-01")
-    assert file_of(btc, good.key, "", -1, "") == good
-    assert file_of(btc, good.key + ".CHECKSUM", "", -1, "") is None
-    assert file_of(btc, good.key.replace("BTCUSDT", "ETHUSDT"), "", -1, "") is None
-    assert file_of(btc, "data/spot/monthly/klines/BTCUSDT/1h/../BTCUSDT-1h-2024-01.zip", "", -1, "") is None
-    assert key("BTCUSD_PERP", market="cm").file("2024-01").key.startswith("data/futures/cm/monthly/")
+    good = source_file(btc, "2024-01")
+    assert listed_file(btc, Remote(good.key)) == good
+    assert listed_file(btc, Remote(good.key + ".CHECKSUM")) is None
+    assert listed_file(btc, Remote(good.key.replace("BTCUSDT", "ETHUSDT"))) is None
+    assert listed_file(btc, Remote("data/spot/monthly/klines/BTCUSDT/1h/../BTCUSDT-1h-2024-01.zip")) is None
+    assert source_file(key("BTCUSD_PERP", market="cm"), "2024-01").key.startswith("data/futures/cm/monthly/")
 
 
 def test_runs_join_cut_and_contain():
@@ -78,14 +83,14 @@ def test_runs_join_cut_and_contain():
     assert not inside(np.array([1]), []).any()
 
 
-def holdings(runs, edges=None, symbol="LUNAUSDT", oddities=(), searched=()):
+def holdings(runs, edges=None, symbol="LUNAUSDT", anomalies=(), searched=()):
     """One month with these runs of hours."""
-    series = SeriesKey("spot", symbol, "1h")
+    series = SeriesId("spot", symbol, "1h")
     runs = [(MAY[0] + a * HOUR, MAY[0] + b * HOUR) for a, b in runs]
     part = Part("2022-05", 0, 0, "", runs, 0, edges or [(1.0, 1.0)] * len(runs))
     record = FileRecord("2022-05", "", "", "x", 1)
     return Holdings(
-        series, [series.file("2022-05")], {"2022-05": record}, [part], list(oddities), list(searched)
+        series, [source_file(series, "2022-05")], {"2022-05": record}, [part], list(anomalies), list(searched)
     )
 
 
@@ -114,8 +119,8 @@ def test_a_short_gap_without_witness_counts_as_an_outage_unless_the_file_is_cut(
 
 
 def test_off_grid_candles_are_trade():
-    strays = [Oddity(MAY[0] + t * HOUR + 77, "off-grid", "") for t in range(305, 310)]
-    mine = holdings([(0, 300), (310, 744)], oddities=strays)
+    strays = [Anomaly(MAY[0] + t * HOUR + 77, "off-grid", "") for t in range(305, 310)]
+    mine = holdings([(0, 300), (310, 744)], anomalies=strays)
     other = holdings([(0, 300), (310, 744)], symbol="ETHUSDT")
     assert causes(mine, other) == [(5, "exchange outage"), (5, "off-grid")]
     assert causes(other, mine) == [(5, "exchange outage"), (5, "absent at source")]
@@ -127,7 +132,7 @@ def test_what_was_searched_in_vain_is_confirmed_absent():
 
 
 def test_merging_keeps_what_a_poorer_file_lacks():
-    whole = rows_of(key().file("2024-02-01"))
+    whole = rows_of(source_file(key(), "2024-02-01"))
     poorer = whole.head(5).with_columns(count=pl.lit(1, pl.Int64))
     filled = merge(whole, poorer, [])
     assert filled.height == 24
@@ -142,13 +147,13 @@ def test_the_manifest_survives_reopening(tmp_path):
             key(),
             [FileRecord("2024-01", "k", "v", facts={"a": [1]})],
             [part],
-            [Oddity(5, "odd close", "x")],
+            [Anomaly(5, "odd close", "x")],
             (0, 9),
         )
     with Manifest(tmp_path / "m.db") as manifest:
         assert manifest.parts(key()) == {"2024-01": part}
         assert manifest.files(key())["2024-01"].facts == {"a": [1]}
-        assert manifest.oddities(key()) == [Oddity(5, "odd close", "x")]
+        assert manifest.anomalies(key()) == [Anomaly(5, "odd close", "x")]
 
 
 def _other_version(path):
@@ -197,35 +202,77 @@ def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alon
     ids=["negative", "high too low", "infinite", "nan", "null", "order", "type"],
 )
 def test_the_contract_refuses(change):
-    good = rows_of(key().file("2024-02-01"))
-    assert validate_klines(good).columns == list(KLINES)
+    good = rows_of(source_file(key(), "2024-02-01"))
+    assert validate_klines(good, "1h").columns == list(KLINES)
     with pytest.raises((pandera.errors.SchemaError, pandera.errors.SchemaErrors)):
-        validate_klines(good.with_columns(change))
+        validate_klines(good.with_columns(change), "1h")
 
 
 def test_the_contract_refuses_repeated_times():
-    good = rows_of(key().file("2024-02-01"))
+    good = rows_of(source_file(key(), "2024-02-01"))
     with pytest.raises(pandera.errors.SchemaError):
-        validate_klines(pl.concat([good, good.tail(1)]))
+        validate_klines(pl.concat([good, good.tail(1)]), "1h")
 
 
 def test_a_server_that_asks_for_an_hour_is_given_up():
     source = HttpSource("http://127.0.0.1:9", limits=Limits(longest_wait=60))
     with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
-        source._heed({"Retry-After": "3600"})
+        source._apply_retry_after({"Retry-After": "3600"})
 
 
 def test_the_read_cache_follows_the_parts_and_may_be_deleted(tmp_path):
-    january, february = rows_of(key().file("2024-01")), rows_of(key().file("2024-02"))
+    january, february = rows_of(source_file(key(), "2024-01")), rows_of(source_file(key(), "2024-02"))
     write_part(tmp_path, key(), "2024-01", january, {})
     folder = tmp_path / "cache/interval=1h/symbol=BTCUSDT"
-    assert read_klines(tmp_path, "BTCUSDT", "1h").equals(january)
+    assert read_klines(tmp_path, key("BTCUSDT", "1h")).equals(january)
     assert len(list(folder.glob("*.arrow"))) == 1
     write_part(tmp_path, key(), "2024-02", february, {})
     for _ in range(2):  # from the parts, then from the cache
-        assert read_klines(tmp_path, "BTCUSDT", "1h").equals(pl.concat([january, february]))
+        assert read_klines(tmp_path, key("BTCUSDT", "1h")).equals(pl.concat([january, february]))
     assert len(list(folder.glob("*.arrow"))) == 1
-    assert read_klines(tmp_path, "BTCUSDT", "1h", columns=["close"]).columns == ["open_time", "close"]
+    assert read_klines(tmp_path, key("BTCUSDT", "1h"), columns=["close"]).columns == ["open_time", "close"]
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_text("")  # a place that cannot be written to
-    assert read_klines(tmp_path, "BTCUSDT", "1h").height == january.height + february.height
+    assert read_klines(tmp_path, key("BTCUSDT", "1h")).height == january.height + february.height
+
+
+@pytest.mark.parametrize(
+    ("timeframe", "first", "step"),
+    [
+        ("1h", "2024-02-01", 3600),
+        ("15m", "2024-02-01", 900),
+        ("1w", "2024-01-29", 7 * 86_400),
+        ("3d", "2024-02-02", 3 * 86_400),
+    ],
+)
+def test_the_contract_wants_candles_on_their_grid(timeframe, first, step):
+    start = period_bounds(first)[0]
+    good = rows_of(source_file(key(), "2024-02-01")).head(5)
+    times = [start + i * step * 1_000_000 for i in range(5)]
+    good = good.with_columns(open_time=pl.Series(times, dtype=pl.Int64).cast(KLINES["open_time"]))
+    assert validate_klines(good, timeframe).height == 5
+    late = pl.when(pl.int_range(pl.len()) == 3).then(pl.lit(60)).otherwise(0) * 1_000_000
+    off = good.with_columns((pl.col("open_time").to_physical() + late).cast(KLINES["open_time"]))
+    with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
+        validate_klines(off, timeframe)
+
+
+def test_the_contract_wants_months_to_begin_on_the_first():
+    good = rows_of(source_file(key(interval="1mo"), "2024-02"))
+    assert validate_klines(good, "1mo").height == 1
+    with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
+        validate_klines(good.with_columns(pl.col("open_time") + pl.duration(hours=1)), "1mo")
+
+
+@pytest.mark.parametrize("text", ["0024-02", "0999-12-31", "0001-01-01"])
+def test_a_year_before_1000_is_refused_before_anything_is_asked(text):
+    for options in ({"since": text}, {"as_of": text}):
+        with pytest.raises(UsageError) as caught:
+            Scope.of("BTC", "1h", **options)
+        assert (caught.value.code, caught.value.field) == ("date", *options)
+
+
+def test_the_library_and_the_pipeline_agree_on_the_embargo():
+    """`cpbmodels` is a wheel of its own and may not import `schemas`."""
+    assert constants.EMBARGO == cpbmodels.series.EMBARGO == 178
+    assert max(schemas.features.ROLLING) == constants.WARMUP

@@ -16,11 +16,11 @@ from market_tools import FAST, build, key, put, scope
 from schemas.errors import CpbError
 from tasks.market import mirror
 from tasks.market.ingest import ingest, listed_symbols
-from tasks.market.layout import file_of, period_bounds
+from tasks.market.layout import Remote, listed_file, period_bounds, source_file
 from tasks.market.manifest import Manifest
 from tasks.market.store import read_klines
 
-MONTH = key().file("2024-02")
+MONTH = source_file(key(), "2024-02")
 WHOLE = 91 * 24
 
 
@@ -113,20 +113,20 @@ def since_listing(market, **options):
 def test_whether_daily_files_begin_before_the_months_is_asked_once_a_week(market):
     assert since_listing(market)[1].count("few") == 1
     assert since_listing(market) == (WHOLE, ["listing"])
-    put(market.root, key().file("2023-12-31"))
+    put(market.root, source_file(key(), "2023-12-31"))
     assert since_listing(market) == (WHOLE, ["listing"])
     week = 8 * 86_400 * 1_000_000
     with closing(sqlite3.connect(market.home / "manifest.db")) as db, db:
         assert db.execute("UPDATE searched SET asked = asked - ?", (week,)).rowcount == 1
     rows, asked = since_listing(market)
     assert (rows, asked.count("few")) == (WHOLE + 24, 1)
-    put(market.root, key().file("2023-12-30"))  # now there are some, and new ones are seen at once
+    put(market.root, source_file(key(), "2023-12-30"))  # now there are some, and new ones are seen at once
     assert since_listing(market)[0] == WHOLE + 48
 
 
 def test_what_was_asked_of_another_time_is_asked_anew(market):
     since_listing(market, since="2023-12-20")
-    put(market.root, key().file("2023-12-01"))
+    put(market.root, source_file(key(), "2023-12-01"))
     assert since_listing(market, since="2023-12-20") == (WHOLE, ["listing"])
     assert since_listing(market)[0] == WHOLE + 24
 
@@ -135,10 +135,10 @@ def test_a_time_without_files_is_no_hole_that_was_searched(market):
     since_listing(market)
     with closing(Manifest(market.home / "manifest.db")) as manifest:
         assert manifest.searched(key()) == []
-        (until, asked), *more = manifest.barren(key(), 0).items()
+        (until, asked), *more = manifest.empty_periods(key(), 0).items()
         assert (until, more) == (period_bounds("2024-01")[0], [])
         assert asked <= time.time() * 1e6
-        assert manifest.barren(key(), 1) == {}
+        assert manifest.empty_periods(key(), 1) == {}
 
 
 @pytest.mark.parametrize("status", [301, 400, 405, 501])
@@ -153,8 +153,8 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
     """S3 counts folders as entries of a page; NextMarker is not always there; new pairs have daily files only."""
     pairs = [f"{name}USDT" for name in ("AAA", "BBB", "CCC", "币安人生", "ZZZ")]
     for pair in pairs[:4]:
-        put(tmp_path, key(pair).file("2024-01"))
-    put(tmp_path, key("ZZZUSDT").file("2024-03-31"))
+        put(tmp_path, source_file(key(pair), "2024-01"))
+    put(tmp_path, source_file(key("ZZZUSDT"), "2024-03-31"))
 
     def hook(handler, name, query):
         if name:
@@ -175,7 +175,7 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
 
 
 def test_a_pair_in_other_letters_is_stored(tmp_path):
-    put(tmp_path / "mirror", key("币安人生USDT").file("2024-01"))
+    put(tmp_path / "mirror", source_file(key("币安人生USDT"), "2024-01"))
     with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
         wanted = scope(tmp_path / "home", url).model_copy(update={"symbols": ("币安人生USDT",)})
         assert ingest(wanted, limits=FAST).series[0].rows == 31 * 24
@@ -195,7 +195,7 @@ def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
 
 def test_only_periods_that_exist_are_files():
     for period in ("2024-13", "2024-02-30", "0000-01", "9999-12"):
-        assert file_of(key(), MONTH.key.replace("2024-02", period), "", -1, "") is None
+        assert listed_file(key(), Remote(MONTH.key.replace("2024-02", period))) is None
 
 
 def once(answer):
@@ -256,9 +256,15 @@ def test_a_redirect_is_followed(market, kind):
 
 @pytest.mark.parametrize(
     ("to", "says"),
-    [("file:///etc/passwd", "sent on to file:///etc/passwd"), ("?", "sent on more than 5 times")],
+    [
+        ("file:///etc/passwd", "redirected to another host, file://,"),
+        ("http://evil.example/data.zip", "redirected to another host, http://evil.example,"),
+        ("ftp://127.0.0.1/x", "redirected to another host"),
+        ("http://[::1", "redirected to what is no URL"),
+        ("?", "redirected more than 5 times"),
+    ],
 )
-def test_a_redirect_that_leads_nowhere_is_said(market, to, says):
+def test_a_redirect_that_is_not_followed_is_reported(market, to, says):
     report = market.served(moved(lambda handler, name: f"/{name}" if to == "?" else to))
     assert btc(report).files["missing"] == 1
     assert any(says in note for note in report.notes)
@@ -341,4 +347,6 @@ def test_a_checksum_file_that_tells_nothing_is_not_taken_for_one(market, text):
     report = market.served()
     assert btc(report).files["quarantined"] == 1
     assert any("holds no sha256" in note for note in report.notes)
-    assert read_klines(market.home, "BTCUSDT", "1h").filter(pl.col("open_time").dt.month() == 2).is_empty()
+    assert (
+        read_klines(market.home, key("BTCUSDT", "1h")).filter(pl.col("open_time").dt.month() == 2).is_empty()
+    )

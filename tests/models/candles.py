@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cpbmodels import Series, architectures
-from cpbmodels.presets import CLOSED_FORM, HAR_COLUMNS
+from cpbmodels import Series
+from cpbmodels.arch import usable
+from cpbmodels.arch.har import HAR_COLUMNS
 
-LEARNT = [name for name in architectures() if name not in CLOSED_FORM]
+LEARNT = [name for name, found in usable().items() if not found.spec.closed_form]
 """Architectures that are trained by gradient steps."""
 
 

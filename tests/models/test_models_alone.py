@@ -65,13 +65,14 @@ def closure(*names: str) -> set[str]:
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code where nothing but the library's dependencies can be imported, nor what Windows lacks."""
     allowed = closure("torch", "numpy", "safetensors")
     assert {"torch", "typing-extensions"} <= allowed
     blocked = {
         module
         for module, owners in packages_distributions().items()
         if module not in OURS and not allowed & {owner.lower().replace("_", "-") for owner in owners}
-    } | {"flows", "tasks", "schemas", "webapp"}
+    } | {"flows", "tasks", "schemas", "webapp", "resource", "fcntl"}
     assert {"prefect", "mlflow", "polars", "pydantic", "typer", "pynvml"} <= blocked
     start = BLOCKED.format(blocked=blocked, root=str(ROOT))
     return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=300)

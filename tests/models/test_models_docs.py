@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from candles import walk
 
-from cpbmodels import arch, presets, train_fleet
+from cpbmodels import arch, train_fleet
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-architecture.md"
 
@@ -18,9 +18,8 @@ def test_the_architecture_of_the_page_trains(monkeypatch):
     (code,) = re.findall(r'```python\n("""`tcn`.*?)```', PAGE.read_text(), re.DOTALL)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(compile(code, str(PAGE), "exec"), module.__dict__)
-    monkeypatch.setitem(arch._MODULES, "tcn", "tcn:Tcn")
-    defaults = {"hidden_dim": 48, "n_layers": 4, "dropout": 0.1}
-    monkeypatch.setitem(presets.ARCHITECTURE_DEFAULTS, "tcn", defaults)
+    (line,) = re.findall(r'^"tcn": "(.*)",$', PAGE.read_text(), re.MULTILINE)
+    monkeypatch.setitem(arch._BUILT_IN, "tcn", line)
     series = [walk(500, seed=seed) for seed in (1, 2)]
     options = {"preset": "smoke", "n_layers": 4, "dtype": "float64", "workers": 1}
     fleet = train_fleet(series, "tcn", seeds=[1, 2], **options)

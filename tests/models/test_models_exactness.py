@@ -6,7 +6,7 @@ import torch
 from candles import LEARNT, series_for, walk
 
 from cpbmodels import architectures, forecast_all, load, predict, train_fleet
-from cpbmodels.cells import Tied, TiedAttention, lstm_step
+from cpbmodels.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.draws import Draws
 from cpbmodels.fleet import Fleet
 from cpbmodels.layers import attend
@@ -222,7 +222,7 @@ def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
     )
 
 
-def test_tied_maps_and_attention_have_autograds_gradients():
+def test_deferred_maps_and_attention_have_autograds_gradients():
     torch.manual_seed(1)
     weight, bias = torch.randn(2, 3, 3, dtype=torch.float64), torch.randn(2, 1, 3, dtype=torch.float64)
     keys, values = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
@@ -235,7 +235,7 @@ def test_tied_maps_and_attention_have_autograds_gradients():
             h = torch.tanh(step(h)) + look(h)
         return h.square().sum()
 
-    ours = run(Tied(weight, bias), TiedAttention(keys, values))
+    ours = run(DeferredLinear(weight, bias), DeferredAttention(keys, values))
     plain = run(lambda h: torch.baddbmm(bias, h, weight.transpose(1, 2)), lambda h: attend(h, keys, values))
     torch.testing.assert_close(ours, plain)
     for a, b in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(plain, leaves), strict=True):

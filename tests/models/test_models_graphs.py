@@ -34,7 +34,7 @@ class Recorder(StepRunner):
         super().__init__(fleet, bank, graph=False)
         self.graph, self.done = True, Counter()
 
-    def _aside(self, active):
+    def _eager_step(self, active):
         self.done["eager", active] += 1
         self._body(active)
         self.warm[active] += 1
@@ -48,7 +48,7 @@ def addresses(runner):
     fleet, bank = runner.fleet, runner.bank
     tensors = [fleet.flat, fleet.grad, fleet.first, fleet.second, fleet.steps, fleet.seeds, fleet.loss_sum]
     tensors += [fleet.scaling.mean, fleet.scaling.inverse, bank.rows, bank.inverse_sigma, runner.counter]
-    tensors += [runner.origins, runner.weight, runner.rates, *fleet.shadow.weights.values()]
+    tensors += [runner.origins, runner.weight, runner.rates, *fleet.compute_weights.weights.values()]
     return [tensor.data_ptr() for tensor in tensors]
 
 

@@ -9,7 +9,7 @@ from candles import series_for
 
 from cpbmodels import ensemble, forecast_all, load, predict, train_fleet
 from cpbmodels.errors import ModelError
-from cpbmodels.ranges import FLOOR, RIDGE, fit_ranges, future_range
+from cpbmodels.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 
 H = 10
 
@@ -32,9 +32,9 @@ def test_the_fit_is_the_ridge_regression_it_says():
     design = np.hstack([np.ones((len(origins), 1)), one.columns(names)[origins], hours])
     ranges = one.columns(("log_range",))[:, 0]
     mean = np.stack([[ranges[t + 1 : t + 1 + h].mean() for h in range(1, H + 1)] for t in origins])
-    target = np.log(np.maximum(mean / one.volatility[origins][:, None], FLOOR))
+    target = np.log(np.maximum(mean / one.volatility[origins][:, None], MIN_RANGE))
     np.testing.assert_allclose(future_range(one, origins, H), target, rtol=1e-9)
-    penalty = np.diag([0.0, *[RIDGE] * (len(names) + 168)])
+    penalty = np.diag([0.0, *[RIDGE_PENALTY] * (len(names) + 168)])
     weights = np.linalg.solve(design.T @ design + penalty, design.T @ target)
     np.testing.assert_allclose(np.vstack([fitted.level, fitted.slopes, fitted.hours]), weights, atol=1e-9)
     unit = np.exp(design @ weights) * one.volatility[origins][:, None] * np.sqrt(np.arange(1, H + 1))
@@ -76,6 +76,7 @@ def test_a_fleet_equals_single_solutions_whatever_the_seed():
         np.testing.assert_allclose(member.history[0]["val_loss"], alone.history[0]["val_loss"], rtol=1e-12)
     assert [len(member.history) for member in fleet] == [1, 1, 1]
     assert {member.report["stopped"] for member in fleet} == {"closed_form"}
+    assert not any(member.report["diverged"] for member in fleet)
     assert [(record.epoch, record.epochs, len(record.members)) for record in told] == [(1, 1, 3)]
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from schemas.config import ARCHITECTURES, CLOSED_FORM, PRESET_ARCHITECTURES, parse_architectures
 from schemas.errors import UsageError
-from schemas.scope import Scope, parse_instant
+from schemas.run import PRESET_ARCHITECTURES, RunSpec, ScopeSpec
+from schemas.scope import parse_instant
 from schemas.universe import COINS, parse_coins, parse_timeframes, symbol_of
 
 
@@ -42,7 +42,7 @@ def test_all_coins_are_the_universe_in_order():
 
 def test_coins_are_unique_and_ordered():
     assert parse_coins("ETH,btc,ETHUSDT") == ["ETHUSDT", "BTCUSDT"]
-    with pytest.raises(UsageError, match="--coins"):
+    with pytest.raises(UsageError, match="coins"):
         parse_coins(" , ")
 
 
@@ -65,27 +65,51 @@ def test_instants_are_utc(text, expected):
     assert parse_instant(text, "--since") == expected
 
 
-def test_a_bad_date_names_its_option():
-    with pytest.raises(UsageError, match=r"--as-of '2024-13-01'.*2024-01-31"):
-        Scope.of(as_of="2024-13-01")
-    with pytest.raises(UsageError, match="at least a day after"):
-        Scope.of(since="2024-02", as_of="2024-01")
-    with pytest.raises(UsageError, match="--market"):
-        Scope.of(market="moon")
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"as_of": "2024-13-01"}, "as_of"),
+        ({"as_of": "0999-01-01"}, "as_of"),
+        ({"since": "2024-02", "as_of": "2024-01"}, "as_of"),
+        ({"market": "moon"}, "market"),
+        ({"market": "um", "source": "sim"}, "market"),
+        ({"market": "sim", "source": "a/folder"}, "market"),
+    ],
+)
+def test_what_cannot_be_names_its_option(options, field):
+    with pytest.raises(UsageError) as refused:
+        ScopeSpec(**options)
+    assert refused.value.field == field
+    assert field in str(refused.value)
+
+
+def test_the_simulator_is_a_market_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    for spec in (ScopeSpec(source="sim"), ScopeSpec(market="sim")):
+        assert (spec.source, spec.market) == ("sim", "sim")
+        assert (spec.scope.home, spec.scope.root) == (tmp_path, tmp_path / "sim")
+        assert {series.market for series in spec.scope.series} == {"sim"}
+    assert ScopeSpec(market="um").scope.root == tmp_path
 
 
 def test_architectures_of_presets_exist():
-    for preset in PRESET_ARCHITECTURES:
-        assert parse_architectures(None, preset) == PRESET_ARCHITECTURES[preset]
-    assert parse_architectures("gru,har-universal,gru", "smoke") == ("gru", "har-universal")
-    with pytest.raises(UsageError, match="arima"):
-        parse_architectures("arima", "smoke")
-    with pytest.raises(UsageError, match="--preset"):
-        parse_architectures(None, "huge")
+    for preset, names in PRESET_ARCHITECTURES.items():
+        assert RunSpec(preset=preset).names == names
+    assert RunSpec(architectures="gru,har-universal,gru", preset="smoke").names == ("gru", "har-universal")
+    for options, field in (({"architectures": "arima"}, "architectures"), ({"preset": "huge"}, "preset")):
+        with pytest.raises(UsageError) as refused:
+            RunSpec(**options)
+        assert refused.value.field == field
 
 
-def test_names_agree_with_the_library():
-    import cpbmodels.presets
+def test_copies_are_the_presets_and_one_of_a_closed_form():
+    assert [RunSpec().copies(name) for name in ("har", "har-universal", "robust-har")] == [3, 3, 1]
+    assert RunSpec(seeds=5).copies("har") == 5
+    assert RunSpec(preset="smoke").copies("har") == 1
 
-    assert set(ARCHITECTURES) == set(cpbmodels.architectures())
-    assert cpbmodels.presets.CLOSED_FORM == CLOSED_FORM
+
+def test_an_override_is_refused_only_where_no_architecture_reads_it():
+    assert RunSpec(overrides={"epochs": 3}).overrides == {"epochs": 3}
+    with pytest.raises(UsageError) as refused:
+        RunSpec(architectures="robust-har", overrides={"epochs": 3})
+    assert refused.value.code == "without-effect"

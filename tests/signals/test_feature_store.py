@@ -8,35 +8,40 @@ import polars as pl
 import pytest
 from test_features import klines
 
-from schemas.errors import MemberError
+from schemas.errors import DamagedError, MemberError
+from schemas.identity import SeriesId
 from tasks.signals import store
 from tasks.signals.splits import split_bounds
+
+BTC, TINY, NONE = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "TINY", "NONE"))
 
 
 @pytest.fixture
 def market(monkeypatch):
     """A market store in memory: symbol -> klines."""
     frames = {"BTCUSDT": klines(3000), "TINYUSDT": klines(3000).tail(50), "NONEUSDT": klines(3000).head(0)}
-    monkeypatch.setattr(store, "read_klines", lambda home, symbol, timeframe, **_: frames[symbol])
+    monkeypatch.setattr(store, "read_klines", lambda home, series, **_: frames[series.symbol])
     return frames
 
 
 def test_unchanged_input_is_not_computed_again(tmp_path, market, monkeypatch):
-    first = store.write_features(tmp_path, "BTCUSDT", "1h")
+    first = store.write_features(tmp_path, BTC)
     monkeypatch.setattr(store.columns, "feature_frame", lambda *_: pytest.fail("computed again"))
-    assert store.write_features(tmp_path, "BTCUSDT", "1h") == first
-    assert first.path.parent == tmp_path / "features/interval=1h/symbol=BTCUSDT"
-    assert [p.name for p in first.path.parent.iterdir()] == [first.path.name]
+    assert store.write_features(tmp_path, BTC) == first
+    assert first.path.startswith("features/interval=1h/symbol=BTCUSDT/")
+    path = tmp_path / first.path
+    assert {p.name for p in path.parent.iterdir()} == {path.name, path.with_suffix(".json").name}
 
 
 def test_a_new_candle_is_another_file_and_old_ones_are_pruned(tmp_path, market):
     whole, paths = market["BTCUSDT"], []
     for rows in range(2990, 3000):
         market["BTCUSDT"] = whole.head(rows)
-        paths.append(store.write_features(tmp_path, "BTCUSDT", "1h").path)
+        paths.append(tmp_path / store.write_features(tmp_path, BTC).path)
     assert len(set(paths)) == 10
-    kept = set(paths[0].parent.iterdir())
-    assert len(kept) == store.KEPT
+    kept = set(paths[0].parent.glob("*.parquet"))
+    assert len(kept) == store.KEPT_FILES
+    assert len(list(paths[0].parent.iterdir())) == 2 * store.KEPT_FILES
     assert paths[-1] in kept
 
 
@@ -50,9 +55,9 @@ def test_digest_sees_prices_times_and_volume():
 
 
 def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
-    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    record = store.write_features(tmp_path, BTC)
     bounds = split_bounds([record])
-    series = store.load_series(record.path, bounds)
+    series = store.load_series(tmp_path, record, bounds)
     assert (series.symbol, series.timeframe, len(series.prices)) == ("BTCUSDT", "1h", 3000)
     for name, (start, end) in bounds.items():
         a, b = series.spans[name]
@@ -63,59 +68,85 @@ def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
         assert origins.min() >= a
         assert origins.max() + 10 < b
     np.testing.assert_array_equal(series.prices[:, 3], market["BTCUSDT"]["close"].to_numpy())
-    newest = store.newest_series(tmp_path, "BTCUSDT", "1h", rows=200)
+    newest = store.newest_series(tmp_path, BTC, rows=200)
     np.testing.assert_array_equal(newest.features, series.features[-200:])
-    record.path.unlink()
-    np.testing.assert_array_equal(
-        store.newest_series(tmp_path, "BTCUSDT", "1h", rows=200).features, newest.features
-    )
-    assert not record.path.exists()
+    (tmp_path / record.path).unlink()
+    np.testing.assert_array_equal(store.newest_series(tmp_path, BTC, rows=200).features, newest.features)
+    assert not (tmp_path / record.path).exists()
 
 
 def test_a_live_forecast_reads_provisional_candles_and_stores_nothing(tmp_path, monkeypatch):
     archive = klines(3000)
 
-    def read(home, symbol, timeframe, provisional=False, **_):
+    def read(home, series, provisional=False, **_):
         return archive if provisional else archive.head(2997)
 
     monkeypatch.setattr(store, "read_klines", read)
-    confirmed = store.newest_series(tmp_path, "BTCUSDT", "1h")
-    live = store.newest_series(tmp_path, "BTCUSDT", "1h", provisional=True)
+    confirmed = store.newest_series(tmp_path, BTC)
+    live = store.newest_series(tmp_path, BTC, provisional=True)
     assert live.times[-1] - confirmed.times[-1] == 3 * 3600 * 1_000_000
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("span", ["train", "validation", "test"])
 def test_a_span_without_an_origin_is_one_members_problem(tmp_path, market, span):
-    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    record = store.write_features(tmp_path, BTC)
     bounds = split_bounds([record])
-    series = store.load_series(record.path, bounds)
+    series = store.load_series(tmp_path, record, bounds)
     first, last = series.spans[span]
     holed = series.segments.copy()
     holed[first:last] = (
         1 + np.arange(last - first) // 10
     )  # ten candles, then a hole: no candle has ten behind it
     with pytest.raises(MemberError, match=f"BTCUSDT 1h: no origin in the {span} span"):
-        store.with_bounds(replace(series, segments=holed), bounds)
+        store.with_bounds(replace(series, segments=holed), BTC, bounds)
 
 
 def test_too_little_data_is_one_members_problem(tmp_path, market):
-    bounds = split_bounds([store.write_features(tmp_path, "BTCUSDT", "1h")])
-    tiny = store.write_features(tmp_path, "TINYUSDT", "1h")
+    bounds = split_bounds([store.write_features(tmp_path, BTC)])
+    tiny = store.write_features(tmp_path, TINY)
     with pytest.raises(MemberError, match="TINYUSDT 1h: only 50 rows; needs at least"):
-        store.load_series(tiny.path, bounds)
+        store.load_series(tmp_path, tiny, bounds)
     with pytest.raises(MemberError, match="NONEUSDT 1h: no candles"):
-        store.write_features(tmp_path, "NONEUSDT", "1h")
+        store.write_features(tmp_path, NONE)
 
 
 def test_the_rows_that_are_said_to_be_needed_are_enough(tmp_path, market):
     """Spans grow with the history: whoever brings what was asked for is not asked for more."""
     whole = market["BTCUSDT"]
     market["BTCUSDT"] = whole.head(200)
-    record = store.write_features(tmp_path, "BTCUSDT", "1h")
+    record = store.write_features(tmp_path, BTC)
     with pytest.raises(MemberError, match="only 200 rows; needs at least") as refused:
-        store.load_series(record.path, split_bounds([record]))
+        store.load_series(tmp_path, record, split_bounds([record]))
     needed = int(re.search(r"at least (\d+)", str(refused.value))[1])
     market["BTCUSDT"] = whole.head(needed)
-    record = store.write_features(tmp_path, "BTCUSDT", "1h")
-    assert len(store.load_series(record.path, split_bounds([record]))) == needed
+    record = store.write_features(tmp_path, BTC)
+    assert len(store.load_series(tmp_path, record, split_bounds([record]))) == needed
+
+
+def test_one_flipped_bit_in_a_feature_file_is_found_and_mended(tmp_path, market, caplog):
+    record = store.write_features(tmp_path, BTC)
+    path = tmp_path / record.path
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
+    damaged[len(whole) // 2] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(DamagedError) as found:
+        store.load_series(tmp_path, record, split_bounds([record]))
+    assert found.value.field == record.path
+    assert store.write_features(tmp_path, BTC) == record
+    assert path.read_bytes() == whole
+    assert not list(path.parent.glob("*.damaged-*"))  # derived: nothing is worth keeping
+
+
+def test_markets_lie_apart(tmp_path, market):
+    folders = {store.write_features(tmp_path, SeriesId(m, "BTCUSDT", "1h")).path.split("/interval")[0]
+               for m in ("spot", "um", "sim")}  # fmt: skip
+    assert folders == {"features", "features-um", "sim/features"}
+
+
+def test_a_column_without_a_single_value_is_refused(tmp_path, market):
+    market["BTCUSDT"] = market["BTCUSDT"].with_columns(volume=pl.lit(float("nan")))
+    with pytest.raises(MemberError) as refused:
+        store.write_features(tmp_path, BTC)
+    assert (refused.value.code, refused.value.field) == ("empty-column", "log_volume_change")

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 from hypothesis import given, settings
@@ -10,7 +9,8 @@ from hypothesis import strategies as st
 
 from cpbmodels import Series
 from schemas.errors import UsageError
-from schemas.records import SeriesRecord
+from schemas.handover import SeriesRecord
+from schemas.identity import SeriesId
 from schemas.universe import INTERVAL_SECONDS
 from tasks.signals.splits import SplitPolicy, folds
 
@@ -29,7 +29,8 @@ def records(rows, late, timeframe):
         last = end - timedelta(seconds=step * (i * late))
         us = [round((last - timedelta(seconds=step * k)).timestamp() * 1e6) for k in (n - 1, 0)]
         record = SeriesRecord(
-            symbol=f"C{i}USDT", timeframe=timeframe, path=Path("x"), digest="d", rows=n, first_us=us[0], last_us=us[1]
+            series=SeriesId("spot", f"C{i}USDT", timeframe), path="x", digest="d", file_digest="f", rows=n,
+            first_us=us[0], last_us=us[1],
         )  # fmt: skip
         found.append(record)
     return found

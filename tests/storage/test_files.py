@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.storage.files import new_folder, read_json, write_bytes, write_json
+from tasks.storage.files import DRAFT, DiskFull, new_folder, read_json, replacing, write_bytes, write_json
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
@@ -72,3 +72,21 @@ def test_drafts_of_killed_writers_are_swept_after_a_day(tmp_path):
     with new_folder(tmp_path / "hub"):
         pass
     assert (old.exists(), young.exists(), other.exists()) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(OSError(28, "No space left on device"), DiskFull), (KeyError(), KeyError)]
+)
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path, error, expected):
+    write_bytes(tmp_path / "file", b"old")
+
+    def fail():
+        with replacing(tmp_path / "file") as draft:
+            draft.write_bytes(b"half")
+            assert DRAFT.fullmatch(draft.name)["name"] == "file"
+            raise error
+
+    with pytest.raises(expected):
+        fail()
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"old"

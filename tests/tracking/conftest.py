@@ -2,14 +2,15 @@ import shutil
 
 import pytest
 
-from tasks.tracking import store as tracking_store
+from tasks.tracking.database import make_sqlite
+from tasks.tracking.store import open_store
 
 
 @pytest.fixture(scope="session")
 def schema(tmp_path_factory):
     """A store's empty schema; copying it saves every test the second that making it takes."""
     path = tmp_path_factory.mktemp("schema") / "mlflow.db"
-    tracking_store._make_database(path)
+    make_sqlite(path)
     return path
 
 
@@ -20,4 +21,4 @@ def store(schema, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mlruns").mkdir()
     shutil.copyfile(schema, tmp_path / "mlruns" / "mlflow.db")
-    return tracking_store.open_store()
+    return open_store()

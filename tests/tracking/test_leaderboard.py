@@ -5,9 +5,9 @@ from schemas.errors import CpbError
 from tasks.tracking import COLUMNS, finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
 
 
-def flow(key, ratios, shards=1, finished=True):
+def flow(key, ratios, shards=1, finished=True, market="spot", name="train-all"):
     """One flow with a fleet (in shards) per architecture; `ratios` are its members' CRPS ratios on 1h."""
-    parent = start_parent(key, {})
+    parent = start_parent(key, {"market": market}, name=name)
     for architecture, values in ratios.items():
         for shard in range(shards):
             fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}/{shard}")
@@ -70,6 +70,43 @@ def test_the_newest_finished_flow_is_shown_unless_one_is_named(store):
     assert [r["architecture"] for r in leaderboard(old)] == ["har"]
 
 
+@pytest.mark.parametrize(
+    ("runs", "shown"),
+    [
+        ([("spot", "train-all"), ("sim", "train-all")], "spot"),
+        ([("um", "train-all"), ("sim", "train-all"), ("sim", "train")], "um"),
+        ([("spot", "train"), ("sim", "train-all")], "spot"),
+        ([("um", "train-all"), ("spot", "train")], "um"),
+        ([("sim", "train-all"), ("sim", "train")], "sim"),
+    ],
+)
+def test_a_simulated_run_does_not_hide_a_real_one(store, runs, shown):
+    for number, (market, name) in enumerate(runs):
+        flow(f"{number}", {"har": [0.9]}, market=market, name=name)
+
+    assert {r["market"] for r in leaderboard()} == {shown}
+
+
+def test_each_market_has_its_own_board(store):
+    for market in ("um", "sim", "spot"):
+        flow(market, {"har": [0.9]}, market=market)
+
+    for market in ("um", "sim", "spot"):
+        assert {r["market"] for r in leaderboard(market=market)} == {market}
+    with pytest.raises(CpbError) as caught:
+        leaderboard(market="cm")
+    assert caught.value.code == "no-run"
+
+
+def test_a_simulated_run_of_an_older_release_is_known_as_such(store):
+    real = flow("real", {"har": [0.9]})
+    old = start_parent("old", {"scope": {"source": "sim", "market": "spot"}})
+    store.client.delete_tag(old.run_id, "market")
+    finish(old.run_id)
+
+    assert {r["run_id"] for r in leaderboard()} == {r["run_id"] for r in leaderboard(real)}
+
+
 def test_shards_of_one_architecture_are_one_row(store):
     flow("s", {"gru": [0.9, 1.0, 1.1]}, shards=2)
 
@@ -95,8 +132,9 @@ def test_failed_members_are_counted_not_averaged(store):
 
 
 def test_before_the_first_run_it_says_so(store):
-    with pytest.raises(CpbError, match="no finished training run"):
+    with pytest.raises(CpbError) as caught:
         leaderboard()
+    assert caught.value.code == "no-run"
 
 
 @pytest.mark.parametrize("run", ["nosuch", "x' or 1=1"])

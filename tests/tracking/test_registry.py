@@ -1,28 +1,44 @@
-import logging
-import shutil
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from test_runs import fleet_of, member
 
-from schemas.errors import CpbError
-from tasks.tracking import champions, log_member, register_champion, registry
+from schemas.errors import CpbError, DamagedError
+from schemas.identity import SeriesId
+from tasks.hub import build_tree
+from tasks.tracking import champions, log_member, register_champion
+from tasks.tracking.artifacts import model_folder
+
+
+def series(symbol="BTCUSDT", timeframe="1h", market="spot"):
+    return SeriesId(market, symbol, timeframe)
 
 
 @pytest.fixture
-def trained(store, tmp_path):
+def folder(tmp_path):
+    """A model folder with real weights."""
+    made = tmp_path / "m"
+    made.mkdir()
+    save_file({"w": np.arange(256, dtype=np.float32)}, made / "model.safetensors")
+    (made / "config.json").write_text(json.dumps({"architecture": "har", "rows": 500}))
+    (made / "loss.png").write_bytes(b"png")
+    return made
+
+
+@pytest.fixture
+def trained(store, folder):
     """Two finished runs with a model folder, of one fleet."""
-    folder = tmp_path / "m"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"weights")
     fleet = fleet_of()
     return [log_member(fleet.run_id, member(folder, key=k)) for k in ("a", "b")]
 
 
 def test_the_alias_follows_the_best_and_keeps_the_reason(store, trained):
-    assert register_champion("BTCUSDT", "1h", trained[0], reason="first") == "1"
-    assert register_champion("BTCUSDT", "1h", trained[1], reason="lower ratio") == "2"
+    assert register_champion(series("BTCUSDT", "1h"), trained[0], reason="first") == "1"
+    assert register_champion(series("BTCUSDT", "1h"), trained[1], reason="lower ratio") == "2"
 
     version = store.client.get_model_version_by_alias("cpb-BTCUSDT-1h", "champion")
     assert (str(version.version), version.run_id) == ("2", trained[1])
@@ -31,83 +47,219 @@ def test_the_alias_follows_the_best_and_keeps_the_reason(store, trained):
 
 def test_promoting_twice_makes_no_second_version(store, trained):
     for _ in range(2):
-        assert register_champion("BTCUSDT", "1h", trained[0], reason="best") == "1"
+        assert register_champion(series("BTCUSDT", "1h"), trained[0], reason="best") == "1"
 
     assert len(store.client.search_model_versions("name = 'cpb-BTCUSDT-1h'")) == 1
 
 
 def test_an_older_version_can_come_back(store, trained):
     for run_id in (trained[0], trained[1], trained[0]):
-        register_champion("BTCUSDT", "1h", run_id, reason="best now")
+        register_champion(series("BTCUSDT", "1h"), run_id, reason="best now")
 
     assert str(store.client.get_model_version_by_alias("cpb-BTCUSDT-1h", "champion").version) == "1"
 
 
 def test_one_universal_run_may_serve_many_coins(trained):
-    register_champion("ETHUSDT", "1h", trained[0], metrics={"test_crps_ratio": 0.91})
-    register_champion(
-        "BTCUSDT", "1h", trained[0], metrics={"test_crps_ratio": 0.95}, tags={"verdict": "better"}
-    )
+    register_champion(series("ETHUSDT", "1h"), trained[0], metrics={"test_crps_ratio": 0.91})
+    register_champion(series(), trained[0], metrics={"test_crps_ratio": 0.95}, tags={"verdict": "better"})
 
     found = champions()
 
-    assert [c.symbol for c in found] == ["BTCUSDT", "ETHUSDT"]
+    assert [c.series for c in found] == [series("BTCUSDT"), series("ETHUSDT")]
     assert [c.metrics["test_crps_ratio"] for c in found] == [0.95, 0.91]
     assert found[0].tags["verdict"] == "better"
     assert found[0].model_version == "cpb-BTCUSDT-1h/1"
-    assert (found[0].folder / "model.safetensors").read_bytes() == b"weights"
+    assert (found[0].architecture, found[0].preset, found[0].verdict) == ("gru", "smoke", "better")
+    assert (found[0].folder / "model.safetensors").is_file()
 
 
 def test_champions_can_be_narrowed(trained):
-    register_champion("ETHUSDT", "1h", trained[0])
-    register_champion("BTCUSDT", "15m", trained[0])
+    register_champion(series("ETHUSDT", "1h"), trained[0])
+    register_champion(series("BTCUSDT", "15m"), trained[0])
 
-    assert [c.symbol for c in champions(["BTCUSDT"])] == ["BTCUSDT"]
-    assert [c.timeframe for c in champions(timeframes=["1h"])] == ["1h"]
+    assert [c.series for c in champions([series(timeframe="15m")])] == [series(timeframe="15m")]
+    assert len(champions(market="spot")) == 2
+    assert champions(market="um") == []
+    assert champions([]) == []
 
 
 def test_mlflow_itself_finds_the_model(store, trained, tmp_path, monkeypatch):
     import mlflow
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    register_champion("BTCUSDT", "1h", trained[0])
+    register_champion(series("BTCUSDT", "1h"), trained[0])
 
     mlflow.artifacts.download_artifacts("models:/cpb-BTCUSDT-1h@champion", dst_path=str(tmp_path / "got"))
 
-    assert (tmp_path / "got" / "model.safetensors").read_bytes() == b"weights"
+    assert (tmp_path / "got" / "model.safetensors").read_bytes() == (
+        tmp_path / "m/model.safetensors"
+    ).read_bytes()
 
 
-def test_a_champion_without_files_is_left_out_with_a_warning(trained, caplog):
-    register_champion("BTCUSDT", "1h", trained[0])
-    register_champion("ETHUSDT", "1h", trained[1])
-    shutil.rmtree(next(c.folder for c in champions() if c.symbol == "BTCUSDT"))
+def test_a_um_run_never_touches_spots_champion(store, folder, trained):
+    register_champion(series(), trained[0])
+    future = log_member(fleet_of("um", market="um").run_id, member(folder, market="um"))
 
-    with caplog.at_level(logging.WARNING):
-        assert [c.symbol for c in champions()] == ["ETHUSDT"]
+    assert register_champion(series(market="um"), future) == "1"
 
-    assert "cpb-BTCUSDT-1h" in caplog.text
+    found = {c.series.market: c for c in champions()}
+    assert (found["spot"].run_id, found["spot"].model_version) == (trained[0], "cpb-BTCUSDT-1h/1")
+    assert (found["um"].run_id, found["um"].model_version) == (future, "cpb-um-BTCUSDT-1h/1")
+    assert [c.series.market for c in champions(market="um")] == ["um"]
+    assert store.client.get_model_version("cpb-um-BTCUSDT-1h", "1").tags["market"] == "um"
+
+
+def test_a_run_of_another_market_cannot_be_registered(folder, trained):
+    future = log_member(fleet_of("um", market="um").run_id, member(folder, market="um"))
+
+    with pytest.raises(CpbError) as caught:
+        register_champion(series(), future)
+
+    assert caught.value.code == "market"
+
+
+def test_a_simulated_model_has_a_name_of_its_own(folder, store):
+    run_id = log_member(fleet_of("sim", market="sim").run_id, member(folder, market="sim"))
+    register_champion(series(market="sim"), run_id)
+
+    (champion,) = champions()
+    assert champion.model_version == "cpb-sim-BTCUSDT-1h/1"
+
+
+def test_a_registered_model_of_somebody_else_is_left_alone(store, trained):
+    store.client.create_registered_model("cpb-notes")
+    version = store.client.create_model_version("cpb-notes", "/nowhere", await_creation_for=0)
+    store.client.set_registered_model_alias("cpb-notes", "champion", version.version)
+
+    assert champions() == []
+
+
+def break_weights(folder, how):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "cut":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "one bit"])
+def test_a_damaged_champion_says_so_and_the_others_are_still_good(trained, how):
+    register_champion(series("BTCUSDT"), trained[0])
+    register_champion(series("ETHUSDT"), trained[1])
+    break_weights(champions([series("BTCUSDT")])[0].folder, how)
+
+    damaged, good = champions()
+
+    assert good.damage == ""
+    good.check()
+    assert "model.safetensors" in damaged.damage
+    with pytest.raises(DamagedError, match="cpb train-all --coins BTCUSDT --timeframes 1h`") as caught:
+        damaged.check()
+    assert (caught.value.code, caught.value.field) == ("damaged", str(damaged.folder))
+
+
+def test_weights_cut_in_half_are_never_published(trained, tmp_path):
+    register_champion(series(), trained[0])
+    break_weights(champions()[0].folder, "cut")
+
+    with pytest.raises(DamagedError):
+        build_tree(champions(), tmp_path / "hub")
+
+    assert not (tmp_path / "hub").exists()
+
+
+def test_a_damaged_config_is_damage_a_damaged_picture_is_not(trained):
+    register_champion(series(), trained[0])
+    (champion,) = champions()
+    (champion.folder / "loss.png").write_bytes(b"broken")
+    assert champions()[0].damage == ""
+
+    (champion.folder / "config.json").write_text("{")
+    assert "config.json" in champions()[0].damage
+
+
+def test_a_version_of_an_older_release_is_checked_for_being_readable(store, trained):
+    store.client.delete_tag(trained[0], "files")
+    register_champion(series(), trained[0])
+    (champion,) = champions()
+    assert (champion.digests, champion.damage) == ({}, "")
+
+    break_weights(champion.folder, "cut")
+    assert "model.safetensors" in champions()[0].damage
+
+
+def test_digests_named_by_the_caller_are_those_that_count(trained):
+    register_champion(series(), trained[0], files={"model.safetensors": "0" * 64})
+    assert "sha256 differs" in champions()[0].damage
+
+
+def test_the_commands_of_other_markets_are_theirs(folder, store):
+    for market, words in (("um", "--market um"), ("sim", "--source sim")):
+        run_id = log_member(fleet_of(market, market=market).run_id, member(folder, market=market, key=market))
+        register_champion(series(market=market), run_id, files={"config.json": "0"})
+        with pytest.raises(DamagedError, match=words):
+            champions(market=market)[0].check()
+
+
+def test_training_again_mends_a_damaged_champion(trained, folder, store):
+    """The same command finds its finished run, whose files it writes again."""
+    register_champion(series(), trained[0])
+    break_weights(champions()[0].folder, "cut")
+
+    fleet = store.client.get_run(trained[0]).data.tags["fleet"]
+    assert log_member(fleet, member(folder, key="a")) == trained[0]
+    register_champion(series(), trained[0])
+
+    assert champions()[0].damage == ""
 
 
 def test_a_failed_run_cannot_be_champion(store):
     run_id = log_member(fleet_of().run_id, member(reason="broken"))
 
-    with pytest.raises(CpbError, match="FAILED"):
-        register_champion("BTCUSDT", "1h", run_id)
+    with pytest.raises(CpbError, match="FAILED") as caught:
+        register_champion(series(), run_id)
+    assert caught.value.code == "unfinished-run"
 
 
-def test_champions_of_two_servers_do_not_meet_in_the_cache(tmp_path, monkeypatch):
+@pytest.fixture
+def server(folder, tmp_path, monkeypatch):
+    """Stands in for a tracking server's artifact store; counts what is fetched."""
     import mlflow
+
+    fetched = []
 
     def download(source, dst_path, tracking_uri):
         (Path(dst_path) / "model").mkdir()
-        (Path(dst_path) / "model/model.safetensors").write_text(tracking_uri)
+        for file in folder.iterdir():
+            (Path(dst_path) / "model" / file.name).write_bytes(file.read_bytes())
+        (Path(dst_path) / "model/server.txt").write_text(tracking_uri)
+        fetched.append(tracking_uri)
         return f"{dst_path}/model"
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(mlflow.artifacts, "download_artifacts", download)
-    for server, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
-        version = SimpleNamespace(
-            name="cpb-BTCUSDT-1h", version="1", run_id=run_id, source="mlflow-artifacts:/1/x"
-        )
-        folder = registry._folder(SimpleNamespace(uri=server), version)
-        assert (folder / "model.safetensors").read_text() == server
+    return fetched
+
+
+def remote(run_id="a" * 32):
+    return SimpleNamespace(name="cpb-BTCUSDT-1h", version="1", run_id=run_id, source="mlflow-artifacts:/1/x")
+
+
+def test_champions_of_two_servers_do_not_meet_in_the_cache(server):
+    for uri, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
+        found, damage = model_folder(SimpleNamespace(uri=uri), remote(run_id), {})
+        assert (found / "server.txt").read_text() == uri
+        assert damage == ""
+    assert server == ["http://a", "http://b"]
+
+
+def test_a_damaged_copy_of_a_servers_champion_is_fetched_again(server):
+    found, _ = model_folder(SimpleNamespace(uri="http://a"), remote(), {})
+    break_weights(found, "cut")
+
+    again, damage = model_folder(SimpleNamespace(uri="http://a"), remote(), {})
+
+    assert (again, damage, len(server)) == (found, "", 2)

@@ -1,8 +1,13 @@
+import json
+import sqlite3
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, DamagedError
+from schemas.identity import ModelId, SeriesId
+from tasks.storage.model_folder import file_digests
 from tasks.tracking import (
     Dataset,
     MemberRecord,
@@ -13,13 +18,15 @@ from tasks.tracking import (
     start_fleet,
     start_parent,
 )
-from tasks.tracking.runs import PARTIAL, search
+from tasks.tracking.connection import search
+from tasks.tracking.runs import PARTIAL
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {
     "architecture",
     "symbol",
     "timeframe",
+    "market",
     "fleet",
     "device",
     "preset",
@@ -38,12 +45,11 @@ def folder(tmp_path):
     return made
 
 
-def member(folder=None, symbol="BTCUSDT", **changes):
+def member(folder=None, symbol="BTCUSDT", timeframe="1h", market="spot", architecture="gru", **changes):
+    series = SeriesId(market, symbol, timeframe)
     record = MemberRecord(
         key=f"gru/{symbol}/1h",
-        architecture="gru",
-        symbol=symbol,
-        timeframe="1h",
+        model=ModelId(architecture, "smoke", series, 1),
         device="cpu",
         preset="smoke",
         data_digest="abc",
@@ -64,8 +70,8 @@ def member(folder=None, symbol="BTCUSDT", **changes):
     return replace(record, **changes)
 
 
-def fleet_of(key="flow"):
-    flow = start_parent(key, {"seed": 1})
+def fleet_of(key="flow", market="spot"):
+    flow = start_parent(key, {"seed": 1, "market": market})
     return start_fleet(flow.run_id, "gru", f"{key}/gru")
 
 
@@ -77,7 +83,8 @@ def test_a_member_run_holds_the_contract(store, folder):
     assert run.info.status == "FINISHED"
     assert set(run.data.tags) >= TAGS
     assert run.data.tags["mlflow.parentRunId"] == fleet.run_id
-    assert run.data.params == {
+    assert run.data.params == {}  # all that it has is what the fleet's members share
+    assert store.client.get_run(fleet.run_id).data.params == {
         "hidden": "128", "optimizer.name": "adam", "optimizer.lr": "0.001", "features": '["r_open", "r_close"]',
     }  # fmt: skip
     assert run.data.metrics["test_crps_ratio"] == 0.98
@@ -104,11 +111,14 @@ def test_what_was_not_measured_is_no_metric(store):
 def test_more_than_mlflows_batch_limits(store):
     history = [{"epoch": e, **{f"m{i}": float(e) for i in range(6)}} for e in range(400)]
     config = {f"p{i}": i for i in range(250)} | {"long": "x" * 9000}
-    run_id = log_member(fleet_of().run_id, member(history=history, config=config))
+    other = {f"p{i}": -i for i in range(1, 250)}
+    records = [member(history=history, config=config), member(symbol="ETHUSDT", config=other)]
+    run_id, _ = log_members(fleet_of().run_id, records)
 
     run = store.client.get_run(run_id)
     assert len(run.data.params) == 251
-    assert run.data.params["long"].endswith("… [9000 chars]")
+    assert len(run.data.params["long"]) == 6000
+    assert "9000 chars, sha256 " in run.data.params["long"]
     assert len(store.client.get_metric_history(run_id, "m5")) == 400
 
 
@@ -173,8 +183,101 @@ def test_the_same_fleet_under_another_flow_is_its_own_run(store):
 
 
 def test_a_missing_model_folder_is_named(store, tmp_path):
-    with pytest.raises(CpbError, match="nowhere"):
+    with pytest.raises(CpbError, match="nowhere") as caught:
         log_member(fleet_of().run_id, member(tmp_path / "nowhere"))
+    assert caught.value.code == "no-model"
+
+
+def params_of(store, run_id):
+    return store.client.get_run(run_id).data.params
+
+
+def test_what_all_members_share_stands_on_the_fleet_and_what_differs_on_the_member(store):
+    fleet = fleet_of()
+    records = [
+        member(config={"hidden": 128, "rows": 500, "symbol": "BTCUSDT"}),
+        member(symbol="ETHUSDT", config={"hidden": 128, "rows": 400, "symbol": "ETHUSDT"}),
+        member(symbol="LUNAUSDT", reason="50 rows", config={}),
+    ]
+    one, two, failed = log_members(fleet.run_id, records)
+
+    assert params_of(store, fleet.run_id) == {"hidden": "128"}
+    assert params_of(store, one) == {"rows": "500", "symbol": "BTCUSDT"}
+    assert params_of(store, two) == {"rows": "400", "symbol": "ETHUSDT"}
+    assert params_of(store, failed) == {}
+
+
+def test_a_member_logged_later_keeps_what_differs_from_its_fleet(store):
+    fleet = fleet_of()
+    log_member(fleet.run_id, member(config={"hidden": 128, "rows": 500}))
+    late = log_member(fleet.run_id, member(symbol="ETHUSDT", key="late", config={"hidden": 128, "rows": 400}))
+
+    assert params_of(store, fleet.run_id) == {"hidden": "128", "rows": "500"}
+    assert params_of(store, late) == {"rows": "400"}
+
+
+def test_every_run_says_its_market(store):
+    fleet = fleet_of(market="um")
+    run_id = log_member(fleet.run_id, member(market="um"))
+
+    run = store.client.get_run(run_id)
+    assert run.info.run_name == "gru/um-BTCUSDT/1h"
+    parent = store.client.get_run(fleet.run_id).data.tags["mlflow.parentRunId"]
+    assert {store.client.get_run(i).data.tags["market"] for i in (run_id, fleet.run_id, parent)} == {"um"}
+
+
+SECRETS = (
+    "http://me:hunter2@host/klines",
+    "https://host/x?token=hunter2",
+    "s3 at postgresql+psycopg2://me:hunter2@db/x failed",
+)
+
+
+@pytest.mark.parametrize("text", SECRETS)
+def test_no_password_reaches_mlflow(store, folder, text):
+    flow = start_parent("key", {"source": text, "nested": {"a": [text]}}, {"note": text}, name=text)
+    fleet = start_fleet(flow.run_id, "gru", "fleet", {"source": text}, {"note": text})
+    record = member(
+        folder,
+        config={"source": text},
+        tags={"source": text},
+        dataset=Dataset(text, "d", text, 5, (text,)),
+        reason=text,
+    )
+    log_member(fleet.run_id, record)
+    finish(flow.run_id, PARTIAL, {"reason": text})
+
+    database = store.uri.removeprefix("sqlite:///")
+    with sqlite3.connect(database) as connection:
+        dump = "\n".join(connection.iterdump())
+    assert "://host" in dump or "://db/x" in dump
+    assert "hunter2" not in dump
+
+
+def test_the_digests_of_a_members_files_are_recorded(store, folder):
+    run_id = log_member(fleet_of().run_id, member(folder))
+
+    assert json.loads(store.client.get_run(run_id).data.tags["files"]) == file_digests(folder)
+
+
+def test_files_that_changed_since_training_are_not_logged(store, folder):
+    trained = json.dumps(file_digests(folder))
+    (folder / "model.safetensors").write_bytes(b"cut")
+
+    with pytest.raises(DamagedError) as caught:
+        log_member(fleet_of().run_id, member(folder, tags={"files": trained}))
+
+    assert caught.value.field == str(folder / "model.safetensors")
+
+
+def test_logging_again_mends_damaged_files_of_a_finished_run(store, folder):
+    fleet = fleet_of()
+    run_id = log_member(fleet.run_id, member(folder))
+    kept = Path(store.client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+    (kept / "model.safetensors").write_bytes(b"half")
+
+    assert log_member(fleet.run_id, member(folder)) == run_id
+    assert (kept / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
 def test_a_key_cannot_break_the_filter(store):

@@ -6,7 +6,9 @@ from multiprocessing import get_context
 from test_runs import fleet_of, member
 
 from tasks.tracking import finish, log_members, start_fleet, start_parent
-from tasks.tracking.runs import KEY, search
+from tasks.tracking.connection import search
+from tasks.tracking.mlflow_private import close_connections
+from tasks.tracking.tags import KEY
 
 FORK = get_context("fork")
 
@@ -21,7 +23,7 @@ def children_of(store, fleet_run):
 
 def test_processes_that_log_at_once_lose_nothing(store):
     fleet = fleet_of()
-    store.client._tracking_client.store.engine.dispose()  # no connection may cross the fork
+    close_connections(store.client)  # no connection may cross the fork
     writers = [FORK.Process(target=log_members, args=(fleet.run_id, records(f"w{n}-", 8))) for n in range(3)]
     for writer in writers:
         writer.start()
@@ -36,7 +38,7 @@ def test_processes_that_log_at_once_lose_nothing(store):
 
 
 def test_processes_that_log_the_same_fleet_at_once_make_each_run_once(store):
-    store.client._tracking_client.store.engine.dispose()
+    close_connections(store.client)
     meet = FORK.Barrier(3)
 
     def work():
@@ -64,7 +66,7 @@ def test_processes_that_log_the_same_fleet_at_once_make_each_run_once(store):
 def test_after_a_kill_the_same_call_completes_the_fleet_once(store, monkeypatch):
     fleet = fleet_of()
     wanted = records("k", 6)
-    store.client._tracking_client.store.engine.dispose()
+    close_connections(store.client)
 
     def killed():
         def die_at_the_fourth(*arguments):

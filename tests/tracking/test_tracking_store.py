@@ -1,12 +1,10 @@
-import socket
-import sqlite3
 import sys
 from multiprocessing import get_context
 
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking.store import EXPERIMENT, open_store, public_uri, sqlite_path, tracking_uri
+from tasks.tracking.store import EXPERIMENT, open_store, sqlite_path, tracking_uri
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):
@@ -30,16 +28,6 @@ def test_a_change_of_folder_is_another_store(store, tmp_path, monkeypatch):
         open_store(create=False)
 
     assert not (tmp_path / "b" / "mlruns").exists()
-
-
-def test_our_schema_is_mlflows(schema):
-    from mlflow.store.db import utils
-
-    engine = utils.create_sqlalchemy_engine(f"sqlite:///{schema}")
-    utils._verify_schema(engine)
-    assert utils._all_tables_exist(engine)
-    with sqlite3.connect(schema) as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):
@@ -66,7 +54,7 @@ def test_a_kill_before_the_store_is_whole_leaves_none(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("tasks.tracking.store._write_schema", killed)
+    monkeypatch.setattr("tasks.tracking.mlflow_private.write_schema", killed)
     with pytest.raises(KeyboardInterrupt):
         open_store()
 
@@ -77,47 +65,27 @@ def test_a_file_that_is_no_store_is_one_sentence(tmp_path):
     path = tmp_path / "mlflow.db"
     path.write_bytes(b"this is not a database" * 100)
 
-    with pytest.raises(CpbError, match="cannot be opened") as caught:
+    with pytest.raises(CpbError) as caught:
         open_store(f"sqlite:///{path}")
 
+    assert caught.value.code == "database-damaged"
+    assert f"sqlite:///{path} " in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_passwords_are_not_shown():
-    assert public_uri("postgresql://me:secret@db/mlflow") == "postgresql://db/mlflow"
+def test_only_sqlite_has_a_path():
     assert sqlite_path("postgresql://db/mlflow") is None
-
-
-def test_a_server_that_is_not_there_is_one_sentence_at_once():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    with pytest.raises(CpbError, match=f"127.0.0.1:{port} cannot be reached"):
-        open_store(f"http://127.0.0.1:{port}")
-
-
-def test_a_password_in_the_address_is_no_part_of_the_host(monkeypatch):
-    class Asked(Exception):
-        pass
-
-    def urlopen(url, timeout):
-        raise Asked(url)
-
-    monkeypatch.setattr("urllib.request.urlopen", urlopen)
-    with pytest.raises(Asked, match=r"^http://tracking:5000$"):
-        open_store("http://me:secret@tracking:5000")
 
 
 def test_a_store_whose_driver_is_missing_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "psycopg2", None)
-    with pytest.raises(CpbError, match="needs the Python package psycopg2") as error:
+    with pytest.raises(CpbError, match="psycopg2") as caught:
         open_store("postgresql://me:secret@127.0.0.1:1/mlflow")
-    assert "secret" not in str(error.value)
+    assert caught.value.code == "missing-package"
+    assert "secret" not in str(caught.value)
 
 
 def test_a_plain_folder_is_no_store_and_the_remedy_is_named(tmp_path):
-    with pytest.raises(
-        CpbError, match=r"keeps no runs in a plain folder any more.*set MLFLOW_TRACKING_URI to sqlite"
-    ):
+    with pytest.raises(CpbError, match="set MLFLOW_TRACKING_URI to sqlite") as caught:
         open_store((tmp_path / "runs").as_uri())
+    assert caught.value.code == "plain-folder"

@@ -1,23 +1,36 @@
+import shutil
+
 import pytest
-from fastapi.testclient import TestClient
-from webapp_store import fill, track
-
-from webapp.app import create_app
-
-PAIRS = [("BTCUSDT", "1h"), ("ETHUSDT", "1h"), ("PEPEUSDT", "15m")]
+from serving import client_of
+from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, track
 
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory):
-    """A folder with `data` and `mlruns`: three series, forecasts, scores, one finished flow."""
+    """A folder with `data` and `mlruns`: three series of spot, forecasts, scores, one finished flow."""
     folder = tmp_path_factory.mktemp("filled")
-    fill(folder / "data", "BTCUSDT", "1h")
-    fill(folder / "data", "ETHUSDT", "1h", 2500.0, open_end=False, seed=1)
-    fill(folder / "data", "PEPEUSDT", "15m", 1.2e-5, seed=2)
+    fill(folder / "data", BTC)
+    fill(folder / "data", ETH, 2500.0, open_end=False, seed=1)
+    fill(folder / "data", PEPE, 1.2e-5, seed=2)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.chdir(folder)
-        track(folder, PAIRS)
+        track(folder, [BTC, ETH, PEPE])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def mixed(filled, tmp_path_factory):
+    """The same with BTC in two more markets, the simulated one with forecasts of its own and a run."""
+    folder = tmp_path_factory.mktemp("mixed") / "home"
+    shutil.copytree(filled, folder, ignore=shutil.ignore_patterns("mlruns", "model"))
+    fill(folder / "data", UM_BTC, 50_000.0, seed=3)
+    fill(folder / "data", SIM_BTC, 777.0, seed=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.chdir(folder)
+        track(folder, [BTC, ETH, PEPE])
+        track(folder, [SIM_BTC], (("gru", 0.5),))
     return folder
 
 
@@ -25,7 +38,15 @@ def filled(tmp_path_factory):
 def client(filled, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(filled)
-    with TestClient(create_app(filled / "data")) as made:
+    with client_of(filled) as made:
+        yield made
+
+
+@pytest.fixture
+def mixed_client(mixed, monkeypatch):
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(mixed)
+    with client_of(mixed) as made:
         yield made
 
 
@@ -33,5 +54,5 @@ def client(filled, monkeypatch):
 def empty_client(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
-    with TestClient(create_app(tmp_path / "data")) as made:
+    with client_of(tmp_path) as made:
         yield made

@@ -1,15 +1,42 @@
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
 import pytest
-from webapp_store import VERDICT, champion, write_candles
+from serving import client_of
+from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
 from schemas.forecasts import QUANTILE_COLUMNS
-from webapp.reading import _overall
+from schemas.identity import SeriesId
+
+SERIES_PATHS = ["forecast", "ledger", "candles"]
 
 
-def test_health_counts_series(client):
-    answer = client.get("/healthz").json()
+def test_health_counts_series_and_says_that_old_data_is_stale(client):
+    answer = client.get("/healthz")
 
-    assert (answer["status"], answer["series"]) == ("ok", 3)
-    assert answer["newest_forecast"] == "2025-06-09T12:00:00Z"
+    assert answer.status_code == 200
+    body = answer.json()
+    assert (body["status"], body["series"]) == ("stale", 3)
+    assert body["newest_forecast"] == "2025-06-09T12:00:00Z"
+    assert len(body["stale"]) == 3
+    assert "cpb ingest --coins BTCUSDT --timeframes 1h" in body["stale"][0]
+
+
+def test_health_is_ok_where_candles_and_forecasts_are_new(tmp_path):
+    start = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(hours=300)
+    fill(tmp_path / "data", BTC, start=start)
+    fill(tmp_path / "data", ETH, start=start - timedelta(days=40))  # stopped trading long ago
+    with client_of(tmp_path) as client:
+        assert client.get("/healthz").json()["status"] == "ok"
+
+
+def test_simulated_data_is_never_stale(tmp_path):
+    small_home(tmp_path, SIM_BTC)
+    with client_of(tmp_path) as client:
+        body = client.get("/healthz").json()
+    assert (body["status"], body["series"], body["stale"]) == ("ok", 1, [])
 
 
 def test_symbols_lists_series_with_their_newest_forecast(client):
@@ -61,10 +88,11 @@ def test_candles_can_end_earlier(client):
     ]
 
 
-def test_candles_go_back_over_many_months(client, filled):
-    close = write_candles(filled / "data", "OLDUSDT", "1d", rows=900)
+def test_candles_go_back_over_many_months(tmp_path):
+    close = write_candles(tmp_path / "data", SeriesId("spot", "OLDUSDT", "1d"), rows=900)
 
-    candles = client.get("/api/candles/OLDUSDT/1d?limit=880").json()["candles"]
+    with client_of(tmp_path) as client:
+        candles = client.get("/api/candles/OLDUSDT/1d?limit=880").json()["candles"]
 
     assert [c["close"] for c in candles] == pytest.approx(list(close[-880:]))
 
@@ -89,13 +117,93 @@ def test_leaderboard_and_champions_come_from_mlflow(client):
     assert "3 of 3 models have a lower CRPS" in answer["verdict"]
 
 
-def test_simulated_champions_do_not_count_beside_real_ones(tmp_path):
-    real, simulated = champion(tmp_path), champion(tmp_path, "ETHUSDT", ratio=1.02)
-    simulated.tags["source"] = "sim"
+def test_a_request_without_a_market_is_answered_from_spot_alone(mixed_client):
+    for path in SERIES_PATHS:
+        answer = mixed_client.get(f"/api/{path}/BTC/1h").json()
+        assert (answer["market"], answer["simulated"]) == ("spot", False)
+    board = mixed_client.get("/api/leaderboard").json()
+    assert (board["market"], {c["market"] for c in board["champions"]}) == ("spot", {"spot"})
+    assert {row["market"] for row in board["rows"]} == {"spot"}
 
-    assert "1 of 1 models have a lower CRPS" in _overall([real, simulated])
-    assert "0 of 1 models have a lower CRPS" in _overall([simulated])
-    assert _overall([]) is None
+
+@pytest.mark.parametrize("series", [UM_BTC, SIM_BTC])
+def test_each_market_answers_with_its_own(mixed_client, series):
+    spot = mixed_client.get("/api/forecast/BTC/1h").json()
+
+    query = {"market": series.market}
+    forecast = mixed_client.get("/api/forecast/BTC/1h", params=query).json()
+    candles = mixed_client.get("/api/candles/BTC/1h", params=query).json()
+    ledger = mixed_client.get("/api/ledger/BTC/1h", params=query).json()
+
+    assert {a["market"] for a in (forecast, candles, ledger)} == {series.market}
+    assert {a["simulated"] for a in (forecast, candles, ledger)} == {series.market == "sim"}
+    assert forecast["model_version"] == f"{series.registered}/1"
+    assert candles["candles"][-1]["close"] == forecast["last_close"] != spot["last_close"]
+    assert {r["model_version"] for r in ledger["rows"]} == {f"{series.registered}/1"}
+
+
+def test_all_markets_are_listed_with_their_names_real_ones_first(mixed_client):
+    listed = mixed_client.get("/api/symbols").json()
+
+    assert [(s["market"], s["symbol"], s["simulated"]) for s in listed] == [
+        ("spot", "BTCUSDT", False), ("spot", "ETHUSDT", False), ("spot", "PEPEUSDT", False),
+        ("um", "BTCUSDT", False), ("sim", "BTCUSDT", True),
+    ]  # fmt: skip
+
+
+def test_real_health_leaves_simulated_series_out(mixed_client):
+    assert mixed_client.get("/healthz").json()["series"] == 4
+
+
+def test_champions_of_a_market_are_its_own(mixed_client):
+    board = mixed_client.get("/api/leaderboard?market=sim").json()
+
+    assert [(c["market"], c["architecture"], c["simulated"]) for c in board["champions"]] == [
+        ("sim", "gru", True)
+    ]
+    assert [(row["market"], row["architecture"]) for row in board["rows"]] == [("sim", "gru")]
+    none = mixed_client.get("/api/leaderboard?market=um").json()
+    assert (none["rows"], none["champions"]) == ([], [])
+    assert none["note"]
+
+
+def test_where_all_is_simulated_that_is_what_is_shown_and_called_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(small_home(tmp_path, SIM_BTC))
+    with client_of(tmp_path) as client:
+        for path in SERIES_PATHS:
+            answer = client.get(f"/api/{path}/BTC/1h").json()
+            assert (answer["market"], answer["simulated"]) == ("sim", True)
+        assert client.get("/api/leaderboard").json()["market"] == "sim"
+        assert client.get("/api/forecast/BTC/1h?market=spot").status_code == 404
+
+
+@pytest.mark.parametrize("path", SERIES_PATHS)
+def test_a_market_that_does_not_exist_is_422(client, path):
+    answer = client.get(f"/api/{path}/BTC/1h?market=mars")
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("market 'mars' cannot be used")
+
+
+@pytest.mark.parametrize("kind", ["forecasts", "issued", "ledger"])
+@pytest.mark.parametrize("cut", [0, 100])
+def test_a_damaged_file_takes_nothing_else_with_it(tmp_path, monkeypatch, kind, cut):
+    monkeypatch.chdir(small_home(tmp_path, BTC, ETH))
+    path = BTC.folder(tmp_path / "data", kind) / "2025-06.parquet"
+    path.write_bytes(path.read_bytes()[:cut])
+
+    with client_of(tmp_path) as client:
+        for good in (
+            "/healthz",
+            "/api/symbols",
+            "/api/forecast/ETH/1h",
+            "/api/ledger/ETH/1h",
+            "/api/candles/BTC/1h",
+        ):
+            assert client.get(good).status_code == 200
+        newest = client.get("/api/forecast/BTC/1h")
+        assert newest.status_code == (404 if kind == "forecasts" else 200)
+        assert isinstance(newest.json().get("detail", ""), str)
 
 
 def test_ledger_has_hit_rates_and_the_newest_rows(client):
@@ -109,7 +217,7 @@ def test_ledger_has_hit_rates_and_the_newest_rows(client):
     assert all((r["q10"] <= r["realised_close"] <= r["q90"]) == r["covered_80"] for r in answer["rows"])
 
 
-@pytest.mark.parametrize("path", ["forecast", "ledger", "candles"])
+@pytest.mark.parametrize("path", SERIES_PATHS)
 @pytest.mark.parametrize("series", ["XRPUSDT/1h", "BTCUSDT/7m", "BTCUSDT/15m", "a;b/1h", "..%2f..%2fetc/1h"])
 def test_an_unknown_series_is_404_with_a_sentence(client, path, series):
     answer = client.get(f"/api/{path}/{series}")
@@ -124,11 +232,30 @@ def test_a_bad_limit_is_422(client, path, limit):
     answer = client.get(f"/api/{path}/BTCUSDT/1h?limit={limit}")
 
     assert answer.status_code == 422
-    assert answer.json()["detail"][0]["loc"] == ["query", "limit"]
+    assert answer.json()["detail"].startswith(f"limit '{limit}' cannot be used: ")
+
+
+IMPOSSIBLE = ["0999-12-31", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1969-12-31", "2262-01-01",
+              "soon", "2025-13-01", "", "-1e300", "nan"]  # fmt: skip
+
+
+@pytest.mark.parametrize("until", IMPOSSIBLE)
+def test_an_impossible_until_is_422_with_a_sentence(client, until):
+    answer = client.get("/api/candles/BTCUSDT/1h", params={"until": until})
+
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("until ")
+
+
+@pytest.mark.parametrize("until", ["1970-01-01", "2261-12-31T23:59:59", "2025-06-01T02:00:00+05:30"])
+def test_a_possible_until_is_answered(client, until):
+    assert client.get("/api/candles/BTCUSDT/1h", params={"until": until, "limit": 5000}).status_code == 200
 
 
 def test_an_empty_store_answers_politely(empty_client):
-    assert empty_client.get("/healthz").json() == {"status": "ok", "series": 0, "newest_forecast": None}
+    assert empty_client.get("/healthz").json() == {
+        "status": "empty", "series": 0, "newest_forecast": None, "stale": [],
+    }  # fmt: skip
     assert empty_client.get("/api/symbols").json() == []
     board = empty_client.get("/api/leaderboard").json()
     assert (board["rows"], board["champions"]) == ([], [])
@@ -144,7 +271,7 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     }  # fmt: skip
     page = client.get("/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
-    for name in ("page.js", "chart.js", "format.js", "page.css", "icon.svg"):
+    for name in ("page.js", "chart.js", "format.js", "page.css", "icon.svg", "docs.html", "docs.js"):
         assert client.get(f"/static/{name}").status_code == 200
     assert client.get("/docs").status_code == 200
 
@@ -159,3 +286,38 @@ def test_reading_writes_nothing_but_the_read_cache(client, filled):
     for path in ("/api/symbols", "/api/forecast/BTC/1h", "/api/candles/BTC/1h", "/api/ledger/BTC/1h"):
         assert client.get(path).status_code == 200
     assert files() == before
+
+
+READ = """
+import ctypes, os
+from pathlib import Path
+if os.getuid() == 0:  # root may write everywhere until it gives up its capabilities
+    head = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    assert ctypes.CDLL(None).capset(head, (ctypes.c_uint32 * 6)()) == 0
+try:
+    Path("data/probe").touch()
+    raise SystemExit("the store can be written")
+except PermissionError:
+    pass
+from fastapi.testclient import TestClient
+from webapp.app import create_app
+with TestClient(create_app(Path("data")), base_url="http://127.0.0.1") as client:
+    paths = ("/healthz", "/api/symbols", "/api/forecast/BTC/1h", "/api/candles/BTC/1h", "/api/ledger/BTC/1h")
+    print(*[client.get(path).status_code for path in paths])
+"""
+
+
+def test_a_store_that_may_not_be_written_can_be_read(tmp_path):
+    small_home(tmp_path, BTC)
+    everything = sorted(tmp_path.rglob("*"), key=lambda path: len(path.parts), reverse=True)
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", READ], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+    finally:
+        for path in reversed(everything):
+            path.chmod(0o755)
+    assert done.stdout.split() == ["200"] * 5, done.stderr

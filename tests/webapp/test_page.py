@@ -1,11 +1,10 @@
 import re
 import shutil
-import socket
-import threading
-import time
+from contextlib import ExitStack
 
 import pytest
-import uvicorn
+from serving import serve
+from webapp_store import SIM_BTC, small_home
 
 from webapp.app import create_app
 
@@ -21,17 +20,6 @@ pytestmark = [
 ]
 
 
-def serve(home):
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(home), log_level="warning"))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    return server, thread, f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
 @pytest.fixture(scope="module")
 def browser():
     from playwright.sync_api import sync_playwright
@@ -45,26 +33,25 @@ def browser():
 @pytest.fixture
 def open_page(browser, monkeypatch):
     """Return a function that serves a folder and opens its page; faults on the console fail the test."""
-    ends, faults = [], []
+    faults = []
 
-    def go(folder, fragment="", **options):
-        monkeypatch.chdir(folder)
-        server, thread, url = serve(folder / "data")
-        page = browser.new_context(**options).new_page()
-        page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
-        page.on("pageerror", lambda e: faults.append(str(e)))
-        page.on(
-            "request", lambda r: faults.append(f"foreign: {r.url}") if not r.url.startswith(url) else None
-        )
-        ends.append((page, server, thread))
-        page.goto(url + fragment)
-        return page
+    def is_foreign(url):
+        return not url.startswith(("http://127.0.0.1:", "data:"))
 
-    yield go
-    for page, server, thread in ends:
-        page.context.close()
-        server.should_exit = True
-        thread.join(10)
+    with ExitStack() as open_things:
+
+        def go(folder, path="/", **options):
+            monkeypatch.chdir(folder)
+            port = open_things.enter_context(serve(create_app(folder / "data")))
+            page = open_things.enter_context(browser.new_context(**options)).new_page()
+            page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
+            page.on("pageerror", lambda e: faults.append(str(e)))
+            page.on("request", lambda r: faults.append(f"foreign: {r.url}") if is_foreign(r.url) else None)
+            page.goto(f"http://127.0.0.1:{port}{path}")
+            return page
+
+        go.faults = faults
+        yield go
     assert faults == []
 
 
@@ -120,3 +107,78 @@ def test_before_the_first_forecast_it_says_what_to_do(open_page, tmp_path):
     page.wait_for_selector("#message:not([hidden])")
     assert "cpb demo" in page.locator("#message").inner_text()
     assert page.locator("#forecast").is_hidden()
+
+
+def test_markets_are_never_mixed_on_the_page(open_page, mixed):
+    from playwright.sync_api import expect
+
+    page = open_page(mixed)
+    page.wait_for_selector("#chart svg")
+    assert page.locator("#market").input_value() == "spot"
+    assert page.locator("#coin option").all_inner_texts() == ["BTCUSDT", "ETHUSDT", "PEPEUSDT"]
+    assert page.locator("#simulated").is_hidden()
+    real = page.locator("#title").inner_text()
+    asked = []
+    page.on("request", lambda r: asked.append(r.url))
+
+    page.select_option("#market", "sim")
+
+    expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market)")
+    assert page.locator("#title").inner_text() != real
+    assert page.locator("#simulated").is_visible()
+    expect(page.locator("#verdict")).to_contain_text("a demonstration only")
+    expect(page.locator("#board-title")).to_contain_text("(simulated market)")
+    assert page.locator("#coin option").all_inner_texts() == ["BTCUSDT"]
+    assert asked
+    assert all("market=sim" in url for url in asked if "/api/" in url)
+
+    page.select_option("#market", "um")
+
+    expect(page.locator("#title")).to_contain_text("BTCUSDT (USDT futures)")
+    expect(page.locator("#board-title")).to_have_text("Against the random walk")
+    assert page.locator("#simulated").is_hidden()
+    assert "demonstration" not in page.locator("#verdict").inner_text()
+
+
+def test_where_all_is_simulated_the_page_says_so(open_page, tmp_path):
+    page = open_page(small_home(tmp_path, SIM_BTC))
+
+    page.wait_for_selector("#chart svg")
+    assert page.locator("#simulated").is_visible()
+    assert "(simulated market)" in page.locator("#title").inner_text()
+    assert page.locator("#market").is_hidden()
+
+
+def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled):
+    from playwright.sync_api import expect
+
+    page = open_page(filled, "/docs")
+
+    page.wait_for_selector(".operation")
+    assert page.locator(".operation h2").all_inner_texts() == [
+        "GET /healthz", "GET /api/symbols", "GET /api/forecast/{symbol}/{timeframe}",
+        "GET /api/candles/{symbol}/{timeframe}", "GET /api/leaderboard", "GET /api/ledger/{symbol}/{timeframe}",
+    ]  # fmt: skip
+    candles = page.locator(".operation").nth(3)
+    assert "from 1 to 5000" in candles.inner_text()
+    candles.locator("input[name=symbol]").fill("btc")
+    candles.locator("input[name=timeframe]").fill("1h")
+    candles.locator("input[name=limit]").fill("2")
+    candles.locator("button").click()
+    expect(candles.locator("pre")).to_contain_text("close_time")
+    assert "200" in candles.locator("pre").inner_text()
+
+
+def test_the_policy_lets_no_inline_script_run(open_page, filled):
+    page = open_page(filled)
+    page.wait_for_selector("#chart svg")
+
+    ran = page.evaluate(
+        """() => { const s = document.createElement('script'); s.textContent = 'window.ran = true';
+                   document.body.append(s); return window.ran === true; }"""
+    )
+
+    assert ran is False
+    (blocked,) = open_page.faults
+    assert "Content Security Policy" in blocked
+    open_page.faults.clear()

@@ -4,7 +4,9 @@ import { draw } from "/static/chart.js";
 import { age, change, dayAndTime, percent, priceFormat, time } from "/static/format.js";
 
 const $ = (id) => document.getElementById(id);
-const state = { series: [], board: null, chosen: null, shown: null };
+// One market at a time: `chosen` decides it, and nothing of another one is on the page.
+const state = { series: [], boards: {}, chosen: null, shown: null };
+const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", sim: "simulated market" };
 
 async function get(path) {
   const answer = await fetch(path);
@@ -35,22 +37,29 @@ async function start() {
   if (state.series.length === 0) {
     message("There are no forecasts yet. Run `cpb demo` (simulated market, two minutes) or `cpb train-all`, then load this page again.");
   } else {
-    fillCoins();
+    fillMarkets();
     window.addEventListener("hashchange", choose);
     window.addEventListener("resize", redraw);
     await choose();
   }
-  loadBoard();
+  await loadBoard(state.chosen ? state.chosen.market : "");
 }
 
-function fillCoins() {
-  const symbols = [...new Set(state.series.map((s) => s.symbol))].sort();
+function fillMarkets() {
+  const markets = Object.keys(MARKETS).filter((m) => state.series.some((s) => s.market === m));
+  $("market").replaceChildren(...markets.map((m) => new Option(MARKETS[m], m)));
+  $("market").parentElement.hidden = markets.length < 2;
+  $("market").onchange = () => go({ ...state.chosen, market: $("market").value });
+  $("coin").onchange = () => go({ ...state.chosen, symbol: $("coin").value });
+}
+
+function fillCoins(series) {
+  const symbols = [...new Set(series.map((s) => s.symbol))].sort();
   $("coin").replaceChildren(...symbols.map((s) => new Option(s, s)));
-  $("coin").onchange = () => go($("coin").value, state.chosen.timeframe);
 }
 
-function go(symbol, timeframe) {
-  location.hash = `${symbol}/${timeframe}`;
+function go({ market, symbol, timeframe }) {
+  location.hash = `${symbol}/${timeframe}/${market}`;
 }
 
 function seconds(timeframe) {
@@ -58,38 +67,56 @@ function seconds(timeframe) {
   return parseInt(timeframe, 10) * units[timeframe.slice(-1)];
 }
 
+// Nothing of one market may stand beside another's while that is loading.
+function clear() {
+  for (const id of ["forecast", "ledger", "board"]) $(id).hidden = true;
+  $("verdict").textContent = "";
+  state.shown = null;
+}
+
 async function choose() {
-  const [symbol, timeframe] = decodeURIComponent(location.hash.slice(1)).split("/");
-  const ofCoin = state.series.filter((s) => s.symbol === symbol);
-  const candidates = ofCoin.length ? ofCoin : state.series.filter((s) => s.symbol === state.series[0].symbol);
+  const [symbol, timeframe, asked] = decodeURIComponent(location.hash.slice(1)).split("/");
+  const market = state.series.some((s) => s.market === asked) ? asked : $("market").options[0].value;
+  const ofMarket = state.series.filter((s) => s.market === market);
+  const ofCoin = ofMarket.filter((s) => s.symbol === symbol);
+  const candidates = ofCoin.length ? ofCoin : ofMarket.filter((s) => s.symbol === ofMarket[0].symbol);
+  const changed = state.chosen && state.chosen.market !== market;
+  if (changed) clear();
   state.chosen = candidates.find((s) => s.timeframe === timeframe) || candidates.at(-1);
+  fillCoins(ofMarket);
+  $("market").value = market;
   $("coin").value = state.chosen.symbol;
+  $("simulated").hidden = market !== "sim";
+  if (changed) loadBoard(market);
   const buttons = candidates.sort((a, b) => seconds(a.timeframe) - seconds(b.timeframe)).map((s) => {
     const button = element("button", s.timeframe);
     button.setAttribute("aria-pressed", String(s === state.chosen));
-    button.onclick = () => go(s.symbol, s.timeframe);
+    button.onclick = () => go(s);
     return button;
   });
   $("timeframes").replaceChildren(...buttons);
+  const series = state.chosen;
   try {
-    await show(state.chosen);
+    await show(series);
     message("");
   } catch (error) {
+    if (state.chosen !== series) return; // another was picked meanwhile
     $("forecast").hidden = true;
     $("ledger").hidden = true;
     message(error.message);
   }
 }
 
-async function show({ symbol, timeframe }) {
-  const path = `${symbol}/${timeframe}`;
-  const [forecast, ledger] = await Promise.all([get(`/api/forecast/${path}`), get(`/api/ledger/${path}?limit=1`)]);
-  const until = forecast.steps.at(-1).target_time;
-  const stored = await get(`/api/candles/${path}?limit=80&until=${encodeURIComponent(until)}`).catch(() => ({ candles: [] }));
-  if (state.chosen.symbol !== symbol || state.chosen.timeframe !== timeframe) return; // another was picked meanwhile
+async function show(series) {
+  const path = `${series.symbol}/${series.timeframe}`, market = `market=${series.market}`;
+  const [forecast, ledger] = await Promise.all([get(`/api/forecast/${path}?${market}`), get(`/api/ledger/${path}?${market}&limit=1`)]);
+  const until = encodeURIComponent(forecast.steps.at(-1).target_time);
+  const stored = await get(`/api/candles/${path}?${market}&limit=80&until=${until}`).catch(() => ({ candles: [] }));
+  if (state.chosen !== series) return; // another was picked meanwhile
   state.shown = { forecast, candles: stored.candles };
-  $("title").textContent = `${symbol} · ${timeframe} · ${priceFormat(forecast.last_close)(forecast.last_close)}`;
-  const over = Date.parse(until) < Date.now() ? "; all of it lies in the past, `cpb forecast` makes a new one" : "";
+  const name = series.market === "spot" ? series.symbol : `${series.symbol} (${MARKETS[series.market]})`;
+  $("title").textContent = `${name} · ${series.timeframe} · ${priceFormat(forecast.last_close)(forecast.last_close)}`;
+  const over = Date.parse(forecast.steps.at(-1).target_time) < Date.now() ? "; all of it lies in the past, `cpb forecast` makes a new one" : "";
   $("issued").textContent = `issued ${dayAndTime(forecast.issued_at)} UTC, ${age(forecast.issued_at)}${over}`;
   $("forecast").hidden = false;
   redraw();
@@ -126,9 +153,10 @@ function steps(forecast) {
 }
 
 function verdict() {
-  if (!state.board || !state.shown) return;
-  const { symbol, timeframe, model_version } = state.shown.forecast;
-  const champion = state.board.champions.find((c) => c.symbol === symbol && c.timeframe === timeframe);
+  const { market, symbol, timeframe, model_version } = state.shown ? state.shown.forecast : {};
+  const board = state.boards[market];
+  if (!board) return;
+  const champion = board.champions.find((c) => c.symbol === symbol && c.timeframe === timeframe);
   if (!champion) {
     $("verdict").textContent = `Forecast by ${model_version}; this model's test is not in the MLflow store, so take it as untested.`;
     return;
@@ -169,23 +197,25 @@ function rate(name, value, expected) {
   return card;
 }
 
-async function loadBoard() {
+async function loadBoard(market) {
+  let board;
   try {
-    state.board = await get("/api/leaderboard");
+    board = state.boards[market] ||= await get(`/api/leaderboard${market ? `?market=${market}` : ""}`);
   } catch (error) {
-    $("board").hidden = false;
-    $("board-note").textContent = error.message;
-    return;
+    board = { rows: [], champions: [], note: error.message };
   }
+  if (state.chosen && state.chosen.market !== market) return; // another market was picked meanwhile
   verdict();
-  $("board").hidden = state.board.rows.length === 0 && state.series.length === 0;
-  $("board-note").textContent = state.board.verdict || state.board.note || "";
+  $("board").hidden = board.rows.length === 0 && state.series.length === 0 && !board.note;
+  $("board-title").textContent = `Against the random walk${market === "sim" ? " (simulated market)" : ""}`;
+  $("board-note").textContent = board.verdict || board.note || "";
   const rows = [];
   let group = "";
-  for (const row of state.board.rows) {
+  for (const row of board.rows) {
     if (row.timeframe !== group) rows.push(heading(group = row.timeframe));
     rows.push(boardRow(row));
   }
+  $("rows").replaceChildren();
   if (rows.length) table($("rows"), ["architecture", "CRPS ratio", "95 % interval", "coins < 1", "MAE ratio", "direction", "inside 80 %", "members"], rows);
 }
 

@@ -1,0 +1,227 @@
+"""Linear maps, attention and LSTM cells for decoder loops: used at every step, their weight gradients formed once.
+
+A map y_t = W x_t + b that is used at steps t = 1 .. S has dL/dW = sum over t of dy_t^T x_t. Autograd computes each
+product as soon as dy_t is known and adds it up: S small products and S additions of a weight-sized tensor per map.
+Here a step's backward pass only stores (x_t, dy_t) and returns dx_t; when the last of them is done, one product over
+the S x N rows, concatenated, gives the whole gradient.
+
+How "the last of them" is known: the weights go through one autograd node, whose output is an empty tensor (`token`)
+that every step takes as an input. Autograd runs a node's backward pass after those of all users of its output, so the
+weight node runs last. The gradient that reaches it along the token is empty and ignored.
+
+Concatenation is in the order in which the backward pass ran, last step first. The order of a sum decides its last
+bits, so it must not change.
+
+The weight node drops the token at the end. Its node holds this object, and this object holds the token: a reference
+cycle, which would keep all tensors of a step in memory until Python's cycle collector runs, and those of a CUDA graph
+for good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpbmodels.cells import State, lstm_cell, lstm_cell_by_hand, lstm_gates, lstm_gates_backward
+from cpbmodels.layers import on_gpu
+from cpbmodels.torch_private import softmax_backward
+from cpbmodels.weights import Param, Weights
+
+LstmStep = Callable[[Tensor, Tensor, Tensor], State]
+"""(x [K, B, in], h, c [K, B, H]) -> next (h, c)."""
+
+
+def step_params(name: str, inputs: int, outputs: int) -> list[Param]:
+    """Weight [out, in] and bias of a `DeferredLinear`; the transpose of `weights.linear_params`, as torch stores it."""
+    bound = 1 / math.sqrt(inputs)
+    return [Param(f"{name}.weight", (outputs, inputs), bound), Param(f"{name}.bias", (1, outputs), bound)]
+
+
+class DeferredLinear:
+    """A linear map used at many steps, x [K, N, in] -> [K, N, out]. weight is [K, out, in], bias [K, 1, out]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.inputs: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self.weight, self.bias = weight.detach(), bias.detach()
+        self.transposed = self.weight.transpose(1, 2)
+        self.token = _LinearWeight.apply(weight, bias, self) if torch.is_grad_enabled() else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """One use of the map."""
+        if self.token is None:
+            return torch.baddbmm(self.bias, x, self.transposed)
+        return _LinearUse.apply(x, self.token, self)
+
+
+class _LinearWeight(torch.autograd.Function):
+    """Runs before the first and, backwards, after the last use: collects the gradients of weight and bias."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, shared: DeferredLinear) -> Tensor:
+        ctx.shared = shared
+        return weight.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        shared = ctx.shared
+        x, grad = torch.cat(shared.inputs, 1), torch.cat(shared.grads, 1)  # [K, S x N, in], [K, S x N, out]
+        shared.inputs, shared.grads, shared.token = [], [], None
+        return torch.bmm(grad.transpose(1, 2), x), grad.sum(1, keepdim=True), None
+
+
+class _LinearUse(torch.autograd.Function):
+    """One use: y = x W^T + b; backwards dx = dy W at once, the weight's part is left to `_LinearWeight`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, shared: DeferredLinear) -> Tensor:
+        ctx.shared = shared
+        ctx.save_for_backward(x, token)
+        return torch.baddbmm(shared.bias, x, shared.transposed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:  # type: ignore[override]
+        x, token = ctx.saved_tensors
+        ctx.shared.inputs.append(x)
+        ctx.shared.grads.append(grad)
+        d_x = torch.bmm(grad, ctx.shared.weight) if ctx.needs_input_grad[0] else None
+        return d_x, token, None  # an empty tensor is a valid gradient of the empty token
+
+
+class DeferredAttention:
+    """Attention of one query per step and head over fixed keys and values [N, T, d], N = members x windows x heads.
+
+    a = softmax(q k^T / sqrt(d)), out = a v. The scale is multiplied into the keys once.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.steps: list[
+            tuple[Tensor, ...]
+        ] = []  # per step: query, gradient of the scores, shares, gradient of out
+        self.scale = 1 / math.sqrt(keys.shape[-1])
+        self.keys, self.values = keys.detach() * self.scale, values.detach()
+        self.token = _AttentionMemory.apply(keys, values, self) if torch.is_grad_enabled() else None
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """[N, 1, d] -> [N, 1, d]."""
+        return self.attend(query)[1] if self.token is None else _AttentionUse.apply(query, self.token, self)
+
+    def attend(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares a [N, 1, T] and output [N, 1, d]."""
+        shares = torch.softmax(torch.bmm(query, self.keys.transpose(1, 2)), -1)
+        return shares, torch.bmm(shares, self.values)
+
+
+class _AttentionMemory(torch.autograd.Function):
+    """Gradients of keys and values over all steps: dk = sum of ds_t^T q_t / sqrt(d), dv = sum of a_t^T dout_t."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, values: Tensor, shared: DeferredAttention) -> Tensor:
+        ctx.shared = shared
+        return keys.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        shared = ctx.shared
+        query, d_scores, shares, grad = (torch.cat(part, 1) for part in zip(*shared.steps, strict=True))
+        shared.steps, shared.token = [], None
+        d_keys = torch.bmm(d_scores.transpose(1, 2), query).mul_(shared.scale)
+        return d_keys, torch.bmm(shares.transpose(1, 2), grad), None
+
+
+class _AttentionUse(torch.autograd.Function):
+    """One use; backwards ds = softmax'(a, dout v^T) and dq = ds k (scaled keys) at once."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, token: Tensor, shared: DeferredAttention) -> Tensor:
+        ctx.shared = shared
+        shares, out = shared.attend(query)
+        ctx.save_for_backward(query, shares, token)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        query, shares, token = ctx.saved_tensors
+        shared = ctx.shared
+        d_shares = torch.bmm(grad, shared.values.transpose(1, 2))
+        d_scores = softmax_backward(d_shares, shares, -1, shares.dtype)
+        shared.steps.append((query, d_scores, shares, grad))
+        return torch.bmm(d_scores, shared.keys), token, None
+
+
+class DeferredLstm:
+    """An LSTM cell used at many steps: x [K, B, in], h and c [K, B, H] -> next (h, c), one autograd node a step.
+
+    The products of a step with W_ih and W_hh are one: [x, h] times the weights side by side, [K, 4H, in + H].
+    """
+
+    def __init__(self, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
+        self.steps: list[State] = []  # per step: [x, h] and the gradient of the gates
+        self.inputs = w_ih.shape[-1]
+        self.weight = torch.cat([w_ih.detach(), w_hh.detach()], -1)
+        self.transposed, self.bias = self.weight.transpose(1, 2), (b_ih + b_hh).detach()
+        learns = torch.is_grad_enabled()
+        self.token = _LstmWeight.apply(w_ih, w_hh, b_ih, b_hh, self) if learns else None
+
+    def __call__(self, x: Tensor, h: Tensor, c: Tensor) -> State:
+        """One step."""
+        if self.token is None:
+            return lstm_gates(self.total(torch.cat([x, h], -1)), c)[:2]
+        return _LstmUse.apply(x, h, c, self.token, self)
+
+    def total(self, both: Tensor) -> Tensor:
+        """Gates [K, B, 4H] before their functions from [x, h]."""
+        return torch.baddbmm(self.bias, both, self.transposed)
+
+
+class _LstmWeight(torch.autograd.Function):
+    """Gradients of both weights and (equal, because they are added) of both biases over all steps."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, shared: DeferredLstm
+    ) -> Tensor:
+        ctx.shared = shared
+        return w_ih.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        shared = ctx.shared
+        both, grad = (torch.cat(part, 1) for part in zip(*shared.steps, strict=True))
+        shared.steps, shared.token = [], None
+        weight, bias = torch.bmm(grad.transpose(1, 2), both), grad.sum(1, keepdim=True)
+        return weight[..., : shared.inputs], weight[..., shared.inputs :], bias, bias, None
+
+
+class _LstmUse(torch.autograd.Function):
+    """One step: `cells.lstm_gates` on [x, h] W^T + b, its derivative, and [dx, dh] = d_gates W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, token: Tensor, shared: DeferredLstm) -> State:
+        ctx.shared = shared
+        both = torch.cat([x, h], -1)
+        next_h, next_c, *saved = lstm_gates(shared.total(both), c)
+        ctx.save_for_backward(both, token, c, *saved)
+        return next_h, next_c
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        both, token, *saved = ctx.saved_tensors
+        d_gates, d_c = lstm_gates_backward(grad, grad_c, *saved)
+        ctx.shared.steps.append((both, d_gates))
+        d_both = torch.bmm(d_gates, ctx.shared.weight)
+        return d_both[..., : ctx.shared.inputs], d_both[..., ctx.shared.inputs :], d_c, token, None
+
+
+def lstm_step(w: Weights, name: str, manual: bool = False) -> LstmStep:
+    """A decoder layer's step (x, h, c) -> (h, c), for a loop: the fastest of the device, or every gate by hand."""
+    w_ih, w_hh, b_ih, b_hh = (w[f"{name}.{part}"] for part in ("w_ih", "w_hh", "b_ih", "b_hh"))
+    if not manual and not on_gpu(w_ih):
+        return DeferredLstm(w_ih, w_hh, b_ih, b_hh)
+    inputs, hidden = DeferredLinear(w_ih, b_ih), DeferredLinear(w_hh, b_hh)
+    cell = lstm_cell_by_hand if manual else lstm_cell
+    return lambda x, h, c: cell(inputs(x), hidden(h), c)

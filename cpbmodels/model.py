@@ -1,0 +1,71 @@
+"""A model that can forecast: weights, input scaling, quantile table and the options it was trained with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpbmodels.bank import Scaling
+from cpbmodels.net import Net
+from cpbmodels.options import Preset
+
+OPTION_FIELDS = tuple(Preset().as_dict())
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Model:
+    """E rows of P weights: one, or several whose quantiles are averaged (an ensemble).
+
+    config: what config.json holds: architecture, symbol, timeframe, seed, every option, versions.
+    rows: [E, P], with the layout of `net().layout`.
+    mean, inverse: [E, columns], the scaling of the inputs.
+    table: [E, H, 19], quantiles of the standardised error (`heads`).
+    """
+
+    config: dict[str, Any]
+    rows: Tensor
+    mean: Tensor
+    inverse: Tensor
+    table: Tensor
+
+    @property
+    def context(self) -> int:
+        """Candles the model reads."""
+        return int(self.config["context"])
+
+    @property
+    def horizon(self) -> int:
+        """Candles the model forecasts."""
+        return int(self.config["horizon"])
+
+    @property
+    def options(self) -> Preset:
+        """The preset it was trained with."""
+        found = {name: self.config[name] for name in OPTION_FIELDS if name in self.config}
+        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+        return Preset(**values)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or float64."""
+        return DTYPES[self.config["dtype"]]
+
+    @property
+    def scaling(self) -> Scaling:
+        """Input scaling of its rows."""
+        return Scaling(self.mean, self.inverse)
+
+    @property
+    def stacking_key(self) -> str:
+        """Equal for models of the same architecture, layout and number of rows: they can forecast as one fleet."""
+        names = ("architecture", "dtype", *OPTION_FIELDS)
+        return json.dumps([len(self.rows), *(self.config.get(name) for name in names)], default=list)
+
+    def net(self, device: torch.device | None = None) -> Net:
+        """Its architecture and head."""
+        return Net(self.config["architecture"], self.options, device or torch.device("cpu"), self.dtype)

@@ -1,0 +1,103 @@
+"""Every part of torch used here that its documentation does not promise, each with the reason and the version checked.
+
+"Checked" means: the signature below and the results of `tests/models` and `tests/device` on that version. On a new
+torch, run those tests first (`tests/models/test_models_torch_private.py` names what is gone), then change the version.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = [
+    "DeviceType",
+    "TorchDispatchMode",
+    "bf16_in_cpu_hardware",
+    "foreach_add_",
+    "foreach_copy_",
+    "fused_adam_",
+    "fused_adamw_",
+    "fused_gru_cell",
+    "fused_lstm_cell",
+    "lstm_kernel",
+    "sigmoid_backward",
+    "softmax_backward",
+    "tanh_backward",
+    "tanh_backward_into",
+    "version_counter",
+]
+
+# --- Derivatives for backward passes written by hand: one kernel each, the ones autograd itself calls. ---------------
+
+softmax_backward: Any = torch._softmax_backward_data
+"""(gradient of the shares, shares, dim, dtype of the scores) -> gradient of the scores. Checked: torch 2.13.0."""
+
+tanh_backward: Any = torch.ops.aten.tanh_backward
+"""(gradient, y = tanh(x)) -> gradient * (1 - y^2). Checked: torch 2.13.0."""
+
+tanh_backward_into: Any = torch.ops.aten.tanh_backward.grad_input
+"""As `tanh_backward`, written into `grad_input`: saves a copy where the result is a slice. Checked: torch 2.13.0."""
+
+sigmoid_backward: Any = torch.ops.aten.sigmoid_backward
+"""(gradient, y = sigmoid(x)) -> gradient * y * (1 - y). Checked: torch 2.13.0."""
+
+# --- Recurrent kernels. ----------------------------------------------------------------------------------------------
+
+fused_gru_cell: Any = torch.ops.aten._thnn_fused_gru_cell
+"""GPU only. (input gates [N, 3H], hidden gates [N, 3H], h [N, H]) -> (next h, workspace), with its own backward: one
+launch for a step's pointwise work. What torch's nn.GRUCell calls on a GPU. Checked: torch 2.13.0 (on the meta device:
+shapes and dtypes)."""
+
+fused_lstm_cell: Any = torch.ops.aten._thnn_fused_lstm_cell
+"""GPU only. (input gates [N, 4H], hidden gates [N, 4H], c [N, H]) -> (next h, next c, workspace), with its own
+backward. What torch's nn.LSTMCell calls on a GPU. Checked: torch 2.13.0 (on the meta device: shapes and dtypes)."""
+
+lstm_kernel: Any = torch._VF.lstm
+"""(x, (h, c), flat weights, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> (out, h, c): what
+nn.LSTM.forward calls. nn.LSTM itself owns its weights as parameters; here they are views of the fleet's matrix.
+Checked: torch 2.13.0."""
+
+# --- The optimizer over rows: nn.Module parameters and torch.optim would need a Python object per member and step. ---
+
+foreach_add_: Any = torch._foreach_add_
+"""(list of tensors, tensors or a number): one launch adds to all of them. Checked: torch 2.13.0."""
+
+foreach_copy_: Any = torch._foreach_copy_
+"""(list of targets, list of sources): one launch copies all of them. Checked: torch 2.13.0."""
+
+fused_adamw_: Any = torch._fused_adamw_
+"""AdamW on lists of rows in one launch, in place, with one step counter per row; what torch.optim.AdamW(fused=True)
+calls. `lr` is a float or a tensor on the device, which a CUDA graph needs. Checked: torch 2.13.0."""
+
+fused_adam_: Any = torch._fused_adam_
+"""The same for Adam (weight decay as an L2 term of the gradient). Checked: torch 2.13.0."""
+
+
+# --- Questions about tensors and devices. ----------------------------------------------------------------------------
+
+
+def version_counter(tensor: Tensor) -> int:
+    """How often the tensor was changed in place: tells a cached copy of it that it is out of date.
+
+    Autograd relies on the same counter. Checked: torch 2.13.0.
+    """
+    return tensor._version
+
+
+def bf16_in_cpu_hardware() -> bool:
+    """Whether this CPU multiplies bf16 in hardware (AVX512-BF16); elsewhere bf16 is emulated and slower than float32.
+
+    False where this torch has no such question (it is torch.cpu's own, used by its compiler). Checked: torch 2.13.0.
+    """
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+
+
+# Imported above:
+# TorchDispatchMode (torch.utils._python_dispatch): sees every operator of a step, backward pass included. The public
+#   profiler names kernels, but not the device of an operator's result. Checked: torch 2.13.0.
+# DeviceType (torch.autograd): tells GPU kernels from CPU operators among profiler events; undocumented, although the
+#   events that carry it are public. Checked: torch 2.13.0.

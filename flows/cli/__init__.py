@@ -1,0 +1,164 @@
+"""The command line. Only names are imported here; each command imports what it needs when it runs."""
+
+import errno
+import os
+import re
+import sys
+from importlib import import_module
+from typing import Annotated, NoReturn
+
+import typer
+
+COMMANDS = {
+    "demo": ("flows.cli.train", "demo"),
+    "ingest": ("flows.cli.ingest", "ingest"),
+    "train": ("flows.cli.train", "train"),
+    "train-all": ("flows.cli.train", "train_all"),
+    "backtest": ("flows.cli.backtest", "backtest"),
+    "leaderboard": ("flows.cli.models", "leaderboard"),
+    "forecast": ("flows.cli.models", "forecast"),
+    "publish": ("flows.cli.models", "publish"),
+    "verify": ("flows.cli.verify", "verify"),
+    "notify": ("flows.cli.notify", "notify"),
+    "prune": ("flows.cli.prune", "prune"),
+    "doctor": ("flows.cli.doctor", "doctor"),
+    "serve": ("flows.cli.serve", "serve"),
+    "ui": ("flows.cli.serve", "ui"),
+}
+"""Command -> (module, function), in the order in which help shows them."""
+
+
+HELP = "Train, judge and publish forecasting models for a whole universe of coins."
+
+INTERRUPTION = "interrupted; run the same command again to go on"
+
+_MORE_MEMORY = "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on that disk",
+    errno.ENOMEM: _MORE_MEMORY,
+    errno.EDQUOT: "free space within your quota",
+    errno.EACCES: "check who owns it and its permissions",
+    errno.EPERM: "check who owns it and its permissions",
+    errno.EROFS: "choose a folder that can be written to, as with CPB_HOME",
+}
+"""What to do about an error of the operating system, by its number."""
+
+
+_NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to allocate", re.IGNORECASE)
+"""What libraries say that have an error of their own for it: CUDA, torch on the host, numpy."""
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"cpb {version('cpb')}")
+        raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end"),
+    ] = False,
+) -> None:
+    """Options of `cpb` itself."""
+
+
+def _app() -> typer.Typer:
+    app = typer.Typer(
+        name="cpb",
+        help=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback(help=HELP)(_options)
+    for name, (module, function) in COMMANDS.items():
+        app.command(name)(getattr(import_module(module), function))
+    app.add_typer(import_module("flows.cli.deploy").app, name="deploy")
+    return app
+
+
+def main() -> None:
+    """Run `cpb`; every expected error ends in one sentence on stderr and its exit code."""
+    # A local tool: nothing is reported to anyone unless the user asks for it.
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from schemas.errors import COMPLETE, FATAL, INTERRUPTED, CpbError
+
+    try:
+        # Not standalone: errors of the command line come here too, so that all are printed in one place.
+        code = _app()(prog_name="cpb", standalone_mode=False)
+    except typer.TyperException as error:
+        _end_usage(error)
+    except CpbError as error:
+        _end(str(error), error.exit_code, error.code, error.field)
+    except OSError as error:  # a folder that cannot be written to, a full disk: not a fault of this program
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = _REMEDIES.get(error.errno or 0, "check that it exists, its owner and the free space there")
+        _end(f"{where}{error.strerror or error}; {remedy}", FATAL, "system", str(error.filename or ""))
+    except KeyboardInterrupt:
+        _end(INTERRUPTION, INTERRUPTED, "interrupted")
+    except Exception as error:
+        _end_exhausted(error)
+        raise
+    if code == INTERRUPTED:  # Typer turns a Ctrl-C within a command into this code
+        _end(INTERRUPTION, INTERRUPTED, "interrupted")
+    sys.exit(code or COMPLETE)
+
+
+def _end_exhausted(error: Exception) -> None:
+    """End in one sentence where memory or disk ran out; numpy, torch, polars and SQLite each have their own error."""
+    from schemas.errors import FATAL
+    from tasks.storage.files import is_disk_full
+
+    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
+        _end(f"out of memory; {_MORE_MEMORY}", FATAL, "out-of-memory")
+    if is_disk_full(error):
+        _end(
+            "no space left on the disk of CPB_HOME, of the MLflow store or of the temporary folder; free some, then "
+            "run the same command again",
+            FATAL, "disk-full",
+        )  # fmt: skip
+
+
+def _end_usage(error: typer.TyperException) -> NoReturn:
+    """End after an error of the command line's parser: an unknown option, a missing argument."""
+    from schemas.errors import USAGE
+
+    context = getattr(error, "ctx", None)
+    text = error.format_message()
+    if context is not None and text == context.get_help():  # a group of commands without a command
+        print(text, file=sys.stderr)
+        sys.exit(USAGE)
+    help_for = context.command_path if context is not None else "cpb"
+    field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")
+    _end(
+        f"{text[:1].lower()}{text[1:].rstrip('.')}; see `{help_for} --help`",
+        error.exit_code,
+        "usage",
+        field or "",
+    )
+
+
+def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
+    """Print why the command ends in one sentence; with `--json` also as the object that programs wait for."""
+    from schemas.errors import INTERRUPTED
+    from tasks.storage.urls import without_credentials
+
+    text = without_credentials(text)
+    print(f"cpb: {text}", file=sys.stderr)
+    if "--json" in sys.argv:
+        from flows.console import emit
+
+        emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
+    if exit_code == INTERRUPTED:
+        from flows.interrupt import exit_now
+
+        exit_now(exit_code)
+    sys.exit(exit_code)

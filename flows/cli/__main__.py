@@ -1,0 +1,5 @@
+"""`python -m flows.cli`: the same as `cpb`."""
+
+from flows.cli import main
+
+main()

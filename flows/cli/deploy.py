@@ -1,0 +1,221 @@
+"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server."""
+
+import shlex
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flows.console import emit, say
+
+if TYPE_CHECKING:
+    from flows.deploy.status import Deployment, Status
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Run the flows on a Prefect server and a schedule.\n\nExample: cpb deploy up && cpb deploy run train-all",
+)
+
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
+Port = Annotated[
+    int | None,
+    typer.Option(min=1, max=65535, help="default: that of the last `up`, else 4200", show_default=False),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(min=1, help="flow runs at the same time; default: as before, else 2", show_default=False),
+]
+
+
+@app.command()
+def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
+    """Start server, work pool, GPU limit, deployments and worker; what runs already is left alone.
+
+    Example: cpb deploy up && cpb deploy run train-all
+    """
+    from flows.console import quiet_libraries
+    from flows.deploy import control
+    from flows.deploy.credentials import auth_file
+
+    quiet_libraries()
+    say("starting what does not run of server, worker and deployments (10 to 30 s) …")
+    found = control.up(port, workers)
+    server, password = found.server, auth_file(found.server.home)
+    show_password = f"cat {shlex.quote(str(password))}"
+    export = f'export PREFECT_API_URL={server.api} PREFECT_API_AUTH_STRING="$({show_password})"'
+    page = server.api.removesuffix("/api")
+    if json:
+        emit(
+            {
+                "port": server.port, "api": server.api, "auth_file": password, "export": export,
+                "started": found.started, "pids": {s.name: s.process.pid for s in (server, found.worker)},
+                "runs_ended": [run.name for run in found.ended], "runs_dropped": found.dropped,
+                "seconds": found.seconds, "exit": 0,
+            }
+        )  # fmt: skip
+    for run in found.ended:
+        say(f"run {run.name} is marked {run.state}: its process is gone")
+    took = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in found.seconds.items())
+    say(f"up: {page}  (started: {' and '.join(found.started) or 'nothing, both run'}; {took})")
+    say(f"the page asks for a password, which is the line that this prints: {show_password}")
+    say(f"for prefect's own commands: {export}")
+    say("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="train-all, nightly, hourly, or FLOW/DEPLOYMENT")],
+    param: Annotated[
+        list[str] | None,
+        typer.Option("--param", help="NAME=VALUE, the value as JSON or text; may be repeated"),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="wait until the run has ended")] = False,
+    json: Json = False,
+) -> None:
+    """Ask a deployment for a run; the short form of `prefect deployment run FLOW/DEPLOYMENT`.
+
+    Example: cpb deploy run train-all --param preset=smoke --param source=sim
+    """
+    from flows.deploy import runs
+
+    made = runs.run(name, param or (), watch)
+    ending = (
+        f" ended {made.state}" + (f": {made.message}" if made.message else "") if watch else " is requested"
+    )
+    say(f"run {made.name} of {made.deployment}{ending} (id {made.flow_run_id})")
+    if json:
+        emit({"deployment": made.deployment, "flow_run_id": made.flow_run_id, "name": made.name,
+              "state": made.state, "exit": made.exit_code})  # fmt: skip
+    raise typer.Exit(made.exit_code)
+
+
+@app.command()
+def status(
+    notify: Annotated[
+        bool, typer.Option("--notify", help="tell the services of CPB_NOTIFY what is wrong, once a day each")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show what runs, each deployment's last run, and how fresh the data is; exit 1 where something is wrong.
+
+    Example: cpb deploy status
+    """
+    from flows.console import quiet_libraries
+    from flows.deploy.status import status as look
+
+    quiet_libraries()
+    found = look()
+    code = 1 if found.problems else 0
+    if json:
+        emit(_as_json(found) | {"exit": code})
+    for line in _lines(found):
+        say(line)
+    if notify:
+        from flows.notices import tell_problems
+
+        for name, problem in tell_problems(found.home, found.problems).items():
+            say(f"{name}: {problem or 'was told'}")
+    raise typer.Exit(code)
+
+
+@app.command()
+def down(json: Json = False) -> None:
+    """Stop worker and server; runs in progress end as Cancelled.
+
+    Example: cpb deploy down
+    """
+    from flows.console import quiet_libraries
+    from flows.deploy import control
+
+    quiet_libraries()
+    stopped = control.down()
+    if json:
+        emit({"stopped": stopped, "exit": 0})
+    say(f"stopped {', '.join(stopped)}" if stopped else "nothing was up")
+
+
+@app.command()
+def prepare(json: Json = False) -> None:
+    """Create pool, limit and deployments on the server that systemd started (see `cpb deploy unit`).
+
+    Example: cpb deploy prepare
+    """
+    from flows.console import quiet_libraries
+    from flows.deploy import control
+
+    quiet_libraries()
+    server = control.prepare()
+    if json:
+        emit({"port": server.port, "api": server.api, "exit": 0})
+    say(f"pool, limit and deployments are on the server at {server.api}")
+
+
+@app.command()
+def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None:
+    """Print systemd units for server, worker and a regular check, and the same for cron.
+
+    Example: cpb deploy unit
+    """
+    from flows.deploy import control
+    from flows.deploy.units import units
+
+    text = units(port or control.PORT, workers or control.WORKERS)
+    if json:
+        emit({"units": text, "exit": 0})
+    else:
+        print(text)
+
+
+def _as_json(found: "Status") -> dict[str, Any]:
+    from dataclasses import asdict
+
+    processes = {
+        str(name): {"alive": one.alive, "pid": one.process.pid, "since": one.since} if one else None
+        for name, one in found.services.items()
+    }
+    server = found.services["server"]
+    return {
+        "up": found.up, "port": server.port if server else None, "api": server.api if server else None, **processes,
+        "deployments": [asdict(one) for one in found.deployments], "data": [asdict(one) for one in found.data],
+        "disk": asdict(found.disk) if found.disk else None, "runs_ended": [run.name for run in found.ended],
+        "problems": [problem.text for problem in found.problems],
+    }  # fmt: skip
+
+
+def _lines(found: "Status") -> list[str]:
+    server = found.services["server"]
+    if not server:
+        lines = ["nothing is up; start it with `cpb deploy up`"]
+    else:
+        parts = [
+            f"{s.name} {f'pid {s.process.pid}' if s.alive else 'DEAD'}" for s in found.services.values() if s
+        ]
+        lines = [f"{'up' if found.up else 'not up'}: {server.api.removesuffix('/api')}  ({', '.join(parts)})"]
+    lines += [_deployment_line(one) for one in found.deployments]
+    for one in found.data:
+        market = "" if one.market == "spot" else f"{one.market} "
+        lines.append(
+            f"{market}{one.timeframe:<6}  newest candle {_time(one.candle)}, newest forecast {_time(one.forecast)}"
+        )
+    if found.disk:
+        used = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in found.disk.used.items())
+        lines.append(f"disk: {used}; {found.disk.free / 1e9:,.0f} GB free")
+    lines += [f"run {run.name} is marked {run.state}: its process is gone" for run in found.ended]
+    return lines + [f"WRONG: {problem}" for problem in found.problems]
+
+
+def _deployment_line(one: "Deployment") -> str:
+    last = f"{one.last.outcome} {_age(one.last.age_s)} ago" if one.last else "no run has ended yet"
+    active = f", {one.active} running" if one.active else ""
+    return f"{one.name:<22}  {last}{active}; next {_time(one.next)}"
+
+
+def _time(time: datetime | None) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if time else "none"
+
+
+def _age(seconds: float) -> str:
+    for unit_s, name in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {name}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,124 @@
+"""`cpb leaderboard`, `cpb forecast` and `cpb publish`: what there is after a training."""
+
+import csv
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.options import Json, takes
+from flows.console import count, emit, quiet_libraries, say
+from schemas.errors import UsageError
+from schemas.run import RunSpec, ScopeSpec
+
+
+def leaderboard(
+    run: Annotated[str | None, typer.Option("--run", help="id of a flow's run; default: the newest")] = None,
+    json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
+) -> None:
+    """Show architecture x timeframe against the random walk, from MLflow alone.
+
+    Example: cpb leaderboard --json
+    """
+    if json and as_csv:
+        raise UsageError(
+            "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
+        )
+    quiet_libraries()
+    from tasks.tracking.leaderboard import leaderboard as read_board
+
+    rows = read_board(run)
+    if json:
+        emit({"leaderboard": rows, "exit": 0})
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        print_board(rows)
+
+
+@takes(ScopeSpec)
+def forecast(spec: ScopeSpec, json: Json = False) -> None:
+    """Refresh the candles, forecast with the champions, and score older forecasts that have come due.
+
+    Example: cpb forecast --coins BTC --timeframes 1h --source sim
+    """
+    quiet_libraries()
+    from flows.forecast import run_forecast
+    from flows.runner import Runner
+
+    result = run_forecast(spec, Runner(), say)
+    if json:
+        emit(result)
+    raise typer.Exit(result["exit"])
+
+
+@takes(RunSpec, only=("market", "repo"))
+def publish(
+    spec: RunSpec,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
+    json: Json = False,
+) -> None:
+    """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
+
+    Example: cpb publish --dry-run
+    """
+    quiet_libraries()
+    from schemas.scope import home
+    from tasks.publish import publish as step
+
+    repo = None if dry_run else spec.repo
+    result = step(home(), spec.market, repo)
+    if json:
+        emit({"published": result, "repo": spec.repo, "dry_run": repo is None, "exit": 0})
+    else:
+        say(f"published: {result}" if repo else f"written, not published: {result}")
+
+
+def print_board(rows: list[dict[str, Any]]) -> None:
+    """Print the leaderboard for people, on stdout."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
+    columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "verdict", "coins < 1", "MAE ratio",
+               "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    cells = [_cells(row) for row in rows]
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
+    shown = _fitting([columns, *cells], console.width)
+    for i in shown:
+        left = columns[i] in ("", "architecture", "verdict")
+        table.add_column(columns[i], justify="left" if left else "right", no_wrap=True)
+    for line in cells:
+        table.add_row(*(line[i] for i in shown))
+    console.print(table)
+    if len(shown) < len(columns):
+        hidden = count(len(columns) - len(shown), "column")
+        say(f"{hidden} left out: use a wider terminal, --csv or --json")
+
+
+def _fitting(lines: list[list[str]], width: int) -> list[int]:
+    """Indices of the columns that fit: the last ones go first, a ratio is never cut."""
+    widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
+    shown = list(range(len(widths)))
+    while len(shown) > 5 and sum(widths[i] for i in shown) > width - 2:
+        shown.remove(2 if 2 in shown and len(shown) <= 7 else shown[-1])
+    return shown
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def number(name: str, form: str) -> str:
+        return format(row[name], form) if row.get(name) is not None else "-"
+
+    interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
+    return [
+        row["timeframe"], row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
+        interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
+        number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
+        number("coverage_80", ".3f"),
+        number("windows_per_s", ",.0f"), number("train_seconds", ".1f"), number("rss_peak_mb", ",.0f"),
+    ]  # fmt: skip

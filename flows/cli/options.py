@@ -1,0 +1,186 @@
+"""Options of the command line, made from the specifications that declare them (`schemas/run.py`).
+
+    @takes(ScopeSpec)
+    def forecast(spec: ScopeSpec, json: Json = False) -> None: ...
+
+gives the command `--coins`, `--timeframes` and so on, with the fields' descriptions and defaults. To Typer all of them
+are texts (or switches), so that a wrong value meets the specification's own sentence and not the parser's.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import typer
+from pydantic.fields import FieldInfo
+
+from schemas.errors import UsageError
+from schemas.run import Spec
+
+Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
+
+S = TypeVar("S", bound=Spec)
+
+OVERRIDES = "overrides"
+"""The field that takes options of the model preset: `--set NAME=VALUE`, or options of their own (`ModelOption`)."""
+
+_METAVARS = {int: "<int>", float: "<float>"}
+_DECLARED: Any = object()  # the default is the one that the specification declares
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How one command shows a field, where that differs from its declaration.
+
+    names: the option's names, `--yes/--no` for a switch. metavar, help: as in the command's help.
+    argument: it is given by position, without a name, and has no default.
+    """
+
+    names: tuple[str, ...] = ()
+    metavar: str | None = None
+    help: str | None = None
+    argument: bool = False
+    default: Any = _DECLARED
+
+
+@dataclass(frozen=True)
+class ModelOption:
+    """An option of its own for one field of the model preset (`cpbmodels.Preset`)."""
+
+    field: str
+    help: str
+    metavar: str = "<int>"
+    switch: bool = False
+
+
+def takes(
+    spec: type[S],
+    *,
+    only: Collection[str] = (),
+    without: Collection[str] = (),
+    shown: Mapping[str, Shown] | None = None,
+    model_options: Mapping[str, ModelOption] | None = None,
+    build: Callable[[dict[str, Any]], S] | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a Typer command the fields of `spec` as options and call it with the built spec as first argument.
+
+    The command's other parameters stay as they are.
+
+    Args:
+        only, without: fields to show, or to leave at their defaults.
+        shown: fields that this command shows differently.
+        model_options: options to show in place of `--set`, by parameter name.
+        build: makes the spec from the values given; default: the class itself.
+    """
+    fields = {n: f for n, f in spec.model_fields.items() if n not in without and (not only or n in only)}
+    numbers = [n for n, f in fields.items() if _kind(f.annotation) in _METAVARS]
+    others = shown or {}
+    parameters = [_parameter(n, f, others.get(n, Shown())) for n, f in fields.items() if n != OVERRIDES]
+    if OVERRIDES in fields:
+        parameters += _model_parameters(model_options)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [_keyword(p.name, p.annotation, p.default) for p in _after_first(command)]
+        signature = inspect.Signature([*parameters, *own], return_annotation=None)
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            bound = signature.bind(**given)
+            bound.apply_defaults()
+            values = {p.name: bound.arguments.pop(p.name) for p in parameters}
+            values |= {n: parse_value(values[n]) for n in numbers if isinstance(values[n], str)}
+            if OVERRIDES in fields:
+                values[OVERRIDES] = _overrides(values, model_options)
+            command((build or _build(spec))(values), **bound.arguments)
+
+        run.__dict__["__signature__"] = signature
+        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": None}
+        return run
+
+    return decorate
+
+
+def parse_value(text: str) -> Any:
+    """Return the JSON value of a text, or the text itself where it is none: `5`, `0.1`, `false`, `quantile`."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _build(spec: type[S]) -> Callable[[dict[str, Any]], S]:
+    return lambda values: spec(**values)
+
+
+def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None) -> dict[str, Any]:
+    """Take the model options out of `values` and return them by the names of the preset's fields."""
+    if options is None:
+        return _settings(values.pop(OVERRIDES) or ())
+    given = {option.field: values.pop(name) for name, option in options.items()}
+    return {n: parse_value(v) if isinstance(v, str) else v for n, v in given.items() if v is not None}
+
+
+def _settings(given: Sequence[str]) -> dict[str, Any]:
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(
+                f"overrides {text!r} is not NAME=VALUE, as in epochs=5", code="overrides", field=OVERRIDES
+            )
+        found[name.strip().replace("-", "_")] = parse_value(value)
+    return found
+
+
+def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
+    kind, default = _kind(field.annotation), field.default if shown.default is _DECLARED else shown.default
+    text, metavar = shown.help or field.description, shown.metavar or _METAVARS.get(kind)
+    if shown.argument:
+        argument = typer.Argument(help=text, metavar=metavar)
+        return _keyword(name, Annotated[str, argument], inspect.Parameter.empty)
+    dashed = name.replace("_", "-")
+    if kind is bool:
+        names = shown.names or (f"--{dashed}/--no-{dashed}" if default else f"--{dashed}",)
+        return _keyword(name, Annotated[bool, typer.Option(*names, help=text)], default)
+    option = typer.Option(*(shown.names or (f"--{dashed}",)), help=text, metavar=metavar)
+    if default is None:
+        return _keyword(name, Annotated[str | None, option], None)
+    return _keyword(name, Annotated[str, option], str(default))
+
+
+def _model_parameters(options: Mapping[str, ModelOption] | None) -> list[inspect.Parameter]:
+    if options is None:
+        about = "a field of the model preset, as in epochs=5; may be repeated"
+        setting = typer.Option("--set", metavar="NAME=VALUE", help=about)
+        return [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
+    found = []
+    for name, option in options.items():
+        dashed = name.replace("_", "-")
+        if option.switch:
+            annotation: Any = Annotated[
+                bool | None, typer.Option(f"--{dashed}/--no-{dashed}", help=option.help)
+            ]
+        else:
+            shown = typer.Option(f"--{dashed}", help=option.help, metavar=option.metavar)
+            annotation = Annotated[str | None, shown]
+        found.append(_keyword(name, annotation, None))
+    return found
+
+
+def _after_first(command: Callable[..., None]) -> list[inspect.Parameter]:
+    return list(inspect.signature(command).parameters.values())[1:]
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _kind(annotation: Any) -> Any:
+    """Return the plain type behind a field's annotation: `int` of `int | None`, `str` of a `Literal`."""
+    if get_origin(annotation) in (Union, UnionType):
+        return _kind(next(part for part in get_args(annotation) if part is not NoneType))
+    return str if get_origin(annotation) is Literal else annotation

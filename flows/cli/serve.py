@@ -1,0 +1,69 @@
+"""`cpb serve` (the page and the JSON API) and `cpb ui` (MLflow's interface)."""
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.options import Json
+from flows.console import emit, say
+
+if TYPE_CHECKING:
+    from tasks.tracking.ui import Address
+
+Host = Annotated[str, typer.Option("--host", help="address to listen on; the default is this machine only")]
+
+
+def serve(
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option(
+            "--allowed-hosts", metavar="HOST,HOST", help="other names by which the page may be called"
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Serve the forecasts: a page for people at /, JSON under /api, its description at /docs.
+
+    Example: cpb serve --port 8000
+    """
+    import uvicorn
+
+    from tasks.tracking.ui import check_port
+
+    check_port(host, port)
+    # The app is made by uvicorn, which hands nothing over. The name that it listens on is allowed too.
+    os.environ["CPB_ALLOWED_HOSTS"] = ",".join([*(allowed_hosts or "").split(","), host]).strip(",")
+    url = f"http://{host}:{port}"
+    if json:
+        emit({"url": url, "docs": f"{url}/docs"})
+    else:
+        say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
+    uvicorn.run("webapp.app:from_environment", factory=True, host=host, port=port, log_level="warning")
+
+
+def ui(
+    host: Host = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 5000,
+    json: Json = False,
+) -> None:
+    """Start MLflow's interface to compare architectures, and print its address.
+
+    Example: cpb ui
+    """
+    from tasks.tracking.ui import serve_ui
+
+    def ready(where: "Address") -> None:
+        from tasks.tracking.ui import FILTER
+
+        if json:
+            emit({"url": where.url, "experiment": where.experiment_url, "filter": FILTER})
+            return
+        say(f"MLflow: {where.experiment_url}  (stop with Ctrl-C)")
+        say(f"filter for members that beat the random walk: {FILTER}")
+        say(f"the members it finds: {where.filtered_url}")
+
+    say("starting MLflow's interface, about ten seconds")
+    serve_ui(host, port, ready)

@@ -1,0 +1,159 @@
+"""`cpb demo`, `cpb train-all` and `cpb train`."""
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.options import Json, ModelOption, Shown, takes
+from flows.console import emit, quiet_libraries, say
+from schemas.errors import UsageError
+from schemas.run import RunSpec, base_of
+
+MODEL_OPTIONS = {
+    "batch_size": ModelOption("batch_size", "windows per step"),
+    "hidden_dim": ModelOption("hidden_dim", "width of the hidden layers"),
+    "n_layers": ModelOption("n_layers", "number of layers"),
+    "n_heads": ModelOption("n_heads", "number of attention heads"),
+    "max_epochs": ModelOption("epochs", "most epochs"),
+    "patience": ModelOption("patience", "epochs without a better validation loss before it stops"),
+    "context": ModelOption("context", "candles that the model reads"),
+    "horizon": ModelOption("horizon", "candles that it forecasts"),
+    "learning_rate": ModelOption("lr", "learning rate", "<float>"),
+    "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
+    "head": ModelOption("head", "student-t, quantile or point", "<str>"),
+    "mixed_precision": ModelOption(
+        "mixed_precision", "train in bf16 or fp16 where the device can", switch=True
+    ),
+}
+"""Parameter of `cpb train` -> field of the model preset that it overrides."""
+
+
+def demo(json: Json = False) -> None:
+    """Train, judge and package 2 coins x {15m, 1h} x 5 architectures on simulated klines; needs no network.
+
+    Example: cpb demo
+    """
+    spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
+    result = _train_all(spec, direct=True)
+    if json:
+        emit(result)
+    else:
+        _show_board(result["run_id"])
+        _next_steps()
+    raise typer.Exit(result["exit"])
+
+
+@takes(RunSpec)
+def train_all(spec: RunSpec, json: Json = False) -> None:
+    """Ingest, train, judge, promote, package and forecast the whole universe.
+
+    Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
+    """
+    result = _train_all(spec)
+    if json:
+        emit(result)
+    else:
+        _show_board(result["run_id"])
+    raise typer.Exit(result["exit"])
+
+
+def _one_model(values: dict[str, Any]) -> RunSpec:
+    """Return the spec of `cpb train`: the preset is the architecture's own where none is named."""
+    if values["preset"] is None:
+        values = values | {"preset": _default_preset(values["architectures"])}
+    spec = RunSpec(**values)
+    if len(spec.scope.series) * len(spec.names) != 1:
+        raise UsageError(
+            "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use `cpb train-all`",
+            code="one-model",
+        )
+    return spec
+
+
+def _default_preset(architecture: str) -> str:
+    import cpbmodels
+
+    try:
+        return cpbmodels.architecture(base_of(architecture)).default_preset
+    except cpbmodels.ModelError:  # an unknown one: RunSpec names those that there are
+        return "default"
+
+
+@takes(
+    RunSpec,
+    without=("repo", "tail", "prune"),
+    shown={
+        "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
+        "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
+        "architectures": Shown(
+            names=("--arch",), help="transformer, gru, lstm, linear, har, …", default="har"
+        ),
+        "preset": Shown(help="default: the architecture's own", default=None),
+    },
+    model_options=MODEL_OPTIONS,
+    build=_one_model,
+)
+def train(
+    spec: RunSpec,
+    resume: Annotated[
+        str | None, typer.Option("--resume", help="latest: go on from the last checkpoint")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train and judge one model.
+
+    Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
+    """
+    if resume not in (None, "latest"):
+        raise UsageError(
+            f"resume {resume!r} is unknown: the only value is latest", code="resume", field="resume"
+        )
+    from flows.progress import training_bars
+    from flows.train_one import train_one
+
+    quiet_libraries()
+    try:
+        with training_bars() as bars:
+            result = train_one(spec, resume=resume == "latest", say=say, on_progress=bars)
+    except KeyboardInterrupt:
+        say("cpb: add --resume latest to go on from the last checkpoint instead of starting anew")
+        raise
+    if json:
+        emit(result)
+    else:
+        memory = result.pop("memory")
+        for name, value in (result | memory).items():
+            say(f"{name:>26}  {f'{value:,.6g}' if isinstance(value, float) else value}")
+    raise typer.Exit(int(result["exit"]))
+
+
+def _train_all(spec: RunSpec, direct: bool = False) -> dict[str, Any]:
+    quiet_libraries()
+    from flows.prefect_server import server_in_use
+    from flows.progress import training_bars
+    from flows.runner import Runner
+    from flows.train_all import in_prefect, run_train_all
+
+    if server_in_use() and not direct:
+        return in_prefect(spec)
+    with training_bars() as bars:
+        return run_train_all(spec, Runner(), say, on_progress=bars).as_json()
+
+
+def _show_board(run_id: str) -> None:
+    from flows.cli.models import print_board
+    from tasks.tracking.leaderboard import leaderboard
+
+    print_board(leaderboard(run_id))
+
+
+def _next_steps() -> None:
+    from tasks.storage.urls import public_url
+    from tasks.tracking.store import tracking_uri
+
+    cpb = "cpb" if os.environ.get("VIRTUAL_ENV") else ".venv/bin/cpb"
+    say(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
+    say(f"  {cpb} ui                                       compare the runs in the MLflow UI")
+    say(f"  {cpb} serve                                    forecasts on a page")
+    say(f"  {cpb} train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")

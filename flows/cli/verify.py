@@ -1,0 +1,59 @@
+"""`cpb verify`: is what is stored what was written?"""
+
+from typing import Annotated
+
+import typer
+
+from flows.cli.options import Json
+from flows.console import count, emit, quiet_libraries, say
+from schemas.errors import COMPLETE, FATAL, UsageError
+
+_ALL = "all"
+
+
+def verify(
+    market: Annotated[str, typer.Option(help="all, spot, um, cm or sim")] = _ALL,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="fetch or make again what can be, and set the rest aside")
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(help="URL or folder to fetch damaged candles from; default: Binance Vision itself"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
+
+    Prints one line per damaged file: its path, the reason, and a command. Exit 1 where damage remains.
+
+    Example: cpb verify --repair
+    """
+    from schemas.identity import MARKETS
+
+    if market not in (_ALL, *MARKETS):
+        raise UsageError(
+            f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}",
+            code="market", field="market",
+        )  # fmt: skip
+    quiet_libraries()
+    from flows.progress import counter
+    from schemas.scope import home
+    from tasks.verify import verify_all
+
+    markets = MARKETS if market == _ALL else (market,)
+    with counter("files checked") as step:
+        result = verify_all(home(), markets, repair=repair, source=source, seen=lambda _path: step())
+    for damage in () if json else result.damaged:
+        print(f"{damage.path}  {damage.reason}  -> {'repaired' if damage.repaired else damage.command}")
+    for sentence in result.unchecked:
+        say(sentence)
+    repaired = len(result.damaged) - len(result.remaining)
+    say(
+        f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged"
+        + (f", {repaired} repaired" if repair else "")
+    )
+    code = COMPLETE if result.is_good else FATAL
+    if json:
+        damaged = [d.model_dump(mode="json") for d in result.damaged]
+        emit({"checked": result.checked, "damaged": damaged, "unchecked": result.unchecked, "exit": code})
+    raise typer.Exit(code)

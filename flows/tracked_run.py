@@ -1,0 +1,47 @@
+"""The flow's run in MLflow: found again by a digest of what was asked, and never left open."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from schemas.handover import SeriesRecord
+from schemas.run import RunSpec
+from tasks.storage.digests import value_digest
+from tasks.storage.urls import public_url
+from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, start_parent
+from tasks.training.planning import training_code
+
+
+def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> OpenRun:
+    """Open the run of a specification on the data it met: the same command on the same data is the same run."""
+    return start_parent(_run_key(spec, records), _params(spec), _tags(spec), name)
+
+
+@contextmanager
+def run_of(run_id: str) -> Iterator[None]:
+    """Mark the flow's run as failed, with the reason, whatever ends the block early."""
+    try:
+        yield
+    except BaseException as error:
+        finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
+        raise
+
+
+def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
+    """Digest of what was asked and of the data it met: the same command on the same data is the same run."""
+    aside = {"coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "prune"}
+    asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
+        mode="json", exclude={"home", "source"}
+    )
+    data = [(r.series.name, r.digest) for r in records]
+    return value_digest([asked, data, training_code()])[:16]
+
+
+def _params(spec: RunSpec) -> dict[str, Any]:
+    source = public_url(spec.source) if spec.source else None
+    return spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
+
+
+def _tags(spec: RunSpec) -> dict[str, str]:
+    as_of = spec.scope.as_of
+    return {"preset": spec.preset, "market": spec.market, "as_of": as_of.isoformat() if as_of else "newest"}

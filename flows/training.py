@@ -1,0 +1,119 @@
+"""A run up to its scores, as `train` and `train-all` share it: candles, features, plan, train, evaluate."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from flows.console import count
+from flows.console import say as say_to_people
+from flows.data import series_records
+from flows.runner import Runner
+from flows.summary import Say, Summary
+from flows.tracked_run import run_of, start_run
+from flows.training_warnings import fleet_warnings
+from schemas.errors import CpbError
+from schemas.handover import FleetJob, FleetJudgement, FleetResult, SeriesRecord
+from schemas.run import RunSpec
+from tasks.evaluate import evaluate
+from tasks.plan import Plan, plan
+from tasks.train import train
+from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
+from tasks.training.retention import FleetsInUse
+from tasks.training.slots import check_device, plan_slots
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class Training:
+    """A run up to its scores. `fleets` is to be released once nothing in the fleets' folders is needed any more."""
+
+    summary: Summary
+    results: list[FleetResult]
+    judged: list[FleetJudgement]
+    stopped: Sequence[SeriesRecord]
+    fleets: FleetsInUse
+
+
+def run_training(
+    spec: RunSpec,
+    steps: Runner,
+    say: Say = say_to_people,
+    *,
+    fresh: bool = False,
+    name: str = "train-all",
+    on_progress: Progress | None = None,
+) -> Training:
+    """Ingest, compute features, plan, train, judge and log; `fresh` forgets what earlier runs trained.
+
+    Raises:
+        CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed.
+    """
+    check_device(spec.device)
+    summary, root = Summary(), spec.scope.root
+    planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary))
+    summary.add(planned.failures, say)
+    for record in planned.stopped:
+        summary.stopped.append(record.series.name)
+        last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
+        say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
+    if not planned.jobs:
+        reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
+        raise CpbError(
+            f"no series can be trained ({reasons}); check coins, since, as_of and source", code="no-series"
+        )
+    summary.series = len(planned.series)
+    earlier = tuple(summary.failures)  # they belong to series, and so to a model of every fleet
+    run = start_run(spec, planned.series, name)
+    summary.run_id = run.run_id
+    in_use = FleetsInUse(root)
+    with run_of(run.run_id):
+        results = _train(spec, steps, say, planned.jobs, summary, fresh, on_progress)
+        judged = []
+        for job, result in zip(planned.jobs, results, strict=True):
+            if result.members:
+                judged.append(steps.one(evaluate, spec, run.run_id, job, result, root, earlier))
+                summary.add(judged[-1].failures, say)
+        summary.members = sum(len(fleet.judgements) for fleet in judged)
+        if not summary.members:
+            raise CpbError(
+                f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
+            )
+    say(f"judged {count(summary.members, 'member')} against the random walk")
+    return Training(summary, results, judged, planned.stopped, in_use)
+
+
+def _train(
+    spec: RunSpec,
+    steps: Runner,
+    say: Say,
+    jobs: Sequence[FleetJob],
+    summary: Summary,
+    fresh: bool,
+    on_progress: Progress | None,
+) -> list[FleetResult]:
+    """Train one fleet per architecture, side by side."""
+    root, slots = spec.scope.root, plan_slots(spec.device, len(jobs))
+    folders = [fleet_folder(root, job) for job in jobs]
+    if fresh:
+        for folder in folders:
+            if not is_training(folder):  # another process's training of the same job is fresh enough
+                shutil.rmtree(folder, ignore_errors=True)
+    before = [progress_so_far(folder) for folder in folders]
+    calls = [(job, root, slots, spec.train_timeout_s, on_progress) for job in jobs]
+    results = []
+    for job, known, found in zip(jobs, before, steps.each(train, calls), strict=True):
+        if isinstance(found, Exception):
+            raise found
+        summary.add(found.failures, say)
+        results.append(found)
+        if found.members:
+            say(
+                f"trained {job.architecture}: {count(len(found.members), 'member')}"
+                + (f" ({known})" if known else "")
+            )
+        for sentence in fleet_warnings(found):
+            say(f"{job.architecture}: {sentence}")
+    return results

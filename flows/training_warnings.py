@@ -1,0 +1,27 @@
+"""What a person should know of a training beside its figures: it stopped early, memory was short, the GPU was idle."""
+
+from collections import Counter
+from typing import Any
+
+from flows.console import count
+from schemas.handover import FleetResult
+
+
+def fleet_warnings(result: FleetResult) -> list[str]:
+    """Return the warnings about a fleet's members, each sentence once, and for how many members it holds."""
+    number = len(result.members)
+    found = Counter(text for member in result.members for text in member_warnings(member.report))
+    return [
+        text if times == number else f"{text} ({times} of {count(number, 'member')})"
+        for text, times in found.items()
+    ]
+
+
+def member_warnings(report: dict[str, Any]) -> list[str]:
+    """Return the warnings in the report of one member's training (`TrainedMember.report`)."""
+    found = []
+    if report.get("stopped") == "nan":
+        found.append(f"stopped early: {report['reason']}")
+    if report.get("accumulate", 1) > 1:
+        found.append(f"memory was short: each batch was split into {report['accumulate']} parts")
+    return [*found, *filter(None, [report.get("device_warning")])]

@@ -1,0 +1,139 @@
+"""A backtest from features to results: what is planned before the training, and what is judged and written after it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import COMPLETE, PARTIAL
+from schemas.handover import Failure, FleetJob, FleetResult, SeriesRecord
+from schemas.identity import SeriesId
+from schemas.run import BacktestSpec
+from tasks.backtesting import output, table
+from tasks.backtesting.audit import audit
+from tasks.backtesting.fleets import TrainedFleet, plan_fleet
+from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
+from tasks.backtesting.judge import Backtest, as_json, judge_models
+from tasks.backtesting.models import Model, baselines, check_installed
+from tasks.training.planning import job_key
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BacktestPlan:
+    """The series in their folds, a job per architecture, the series without any fold, and the folds without some."""
+
+    folds: tuple[FoldSeries, ...]
+    jobs: tuple[FleetJob, ...]
+    failures: tuple[Failure, ...]
+    incomplete: tuple[str, ...]
+
+
+def check_backtest(spec: BacktestSpec) -> None:
+    """Raise `CpbError` for what can be refused before any work: folders, missing packages."""
+    output.check_folders(spec)
+    check_installed(spec.baseline_names)
+
+
+def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord]) -> BacktestPlan:
+    """Return the folds of every series and the jobs that train the architectures on them.
+
+    Raises:
+        UsageError: a timeframe's history is too short for so many folds.
+    """
+    found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
+    training = found.loaded if spec.refit else _first_folds(found.loaded)
+    jobs = tuple(plan_fleet(spec, name, training) for name in spec.names) if training else ()
+    return BacktestPlan(found.loaded, jobs, found.failures, found.incomplete)
+
+
+def _first_folds(folds: Sequence[FoldSeries]) -> list[FoldSeries]:
+    first: dict[SeriesId, FoldSeries] = {}
+    for one in folds:
+        first.setdefault(one.id, one)
+    return list(first.values())
+
+
+def finish_backtest(
+    spec: BacktestSpec,
+    plan: BacktestPlan,
+    results: Sequence[FleetResult | Exception],
+    failures: Sequence[Failure],
+    say: Say,
+) -> dict[str, Any]:
+    """Judge baselines and trained fleets, write the results, and return what `--json` prints.
+
+    Args:
+        spec: what is asked.
+        plan: what was planned.
+        results: the fleet of each planned job, or the error that ended its training.
+        failures: the series that failed before, already reported.
+        say: takes a line for people.
+
+    Returns:
+        `pooled`, `members`, `pairs`, `failures`, `folds_incomplete`, `lookahead`, `exit`.
+    """
+    fleets = [
+        TrainedFleet(job, _result(job, found), spec.scope.root)
+        for job, found in zip(plan.jobs, results, strict=True)
+    ]
+    models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
+    with output.recorder(spec, spec.names, plan.folds) as recorder:
+        found = judge_models(
+            models,
+            plan.folds,
+            refit=spec.refit,
+            record_fold=recorder.record_fold,
+            on_model=lambda name: say(f"judging {name}"),
+        )
+        checked = audit(spec, plan.folds) if spec.check_lookahead else None
+        found.failures = [*failures, *found.failures, *(checked.failures if checked else ())]
+        found.incomplete = [*plan.incomplete, *found.incomplete]
+        lookahead = checked.text if checked else None
+        failed = bool(found.failures) or bool(checked and checked.leaking)
+        answer = as_json(found) | {
+            "failures": [failure.as_json() for failure in found.failures],
+            "folds_incomplete": found.incomplete,
+            "lookahead": lookahead,
+            "exit": PARTIAL if failed else COMPLETE,
+        }
+        notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
+        output.write_results(spec, found, fleets, recorder.figures, notes, answer)
+    _report(found, len(failures), len(plan.incomplete), lookahead, say)
+    return answer
+
+
+def _result(job: FleetJob, found: FleetResult | Exception) -> FleetResult:
+    """Return what was trained; where the step itself ended in an error, that is every member's failure."""
+    if isinstance(found, FleetResult):
+        return found
+    failures = tuple(Failure.of(member.model, "train", found) for member in job.members)
+    return FleetResult(key=job_key(job), architecture=job.architecture, failures=failures)
+
+
+def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
+    """Return the sentences under the report's heading."""
+    as_of = spec.scope.as_of
+    until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
+    training = "expanding" if spec.expanding else "sliding"
+    refit = "refitted for each" if spec.refit else "fitted once"
+    asked = (
+        f"Preset {spec.preset}, {spec.folds} folds, {training} training, {refit}{until}; seed {spec.seed}."
+    )
+    left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in found.failures]
+    return [asked, *left_out, *found.incomplete]
+
+
+def _report(
+    found: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, say: Say
+) -> None:
+    """Print what was found, without the failures and incomplete folds that were printed before the training."""
+    for failure in found.failures[failures_said:]:
+        say(f"FAILED {failure.subject} in {failure.step}: {failure.reason}")
+    for sentence in found.incomplete[incomplete_said:]:
+        say(sentence)
+    if lookahead:
+        say(lookahead)
+    say(table.as_text(table.leaderboard_rows(found.pools)))
+    for verdict in output.pool_verdicts(found):
+        say(verdict)

@@ -1,0 +1,106 @@
+"""Trained models of a backtest: one fleet per architecture, whose members are series × folds.
+
+The fleet is planned here, trained by the same step as in `train-all` (slots, checkpoints, time limit, resume), and
+its forecasts are read back member by member, so that those of many members are never in memory together.
+"""
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import cpbmodels
+from schemas.errors import DamagedError
+from schemas.handover import Failure, FleetJob, FleetResult, JobMember
+from schemas.identity import ModelId, SeriesId
+from schemas.run import RunSpec
+from tasks.backtesting.folds import FoldSeries
+from tasks.backtesting.models import Forecaster, Forecasts
+from tasks.storage.npz import read_npz
+from tasks.training.fleet_files import fleet_folder, member_folder
+from tasks.training.planning import member_seed, plan_job, recipe_of
+
+log = logging.getLogger("cpb")
+
+
+def plan_fleet(spec: RunSpec, architecture: str, folds: Sequence[FoldSeries]) -> FleetJob:
+    """Return the job that trains an architecture on every given series and fold."""
+    recipe = recipe_of(spec, architecture)
+    members = [
+        JobMember(
+            model=ModelId(
+                architecture, recipe, one.id, member_seed(spec.seed, architecture, one.id, one.fold)
+            ),
+            features=one.record,
+            bounds=one.bounds,
+            fold=one.fold,
+        )
+        for one in folds
+    ]
+    return plan_job(spec, architecture, members)
+
+
+class TrainedFleet:
+    """The models of one architecture, read from the folder of their fleet."""
+
+    def __init__(self, job: FleetJob, result: FleetResult, root: Path) -> None:
+        self.name = job.architecture
+        self._folder = fleet_folder(root, job)
+        self._planned: dict[tuple[SeriesId, int], JobMember] = {
+            (m.model.series, m.fold): m for m in job.members
+        }
+        self._failures = {failure.model: failure for failure in result.failures}
+        self._trained = result.members
+
+    @property
+    def loss_history(self) -> tuple[str, tuple[dict[str, Any], ...]] | None:
+        """The name and the loss per epoch of the first trained member; None where nothing was trained."""
+        if not self._trained:
+            return None
+        first = self._trained[0]
+        series = first.model.series
+        return f"{self.name} {series.label} {series.timeframe}", first.history
+
+    def identity(self, one: FoldSeries) -> ModelId:
+        """Return the model that was planned for a series in a fold."""
+        return self._member(one).model
+
+    def training_failure(self, one: FoldSeries) -> Failure | None:
+        """Return the failure that the trainer reported for a series in a fold."""
+        return self._failures.get(self.identity(one))
+
+    def trained_on(self, one: FoldSeries) -> Forecaster:
+        """Return the forecaster: the trainer's own forecasts of the fold's test span, the model's for later folds."""
+        folder = member_folder(self._folder, self._member(one).name)
+
+        @cache
+        def model() -> cpbmodels.Member:
+            return cpbmodels.load(folder / "model")
+
+        def forecast(asked: FoldSeries) -> Forecasts:
+            if asked.fold == one.fold and (stored := _stored(folder / "test.npz")):
+                return stored
+            origins = asked.series.origins("test", model().context, model().horizon)
+            found = cpbmodels.predict([model()], [asked.series], [origins])[0]
+            return Forecasts(found.origins, found.quantiles, found.candle)
+
+        return forecast
+
+    def _member(self, one: FoldSeries) -> JobMember:
+        return self._planned[one.id, one.fold]
+
+
+def _stored(path: Path) -> Forecasts | None:
+    """Return the trainer's forecasts; None where they are missing or damaged, and the model makes them again."""
+    try:
+        arrays = read_npz(path)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
+    candle = arrays["candle"].astype(np.float64) if "candle" in arrays else None
+    return Forecasts(arrays["origins"], arrays["quantiles"].astype(np.float64), candle)

@@ -1,0 +1,109 @@
+"""Folds of a backtest: the series, each with the train, validation and test span of every test period."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cpbmodels.series import Series
+from schemas.errors import CpbError, MemberError
+from schemas.handover import Failure, SeriesRecord, SplitBounds
+from schemas.identity import SeriesId
+from tasks.signals.splits import folds as fold_bounds
+from tasks.signals.store import read_features, with_bounds
+
+log = logging.getLogger("cpb")
+
+
+@dataclass(frozen=True)
+class FoldSeries:
+    """One series in one fold. Folds are numbered from 1, the oldest first; the folds of a series share its candles."""
+
+    fold: int
+    record: SeriesRecord
+    bounds: SplitBounds
+    series: Series
+
+    @property
+    def id(self) -> SeriesId:
+        """Which series it is."""
+        return self.record.series
+
+
+@dataclass(frozen=True)
+class Folds:
+    """All series in all their folds, fold by fold; a failure for each series without any fold.
+
+    `incomplete`: a sentence for every fold and timeframe that some series have too little history for.
+    """
+
+    loaded: tuple[FoldSeries, ...]
+    failures: tuple[Failure, ...] = ()
+    incomplete: tuple[str, ...] = ()
+
+
+def plan_bounds(
+    records: Sequence[SeriesRecord], count: int, *, expanding: bool = True
+) -> dict[str, list[SplitBounds]]:
+    """Return the spans of each timeframe's folds, oldest first.
+
+    Raises:
+        UsageError: a timeframe's history is too short for so many folds.
+    """
+    timeframes = dict.fromkeys(r.series.timeframe for r in records)
+    kind: Literal["expanding", "sliding"] = "expanding" if expanding else "sliding"
+    return {t: fold_bounds([r for r in records if r.series.timeframe == t], count, kind) for t in timeframes}
+
+
+def load_folds(
+    home: Path, records: Sequence[SeriesRecord], bounds: Mapping[str, Sequence[SplitBounds]]
+) -> Folds:
+    """Load every series once and return it with the spans of each fold that it has enough candles for.
+
+    A series without some of the folds is judged on the others; only one without any fold is a failure.
+    """
+    loaded: list[FoldSeries] = []
+    failures: list[Failure] = []
+    for record in records:
+        found, error = _load(home, record, bounds[record.series.timeframe])
+        loaded += found
+        if error and not found:
+            failures.append(Failure.of(record.series, "plan", error))
+    loaded.sort(key=lambda one: one.fold)
+    return Folds(tuple(loaded), tuple(failures), tuple(_incomplete(records, loaded, bounds)))
+
+
+def _load(
+    home: Path, record: SeriesRecord, bounds: Sequence[SplitBounds]
+) -> tuple[list[FoldSeries], CpbError | None]:
+    """Return a series in the folds it has, and the reason why it lacks the last of those it does not have."""
+    try:
+        series = read_features(home, record)
+    except CpbError as error:
+        return [], error
+    found, last = [], None
+    for fold, spans in enumerate(bounds, start=1):
+        try:
+            found.append(FoldSeries(fold, record, spans, with_bounds(series, record.series, spans)))
+        except MemberError as error:
+            log.info("fold %d is without %s", fold, error)
+            last = error
+    return found, last
+
+
+def _incomplete(
+    records: Sequence[SeriesRecord], loaded: Sequence[FoldSeries], bounds: Mapping[str, Sequence[SplitBounds]]
+) -> list[str]:
+    present = {(one.fold, one.id) for one in loaded}
+    sentences = []
+    for timeframe, spans in bounds.items():
+        wanted = [r.series for r in records if r.series.timeframe == timeframe]
+        for fold in range(1, len(spans) + 1):
+            absent = [series.label for series in wanted if (fold, series) not in present]
+            if absent:
+                sentences.append(
+                    f"Fold {fold} of {len(spans)} at {timeframe} is without {len(absent)} of {len(wanted)} coins, "
+                    f"which have too few candles in one of its spans: {', '.join(absent)}"
+                )
+    return sentences

@@ -1,0 +1,192 @@
+"""Rolling-origin judgement: every model forecasts the test span of every fold; a series' folds are judged as one.
+
+Knows no trainer: a `Model` forecasts what it was trained for, wherever that was done. Models and series are taken one
+after the other, so that the forecasts of one series at most are in memory.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import MemberError
+from schemas.handover import Failure
+from schemas.identity import SeriesId
+from tasks.backtesting.folds import FoldSeries
+from tasks.backtesting.models import Forecasts, Model
+from tasks.backtesting.pairs import Pair, all_pairs
+from tasks.judging import scores
+from tasks.judging.baselines import realised, reference
+from tasks.judging.member import MemberScore, judge_member, training_returns
+from tasks.judging.pool import PoolScore, apply_holm, judge_pools
+from tasks.judging.scores import MEDIAN, Array
+
+log = logging.getLogger("cpb")
+
+TOO_SHORT = "too-short"
+"""Code of the failure of a series whose fold holds no window for the architecture: that fold is left out."""
+
+RecordFold = Callable[[str, FoldSeries, Forecasts], None]
+"""Receives a model's name, the fold and the forecasts of every fold that was judged."""
+
+
+@dataclass
+class Backtest:
+    """What a backtest found. `incomplete`: a sentence for every fold that a model is judged without."""
+
+    members: list[MemberScore] = field(default_factory=list)
+    pools: list[PoolScore] = field(default_factory=list)
+    pairs: list[Pair] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    incomplete: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _FoldForecasts:
+    """Forecasts of one fold's test span by a model that was trained in the fold `trained`."""
+
+    trained: FoldSeries
+    asked: FoldSeries
+    forecasts: Forecasts
+
+    def reference(self) -> Array:
+        """Return the reference's quantiles, fitted on the same training span that the model had."""
+        horizon = self.forecasts.quantiles.shape[1]
+        known = self.trained.series.origins("train", 1, horizon)
+        return reference(self.trained.series, known, self.forecasts.origins, horizon)
+
+    def mase(self) -> float:
+        """Return the median's MASE, on the scale of the same training span."""
+        quantiles = self.forecasts.quantiles
+        truth = realised(self.asked.series, self.forecasts.origins, quantiles.shape[1])
+        return scores.mase(quantiles[..., MEDIAN], truth, training_returns(self.trained.series))
+
+
+def judge_models(
+    models: Sequence[Model],
+    folds: Sequence[FoldSeries],
+    *,
+    refit: bool = True,
+    record_fold: RecordFold | None = None,
+    on_model: Callable[[str], None] | None = None,
+) -> Backtest:
+    """Judge every model on every series over the series' folds; one failure stops nothing else.
+
+    Args:
+        models: baselines and trained fleets alike.
+        folds: series × folds, fold by fold.
+        refit: use the model trained in each fold; else that of the series' first fold for all its folds.
+        record_fold: receives every judged fold's forecasts.
+        on_model: receives each model's name before it is judged.
+    """
+    result = Backtest()
+    for model in models:
+        if on_model:
+            on_model(model.name)
+        for own in _by_series(folds).values():
+            _judge_series(model, own, refit, record_fold, result)
+    result.members = apply_holm(result.members)
+    result.pools = judge_pools(result.members)
+    result.pairs = all_pairs(result.members)
+    return result
+
+
+def _by_series(folds: Sequence[FoldSeries]) -> dict[SeriesId, list[FoldSeries]]:
+    found: dict[SeriesId, list[FoldSeries]] = defaultdict(list)
+    for one in folds:
+        found[one.id].append(one)
+    return found
+
+
+def _judge_series(
+    model: Model, folds: list[FoldSeries], refit: bool, record_fold: RecordFold | None, result: Backtest
+) -> None:
+    """Add the score of one model on one series to the result, or the failure that prevented it."""
+    trained = {one.fold: one if refit else folds[0] for one in folds}
+    missing = {one.fold: why for one in folds if (why := model.training_failure(trained[one.fold]))}
+    able = [one for one in folds if one.fold not in missing]
+    # A model that diverged in one fold is not judged on the others: leaving its worst fold out would flatter it.
+    decisive = [(fold, why) for fold, why in missing.items() if why.code != TOO_SHORT or not able]
+    if decisive:
+        fold, why = decisive[0]
+        result.failures.append(why.model_copy(update={"reason": f"fold {fold}: {why.reason}"}))
+        return
+    try:
+        forecasts = list(_forecasts(model, able, None if refit else folds[0]))
+        judged = [one for one in forecasts if len(one.forecasts.origins)]
+        score = _score(model.name, folds[0].id, judged)
+        if record_fold:
+            for one in judged:
+                record_fold(model.name, one.asked, one.forecasts)
+    except Exception as error:  # of whatever kind: the other series and models are judged all the same
+        result.failures.append(Failure.of(model.identity(folds[0]), "evaluate", error))
+        log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
+        return
+    result.members.append(score)
+    reasons = {fold: why.reason for fold, why in missing.items()}
+    reasons |= {one.asked.fold: "no test origin" for one in forecasts if not len(one.forecasts.origins)}
+    for fold, reason in sorted(reasons.items()):
+        result.incomplete.append(f"{model.name} on {folds[0].id} is judged without fold {fold}: {reason}")
+
+
+def _forecasts(
+    model: Model, folds: Sequence[FoldSeries], trained: FoldSeries | None
+) -> Iterator[_FoldForecasts]:
+    """Yield every fold's forecasts, by the model trained in the fold `trained`, or by each fold's own."""
+    shared = model.trained_on(trained) if trained else None
+    for one in folds:
+        forecaster = shared or model.trained_on(one)
+        yield _FoldForecasts(trained or one, one, forecaster(one))
+
+
+def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> MemberScore:
+    """Return the score over all folds, each with the reference of its own training span.
+
+    Raises:
+        MemberError: no fold has a forecast, or a forecast is not finite.
+    """
+    if not folds:
+        raise MemberError(
+            f"{name} on {series}: no test origin to judge; the test span is too short", code="no-origin"
+        )
+    joined = Forecasts(
+        np.concatenate([one.forecasts.origins for one in folds]),
+        np.concatenate([one.forecasts.quantiles for one in folds]),
+    )
+    known = np.concatenate([one.reference() for one in folds])
+    score = judge_member(folds[0].asked.series, joined, known, architecture=name)
+    # Each fold's errors in units of its own training span, as its reference is fitted on it.
+    mase = np.average([one.mase() for one in folds], weights=[len(one.forecasts.origins) for one in folds])
+    return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
+
+
+def as_json(result: Backtest) -> dict[str, Any]:
+    """Return `pooled[ARCHITECTURE][TIMEFRAME]`, `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]` and `pairs`, short names."""
+    pooled: dict[str, dict[str, object]] = defaultdict(dict)
+    for pool in result.pools:
+        pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {
+            "coins": len(pool.symbols),
+            "coins_below_one": pool.metrics["coins_below_one"],
+            "verdict": pool.verdict,
+        }
+    members = {
+        f"{m.architecture}/{m.symbol}/{m.timeframe}": _short(m.metrics) | {"verdict": m.verdict}
+        for m in result.members
+    }
+    pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in result.pairs]
+    return {"pooled": dict(pooled), "members": members, "pairs": pairs}
+
+
+def _short(metrics: Mapping[str, float]) -> dict[str, object]:
+    names = (
+        "crps", "crps_ratio", "p", "mae_ratio", "mase", "directional_accuracy", "coverage_50", "coverage_80",
+        "coverage_90", "tail_pinball_ratio",
+    )  # fmt: skip
+    short: dict[str, object] = {name: metrics[f"test_{name}"] for name in names}
+    short["interval"] = [metrics["test_crps_ratio_low"], metrics["test_crps_ratio_high"]]
+    if "test_p_holm" in metrics:
+        short["p_holm"] = metrics["test_p_holm"]
+    return short | {"n": int(metrics["test_n"])}

@@ -1,0 +1,106 @@
+"""What a backtest judges: anything that, trained in one fold, forecasts the test span of this or a later fold.
+
+Baselines and trained fleets (`fleets.py`) answer to the same protocol, so all are judged on the same rows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas.handover import Failure
+from schemas.identity import ModelId
+from tasks.backtesting.folds import FoldSeries
+from tasks.judging.baselines import Fit, import_extra, random_walk
+from tasks.judging.boosted import boosted
+from tasks.judging.garch import garch
+from tasks.judging.robust_har import robust_har
+from tasks.judging.scores import Array
+from tasks.signals.splits import HORIZON
+
+BASELINES: dict[str, Fit] = {
+    "random-walk": random_walk,
+    "robust-har": robust_har,
+    "garch-t": garch,
+    "lightgbm": boosted,
+}
+"""Baselines by the names in `schemas.run.BASELINES`."""
+
+_EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
+
+
+@dataclass(frozen=True)
+class Forecasts:
+    """Forecasts of one series: origins [N], quantiles [N, H, 19] and, of trained models, the median candle [N, H, 4].
+
+    Quantiles and candle are log-ratios to the close at the origin.
+    """
+
+    origins: NDArray[np.int64]
+    quantiles: Array
+    candle: Array | None = None
+
+
+Forecaster = Callable[[FoldSeries], Forecasts]
+"""Gives the forecasts of a fold's test span, from every origin in it."""
+
+
+class Model(Protocol):
+    """A method under test."""
+
+    @property
+    def name(self) -> str:
+        """The name it is reported under."""
+        ...
+
+    def identity(self, one: FoldSeries) -> ModelId:
+        """Return which model was trained on a series in a fold."""
+        ...
+
+    def training_failure(self, one: FoldSeries) -> Failure | None:
+        """Return why nothing could be trained on a series in a fold; None where it was trained."""
+        ...
+
+    def trained_on(self, one: FoldSeries) -> Forecaster:
+        """Return the forecaster that was trained on a series in a fold."""
+        ...
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline as a model: fitted per series on the training origins of a fold, in this process."""
+
+    name: str
+    fit: Fit
+
+    def identity(self, one: FoldSeries) -> ModelId:
+        """Return the baseline's name on this series; a baseline has no preset and no seed."""
+        return ModelId(self.name, "baseline", one.id, 0)
+
+    def training_failure(self, one: FoldSeries) -> Failure | None:
+        """Return None: fitting fails when it is asked for, if at all."""
+        return None
+
+    def trained_on(self, one: FoldSeries) -> Forecaster:
+        """Fit on the fold's training origins and return the forecaster."""
+        fitted = self.fit(one.series, one.series.origins("train", 1, HORIZON), HORIZON)
+
+        def forecast(asked: FoldSeries) -> Forecasts:
+            origins = asked.series.origins("test", 1, HORIZON)
+            return Forecasts(origins, fitted.quantiles(asked.series, origins))
+
+        return forecast
+
+
+def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:
+    """Return the baselines to judge: those asked for that are not trained as an architecture of the same name."""
+    return [Baseline(name, BASELINES[name]) for name in names if name not in architectures]
+
+
+def check_installed(names: tuple[str, ...]) -> None:
+    """Raise `CpbError` where a baseline needs a package that is not installed."""
+    for name in names:
+        if package := _EXTRA_PACKAGES.get(name):
+            import_extra(package)

@@ -1,0 +1,93 @@
+"""The leaderboard as a table: rows of plain values from pooled scores, and how to print them."""
+
+import csv
+import io
+from collections.abc import Sequence
+
+from tasks.judging.member import MemberScore
+from tasks.judging.pool import PoolScore
+
+Row = dict[str, str | float | int]
+
+COLUMNS = {
+    "timeframe": "candle length",
+    "architecture": "model or baseline",
+    "coins": "coins judged",
+    "crps_ratio": "CRPS / reference's, mean over the coins; below 1 is better",
+    "low": "lower end of its 95 % interval",
+    "high": "upper end",
+    "p": "Diebold-Mariano p of no difference",
+    "coins_below_one": "share of coins with a ratio below 1",
+    "mae_ratio": "MAE of the median / that of the last close",
+    "direction_1": "share of correct signs one candle ahead; 0.5 is chance",
+    "direction": "the same, mean over all steps",
+    "coverage_80": "share within the 80 % band",
+    "coverage_90": "share within the 90 % band",
+    "tail_ratio": "pinball of the 5 % and 95 % quantiles / reference's",
+    "n": "forecasts judged",
+}
+"""Columns of the leaderboard and their meaning."""
+
+_METRICS = {
+    "crps_ratio": "test_crps_ratio", "low": "test_crps_ratio_low", "high": "test_crps_ratio_high", "p": "test_p",
+    "coins_below_one": "coins_below_one", "mae_ratio": "test_mae_ratio",
+    "direction_1": "test_directional_accuracy_step_1", "direction": "test_directional_accuracy",
+    "coverage_80": "test_coverage_80", "coverage_90": "test_coverage_90", "tail_ratio": "test_tail_pinball_ratio",
+}  # fmt: skip
+
+
+def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
+    """Return one row per architecture and timeframe, best CRPS ratio first within a timeframe."""
+    ordered = sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
+    return [
+        {
+            "timeframe": p.timeframe,
+            "architecture": p.architecture,
+            "coins": len(p.symbols),
+            **{name: round(p.metrics[metric], 6) for name, metric in _METRICS.items()},
+            "n": int(p.metrics["test_n"]),
+        }
+        for p in ordered
+    ]
+
+
+def member_rows(members: Sequence[MemberScore]) -> list[Row]:
+    """Return one row per member with its verdict, best first."""
+    names = {k: v for k, v in _METRICS.items() if k != "coins_below_one"}
+    ordered = sorted(members, key=lambda m: (m.timeframe, m.architecture, m.metrics["test_crps_ratio"]))
+    return [
+        {
+            "timeframe": m.timeframe,
+            "architecture": m.architecture,
+            "symbol": m.symbol,
+            **{name: round(m.metrics[metric], 6) for name, metric in names.items()},
+            "n": int(m.metrics["test_n"]),
+            "verdict": m.verdict,
+        }
+        for m in ordered
+    ]
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """Return rows as CSV with a header; an empty table is an empty text."""
+    if not rows:
+        return ""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def as_text(rows: Sequence[Row]) -> str:
+    """Return rows as an aligned table for the terminal; ratios with three digits."""
+    if not rows:
+        return "no model was judged"
+    names = list(rows[0])
+    cells = [names, *[[_cell(row[name]) for name in names] for row in rows]]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
+    return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells)
+
+
+def _cell(value: str | float | int) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,153 @@
+"""The recorded sha256 of month files: `index.json` in the folder of a series.
+
+The index is written before the file that it speaks of and names the old digest too, so that neither a kill in
+between nor a reader at that moment takes the file for damaged. Files older than the index have no digest until
+they are written to, or until `cpb verify --repair` records one.
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pydantic import Field
+
+from schemas.errors import BusyError, DamagedError
+from schemas.handover import Record
+from tasks.storage.damage import VERIFY
+from tasks.storage.locks import locked
+from tasks.storage.records import find_record, read_record, write_record
+
+log = logging.getLogger("cpb")
+
+INDEX = "index.json"
+_LOCK = ".lock"
+_TRIES = 10
+
+
+class FileDigest(Record):
+    """The sha256 of a month's file, and of the one that it replaces (empty where it is the first)."""
+
+    digest: str
+    previous: str = ""
+
+
+class MonthIndex(Record):
+    """The digests of a series' month files, by month."""
+
+    months: dict[str, FileDigest] = Field(default_factory=dict)
+
+
+def month_files(folder: Path) -> list[Path]:
+    """Return the month files of a folder, oldest first."""
+    return sorted(folder.glob("????-??.parquet"))
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Be the only writer of a series' folder."""
+    with locked(folder / _LOCK):
+        yield
+
+
+def announce(path: Path, data: bytes) -> None:
+    """Record the digest of what is about to be written to `path`, and that of what lies there now."""
+    previous = sha256(path.read_bytes()) if path.exists() else ""
+    known = _to_extend(path.parent)
+    known[path.stem] = FileDigest(digest=sha256(data), previous=previous)
+    write_record(path.parent / INDEX, MonthIndex(months=known))
+
+
+def record_missing(folder: Path) -> None:
+    """Record the digests of files that have none, as they are now."""
+    before, known = read_index(folder), _to_extend(folder)
+    if before is None or before.months != known:
+        write_record(folder / INDEX, MonthIndex(months=known))
+
+
+def forget(folder: Path, month: str) -> None:
+    """Remove a month whose file is gone."""
+    known = dict((find_record(folder / INDEX, MonthIndex) or MonthIndex()).months)
+    if known.pop(month, None):
+        write_record(folder / INDEX, MonthIndex(months=known))
+
+
+def read_index(folder: Path) -> MonthIndex | None:
+    """Return the recorded digests; None where there are none, or where the index cannot be used (which is logged)."""
+    path = folder / INDEX
+    try:
+        return read_record(path, MonthIndex)
+    except FileNotFoundError:
+        return None
+    except (DamagedError, OSError):
+        log_once(
+            path, f"{path} cannot be read, so the files beside it go unchecked; `{VERIFY}` makes it again"
+        )
+        return None
+
+
+def intact(path: Path) -> bytes:
+    """Return a file's bytes if they have the recorded digest, or if none is recorded.
+
+    Hashing costs a third of a read (0.8 ms a month), so a process does it once for each state of a file.
+
+    Raises:
+        DamagedError: they have not; the message is the bare reason.
+        BusyError: the file was replaced between every two looks at it.
+    """
+    entry: FileDigest | None = None
+    for _ in range(_TRIES):
+        before, entry = entry, _entry(path)
+        content, state = _content(path)
+        if entry is None or _checked.get(path) == (state, entry):
+            return content
+        if sha256(content) in (entry.digest, entry.previous):
+            _checked[path] = (state, entry)
+            return content
+        if entry == before:  # the index has not changed between two looks, so no writer is at work
+            raise DamagedError("its sha256 is not the recorded one")
+    raise BusyError(f"{path} is being replaced too often to be read; try again when its writers are done")
+
+
+def log_once(path: Path, text: str) -> None:
+    """Warn of a file once for each of its states: a page that is reloaded must not fill the log."""
+    try:
+        state = _state(path.stat())
+    except OSError:
+        state = None
+    if (path, state) not in _logged:
+        _logged.add((path, state))
+        log.warning("%s", text)
+
+
+def sha256(data: bytes) -> str:
+    """Return the sha256 of bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+_State = tuple[int, int, int]
+_checked: dict[Path, tuple[_State, FileDigest]] = {}
+_logged: set[tuple[Path, _State | None]] = set()
+
+
+def _state(status: os.stat_result) -> _State:
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _content(path: Path) -> tuple[bytes, _State]:
+    with path.open("rb") as file:
+        return file.read(), _state(os.fstat(file.fileno()))
+
+
+def _entry(path: Path) -> FileDigest | None:
+    index = read_index(path.parent)
+    return index.months.get(path.stem) if index else None
+
+
+def _to_extend(folder: Path) -> dict[str, FileDigest]:
+    """Return the digests by month, those of files without one included; a damaged index is set aside first."""
+    found = find_record(folder / INDEX, MonthIndex) or MonthIndex()
+    unknown = [f for f in month_files(folder) if f.stem not in found.months]
+    return {**found.months, **{f.stem: FileDigest(digest=sha256(f.read_bytes())) for f in unknown}}

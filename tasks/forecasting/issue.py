@@ -1,0 +1,100 @@
+"""Issues forecasts: each champion, from the newest closed candles of its series, into the forecast store."""
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import polars as pl
+
+import cpbmodels
+from schemas.errors import CpbError, MemberError
+from schemas.handover import Failure, ForecastBatch, Step
+from schemas.identity import SeriesId
+from schemas.scope import Scope
+from tasks.forecasting.store import append, forecast_rows
+from tasks.signals.store import newest_series
+
+log = logging.getLogger("cpb")
+
+ANY_ERROR = (Exception, pl.exceptions.PanicException)
+"""Whatever can go wrong in one series; polars' panics are no `Exception`."""
+
+
+class Champion(Protocol):
+    """What forecasting needs of a registered model (`tasks.tracking.registry.Champion`)."""
+
+    @property
+    def series(self) -> SeriesId:
+        """What it forecasts."""
+
+    @property
+    def model_version(self) -> str:
+        """Registered model and version, `cpb-BTCUSDT-1h/3`."""
+
+    @property
+    def folder(self) -> Path:
+        """The model folder that `cpbmodels.load` reads."""
+
+    def check(self) -> None:
+        """Raise `DamagedError` where the folder's files are not those that were registered."""
+
+
+def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> ForecastBatch:
+    """Forecast with the champions; whatever fails in one series is its `Failure`, the others are forecast.
+
+    `provisional` reads on into the newest candles that `ingest --tail` fetched.
+    """
+    new, total = 0, 0
+    done: list[SeriesId] = []
+    failures: list[Failure] = []
+    for champion in champions:
+        try:
+            rows = _forecast(scope, champion, provisional)
+            new += append(scope.home, champion.series, rows)
+        except ANY_ERROR as error:
+            failures.append(failure(champion.series, "forecast", error))
+        else:
+            total += len(rows)
+            done.append(champion.series)
+    return ForecastBatch(rows=new, standing=total, series=tuple(done), failures=tuple(failures))
+
+
+def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
+    """Return the failure of one series; an error that nobody foresaw is also logged with its traceback."""
+    if isinstance(error, (CpbError, cpbmodels.ModelError)):
+        return Failure.of(series, step, error)
+    log.debug("%s of %s failed", step, series, exc_info=error)
+    reason = (str(error).splitlines() or [""])[0][:200]
+    unexpected = CpbError(f"{series}: {type(error).__name__}: {reason}".rstrip(": "), code="unexpected")
+    return Failure.of(series, step, unexpected)
+
+
+def _forecast(scope: Scope, champion: Champion, provisional: bool) -> pl.DataFrame:
+    champion.check()
+    wanted = champion.series
+    series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
+    forecast = cpbmodels.load(champion.folder).forecast(series)
+    close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
+    if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):
+        raise MemberError(
+            f"{wanted}: {champion.model_version} gives prices that are not finite; train it again, as in "
+            f"`cpb train-all {wanted.options}`",
+            code="non-finite",
+        )
+    return forecast_rows(
+        wanted,
+        champion.model_version,
+        issued_at=_end_of(series, forecast.issued_row, wanted.seconds),
+        close=close,
+        candle=forecast.candle,
+        last_close=forecast.last_close,
+    )
+
+
+def _end_of(series: cpbmodels.Series, row: int, step_seconds: int) -> datetime:
+    assert series.times is not None
+    opened = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(series.times[row]))
+    return opened + timedelta(seconds=step_seconds)

@@ -1,0 +1,221 @@
+"""Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `issued` and `ledger`.
+
+Rows are only added, by rename and under a lock; a month is one file (40 series every hour would otherwise make
+350,000 files a year). A damaged file is named and left out on reading, and set aside on writing.
+"""
+
+import io
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from schemas.errors import DamagedError, MemberError
+from schemas.forecasts import (
+    FORECAST_SCHEMA,
+    ISSUED_KEY,
+    ISSUED_SCHEMA,
+    KEY,
+    LEDGER_SCHEMA,
+    check_columns,
+    check_forecasts,
+    check_issued,
+    check_ledger,
+)
+from schemas.identity import SeriesId
+from tasks.forecasting.index import announce, forget, intact, log_once, month_files, writing
+from tasks.storage.damage import VERIFY
+from tasks.storage.files import write_bytes
+from tasks.storage.records import set_aside
+
+# What polars raises for bytes that are no parquet file, or no whole one. Some of them end in a Rust panic.
+_NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
+
+UNREADABLE = "unreadable"
+"""Code of the error for a file that this user may not read."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One kind of month files.
+
+    `name` is its folder's below the home, `schema` and `check` the contract of its rows, `key` what makes one
+    unique. `companions` speak of this tree's rows: of a month that is lost, theirs is of no use.
+    """
+
+    name: str
+    schema: dict[str, Any]
+    key: tuple[str, ...]
+    check: Callable[[pl.DataFrame], pl.DataFrame]
+    companions: tuple["Tree", ...] = ()
+
+
+ISSUED = Tree("issued", ISSUED_SCHEMA, ISSUED_KEY, check_issued)
+LEDGER = Tree("ledger", LEDGER_SCHEMA, KEY, check_ledger)
+FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=(ISSUED, LEDGER))
+TREES = (ISSUED, LEDGER, FORECASTS)
+
+
+def month_of(moment: datetime) -> str:
+    """Return the month `2024-01` that holds an instant, UTC."""
+    return f"{moment.year:04d}-{moment.month:02d}"
+
+
+def read_months(
+    home: Path, series: SeriesId, tree: Tree, since: datetime | None = None, until: datetime | None = None
+) -> pl.DataFrame:
+    """Return the rows of a series with `issued_at` in the bounds (inclusive).
+
+    A damaged file is left out and named once in the log; the other months are still read.
+    """
+    first, last = month_of(since) if since else "", month_of(until) if until else "9999-12"
+    files = [f for f in month_files(series.folder(home, tree.name)) if first <= f.stem <= last]
+    parts = [rows for file in files if (rows := read_month(home, series, tree, file.stem)) is not None]
+    frame = pl.concat(parts) if parts else pl.DataFrame(schema=tree.schema)
+    if since:
+        frame = frame.filter(pl.col("issued_at") >= since)
+    return frame.filter(pl.col("issued_at") <= until) if until else frame
+
+
+def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataFrame | None:
+    """Return a month's rows; None where there is no file, or a damaged one, which is named once in the log."""
+    path = series.folder(home, tree.name) / f"{month}.parquet"
+    try:
+        return load(home, series, tree, path)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log_once(path, str(error))
+        return None
+
+
+def count_rows(path: Path) -> int:
+    """Return the number of rows that a file's footer states; -1 where there is no such file or it is damaged."""
+    try:
+        return int(
+            pl.scan_parquet(path, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
+        )
+    except _NO_PARQUET:
+        return -1
+
+
+def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
+    """Return a month file's rows.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedError: it is not what was written, or (code `UNREADABLE`) may not be read; the message names it, the
+            reason and a command.
+    """
+    try:
+        return read_file(path, tree)
+    except DamagedError as error:
+        place = path.relative_to(home)
+        if error.code == UNREADABLE:
+            raise DamagedError(f"{place} {error}; make it readable for this user", code=UNREADABLE) from error
+        raise DamagedError(
+            f"{place} is damaged: {error}; {remedy(series, tree)}", field=place.as_posix()
+        ) from error
+
+
+def read_file(path: Path, tree: Tree) -> pl.DataFrame:
+    """Return a month file's rows; errors as in `load`, but the message is the bare reason."""
+    try:
+        return check_columns(pl.read_parquet(io.BytesIO(intact(path)), hive_partitioning=False), tree.schema)
+    except FileNotFoundError:
+        raise
+    except MemberError as error:
+        raise DamagedError(str(error)) from error
+    except PermissionError as error:  # nothing is wrong with its content: it must not be set aside
+        raise DamagedError(f"cannot be read ({error.strerror})", code=UNREADABLE) from error
+    except _NO_PARQUET as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0][:80]
+        raise DamagedError(f"no rows can be read from it ({text})") from error
+
+
+def add_rows(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame) -> int:
+    """Append rows with new keys to their months' files, each in one rename; return how many were new.
+
+    A damaged file is set aside first and a new one begun.
+
+    Raises:
+        MemberError: the rows break the tree's contract, or are of another series; nothing is written.
+    """
+    tree.check(rows)
+    if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
+        raise MemberError(
+            f"rows of another series cannot be stored under {series}", code="rows", field="symbol"
+        )
+    parts = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m")).partition_by(
+        "month", as_dict=True
+    )
+    return sum(_add(home, series, tree, str(month), part.drop("month")) for (month,), part in parts.items())
+
+
+def _add(home: Path, series: SeriesId, tree: Tree, month: str, rows: pl.DataFrame) -> int:
+    path = series.folder(home, tree.name) / f"{month}.parquet"
+    with writing(path.parent):
+        try:
+            old = load(home, series, tree, path)
+        except FileNotFoundError:
+            old = rows.clear()
+        except DamagedError as error:
+            if error.code == UNREADABLE:
+                raise
+            _set_month_aside(home, series, tree, month, str(error))
+            old = rows.clear()
+        new = rows.unique(tree.key, keep="first", maintain_order=True).join(
+            old, on=list(tree.key), how="anti"
+        )
+        if not new.is_empty():
+            _write(path, pl.concat([old, new]))
+    return len(new)
+
+
+def _write(path: Path, frame: pl.DataFrame) -> None:
+    buffer = io.BytesIO()
+    frame.write_parquet(buffer, compression="zstd")
+    announce(path, buffer.getvalue())
+    write_bytes(path, buffer.getvalue())
+
+
+def set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason: str) -> None:
+    """Set aside a month's file, found to be damaged, and forget its digest."""
+    with writing(series.folder(home, tree.name)):
+        _set_month_aside(home, series, tree, month, reason)
+
+
+def _set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason: str) -> None:
+    """Set aside a month's file; the caller holds the lock of its folder.
+
+    What speaks of its rows goes first: were the run killed in between, a forecast made again must not find the old
+    time of writing and pass for a live one, nor a score that was another's.
+    """
+    for other in tree.companions:
+        folder = series.folder(home, other.name)
+        if (folder / f"{month}.parquet").exists():
+            with writing(folder):
+                _rename_aside(folder, month, f"it belongs to {tree.name} that are lost")
+    _rename_aside(series.folder(home, tree.name), month, reason)
+
+
+def _rename_aside(folder: Path, month: str, reason: str) -> None:
+    with suppress(FileNotFoundError):
+        set_aside(folder / f"{month}.parquet", reason)
+    forget(folder, month)
+
+
+def remedy(series: SeriesId, tree: Tree) -> str:
+    """Return what to do about a damaged file of a tree, with a command that exists."""
+    if tree is LEDGER:
+        return f"`{forecast_command(series)}` scores its rows again"
+    return f"restore its folder from a backup, or set it aside with `{VERIFY}`"
+
+
+def forecast_command(series: SeriesId) -> str:
+    """Return the command that forecasts a series, which also scores what has come due."""
+    return f"cpb forecast {series.options}"

@@ -1,0 +1,117 @@
+"""Candles and forecasts that are too old: more than two intervals behind what Binance has published.
+
+Candles of the REST API (`--tail`) are there as soon as they close; a day's file is published up to six hours
+after the day's end. Simulated data is never too old, and neither is a coin that has stopped trading.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import polars as pl
+
+from schemas.constants import STOPPED_AFTER
+from schemas.errors import CpbError
+from schemas.identity import SIM, SeriesId
+from schemas.universe import INTERVAL_SECONDS
+from tasks.forecasting import store
+from tasks.forecasting.months import forecast_command, month_of
+from tasks.market.store import ingest_command, read_klines
+
+PUBLISHING_DELAY = timedelta(hours=6)
+"""From the end of a day to its file, at most, on a usual day."""
+
+INTERVALS_ALLOWED = 2
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A series whose newest candle, or newest forecast, is too old; `newest` is that candle's close."""
+
+    series: SeriesId
+    what: Literal["candle", "forecast"]
+    newest: datetime
+    age: timedelta
+
+    def __str__(self) -> str:
+        """Return it as one sentence, with what to do."""
+        hours = self.age.total_seconds() / 3600
+        age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
+        command = ingest_command(self.series) if self.what == "candle" else forecast_command(self.series)
+        found = f"the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
+        return f"{self.series}: {found}; refresh it with `{command}`"
+
+
+def find_stale(
+    home: Path, series: Sequence[SeriesId], now: datetime | None = None, grace: timedelta = timedelta(0)
+) -> list[Stale]:
+    """Return what is too old among the series' newest candles and newest forecasts, at most one finding a series.
+
+    A series without candles is left out: that it is missing is ingestion's finding.
+
+    Args:
+        now: UTC; default the clock's time. With `--as-of` that instant: nothing newer is looked at.
+        grace: added to what is allowed, where the data is refreshed at intervals, as an hourly forecast does.
+    """
+    now = now or datetime.now(UTC)
+    real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
+    newest = {s: last for s in real if (last := _newest_close(home, s, now))}
+    leaders: dict[str, datetime] = {}
+    for one, (closed, _) in newest.items():
+        leaders[one.market] = max(closed, leaders.get(one.market, closed))
+    found: list[Stale] = []
+    for one, (closed, live) in newest.items():
+        if leaders[one.market] - closed > STOPPED_AFTER:
+            continue
+        oldest = oldest_allowed(one, now, live) - grace
+        if closed < oldest:
+            found.append(Stale(one, "candle", closed, now - closed))
+        elif (issued := newest_forecast(home, one, now)) and issued < oldest:
+            found.append(Stale(one, "forecast", issued, now - issued))
+    return found
+
+
+def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
+    """Return the close of the oldest candle that may be a series' newest; `live`: it came from the REST API."""
+    published = now
+    if not live:
+        published = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
+    return published - INTERVALS_ALLOWED * timedelta(seconds=series.seconds)
+
+
+def newest_forecast(home: Path, series: SeriesId, now: datetime | None = None) -> datetime | None:
+    """Return when the newest forecast of a series was issued (by `now`), None where there is none."""
+    rows = store.latest(home, series, now)
+    return rows["issued_at"][0] if len(rows) else None
+
+
+def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
+    """Return the start of the newest stored month of candles (not after `until`): older ones need not be read."""
+    last = month_of(until) if until else "9999-12"
+    months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
+    return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
+
+
+def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime, bool] | None:
+    """Return the close of the newest candle by `now`, and whether it came from the REST API; None without candles."""
+    month = newest_month(home, series, now)
+    if month is None:
+        return None
+    since = month - timedelta(days=32)  # of the newest month there may be no candle closed by `now` yet
+    try:
+        confirmed, newest = (
+            _last_close(home, series, since, now, provisional) for provisional in (False, True)
+        )
+    except CpbError:  # unreadable candles: named where they are read for a forecast, and by `cpb verify`
+        return None
+    return (newest, newest != confirmed) if newest else None
+
+
+def _last_close(
+    home: Path, series: SeriesId, since: datetime, now: datetime, provisional: bool
+) -> datetime | None:
+    frame = read_klines(home, series, since=since, as_of=now, columns=["open_time"], provisional=provisional)
+    last = frame.select(pl.col("open_time").max()).item()
+    return last + timedelta(seconds=series.seconds) if last else None

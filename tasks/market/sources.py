@@ -1,0 +1,110 @@
+"""Where candles come from: Binance Vision, a mirror's URL or folder, or the market simulator."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from functools import cached_property
+from pathlib import Path
+
+from schemas.errors import UsageError
+from schemas.identity import SIM
+from schemas.scope import Scope
+from tasks.market.client import BINANCE, BINANCE_BUCKET, BINANCE_REST, CONNECTIONS, HttpSource, Limits
+from tasks.market.faults import NotFound, SourceFault
+from tasks.market.layout import Remote
+from tasks.storage.urls import public_url
+
+
+@dataclass
+class FolderSource:
+    """A folder with Binance Vision's layout.
+
+    Links inside the folder are followed as long as they stay in it: a mirror that someone else fills must not make
+    cpb read, and quarantine, other files of this machine.
+    """
+
+    root: Path
+    requests: int = 0
+    waits: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """What messages call this source."""
+        return str(self.root)
+
+    @cached_property
+    def _real_root(self) -> Path:
+        return self.root.resolve()
+
+    def get(self, key: str, max_bytes: int = 0) -> bytes:
+        """Return a file's bytes; raises `NotFound` or `SourceFault`."""
+        self.requests += 1
+        path = self.root / key
+        try:
+            if not path.resolve(strict=True).is_relative_to(self._real_root):
+                raise SourceFault(
+                    f"{path} is a link that leads out of the mirror folder, and is not followed"
+                )
+            return path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+            raise NotFound(f"{path} is not there") from error
+        except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+            raise SourceFault(
+                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
+
+    def files(self, prefix: str) -> Iterable[Remote]:
+        """Yield what lies in a folder; modification time and size stand in for an ETag."""
+        self.requests += 1
+        folder = self.root / prefix
+        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+            if path.suffix == ".zip" and path.is_file():
+                info = path.stat()
+                modified = formatdate(info.st_mtime, usegmt=True)
+                yield Remote(
+                    prefix + path.name, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size, modified
+                )
+
+    def folders(self, prefix: str) -> list[str]:
+        """Return the names of the folders in a folder."""
+        folder = self.root / prefix
+        return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+Source = HttpSource | FolderSource
+
+
+@contextmanager
+def open_source(
+    scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
+) -> Iterator[Source]:
+    """Open Binance Vision, a mirror's URL or folder, or the simulator, as the scope says."""
+    limits = limits or Limits()
+    with ExitStack() as stack:
+        source = scope.source or ""
+        if scope.market == SIM:
+            from tasks.market import simulator
+
+            url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
+            opened: Source = HttpSource(
+                url, connections=connections, limits=limits, label="the market simulator"
+            )
+        elif not source:
+            opened = HttpSource(
+                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"
+            )
+        elif source.startswith(("http://", "https://")):
+            opened = HttpSource(source, connections=connections, limits=limits)
+        elif Path(source).is_dir():
+            opened = FolderSource(Path(source))
+        else:
+            raise UsageError(
+                f"source {public_url(source)!r} is neither a URL nor a folder; give one, or sim, or leave it out",
+                code="source", field="source",
+            )  # fmt: skip
+        stack.callback(opened.close)
+        yield opened

@@ -1,0 +1,69 @@
+"""Step 3, plan: which fleets learn what, decided before anything is trained."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from schemas.constants import STOPPED_AFTER
+from schemas.errors import DamagedError, MemberError
+from schemas.handover import Failure, FleetJob, JobMember, SeriesRecord
+from schemas.identity import ModelId
+from schemas.run import RunSpec
+from tasks.signals.splits import SplitBounds, split_bounds
+from tasks.signals.store import load_series
+from tasks.step import step
+from tasks.tracking.warm_start import continued_from
+from tasks.training.planning import member_seed, plan_job, recipe_of
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The series that can be trained, a job per architecture, and why the other series are left out.
+
+    `stopped`: series that are not traded any more, which is no failure.
+    """
+
+    series: tuple[SeriesRecord, ...]
+    jobs: tuple[FleetJob, ...]
+    failures: tuple[Failure, ...]
+    stopped: tuple[SeriesRecord, ...] = ()
+
+
+@step("plan")
+def plan(spec: RunSpec, records: Sequence[SeriesRecord]) -> Plan:
+    """Return the jobs of a run; they follow from the specification and the data alone, wherever they run."""
+    records, stopped = _traded(records)
+    timeframes = dict.fromkeys(r.series.timeframe for r in records)
+    bounds = {t: split_bounds([r for r in records if r.series.timeframe == t]) for t in timeframes}
+    usable, failures = [], []
+    for record in records:
+        try:
+            load_series(spec.scope.home, record, bounds[record.series.timeframe])
+            usable.append(record)
+        except (MemberError, DamagedError) as error:
+            failures.append(Failure.of(record.series, "plan", error))
+    jobs = tuple(_job(spec, name, usable, bounds) for name in spec.names) if usable else ()
+    return Plan(tuple(usable), jobs, tuple(failures), tuple(stopped))
+
+
+def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[SeriesRecord]]:
+    """Return the series that are still traded, and those whose last candle lies far behind the newest of all."""
+    newest = max((r.last_us for r in records), default=0)
+    oldest = newest - STOPPED_AFTER // timedelta(microseconds=1)
+    return [r for r in records if r.last_us >= oldest], [r for r in records if r.last_us < oldest]
+
+
+def _job(
+    spec: RunSpec, architecture: str, records: Sequence[SeriesRecord], bounds: dict[str, SplitBounds]
+) -> FleetJob:
+    recipe, earlier = recipe_of(spec, architecture), continued_from(spec, architecture, records)
+    members = [
+        JobMember(
+            model=ModelId(architecture, recipe, r.series, member_seed(spec.seed, architecture, r.series)),
+            features=r,
+            bounds=bounds[r.series.timeframe],
+            continues=earlier.get(r.series),
+        )
+        for r in records
+    ]
+    return plan_job(spec, architecture, members)

@@ -1,0 +1,192 @@
+"""Files of runs: kept beside the database on this machine, or at a tracking server's own place."""
+
+import re
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from schemas.errors import CpbError, DamagedError
+from tasks.storage.digests import file_digest
+from tasks.storage.files import DRAFT, new_folder
+from tasks.storage.model_folder import FILES, damage_of, file_digests
+from tasks.tracking.connection import Store
+from tasks.tracking.database import failure
+from tasks.tracking.mlflow_private import delete_remote_files, local_path
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+
+_CACHE = Path("mlruns/champions")
+"""Where champions of a tracking server are kept on this machine."""
+_COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
+
+
+def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str]:
+    """Return the sha256 of each file of a model's folder that is about to be logged.
+
+    Args:
+        expected: digests recorded when the files were written, to be checked against.
+
+    Raises:
+        CpbError: the folder is gone.
+        DamagedError: a file is not the one that was recorded.
+    """
+    if not folder.is_dir():
+        raise CpbError(
+            f"the model folder {folder} does not exist; run the same command again to train it",
+            code="no-model",
+        )
+    found = file_digests(folder)
+    changed = [name for name, digest in expected.items() if found.get(name) != digest]
+    if changed:
+        raise DamagedError(
+            f"{folder / changed[0]} is not the file that was trained (its sha256 differs); "
+            f"remove {folder.parent} and run the same command again",
+            field=str(folder / changed[0]),
+        )
+    return found
+
+
+def keep_files(store: Store, run: "Run", folder: Path) -> None:
+    """Copy a folder's files into the run's artifacts."""
+    target = local_path(run.info.artifact_uri)
+    if target is None:  # a tracking server with its own artifact store
+        store.client.log_artifacts(run.info.run_id, str(folder))
+        return
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+
+
+def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, str]") -> bool:
+    """Copy those files of a finished run again that lie on this machine and are not what was logged.
+
+    Args:
+        folder: the model's folder, with the files of `digests`.
+
+    Returns:
+        Whether anything had to be copied.
+    """
+    target = local_path(run.info.artifact_uri)
+    if target is None:
+        return False
+    wrong = [name for name, digest in digests.items() if not _is_file(target / name, digest)]
+    if wrong:
+        keep_files(store, run, folder)
+    return bool(wrong)
+
+
+def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") -> str:
+    """Return the first artifact of a run that is not one of cpb's files, or ""; a folder or a link is none either.
+
+    Args:
+        own: names that cpb gives to this run's files.
+    """
+    folder = local_path(uri)
+    if folder is None:
+        listed = store.client.list_artifacts(run_id)
+        return next((f.path for f in listed if f.is_dir or f.path not in own), "")
+    beside = [f for f in _inside(folder.parent) if f != folder] if folder.parent.name == run_id else []
+    return next((f.name for f in [*beside, *_inside(folder)] if not _is_own(f, own)), "")
+
+
+def lies_elsewhere(uri: str) -> bool:
+    """Whether artifacts lie in a folder (ROOT/RUN/artifacts) whose root is on another machine, or not mounted now."""
+    folder = local_path(uri)
+    return folder is not None and not folder.parent.parent.is_dir()
+
+
+def files_size(uri: str) -> int:
+    """Return the bytes of a run's artifacts on this machine."""
+    folder = local_path(uri)
+    return sum(f.lstat().st_size for f in _inside(folder)) if folder else 0
+
+
+def remove_files(uri: str, run_id: str) -> None:
+    """Delete a run's artifacts, which `foreign_file` has found to be cpb's, and their folders where nothing else is."""
+    folder = local_path(uri)
+    if folder is None:
+        delete_remote_files(uri)
+        return
+    for file in _inside(folder):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # something else has come into it since
+        folder.rmdir()
+    if folder.parent.name == run_id:
+        with suppress(OSError):
+            folder.parent.rmdir()
+
+
+def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
+    """Return the folder of a registered model on this machine, and what is wrong with it ("" for nothing).
+
+    From a tracking server it is fetched once per version, and again where the copy here is damaged.
+    """
+    local = local_path(version.source or "")
+    if local is not None:
+        return local, damage_of(local, digests)
+    target = (_CACHE / _copy_name(version)).absolute()
+    if target.is_dir() and not damage_of(target, digests):
+        return target, ""
+    try:
+        _download(store, version, target)
+    except CpbError as error:
+        return target, str(error)
+    return target, damage_of(target, digests)
+
+
+def stale_copies(versions: "Iterable[ModelVersion]") -> list[Path]:
+    """Return the folders of fetched models that belong to none of these versions."""
+    known = {_copy_name(version) for version in versions}
+    return [
+        folder
+        for folder in _inside(_CACHE.absolute())
+        if _COPY.fullmatch(folder.name)
+        and folder.name not in known
+        and all(_is_own(file, FILES) for file in _inside(folder))
+    ]
+
+
+def remove_stale_copies(folders: "Iterable[Path]") -> list[Path]:
+    """Delete folders of fetched models and return them."""
+    removed = list(folders)
+    for folder in removed:
+        for file in _inside(folder):
+            file.unlink(missing_ok=True)
+        folder.rmdir()
+    return removed
+
+
+def _copy_name(version: "ModelVersion") -> str:
+    # The run's id, because another server has another model under the same name and number.
+    return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
+
+
+def _download(store: Store, version: "ModelVersion", target: Path) -> None:
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as part:
+        try:
+            got = mlflow.artifacts.download_artifacts(version.source, dst_path=part, tracking_uri=store.uri)
+        except (MlflowException, OSError) as error:
+            raise failure(store.uri, error) from None  # the exception may hold the URI
+        with new_folder(target) as draft:
+            shutil.copytree(got, draft, dirs_exist_ok=True)
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def _is_own(path: Path, known: "Collection[str]") -> bool:
+    draft = DRAFT.fullmatch(path.name)  # left half-written by a kill
+    return path.is_file() and not path.is_symlink() and (draft["name"] if draft else path.name) in known
+
+
+def _is_file(path: Path, digest: str) -> bool:
+    return path.is_file() and file_digest(path) == digest

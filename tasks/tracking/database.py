@@ -1,0 +1,266 @@
+"""Whether a store's database or server can be used, found out within ten seconds and said in one sentence.
+
+MLflow itself would retry for one to two minutes, then advise to upgrade the schema. So cpb asks first, once.
+"""
+
+import atexit
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from schemas.errors import CpbError
+from tasks.storage.locks import locked, temporary_lock
+from tasks.storage.urls import public_url, without_credentials
+from tasks.tracking import mlflow_private
+
+TIMEOUT_S = 7
+_MAX_REASON_CHARS = 300
+_UNREACHABLE = {
+    "refused": "connection refused",
+    "timeout": f"no answer within {TIMEOUT_S} s",
+    "timed out": f"no answer within {TIMEOUT_S} s",
+    "translate": "unknown host",
+    "name or service": "unknown host",
+    "nameresolution": "unknown host",
+}
+"""What the libraries' long messages mean, by a word in them."""
+_CONNECT_TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "timeout"}
+"""Name of each driver family's own time limit for connecting, in seconds."""
+_OTHER_STORE = "or set MLFLOW_TRACKING_URI to another store"
+_ENDPOINT = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb"
+
+_CAUSES = (
+    ("database-locked", ("database is locked", "database table is locked")),
+    ("database-refused", ("password", "authentication", "access denied", "no pg_hba.conf entry", "role \"",
+                          "error code 401", "error code 403")),
+    ("database-missing", ("does not exist", "unknown database")),
+    ("database-damaged", ("not a database", "malformed", "disk image")),
+    ("disk-full", ("disk is full", "no space left")),
+    ("read-only-store", ("readonly database", "read-only", "permission denied")),
+    ("database-schema", ("out-of-date database schema", "can't locate revision")),
+    ("plain-folder", ("filesystem tracking backend",)),
+    ("database-down", ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable",
+                       "max retries", "connection", "server closed")),
+    ("database-unreadable", ("unable to open",)),
+)  # fmt: skip
+"""Code of each kind of failure, and what the databases' messages say (in lower case) when it happens."""
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the absolute database file of a `sqlite:///` URI, None for any other kind of store."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///")).absolute()
+
+
+def is_server(uri: str) -> bool:
+    """Whether the store is a tracking server, reached over HTTP."""
+    return urlsplit(uri).scheme in ("http", "https")
+
+
+def check(uri: str, *, write: bool) -> None:
+    """Raise one sentence where the store cannot be used now.
+
+    Raises:
+        CpbError: locked, unreachable, refused, damaged; `code` says which.
+    """
+    if database := sqlite_path(uri):
+        _check_sqlite(uri, database, write)
+    elif is_server(uri):
+        _check_server(uri)
+    elif urlsplit(uri).scheme.partition("+")[0] in _CONNECT_TIMEOUT:
+        _check_database(uri)
+
+
+def failure(uri: str, error: BaseException) -> CpbError:
+    """Return what a database, a server or MLflow reported, as one sentence without credentials."""
+    store = f"the MLflow store {public_url(uri)}"
+    reason = _first_line(error)
+    lower = reason.lower()
+    code = next((code for code, words in _CAUSES if any(word in lower for word in words)), "store")
+    if code == "database-down":
+        reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
+    reason = reason[:_MAX_REASON_CHARS]
+    if isinstance(error, ModuleNotFoundError):
+        code, reason = "missing-package", f"{error.name}"
+    sentences = {
+        "database-locked": f"{store} is locked by another process; try again when that has ended, {_OTHER_STORE}",
+        "database-refused": f"{store} refuses the user or the password; correct them, {_OTHER_STORE}",
+        "database-missing": f"{store} does not exist on its server ({reason}); create the database, {_OTHER_STORE}",
+        "database-damaged": f"{store} is damaged ({reason}); restore it from a backup, {_OTHER_STORE}",
+        "disk-full": f"{store} cannot grow: its disk is full; free space there, {_OTHER_STORE}",
+        "read-only-store": f"{store} cannot be written; allow writing there, {_OTHER_STORE}",
+        "database-schema": (
+            f"{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, "
+            f"{_OTHER_STORE}"
+        ),
+        "plain-folder": (
+            f"MLflow keeps no runs in a plain folder any more ({public_url(uri)}); "
+            "set MLFLOW_TRACKING_URI to sqlite:///FILE or to a server's http address"
+        ),
+        "database-unreadable": f"{store} cannot be opened; check that the file can be read, {_OTHER_STORE}",
+        "database-down": f"{store} cannot be reached ({reason}); start it, {_OTHER_STORE}",
+        "missing-package": (
+            f"{store} needs the Python package {reason}, which is not installed; install it with pip, {_OTHER_STORE}"
+        ),
+    }
+    return CpbError(
+        sentences.get(code, f"{store} cannot be used ({reason}); check it, {_OTHER_STORE}"), code=code
+    )
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether an exception of MLflow's client means that the store is away, not that a request was wrong."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import InterfaceError, OperationalError
+
+    away = (OperationalError, InterfaceError)
+    if isinstance(error, away):
+        return True
+    if not isinstance(error, MlflowException):
+        return False
+    # The first is a database's error as MLflow wraps it, the second an HTTP request that no retry could save.
+    return isinstance(error.__cause__, away) or str(error.message).startswith("API request to ")
+
+
+def is_writable(database: Path) -> bool:
+    """Whether this process may write a SQLite database; it also makes files beside it."""
+    return os.access(database, os.W_OK) and os.access(database.parent, os.W_OK)
+
+
+def snapshot(database: Path) -> Path:
+    """Return a copy of a database that may only be read, in a temporary folder of this process.
+
+    SQLite needs to write beside a database even to read it (its journal is a WAL), and MLflow knows no other way.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="cpb-store-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    for ending in ("", "-wal"):  # the WAL holds what was not yet moved into the database
+        source = database.with_name(database.name + ending)
+        if source.exists():
+            shutil.copyfile(source, folder / source.name)
+    return folder / database.name
+
+
+def make_sqlite(database: Path) -> None:
+    """Create MLflow's SQLite schema at `database` in one step: it is either absent or complete.
+
+    MLflow's own first use corrupts the migration when two processes start together, and a kill in the middle
+    leaves a half-made schema that no later start repairs.
+
+    Raises:
+        CpbError: its folder cannot be made or written.
+    """
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with locked(_lock_file(f"sqlite:///{database}")):
+            if not database.exists():  # another process may have been first
+                _write_whole_schema(database)
+    except (OSError, CpbError) as error:
+        raise CpbError(
+            f"the MLflow store {database} cannot be made ({getattr(error, 'strerror', None) or error}); "
+            "set MLFLOW_TRACKING_URI to a place that can be written",
+            code="store",
+        ) from error
+
+
+def shrink(database: Path) -> None:
+    """Give the space of deleted rows back to the disk where they are more than half of a SQLite file.
+
+    Below that SQLite uses their pages again, so that the file keeps its size. A reader in the middle of a query
+    prevents it; then the next call does it.
+    """
+    with (
+        suppress(sqlite3.OperationalError),
+        closing(sqlite3.connect(database, timeout=TIMEOUT_S, isolation_level=None)) as connection,
+    ):
+        empty, pages = (
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count")
+        )
+        if empty > pages / 2:
+            connection.execute("VACUUM")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+@contextmanager
+def exclusive(uri: str) -> Iterator[None]:
+    """Hold the store against other processes and threads of this machine; the kernel frees it when one dies."""
+    with locked(_lock_file(uri)):
+        yield
+
+
+def _lock_file(uri: str) -> Path:
+    database = sqlite_path(uri)
+    if database:
+        return database.parent / f".{database.name}.lock"
+    return temporary_lock(f"store-{sha256(uri.encode()).hexdigest()[:16]}.lock")
+
+
+def _write_whole_schema(database: Path) -> None:
+    handle, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.")
+    os.close(handle)
+    part = Path(name)
+    try:
+        mlflow_private.write_schema(part)
+        part.chmod(0o644)
+        part.rename(database)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _check_sqlite(uri: str, database: Path, write: bool) -> None:
+    try:
+        with closing(sqlite3.connect(database, timeout=TIMEOUT_S, isolation_level=None)) as connection:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if write:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        raise failure(uri, error) from error
+
+
+def _check_server(uri: str) -> None:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        status = mlflow_private.ask_server(uri, _ENDPOINT, TIMEOUT_S).status_code
+    except MlflowException as error:
+        raise failure(uri, error) from None  # the cause holds the request, and with it the password
+    server = f"the MLflow server {public_url(uri)}"
+    if status in (401, 403):
+        raise CpbError(
+            f"{server} refuses the credentials ({status}); set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+            code="database-refused",
+        )
+    if status not in (200, 404):  # 404: it has no experiment `cpb` yet
+        raise CpbError(
+            f"{server} answers with HTTP status {status}; look at its log, {_OTHER_STORE}",
+            code="database-down",
+        )
+
+
+def _check_database(uri: str) -> None:
+    import sqlalchemy
+    from sqlalchemy.pool import NullPool
+
+    scheme = urlsplit(uri).scheme
+    limit = "timeout" if scheme.endswith("+pg8000") else _CONNECT_TIMEOUT[scheme.partition("+")[0]]
+    try:
+        engine = sqlalchemy.create_engine(uri, poolclass=NullPool, connect_args={limit: TIMEOUT_S})
+        with engine.connect():
+            pass
+    except (sqlalchemy.exc.SQLAlchemyError, ModuleNotFoundError) as error:
+        raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
+
+
+def _first_line(error: BaseException) -> str:
+    """Return the first line of the innermost message: what the driver said, not how it was wrapped."""
+    origin = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
+    lines = [line.strip() for line in str(origin).splitlines() if line.strip()]
+    return without_credentials(lines[0] if lines else type(origin).__name__).rstrip(".")

@@ -1,0 +1,140 @@
+"""What cpb uses of MLflow that MLflow does not document. Each was read and tried in the version named with it.
+
+Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_mlflow_private.py` calls each of them.
+"""
+
+import logging
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import requests
+    from mlflow.tracking import MlflowClient
+
+CHECKED = "3.17.2"
+
+_IDS_A_STATEMENT = 500  # databases limit the parameters of a statement
+
+SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
+"""Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
+
+The server hands them to its workers in the environment as well, so that they stand on no command line.
+"""
+
+
+def quiet() -> None:
+    """Set MLflow to send no telemetry and to print no migrations, addresses and tracebacks.
+
+    3.17.2: `mlflow.store.db.utils` logs a traceback for each statement that fails.
+    """
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def write_schema(path: Path) -> None:
+    """Write MLflow's current SQLite schema to an empty file, by way of memory: half the time of a migration on disk.
+
+    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (what MLflow does to a new store).
+    """
+    quiet()
+    from mlflow.store.db import utils
+
+    engine = utils.create_sqlalchemy_engine("sqlite:///:memory:")
+    utils._initialize_tables(engine)
+    with engine.connect() as connection, sqlite3.connect(path) as target:
+        source = connection.connection.driver_connection
+        if not isinstance(source, sqlite3.Connection):
+            raise TypeError(f"expected a sqlite3 connection, got {type(source)}")
+        source.backup(target)
+        # Readers (the UI) and writers no longer wait for each other, and a commit costs one fsync, not three.
+        target.execute("PRAGMA journal_mode=WAL")
+    target.close()
+    engine.dispose()
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path of an artifact URI that lies on this machine, else None.
+
+    3.17.2: `mlflow.utils.uri.is_local_uri`, `mlflow.utils.file_utils.local_file_uri_to_path`.
+    """
+    from mlflow.utils.file_utils import local_file_uri_to_path
+    from mlflow.utils.uri import is_local_uri
+
+    return Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else None
+
+
+def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":
+    """Ask a tracking server once, with the credentials that MLflow's client would send; no retry.
+
+    3.17.2: `mlflow.utils.credentials.get_default_host_creds`, `mlflow.utils.rest_utils.http_request`.
+    """
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    options: dict[str, Any] = {"max_retries": 0, "timeout": timeout_s, "raise_on_status": False}
+    return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
+
+
+def close_connections(client: "MlflowClient") -> None:
+    """Close a client's database connections, as before a fork; the next call opens new ones.
+
+    3.17.2: `MlflowClient._tracking_client.store.engine` of a SQL store.
+    """
+    engine = getattr(client._tracking_client.store, "engine", None)
+    if engine is not None:
+        engine.dispose()
+
+
+def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:
+    """Delete all rows of runs from a SQL store in one transaction; MLflow's public `delete_run` only marks them.
+
+    3.17.2: does what `SqlAlchemyStore._hard_delete_run` does, which `mlflow gc` calls for one run after another, with
+    its list of tables. That one leaves the runs' inputs and datasets; here a dataset goes with its last input.
+    """
+    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag, SqlRun
+    from mlflow.store.tracking.sqlalchemy_store import _RUN_DELETE_CASCADE_MODELS
+
+    with client._tracking_client.store.ManagedSessionMaker(read_only=False) as session:
+
+        def delete(model: Any, condition: Any) -> None:
+            session.query(model).filter(condition).delete(synchronize_session=False)
+
+        for start in range(0, len(run_ids), _IDS_A_STATEMENT):
+            ids = run_ids[start : start + _IDS_A_STATEMENT]
+            own = (SqlInput.destination_type == "RUN") & SqlInput.destination_id.in_(ids)
+            inputs = session.query(SqlInput.input_uuid, SqlInput.source_id).filter(own).all()
+            delete(SqlInputTag, SqlInputTag.input_uuid.in_([row.input_uuid for row in inputs]))
+            delete(SqlInput, own)
+            for dataset in {row.source_id for row in inputs}:
+                if not session.query(SqlInput).filter(SqlInput.source_id == dataset).count():
+                    delete(SqlDataset, SqlDataset.dataset_uuid == dataset)
+            for model in _RUN_DELETE_CASCADE_MODELS:
+                delete(model, model.run_uuid.in_(ids))
+            delete(SqlRun, SqlRun.run_uuid.in_(ids))
+
+
+def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:
+    """Delete a model version's row and tags; MLflow's public `delete_model_version` blanks the row and keeps its tags.
+
+    3.17.2: `MlflowClient._get_registry_client().store`, `_get_sql_model_version`; the tags go by SQLAlchemy's cascade.
+    """
+    store: Any = client._get_registry_client().store
+    with store.ManagedSessionMaker(read_only=False) as session:
+        session.delete(store._get_sql_model_version(session, name, int(version)))
+
+
+def delete_remote_files(uri: str) -> None:
+    """Delete all files of a run that lie in another place than a folder of this machine, as in S3.
+
+    3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as `mlflow gc` does.
+    """
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    get_artifact_repository(uri).delete_artifacts()

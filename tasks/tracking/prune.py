@@ -1,0 +1,280 @@
+"""`cpb prune`: removes what nightly runs pile up, so that database, artifacts and store stay level.
+
+Kept are the last nights whole, then one flow run a week with its members' figures in one file; champions,
+challengers and their predecessors; whatever has an alias or the tag `keep`. Registered versions go once their
+forecasts are scored; a card in the ledger says what they were. Nothing goes while a run is being written. A kill in
+the middle does no harm: each step can be repeated, and the next pruning finishes it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import BusyError, DamagedError
+from schemas.handover import Record
+from schemas.identity import MARKETS, SeriesId, market_home
+from tasks.forecasting.ledger import unscored
+from tasks.market.own import set_aside_files
+from tasks.storage.records import find_record, write_record
+from tasks.tracking.archive import make_archive, write_archive
+from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
+from tasks.tracking.cards import write_card
+from tasks.tracking.connection import Store, alone
+from tasks.tracking.database import is_server, shrink, sqlite_path
+from tasks.tracking.leaderboard import board_of
+from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
+from tasks.tracking.prune_plan import (
+    NIGHTS,
+    OldFlow,
+    OldVersion,
+    all_versions,
+    first_nights,
+    old_versions,
+    plan_runs,
+    problem_of,
+    stored_runs,
+)
+from tasks.tracking.reconcile import reconcile
+from tasks.tracking.store import open_store
+from tasks.training.retention import no_fleets_in_use, old_fleets, remove_old_fleets
+
+SET_ASIDE_DAYS = 90
+"""Days after which files that were set aside because they were damaged are deleted."""
+MAX_RUNS_A_PASS = 500
+"""Runs that are deleted before others may write again: a pass takes seconds, the first pruning of a year minutes."""
+STATE = "retention.json"
+
+
+class RetentionState(Record):
+    """Says that a nightly run has reported once what it would delete; from then on it deletes."""
+
+    reported_at: datetime
+
+
+@dataclass
+class PruneReport:
+    """What was deleted, or with `dry_run` would be.
+
+    `archived`: flow runs whose members' figures are kept in one file; `kept`: what is old enough and stays all the
+    same, with the reason; `unfinished`: why pruning stopped early, or "".
+    """
+
+    dry_run: bool
+    runs: int = 0
+    archived: list[str] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    fleets: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    artifact_bytes: int = 0
+    kept: list[str] = field(default_factory=list)
+    unfinished: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `--json` shows it."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Return it in one sentence."""
+        verb = "would delete" if self.dry_run else "deleted"
+        counts = {"run": self.runs, "version": len(self.versions), "fleet": len(self.fleets),
+                  "other file": len(self.files)}  # fmt: skip
+        parts = [f"{n:,} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n]
+        if not parts:
+            return "nothing to prune" + (f" ({self.unfinished})" if self.unfinished else "")
+        size = f" with {self.artifact_bytes / 1e6:,.1f} MB of artifacts" if self.artifact_bytes else ""
+        rest = f"; stopped early: {self.unfinished}" if self.unfinished else ""
+        return f"{verb} {', '.join(parts)}{size}{rest}"
+
+
+def prune(
+    home: Path,
+    *,
+    dry_run: bool = True,
+    nights: int = NIGHTS,
+    now: datetime | None = None,
+    store: Store | None = None,
+) -> PruneReport:
+    """Delete what is old, or only report it.
+
+    Args:
+        home: CPB_HOME: fleets, set-aside files, forecasts and ledger.
+        nights: nights of each market that are kept whole.
+        now: UTC; default the clock's time.
+
+    Raises:
+        BusyError: a run is being written, or a fleet trained; nothing was deleted.
+    """
+    now = now or datetime.now(UTC)
+    store = store or open_store(create=not dry_run)
+    report = PruneReport(dry_run)
+    if dry_run:
+        _look(store, home, nights, now, report)
+        return report
+    reconcile(store)
+    while not report.unfinished:
+        try:
+            with _alone(store, home):
+                if not _prune_once(store, home, nights, now, report):
+                    break
+        except BusyError as error:
+            if not (report.runs or report.versions):
+                raise
+            report.unfinished = str(error)
+    if find_record(home / STATE, RetentionState) is None:
+        write_record(home / STATE, RetentionState(reported_at=now))
+    return report
+
+
+def prune_nightly(home: Path, *, now: datetime | None = None, nights: int = NIGHTS) -> PruneReport:
+    """Prune at the end of a nightly run; the first time, as after an upgrade, only report."""
+    first = find_record(home / STATE, RetentionState) is None
+    report = prune(home, dry_run=first, now=now, nights=nights)
+    if first:
+        write_record(home / STATE, RetentionState(reported_at=now or datetime.now(UTC)))
+    return report
+
+
+@contextmanager
+def _alone(store: Store, home: Path) -> Iterator[None]:
+    """Keep every other writer of the store, and every training below the home, away for the length of the block."""
+    with ExitStack() as held:
+        held.enter_context(alone(store))
+        for root in _roots(home):
+            try:
+                held.enter_context(no_fleets_in_use(root))
+            except BusyError as error:
+                raise BusyError(
+                    f"a training or a backtest is at work in {root}; prune again when it has ended"
+                ) from error
+        yield
+
+
+def _look(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> None:
+    """Fill the report with what would be deleted."""
+    flows, versions = _plan(store, home, nights, now, report)
+    report.versions = [old.name for old in versions]
+    for flow in flows:
+        _count(flow, report)
+    report.fleets = [str(f) for root in _fleet_roots(home) for f in old_fleets(root / "fleets", now)]
+    report.files = [str(path) for path in (*_old_set_aside(home, now), *_stale_copies(store, versions))]
+
+
+def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> bool:
+    """Delete up to `MAX_RUNS_A_PASS` runs, and everything else; return whether runs are left to delete."""
+    report.kept.clear()
+    flows, versions = _plan(store, home, nights, now, report)
+    for old in versions:
+        write_card(store, home, old.series, old.version)  # first: without its card a version is forgotten
+        _delete_version(store, old)
+        report.versions.append(old.name)
+    deleted = 0
+    for flow in flows:
+        if deleted >= MAX_RUNS_A_PASS:
+            return True
+        _count(flow, report)
+        _delete_flow(store, flow, now)
+        deleted += len(flow.runs)
+    for root in _fleet_roots(home):
+        report.fleets += [str(folder) for folder in remove_old_fleets(root / "fleets", now)]
+    for path in _old_set_aside(home, now):
+        path.unlink(missing_ok=True)
+        report.files.append(str(path))
+    report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, ()))]
+    if database := sqlite_path(store.uri):
+        shrink(database)
+    return False
+
+
+def _plan(
+    store: Store, home: Path, nights: int, now: datetime, report: PruneReport
+) -> tuple[list[OldFlow], list[OldVersion]]:
+    """Return the old flow runs and the old versions; what cannot go is added to the report.
+
+    Raises:
+        BusyError: a run is being written.
+    """
+    runs = stored_runs(store)
+    if writing := [run for run in runs if run.kind and run.running and not run.deleted]:
+        raise BusyError(
+            f"run {writing[0].name} ({writing[0].id}) is being written; prune again when it has ended"
+        )
+    if is_server(store.uri):  # what it has marked as deleted, only its own `mlflow gc` removes
+        runs = [run for run in runs if not run.deleted]
+    since = first_nights(runs, nights)
+    every = all_versions(store)
+    versions = list(_scored(home, old_versions(store, every, since, runs), now, report))
+    gone = {old.name for old in versions}
+    needed = {v.run_id or "" for v in every if f"{v.name}/{v.version}" not in gone}
+    plan = plan_runs(runs, since, needed, lambda run: problem_of(store, run))
+    report.kept += plan.kept
+    return plan.flows, versions
+
+
+def _scored(
+    home: Path, versions: Sequence[OldVersion], now: datetime, report: PruneReport
+) -> Iterator[OldVersion]:
+    """Yield the versions none of whose forecasts still waits for its score."""
+    waiting: dict[SeriesId, set[str]] = {}
+    for old in versions:
+        if old.series not in waiting:
+            try:
+                waiting[old.series] = unscored(home, old.series, now - timedelta(days=NIGHTS))
+            except DamagedError as error:
+                report.kept.append(f"versions of {old.series.registered}: {error}")
+                waiting[old.series] = {one.name for one in versions}
+                continue
+        if old.name not in waiting[old.series]:
+            yield old
+
+
+def _delete_version(store: Store, old: OldVersion) -> None:
+    if is_server(store.uri):
+        store.client.delete_model_version(old.version.name, str(old.version.version))
+    else:
+        delete_version_for_good(store.client, old.version.name, str(old.version.version))
+
+
+def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
+    """Delete runs of a flow: first it is hidden from readers, or its board archived, then files go, then rows."""
+    if old.archive:
+        flow = store.client.get_run(old.flow)
+        if archive := make_archive(store, flow, board_of(store, flow), now):
+            write_archive(store, flow, archive)
+    final = not is_server(store.uri)  # a server's rows and files are removed by its own `mlflow gc`
+    for run in old.runs:
+        if not run.deleted and (not final or run.id == old.flow):
+            store.client.delete_run(run.id)
+    if final:
+        for run in old.runs:
+            remove_files(run.uri, run.id)
+        delete_runs_for_good(store.client, [run.id for run in old.runs])
+
+
+def _count(flow: OldFlow, report: PruneReport) -> None:
+    report.runs += len(flow.runs)
+    report.artifact_bytes += sum(files_size(run.uri) for run in flow.runs)
+    if flow.archive:
+        report.archived.append(flow.flow)
+
+
+def _old_set_aside(home: Path, now: datetime) -> list[Path]:
+    """Return files that were set aside long ago: renaming leaves a file's time of change, but not that of its inode."""
+    limit = (now - timedelta(days=SET_ASIDE_DAYS)).timestamp()
+    return [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
+
+
+def _stale_copies(store: Store, gone: Sequence[OldVersion]) -> list[Path]:
+    names = {old.name for old in gone}
+    return stale_copies([v for v in all_versions(store) if f"{v.name}/{v.version}" not in names])
+
+
+def _roots(home: Path) -> list[Path]:
+    """Return the folders that hold manifests, fleets and trees: of the real markets, and of the simulator."""
+    return list(dict.fromkeys(market_home(home, market) for market in MARKETS))
+
+
+def _fleet_roots(home: Path) -> list[Path]:
+    return [root for root in _roots(home) if (root / "fleets").is_dir()]

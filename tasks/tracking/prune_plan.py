@@ -1,0 +1,274 @@
+"""Which runs and versions pruning removes: decided from what is stored, before anything is touched.
+
+Nights are counted per market, by the UTC days on which one of its flow runs finished: a machine that was off for a
+month keeps its last nights, and nightly runs on spot do not make those on the simulator old.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import UsageError
+from schemas.identity import SeriesId
+from tasks.storage.model_folder import FILES as MODEL_FILES
+from tasks.tracking.archive import ARCHIVE
+from tasks.tracking.artifacts import foreign_file, lies_elsewhere
+from tasks.tracking.connection import Store, search_lazily
+from tasks.tracking.tags import FLEET, FLOW, KEEP, KEY, KIND, MEMBER, PARENT, digests_of, market_of
+from tasks.tracking.versions import ALIAS
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+    from mlflow.entities.model_registry import ModelVersion
+
+NIGHTS = 14
+"""Nights of each market that are kept whole."""
+CHALLENGER = "challenger"
+
+_OWN_FILES: dict[str, tuple[str, ...]] = {FLOW: (ARCHIVE,), FLEET: (), MEMBER: MODEL_FILES}
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What is needed of a run to decide on it.
+
+    `kind` is "" for a run that cpb did not write; `uri`, `files`: where its artifacts lie, and their recorded names.
+    """
+
+    id: str
+    kind: str
+    parent: str
+    name: str
+    market: str
+    ended: datetime
+    finished: bool
+    running: bool
+    deleted: bool
+    keep: bool
+    uri: str
+    files: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: "Run") -> "StoredRun":
+        """Take it from MLflow's run."""
+        info, tags = run.info, run.data.tags
+        kind = tags.get(KIND, "")
+        at = max(info.end_time or 0, info.start_time)
+        return cls(
+            id=info.run_id,
+            kind=kind if kind in _OWN_FILES and tags.get(KEY) else "",
+            parent=tags.get(PARENT, ""),
+            name=info.run_name or "",
+            market=market_of(run),
+            ended=datetime.fromtimestamp(at / 1000, UTC),
+            finished=info.status == "FINISHED",
+            running=info.status == "RUNNING",
+            deleted=info.lifecycle_stage == "deleted",
+            keep=KEEP in tags,
+            uri=info.artifact_uri,
+            files=tuple(digests_of(tags)),
+        )
+
+    @property
+    def night(self) -> date:
+        """The UTC day on which it ended."""
+        return self.ended.date()
+
+    @property
+    def week(self) -> tuple[str, int, int]:
+        """Its market and its ISO year and week."""
+        return self.market, *self.ended.isocalendar()[:2]
+
+
+@dataclass(frozen=True)
+class OldFlow:
+    """What goes of one old flow run, parents before children; `archive`: its members' figures are kept on `flow`."""
+
+    flow: str
+    runs: tuple[StoredRun, ...]
+    archive: bool
+
+
+@dataclass
+class RunPlan:
+    """All old flow runs, and why runs that are old enough are kept all the same."""
+
+    flows: list[OldFlow] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OldVersion:
+    """A registered version that may go once its forecasts are scored."""
+
+    series: SeriesId
+    version: "ModelVersion"
+
+    @property
+    def name(self) -> str:
+        """As forecasts name it: `cpb-BTCUSDT-1h/3`."""
+        return f"{self.version.name}/{self.version.version}"
+
+
+def stored_runs(store: Store) -> list[StoredRun]:
+    """Return all runs of the experiment, also those that MLflow has marked as deleted."""
+    return [StoredRun.of(run) for run in search_lazily(store, deleted=True)]
+
+
+def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, date]:
+    """Return the day of each market's oldest night that is kept whole; markets with fewer nights are left out."""
+    days: dict[str, set[date]] = defaultdict(set)
+    for run in runs:
+        if run.kind == FLOW and run.finished and not run.deleted:
+            days[run.market].add(run.night)
+    return {market: sorted(found)[-nights] for market, found in days.items() if len(found) > nights}
+
+
+def all_versions(store: Store) -> list["ModelVersion"]:
+    """Return every version of every registered model, also of those that are not cpb's."""
+    found: list[ModelVersion] = []
+    token = None
+    while True:
+        page: Any = store.client.search_model_versions(max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def old_versions(
+    store: Store, versions: Iterable["ModelVersion"], since: dict[str, date], runs: Collection[StoredRun]
+) -> list[OldVersion]:
+    """Return the versions that are neither served, nor needed as a predecessor, nor kept by a tag, nor recent.
+
+    A version with any alias stays, because somebody has named it. The newest one of a model stays too: MLflow would
+    give its number to the next, under which the ledger has forecasts already.
+    """
+    own = {run.id for run in runs if run.kind == MEMBER}
+    models: dict[str, list[ModelVersion]] = defaultdict(list)
+    for version in versions:
+        models[version.name].append(version)
+    found = []
+    for name, group in models.items():
+        series = _series_of(name)
+        if series is None or series.market not in since:
+            continue
+        ordered = sorted(group, key=lambda v: int(v.version))
+        aliases = store.client.get_registered_model(name).aliases
+        stay = {str(v) for v in aliases.values()} | {str(ordered[-1].version)}
+        numbers = [str(v.version) for v in ordered]
+        for alias in (ALIAS, CHALLENGER):
+            if (position := _index(numbers, aliases.get(alias))) > 0:
+                stay.add(numbers[position - 1])
+        found += [
+            OldVersion(series, version)
+            for version in ordered
+            if str(version.version) not in stay
+            and KEEP not in version.tags
+            and version.run_id in own
+            and _day(version.creation_timestamp) < since[series.market]
+        ]
+    return found
+
+
+def plan_runs(
+    runs: Sequence[StoredRun],
+    since: dict[str, date],
+    needed: Collection[str],
+    problem: Callable[[StoredRun], str],
+) -> RunPlan:
+    """Return which runs go, by flow.
+
+    Args:
+        needed: ids of runs whose files a registered version is made of.
+        problem: why a run cannot be proven to be cpb's alone, or "".
+    """
+    by_id = {run.id: run for run in runs}
+    children: dict[str, list[StoredRun]] = defaultdict(list)
+    for run in runs:
+        children[run.parent].append(run)
+    weekly = _weekly(runs)
+    plan = RunPlan()
+    for top in runs:
+        # The top of a tree is a flow, or a run whose parent is gone.
+        if not top.kind or top.parent in by_id or not _is_old(top, since):
+            continue
+        tree = list(_tree(top, children))
+        stays = _staying(tree, by_id, needed, problem, plan.kept)
+        if top.id in weekly:
+            stays.add(top.id)
+        gone = tuple(run for run in tree if run.kind and run.id not in stays)
+        if gone:
+            archive = top.id in stays and not top.deleted and any(not run.deleted for run in gone)
+            plan.flows.append(OldFlow(top.id, gone, archive))
+    return plan
+
+
+def problem_of(store: Store, run: StoredRun) -> str:
+    """Return why a run that is old enough cannot be removed, or ""."""
+    if run.files and lies_elsewhere(run.uri):
+        return "its artifacts lie on another machine"
+    foreign = foreign_file(store, run.id, run.uri, {*_OWN_FILES[run.kind], *run.files})
+    return f"it holds {foreign}, which is not a file of cpb" if foreign else ""
+
+
+def _staying(
+    tree: Sequence[StoredRun],
+    by_id: dict[str, StoredRun],
+    needed: Collection[str],
+    problem: Callable[[StoredRun], str],
+    kept: list[str],
+) -> set[str]:
+    """Return the runs of an old tree that stay, and all above them: MLflow shows no child without its parent."""
+    stays: set[str] = set()
+    tagged: set[str] = set()
+    for run in tree:  # parents first
+        if run.keep or run.parent in tagged:
+            tagged.add(run.id)
+        stay = run.id in tagged or run.id in needed or not run.kind
+        if not stay and (reason := problem(run)):
+            kept.append(f"run {run.name} ({run.id}): {reason}")
+            stay = True
+        above: StoredRun | None = run
+        while stay and above is not None and above.id not in stays:
+            stays.add(above.id)
+            above = by_id.get(above.parent)
+    return stays
+
+
+def _weekly(runs: Iterable[StoredRun]) -> set[str]:
+    """Return the run that stands for each market's week: the newest finished one, if possible of the whole universe."""
+    best: dict[tuple[str, int, int], StoredRun] = {}
+    for run in runs:
+        if run.kind == FLOW and run.finished and not run.deleted:
+            best[run.week] = max(best.get(run.week, run), run, key=lambda r: (r.name == "train-all", r.ended))
+    return {run.id for run in best.values()}
+
+
+def _tree(top: StoredRun, children: dict[str, list[StoredRun]]) -> Iterator[StoredRun]:
+    yield top
+    for child in children.get(top.id, ()):
+        yield from _tree(child, children)
+
+
+def _is_old(run: StoredRun, since: dict[str, date]) -> bool:
+    return run.market in since and run.night < since[run.market]
+
+
+def _series_of(name: str) -> SeriesId | None:
+    """Return the series of a registered model; None for one that is not cpb's."""
+    try:
+        series = SeriesId.parse(name)
+    except UsageError:
+        return None
+    return series if series.registered == name else None
+
+
+def _index(numbers: Sequence[str], number: object) -> int:
+    return numbers.index(str(number)) if str(number) in numbers else -1
+
+
+def _day(timestamp_ms: int) -> date:
+    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).date()

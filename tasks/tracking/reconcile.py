@@ -1,0 +1,76 @@
+"""Runs whose process died: marked KILLED by the next process that writes to the store, with the reason.
+
+A flow's and a fleet's run carry the process that opened them; a member belongs to its fleet's process. A process of
+this host and boot is looked up, one of an earlier boot is dead. Of other hosts' processes only the heartbeat tells.
+"""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tasks.storage.processes import ProcessId
+from tasks.tracking.connection import Store, search
+from tasks.tracking.tags import HEARTBEAT, PARENT, PROCESS, REASON
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+LEASE = timedelta(hours=1)
+"""After this long without a heartbeat a process of another host counts as dead."""
+LEASE_UNKNOWN = timedelta(days=7)
+"""The same for runs of older releases, which say nothing about their process: counted from their start."""
+
+log = logging.getLogger("cpb")
+
+
+def reconcile(store: Store, now: datetime | None = None) -> list[str]:
+    """Mark the runs of dead processes as KILLED and return their ids. Costs one search where nothing runs."""
+    now = now or datetime.now(UTC)
+    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
+    dead = {run_id: why for run_id, run in running.items() if (why := _death(run, running, now))}
+    for run_id, why in dead.items():
+        # Read again: the process may have ended its run, and itself, since the search.
+        if store.client.get_run(run_id).info.status != "RUNNING":
+            continue
+        store.client.set_tag(run_id, REASON, why)
+        store.client.set_terminated(run_id, "KILLED")
+        log.info("run %s was marked as killed: %s", running[run_id].info.run_name, why)
+    return list(dead)
+
+
+def _death(run: "Run", running: dict[str, "Run"], now: datetime) -> str:
+    """Return why a run that counts as running cannot be, or "" where it may be."""
+    owner = run.data.tags.get(PROCESS)
+    parent = run.data.tags.get(PARENT)
+    if owner:
+        return _death_of(owner, run, running.get(parent or ""), now)
+    if parent:  # a member is written by the process of its fleet
+        return _death(running[parent], running, now) if parent in running else "its fleet's run has ended"
+    return _expired(_started(run), LEASE_UNKNOWN, now, "nothing is known about its process")
+
+
+def _death_of(owner: str, run: "Run", parent: "Run | None", now: datetime) -> str:
+    try:
+        process = ProcessId.parse(owner)
+    except ValueError:
+        return _expired(_started(run), LEASE_UNKNOWN, now, "nothing is known about its process")
+    alive = process.is_alive()
+    if alive is None:
+        beats = [_heartbeat(one) for one in (run, parent) if one is not None]
+        return _expired(max(beats), LEASE, now, f"no heartbeat from process {process.pid} on {process.host}")
+    return "" if alive else f"its process {process.pid} on {process.host} died"
+
+
+def _expired(last: datetime, lease: timedelta, now: datetime, what: str) -> str:
+    return f"{what} since {last:%Y-%m-%d %H:%M} UTC" if now - last > lease else ""
+
+
+def _heartbeat(run: "Run") -> datetime:
+    try:
+        return datetime.fromisoformat(run.data.tags[HEARTBEAT])
+    except (KeyError, ValueError):
+        return _started(run)
+
+
+def _started(run: "Run") -> datetime:
+    return datetime.fromtimestamp(run.info.start_time / 1000, UTC)

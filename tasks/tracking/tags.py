@@ -1,0 +1,49 @@
+"""Names of the tags that cpb writes on runs, registered models and versions, and what is read from them."""
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from schemas.identity import MARKETS, SIM, SPOT, SeriesId
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
+FLOW, FLEET, MEMBER = "flow", "fleet", "member"
+"""Values of `KIND`."""
+REASON = "reason"
+MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
+FILES = "files"
+"""JSON: the sha256 of each file of a model's folder."""
+KEEP = "keep"
+"""Tag of a run or a version that pruning must leave as it is; people set it, its value does not matter."""
+PRUNED = "cpb.pruned"
+"""When a flow's or a fleet's run lost its members' runs; the flow's run holds their figures in one file."""
+PROCESS, HEARTBEAT = "cpb.process", "cpb.heartbeat"
+"""The process that a run was opened by, and when (UTC) that process last said that it lives."""
+
+
+def series_tags(series: SeriesId) -> dict[str, str]:
+    """Return the tags by which MLflow's interface finds the runs and versions of a series."""
+    return {MARKET: series.market, SYMBOL: series.symbol, TIMEFRAME: series.timeframe}
+
+
+def market_of(run: "Run") -> str:
+    """Return the market that a flow's run is about; runs of older releases say it in their params."""
+    tags, params = run.data.tags, run.data.params
+    if tags.get(MARKET) in MARKETS:
+        return tags[MARKET]
+    if SIM in (params.get("source"), params.get("scope.source"), tags.get("source")):
+        return SIM
+    market = params.get("market") or params.get("scope.market")
+    return market if market in MARKETS else SPOT
+
+
+def digests_of(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the recorded sha256 of each file from the tags of a run or a version; empty where there are none."""
+    try:
+        found = json.loads(tags.get(FILES, "{}"))
+    except ValueError:
+        return {}
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}

@@ -1,0 +1,139 @@
+"""Trains the models of a job: copies of every member for the ensemble, universal models, and what they continue from.
+
+A job of E seeds trains every member E times in the same fleet; the copies' quantiles are averaged, and the average is
+the registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import cpbmodels
+from cpbmodels.member import Member
+from cpbmodels.series import Series
+from schemas.handover import FleetJob, JobMember
+from schemas.run import base_of
+from tasks.training.planning import is_universal
+
+log = logging.getLogger("cpb")
+
+Loaded = Sequence[tuple[JobMember, Series]]
+
+
+def train_members(
+    job: FleetJob, loaded: Loaded, home: Path, *, checkpoint: Path | None = None, **how: Any
+) -> list[Member]:
+    """Train the job's fleet and return the model that serves each loaded series, in order.
+
+    Args:
+        loaded: the members that can be trained, with their series.
+        home: `CPB_HOME`, to which the folders in `JobMember.continues` are relative.
+        checkpoint: folder for checkpoints.
+        how: passed on to `cpbmodels.train_fleet`.
+    """
+    if not is_universal(job):
+        return _averaged(
+            job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how)
+        )
+    served: dict[str, Member] = {}
+    for part in _universal_parts(job, loaded):
+        # The first planned member's seeds, whoever could be loaded.
+        first = next(m for m in job.members if m.fold == part[0][0].fold and _same_part(job, m, part[0][0]))
+        folder = (
+            checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
+            if checkpoint and first.fold
+            else checkpoint
+        )
+        trained = _averaged(job, _train(job, part, _seeds(first, job), home, folder, how))
+        by_timeframe = {member.config["timeframe"]: member for member in trained}
+        served |= {m.name: by_timeframe[m.model.series.timeframe] for m, _ in part}
+    return [served[m.name] for m, _ in loaded]
+
+
+def _universal_parts(job: FleetJob, loaded: Loaded) -> Iterator[Loaded]:
+    """Yield what is trained together: all of a job without folds, else each fold's timeframes one by one."""
+    parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
+    for member, series in loaded:
+        parts[member.fold, member.model.series.timeframe if member.fold else ""].append((member, series))
+    yield from parts.values()
+
+
+def _same_part(job: FleetJob, one: JobMember, other: JobMember) -> bool:
+    return not one.fold or one.model.series.timeframe == other.model.series.timeframe
+
+
+def _train(
+    job: FleetJob, loaded: Loaded, seeds: list[int], home: Path, checkpoint: Path | None, how: dict[str, Any]
+) -> list[Member]:
+    universal = is_universal(job)
+    return cpbmodels.train_fleet(
+        [series for _, series in loaded] if universal else [s for _, s in loaded for _ in range(job.seeds)],
+        architecture=base_of(job.architecture),
+        preset=job.preset,
+        seeds=seeds,
+        scope="universal" if universal else "per-series",
+        warm_start=_earlier_rows(job, loaded, home),
+        checkpoint=checkpoint,
+        **how,
+        **job.overrides,
+    )
+
+
+def _averaged(job: FleetJob, trained: list[Member]) -> list[Member]:
+    """Return one model per group of copies; one that diverged in any copy keeps that in its report."""
+    return [_average(trained[i : i + job.seeds]) for i in range(0, len(trained), job.seeds)]
+
+
+def _average(copies: list[Member]) -> Member:
+    if len(copies) == 1:
+        return copies[0]
+    diverged = any(copy.report.get("diverged") for copy in copies)
+    joined = cpbmodels.ensemble(copies)
+    return replace(joined, report=joined.report | {"diverged": diverged})
+
+
+def _seeds(member: JobMember, job: FleetJob) -> list[int]:
+    return [member.model.seed + i for i in range(job.seeds)]
+
+
+def _earlier_rows(job: FleetJob, loaded: Loaded, home: Path) -> list[Member | None] | None:
+    """Return the registered model that each new member continues, None for those that start anew."""
+    if not any(m.continues for m in job.members):
+        return None
+    folders = [m.continues for m, _ in loaded]
+    if is_universal(job):  # any of a timeframe's folders: they hold the same model
+        timeframes = dict.fromkeys(m.model.series.timeframe for m, _ in loaded)
+        folders = [
+            next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes
+        ]
+    return [row for folder in folders for row in _rows(job, home / folder if folder else None)]
+
+
+def _rows(job: FleetJob, folder: Path | None) -> list[Member | None]:
+    """Return the rows of a registered model, one per copy; None for each where it does not fit the new one."""
+    if folder is None:
+        return [None] * job.seeds
+    old = cpbmodels.load(folder)
+    wanted = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
+    shape = ("context", "horizon", "features", "calendar", "calendar_dim", "hidden_dim", "n_layers", "head")
+    differing = [k for k in shape if getattr(old.options, k) != getattr(wanted, k)]
+    if len(old.rows) != job.seeds:
+        differing.append("number of seeds")
+    if differing:
+        log.warning("warm start: %s has another %s; this member starts anew", folder, ", ".join(differing))
+        return [None] * job.seeds
+    return [_row(old, i) for i in range(job.seeds)]
+
+
+def _row(member: Member, i: int) -> Member:
+    one = slice(i, i + 1)
+    return replace(
+        member,
+        rows=member.rows[one],
+        mean=member.mean[one],
+        inverse=member.inverse[one],
+        table=member.table[one],
+    )

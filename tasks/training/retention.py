@@ -1,0 +1,148 @@
+"""Which fleets stay on disk: about 10 MB per architecture and run would otherwise pile up every night.
+
+What champions need lies in MLflow's artifacts. A fleet's folder serves the run that makes it, the same command
+repeated (after a kill, say), and a user who was given its model folder: so the last few of each kind are kept.
+"""
+
+import logging
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schemas.errors import BusyError, CpbError, DamagedError
+from schemas.handover import FleetJob
+from tasks.storage.locks import acquire, locked, open_lock
+from tasks.storage.model_folder import FILES
+from tasks.storage.records import ASIDE
+from tasks.training.fleet_files import JOB, RESULT, fleet_folders, read_job
+
+MAX_FLEETS_PER_KIND = 3
+"""Fleets kept of each kind (architecture, preset and members), the most recently used first."""
+
+MAX_UNUSED_DAYS = 90
+"""Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
+
+_DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
+_TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|progress\.json|worker\.log(\.\d+)?|lock")
+_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
+
+log = logging.getLogger("cpb")
+
+
+class FleetsInUse:
+    """A run's hold on `ROOT/fleets`: while any run has one, nothing there is removed. Ends with the process."""
+
+    def __init__(self, root: Path) -> None:
+        self._folder = root / "fleets"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = open_lock(root / "fleets.lock")  # beside the folder, which holds fleets only
+        acquire(self._lock, shared=True)
+
+    def release(self) -> list[Path]:
+        """End the hold; the last run to do so removes old fleets. Returns what was removed."""
+        with self._lock as lock:
+            try:
+                acquire(lock, wait=False)
+            except BusyError:  # another run is at work; it will remove them when it ends
+                return []
+            return remove_old_fleets(self._folder)
+
+
+@contextmanager
+def no_fleets_in_use(root: Path) -> Iterator[None]:
+    """Hold off trainings below `root` for the length of the block; raises `BusyError` where one is at work."""
+    if not (root / "fleets").is_dir():
+        yield
+        return
+    with locked(root / "fleets.lock", wait=False):
+        yield
+
+
+def remove_old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
+    """Remove old fleets and return the folders that were removed; see `old_fleets`."""
+    return [folder for folder in old_fleets(fleets, now) if _remove(folder)]
+
+
+def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
+    """Return all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and those unused for `MAX_UNUSED_DAYS`.
+
+    A folder that cpb cannot prove to be a fleet of its own is left out: its job must be readable, and every file
+    in it one that cpb writes.
+    """
+    kinds: dict[tuple[str, ...], list[tuple[float, Path, FleetJob]]] = defaultdict(list)
+    for folder, job in _fleets(fleets):
+        kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, job))
+    unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
+    return [
+        folder
+        for found in kinds.values()
+        for place, (used, folder, job) in enumerate(sorted(found, key=lambda one: one[0], reverse=True))
+        if (place >= MAX_FLEETS_PER_KIND or used < unused_since) and not _is_foreign(folder, job)
+    ]
+
+
+def _fleets(fleets: Path) -> Iterator[tuple[Path, FleetJob]]:
+    for folder in fleet_folders(fleets.parent):
+        try:
+            yield folder, read_job(folder)
+        except (OSError, DamagedError) as error:
+            log.debug("%s is left as it is: its job cannot be read (%s)", folder, error)
+
+
+def _kind(job: FleetJob) -> tuple[str, ...]:
+    return (job.architecture, job.preset, *sorted(member.name for member in job.members))
+
+
+def _is_foreign(folder: Path, job: FleetJob) -> bool:
+    """Whether a fleet's folder holds something that cpb did not write, which is logged."""
+    if foreign := _foreign_file(folder, job):
+        log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
+    return foreign is not None
+
+
+def _remove(folder: Path) -> bool:
+    """Remove one fleet, unless a trainer is at work in it."""
+    try:
+        with locked(folder / "lock", wait=False):
+            shutil.rmtree(folder)
+    except (OSError, CpbError) as error:  # in use, or of another user: the next run tries again
+        log.info("%s could not be removed: %s", folder, error)
+        return False
+    return True
+
+
+def _foreign_file(folder: Path, job: FleetJob) -> Path | None:
+    """Return the first file of a fleet's folder that cpb does not write there, or None."""
+    members = {member.name for member in job.members}
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not (
+            path.is_dir() or _is_fleet_file(path.relative_to(folder).parts, members)
+        ):
+            return path
+    return None
+
+
+def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
+    top, *rest = (_final_name(part) for part in parts)
+    if not rest:
+        return _TOP.fullmatch(top) is not None
+    if top == "checkpoints":
+        return True
+    if top != "members" or rest[0] not in members:
+        return False
+    match rest[1:]:
+        case ["model", name]:
+            return name in FILES
+        case [name]:
+            return _MEMBER.fullmatch(name) is not None
+    return False
+
+
+def _final_name(name: str) -> str:
+    """Return the name that a draft is to get, or that a file had which was set aside as damaged."""
+    draft = _DRAFT.fullmatch(name)
+    return re.sub(rf"{re.escape(ASIDE)}-\d+$", "", draft["name"] if draft else name)

@@ -1,0 +1,189 @@
+"""Where fleets may run at the same time, and the locks that keep two trainings off one GPU.
+
+A GPU's slot is a file lock under the device's UUID, which is the same for every process however
+`CUDA_VISIBLE_DEVICES` renumbers the devices, and for every user of the machine. A CPU slot counts only within this
+process.
+"""
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+
+from schemas.errors import BusyError, UsageError
+from tasks.storage.locks import locked, machine_lock
+from tasks.storage.waiting import check_interrupted, pause
+
+log = logging.getLogger("cpb")
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Where fleets may run at the same time: GPUs by UUID, or a number of CPU processes."""
+
+    gpus: tuple[str, ...]
+    workers: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A slot that is held: the GPU's UUID (None: a CPU slot) and the descriptor of its lock file."""
+
+    gpu: str | None = None
+    lock: int | None = None
+
+
+def plan_slots(device: str, fleets: int) -> Slots:
+    """Return the slots for `fleets` jobs: one per GPU, else one process per core up to the number of jobs.
+
+    The thread count follows from the plan alone, never from what is left to do: a CPU result's last bits
+    depend on it, and a run that was killed and repeated must end with the same bits.
+    """
+    gpus = _gpus_of(device)
+    if gpus:
+        return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = max(1, min(cores, fleets))
+    return Slots((), workers, max(1, cores // workers))
+
+
+def check_device(device: str) -> None:
+    """Raise `UsageError` where `device` asks for a GPU that is not there."""
+    if device.startswith("cuda") and not _gpus_of(device):
+        count = count_gpus()
+        seen = f"only {count} NVIDIA GPU(s) are visible" if count else "no NVIDIA GPU is visible"
+        raise UsageError(
+            f"device {device!r}: {seen} here (see `cpb doctor`); choose cpu or auto",
+            code="device",
+            field="device",
+        )
+
+
+def count_gpus() -> int:
+    """Return how many NVIDIA GPUs (MIG: instances) this process may use; 0 where there is no driver."""
+    return len(visible_gpus())
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Return the UUIDs of the NVIDIA GPUs (MIG: of their instances) that `CUDA_VISIBLE_DEVICES` leaves visible.
+
+    Numbers count as in `nvidia-smi`. Like CUDA, an entry that names no device hides those after it.
+    """
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return ()
+    try:
+        devices = [_Device.read(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    finally:
+        pynvml.nvmlShutdown()
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return tuple(part for device in devices for part in device.parts)
+    return tuple(dict.fromkeys(_chosen(wanted, devices)))
+
+
+@contextmanager
+def hold_slot(slots: Slots) -> Iterator[Slot]:
+    """Hold a free slot, waiting for one; an interrupt ends the wait."""
+    with _gpu_slot(slots.gpus) if slots.gpus else _cpu_slot(slots.workers) as slot:
+        yield slot
+
+
+@contextmanager
+def _gpu_slot(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[Slot]:
+    paths = {gpu: machine_lock(f"cpb-{gpu}.lock") for gpu in gpus}
+    told = False
+    with ExitStack() as stack:
+        while True:
+            for gpu, path in paths.items():
+                try:
+                    file = stack.enter_context(locked(path, wait=False, everyone=True))
+                except BusyError:
+                    continue
+                yield Slot(gpu, file.fileno())
+                return
+            if not told:
+                log.info("waiting for a GPU: other trainings hold %s", ", ".join(map(str, paths.values())))
+                told = True
+            pause(poll_s)
+
+
+@cache
+def _cpu_slots(workers: int) -> threading.Semaphore:
+    return threading.Semaphore(workers)
+
+
+@contextmanager
+def _cpu_slot(workers: int) -> Iterator[Slot]:
+    slots = _cpu_slots(workers)
+    while not slots.acquire(timeout=0.2):
+        check_interrupted()
+    try:
+        yield Slot()
+    finally:
+        slots.release()
+
+
+@dataclass(frozen=True)
+class _Device:
+    """A GPU's UUID and those of its MIG instances, in NVML's (`nvidia-smi`'s) order."""
+
+    uuid: str
+    instances: tuple[str, ...]
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What can train: the instances where MIG divides the GPU, else the GPU."""
+        return self.instances or (self.uuid,)
+
+    @classmethod
+    def read(cls, nvml: ModuleType, index: int) -> "_Device":
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        return cls(nvml.nvmlDeviceGetUUID(handle), tuple(_mig_instances(nvml, handle)))
+
+
+def _mig_instances(nvml: ModuleType, handle: object) -> Iterator[str]:
+    try:
+        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if current else 0
+    except nvml.NVMLError:  # most GPUs know no MIG
+        return
+    for index in range(count):
+        try:
+            yield nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+        except nvml.NVMLError:  # no instance was made in this place
+            continue
+
+
+def _chosen(wanted: str, devices: Sequence[_Device]) -> Iterator[str]:
+    """Yield the UUIDs that a value of `CUDA_VISIBLE_DEVICES` names: numbers, UUIDs, or unique beginnings of them."""
+    for entry in (part.strip() for part in wanted.split(",")):
+        if re.fullmatch(r"\d+", entry):
+            found = [device.parts[0] for device in devices[int(entry) :][:1]]
+        elif entry.startswith("GPU-"):
+            found = [device.parts[0] for device in devices if device.uuid.startswith(entry)]
+        elif entry.startswith("MIG-"):
+            found = [part for device in devices for part in device.instances if part.startswith(entry)]
+        else:
+            found = []
+        if len(found) != 1:
+            return
+        yield found[0]
+
+
+def _gpus_of(device: str) -> tuple[str, ...]:
+    """Return the GPUs that `device` may use: auto and cuda all visible ones, cuda:N the N-th of them."""
+    if device == "cpu":
+        return ()
+    gpus = visible_gpus()
+    _, colon, number = device.partition(":")
+    return gpus[int(number) :][:1] if colon else gpus

@@ -1,0 +1,121 @@
+"""Checks every trained fleet: its records, its models against the trainer's digests, and what judging added to them.
+
+A fleet with a damaged record or model loses its record, so that the same command trains it again; scores and pictures
+are deleted, as the same command makes them again from the models.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas.errors import DamagedError
+from schemas.handover import Damage, FleetJob, FleetResult
+from schemas.identity import SPOT, SeriesId, market_home
+from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
+from tasks.storage.model_folder import METRICS, PICTURES, metrics_damage, picture_damage
+from tasks.storage.npz import read_npz
+from tasks.storage.records import read_record, set_aside
+from tasks.training.fleet_files import JOB, RESULT, damaged_files, fleet_folders, is_training
+
+
+def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
+    """Yield each damaged file of a market's fleets; a fleet that is being trained is left out.
+
+    Args:
+        repair: set a damaged record, and the result of a fleet with a damaged model, aside; delete damaged scores
+            and pictures. The command that trained the fleet makes them again.
+        seen: called with each file that is checked.
+    """
+    for folder in fleet_folders(market_home(home, market)):
+        if _market_of(folder) == market and not is_training(folder):
+            yield from _verify_fleet(home, folder, repair, seen)
+
+
+def _market_of(folder: Path) -> str:
+    """Return the market of a fleet by its members' names, since its records may be damaged; spot where none tells."""
+    for name in (folder / JOB, folder / RESULT):
+        try:
+            return str(json.loads(name.read_bytes())["body"]["members"][0]["model"]["series"]["market"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+    members = folder / "members"
+    for member in sorted(members.iterdir()) if members.is_dir() else ():
+        return SeriesId.parse(member.name.split("-fold-")[0]).market
+    return SPOT
+
+
+def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen) -> Iterator[Damage]:
+    records = {}
+    for name, kind in ((JOB, FleetJob), (RESULT, FleetResult)):
+        path = folder / name
+        seen(path)
+        try:
+            records[name] = read_record(path, kind)
+        except FileNotFoundError:
+            continue  # not trained yet, or set aside
+        except DamagedError as error:
+            if repair:
+                set_aside(path, str(error))
+            yield damage_at(home, path, "the record is not what was written", VERIFY, repair)
+    job, result = records.get(JOB), records.get(RESULT)
+    command = _command(job) if isinstance(job, FleetJob) else VERIFY
+    if isinstance(result, FleetResult):
+        yield from _verify_models(home, folder, result, command, repair, seen)
+        yield from _verify_judged(home, folder, result, command, repair, seen)
+
+
+def _verify_models(
+    home: Path, folder: Path, result: FleetResult, command: str, repair: bool, seen: Seen
+) -> Iterator[Damage]:
+    for member in result.members:
+        for name in member.files:
+            seen(folder / "members" / member.name / "model" / name)
+    found = list(damaged_files(folder, result))
+    if found and repair:
+        set_aside(folder / RESULT, f"{found[0][0]} is damaged, so this fleet is trained again")
+    for path, reason in found:
+        yield damage_at(home, path, reason, command, repair)
+
+
+def _verify_judged(
+    home: Path, folder: Path, result: FleetResult, command: str, repair: bool, seen: Seen
+) -> Iterator[Damage]:
+    for member in result.members:
+        place = folder / "members" / member.name
+        scores = sorted(place.glob("score-*.npz"))
+        derived = [*place.glob("*.npz"), *(place / "model" / name for name in (METRICS, *PICTURES))]
+        for path in (p for p in derived if p.is_file()):
+            seen(path)
+            if not (reason := _derived_damage(path)):
+                continue
+            if repair:  # without a score the member is judged again, which writes all of these
+                for one in (path, *scores):
+                    one.unlink(missing_ok=True)
+            yield damage_at(home, path, reason, command, repair)
+
+
+def _derived_damage(path: Path) -> str:
+    try:
+        if path.suffix == ".npz":
+            read_npz(path)
+        elif path.suffix == ".png":
+            return picture_damage(path)
+        else:
+            return metrics_damage(path.parent)
+    except DamagedError:
+        return "its arrays are not those that were written"
+    except FileNotFoundError:  # a run at work has just judged it, or replaced it
+        pass
+    return ""
+
+
+def _command(job: FleetJob) -> str:
+    """Return a command that trains these models again (options of the first run, such as seeds, are its user's)."""
+    series = [member.model.series for member in job.members]
+    first = series[0]
+    coins = ",".join(dict.fromkeys(s.symbol for s in series))
+    timeframes = ",".join(dict.fromkeys(s.timeframe for s in series))
+    every = f"{coins} --timeframes {timeframes}"
+    scope = first.options.replace(f"{first.symbol} --timeframes {first.timeframe}", every)
+    command = "backtest" if any(member.fold for member in job.members) else "train-all"
+    return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset}"

@@ -1,0 +1,348 @@
+"""Folds, judgement and output of a backtest, on models whose forecasts are known."""
+
+import weakref
+from dataclasses import replace
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from types import SimpleNamespace
+
+import numpy as np
+import polars as pl
+import pytest
+from known_markets import A, B, H
+
+from schemas.handover import Failure
+from schemas.identity import ModelId, SeriesId
+from tasks.backtesting import report, rows, table
+from tasks.backtesting.folds import load_folds, plan_bounds
+from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
+from tasks.backtesting.models import Baseline, Forecasts
+from tasks.judging import baselines, pictures
+from tasks.judging.robust_har import robust_har
+
+REFERENCE = Baseline("reference", baselines.ewma_walk)
+HAR = Baseline("har", robust_har)
+
+
+class Spoiled:
+    """The reference as a trained model, whose training (`failing`) or forecasts (`spoil`) can be made to fail."""
+
+    name = "x"
+
+    def __init__(self, *, failing=None, spoil=lambda one, forecasts: forecasts):
+        self._failing, self._spoil = failing or {}, spoil
+
+    def identity(self, one):
+        return ModelId("x", "default", one.id, one.fold)
+
+    def training_failure(self, one):
+        if code := self._failing.get((one.id, one.fold)):
+            return Failure(step="train", reason=code, code=code, series=one.id, model=self.identity(one))
+        return None
+
+    def trained_on(self, one):
+        forecast = REFERENCE.trained_on(one)
+        return lambda asked: self._spoil(asked, forecast(asked))
+
+
+@pytest.fixture(scope="module")
+def loaded(folds):
+    return folds.loaded
+
+
+@pytest.fixture(scope="module")
+def result(loaded):
+    return judge_models([REFERENCE, HAR], loaded)
+
+
+def test_a_coin_too_young_for_any_fold_is_named_and_the_others_go_on(folds):
+    assert [(o.fold, o.id) for o in folds.loaded] == [(f, s) for f in (1, 2) for s in (A, B)]
+    (failure,) = folds.failures
+    assert (failure.series.symbol, failure.step) == ("TINYUSDT", "plan")
+    assert "only 50 rows" in failure.reason
+
+
+def test_the_folds_of_a_coin_share_its_candles(folds):
+    first, _, second, _ = folds.loaded
+    assert first.id == second.id
+    assert first.series.prices is second.series.prices
+
+
+def test_a_damaged_feature_file_costs_its_own_series_only(home, records):
+    broken = records[0].model_copy(update={"file_digest": "0"})
+    found = load_folds(home, [broken, records[1]], plan_bounds(records, 2))
+    assert {one.id for one in found.loaded} == {B}
+    assert [(f.series, f.code) for f in found.failures] == [(A, "damaged")]
+
+
+def test_coins_missing_in_a_fold_are_named(home, records):
+    whole = load_folds(home, records[:2], plan_bounds(records[:2], 2))
+    assert whole.incomplete == ()
+    assert whole.failures == ()
+    bounds = plan_bounds(records, 2)
+    with_young = load_folds(home, records, bounds).incomplete
+    assert [text.split(" is without ")[0] for text in with_young] == [
+        "Fold 1 of 2 at 1h",
+        "Fold 2 of 2 at 1h",
+    ]
+    assert all("1 of 3 coins" in text and text.endswith("TINYUSDT") for text in with_young)
+
+
+def test_sliding_folds_train_on_spans_of_one_length(records):
+    first, second = plan_bounds(records[:2], 2, expanding=False)["1h"]
+    assert first.train[1] - first.train[0] == second.train[1] - second.train[0]
+    expanding = plan_bounds(records[:2], 2)["1h"]
+    assert expanding[0].train[0] == expanding[1].train[0]
+
+
+def test_members_are_judged_over_all_folds(result, loaded):
+    assert [(m.architecture, m.symbol) for m in result.members] == [
+        (a, s) for a in ("reference", "har") for s in ("AUSDT", "BUSDT")
+    ]
+    expected = sum(len(o.series.origins("test", 1, H)) for o in loaded if o.id == A)
+    assert result.members[0].metrics["test_n"] == expected
+    assert (np.diff(result.members[0].times) > 0).all()
+    assert all("test_p_holm" in m.metrics for m in result.members)
+    assert (result.failures, result.incomplete) == ([], [])
+
+
+def test_the_reference_scores_one_and_the_hours_score_less(result):
+    pools = {p.architecture: p for p in result.pools}
+    assert pools["reference"].metrics["test_crps_ratio"] == pytest.approx(1)
+    assert pools["har"].metrics["test_crps_ratio_high"] < 1
+    assert pools["har"].verdict.startswith("better than")
+
+
+@pytest.mark.parametrize("refit", [True, False])
+def test_mase_of_each_fold_is_scaled_by_the_training_span_of_its_model(loaded, refit):
+    found = judge_models([REFERENCE], loaded, refit=refit)
+    own = [o.series for o in loaded if o.id == A]
+    scaled = []
+    for one, trained in zip(own, own if refit else [own[0], own[0]], strict=True):
+        close = np.log(one.prices[:, 3])
+        origins = one.origins("test", 1, H)
+        known = baselines.reference(trained, trained.origins("train", 1, H), origins, H)
+        start, end = trained.spans["train"]
+        scale = np.abs(np.diff(close[start:end])).mean()
+        scaled += [
+            np.abs(close[i + 1 : i + 1 + H] - close[i] - q[:, 9]) / scale
+            for i, q in zip(origins, known, strict=True)
+        ]
+    member = next(m for m in found.members if m.symbol == "AUSDT")
+    assert member.metrics["test_mase"] == pytest.approx(np.mean(scaled), rel=1e-9)
+
+
+@pytest.mark.parametrize(("refit", "expected"), [(True, [1, 2, 1, 2]), (False, [1, 1])])
+def test_each_fold_is_forecast_by_the_model_it_is_due(loaded, refit, expected):
+    trained = []
+
+    class Spy(Baseline):
+        def trained_on(self, one):
+            trained.append(one.fold)
+            return super().trained_on(one)
+
+    found = judge_models([Spy("har", robust_har)], loaded, refit=refit)
+    assert trained == expected
+    assert found.members[0].metrics["test_n"] == sum(
+        len(o.series.origins("test", 1, H)) for o in loaded if o.id == A
+    )
+
+
+def test_no_refit_judges_the_first_model_on_all_folds(loaded):
+    once, again = (judge_models([HAR], loaded, refit=refit) for refit in (False, True))
+    assert once.members[0].metrics["test_crps"] != again.members[0].metrics["test_crps"]
+
+
+def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
+    def spoil(one, forecasts):
+        if (one.id, one.fold) == (A, 2):
+            forecasts.quantiles[0, 0, 0] = np.nan
+        return forecasts
+
+    recorded = []
+    result = judge_models(
+        [Spoiled(spoil=spoil), REFERENCE],
+        loaded,
+        record_fold=lambda name, one, _: recorded.append((name, one.id)),
+    )
+    assert [(m.architecture, m.symbol) for m in result.members] == [
+        ("x", "BUSDT"), ("reference", "AUSDT"), ("reference", "BUSDT"),
+    ]  # fmt: skip
+    (failure,) = result.failures
+    assert (failure.model.architecture, failure.series, failure.step) == ("x", A, "evaluate")
+    assert failure.code == "non-finite"
+    assert ("x", A) not in recorded
+    assert recorded.count(("x", B)) == 2
+
+
+def test_an_unexpected_error_is_the_failure_of_one_model_on_one_series(loaded):
+    def spoil(one, forecasts):
+        if one.id == B:
+            raise RuntimeError("out of luck")
+        return forecasts
+
+    result = judge_models([Spoiled(spoil=spoil)], loaded)
+    assert [m.symbol for m in result.members] == ["AUSDT"]
+    assert [(f.series, f.code, f.reason) for f in result.failures] == [(B, "unexpected", "out of luck")]
+
+
+def test_a_fold_too_short_for_an_architecture_is_left_out_and_named(loaded):
+    model = Spoiled(failing={(A, 1): TOO_SHORT, (A, 2): TOO_SHORT, (B, 1): TOO_SHORT})
+    result = judge_models([model], loaded)
+    (member,) = result.members
+    assert (member.symbol, member.metrics["test_n"]) == (
+        "BUSDT",
+        sum(len(o.series.origins("test", 1, H)) for o in loaded if (o.id, o.fold) == (B, 2)),
+    )
+    assert [(f.series, f.step, f.code) for f in result.failures] == [(A, "train", TOO_SHORT)]
+    (sentence,) = result.incomplete
+    assert sentence.startswith("x on BUSDT 1h is judged without fold 1: ")
+
+
+def test_a_model_that_diverged_in_one_fold_is_not_judged_on_the_others(loaded):
+    result = judge_models([Spoiled(failing={(A, 1): "diverged"})], loaded)
+    assert [m.symbol for m in result.members] == ["BUSDT"]
+    assert [(f.series, f.code) for f in result.failures] == [(A, "diverged")]
+    assert result.failures[0].model.seed == 1
+
+
+def test_a_series_without_a_test_origin_is_a_failure(loaded):
+    empty = Forecasts(np.empty(0, np.int64), np.empty((0, H, 19)))
+    recorded = []
+    result = judge_models(
+        [Spoiled(spoil=lambda one, forecasts: empty)], loaded, record_fold=lambda *what: recorded.append(what)
+    )
+    assert (result.members, recorded) == ([], [])
+    assert {(f.series, f.code) for f in result.failures} == {(A, "no-origin"), (B, "no-origin")}
+
+
+def test_forecasts_of_one_series_at_most_are_in_memory(loaded):
+    made, alive = [], []
+
+    def watch(one, forecasts):
+        made.append(weakref.ref(forecasts.quantiles))
+        alive.append(sum(array() is not None for array in made))
+        return forecasts
+
+    assert len(judge_models([Spoiled(spoil=watch)], loaded).members) == 2
+    assert alive == [1, 2, 1, 2]  # two folds of one series, then those of the other
+
+
+def test_json_has_the_documented_keys(result):
+    found = as_json(result)
+    pooled = found["pooled"]["har"]["1h"]
+    for name in (
+        "crps_ratio",
+        "p",
+        "mae_ratio",
+        "directional_accuracy",
+        "coverage_80",
+        "tail_pinball_ratio",
+        "n",
+    ):
+        assert name in pooled
+        assert name in found["members"]["har/AUSDT/1h"]
+    low, high = pooled["interval"]
+    assert low < pooled["crps_ratio"] < high
+
+
+def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
+    one = replace(loaded[2], fold=2)
+    series = one.series
+    origins = series.origins("test", 1, H)[:7]
+    quantiles = baselines.reference(series, series.origins("train", 1, H), origins, H)
+    candle = np.zeros((7, H, 4))
+    candle[..., 1] = quantiles[..., 9].clip(min=0)
+    candle[..., 2] = quantiles[..., 9].clip(max=0)
+    forecasts = Forecasts(origins, quantiles, candle)
+    frame = rows.backtest_rows(one, forecasts, "har")
+    assert frame.height == 7 * H
+    first = frame.row(12, named=True)
+    row = origins[1]
+    assert first["step"] == 3
+    assert first["fold"] == 2
+    assert first["issued_at"] == datetime.fromtimestamp(series.times[row] / 1e6 + 3600, UTC)
+    assert (first["target_time"] - first["issued_at"]).total_seconds() == 3 * 3600
+    assert first["realised_close"] == series.prices[row + 3, 3]
+    assert first["q50"] == pytest.approx(series.prices[row, 3] * np.exp(quantiles[1, 2, 9]))
+    assert first["q50_open"] == first["last_close"] == series.prices[row, 3]
+    path = rows.write_rows(tmp_path, one, forecasts, "har")
+    assert path.relative_to(tmp_path).as_posix() == "model=har/interval=1h/symbol=AUSDT/fold-2.parquet"
+    assert pl.read_parquet(path).equals(frame)
+
+
+def test_rows_of_another_market_lie_apart(loaded, tmp_path):
+    future = SeriesId("um", "AUSDT", "1h")
+    one = replace(loaded[0], record=loaded[0].record.model_copy(update={"series": future}))
+    forecasts = REFERENCE.trained_on(one)(one)
+    spot, um = (rows.write_rows(tmp_path, x, forecasts, "har") for x in (loaded[0], one))
+    assert spot != um
+    assert "um" in um.relative_to(tmp_path).as_posix()
+    assert set(pl.read_parquet(um)["symbol"]) == {"AUSDT"}
+
+
+class Pictures(HTMLParser):
+    """Counts pictures and collects what a page would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.inlined, self.fetched = 0, []
+
+    def handle_starttag(self, tag, attrs):
+        for name, value in attrs:
+            if name in ("src", "href"):
+                if value.startswith("data:image/png;base64,"):
+                    self.inlined += 1
+                else:
+                    self.fetched.append(value)
+
+
+def test_the_report_is_one_file_that_fetches_nothing(result, tmp_path):
+    report.write_report(tmp_path / "r.html", "A <title>", result.pools, result.members, notes=["A & B"])
+    text = (tmp_path / "r.html").read_text()
+    page = Pictures()
+    page.feed(text)
+    assert (page.inlined, page.fetched) == (4, [])
+    assert "A &lt;title&gt;" in text
+    assert "A &amp; B" in text
+    assert "<b>har 1h</b> is better than the random walk" in text
+
+
+def test_the_table_is_ordered_and_round_trips_as_csv(result):
+    board = table.leaderboard_rows(result.pools)
+    assert [r["architecture"] for r in board] == ["har", "reference"]
+    assert set(table.COLUMNS) == set(board[0])
+    lines = table.as_csv(board).splitlines()
+    assert lines[0] == ",".join(table.COLUMNS)
+    assert len(lines) == 3
+    assert "har" in table.as_text(board)
+    assert table.as_text([]) == "no model was judged"
+    assert len(table.member_rows(result.members)) == 4
+
+
+def is_png(path):
+    return path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_are_drawn_for_long_and_empty_input(loaded, tmp_path):
+    one = loaded[-1].series
+    origins = one.origins("test", 1, H)
+    quantiles = baselines.reference(one, one.origins("train", 1, H), origins, H)
+    pictures.forecast_png(tmp_path / "f.png", one, SimpleNamespace(origins=origins, quantiles=quantiles))
+    early = SimpleNamespace(origins=np.array([5]), quantiles=quantiles[:1])
+    pictures.forecast_png(tmp_path / "e.png", one, early)
+    pictures.loss_png(tmp_path / "l.png", [{"train_loss": 1.0, "val_loss": 1.1}, {"train_loss": 0.9}])
+    pictures.loss_png(tmp_path / "n.png", [])
+    assert all(is_png(p) for p in tmp_path.iterdir())
+    blank = pictures.heat_figure(["A"], ["x"], np.full((1, 1), np.nan))
+    assert pictures.png(blank).startswith(b"\x89PNG")
+
+
+def test_the_loss_of_a_single_epoch_is_a_dot_one_can_see():
+    shown = [
+        line.get_marker()
+        for line in pictures.loss_figure([{"train_loss": 1.0, "val_loss": 1.1}]).axes[0].lines
+    ]
+    assert shown == ["o", "o"]
+    two = pictures.loss_figure([{"train_loss": 1.0, "val_loss": 1.1}] * 2)
+    assert two.axes[0].lines[0].get_marker() == "None"

@@ -1,0 +1,42 @@
+"""What a backtest refuses before any work, with one sentence wherever it is asked from."""
+
+import pytest
+
+from schemas.errors import UsageError
+from schemas.run import BASELINES, BacktestSpec
+from tasks.backtesting import models
+from tasks.backtesting.backtest import check_backtest
+
+
+def test_baselines_are_the_known_ones_each_once():
+    assert tuple(models.BASELINES) == BASELINES
+    assert BacktestSpec(preset="smoke", baselines="garch-t, garch-t").baseline_names == ("garch-t",)
+    assert BacktestSpec(preset="smoke", baselines="").baseline_names == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code", "field"),
+    [
+        ({"baselines": "magic,robust-har"}, "baselines", "baselines"),
+        ({"architectures": "har,classifier-gru"}, "classifier", "architectures"),
+        ({"warm_start": "champion"}, "warm-start", "warm_start"),
+        ({"repo": "alice/models"}, "repo", "repo"),
+        ({"folds": 0}, "greater-than-equal", "folds"),
+    ],
+)
+def test_what_cannot_be_backtested_is_refused(wrong, code, field):
+    with pytest.raises(UsageError) as refused:
+        BacktestSpec(preset="smoke", **wrong)
+    assert (refused.value.code, refused.value.field) == (code, field)
+
+
+def test_a_baseline_of_the_same_name_as_an_architecture_is_not_judged_twice():
+    named = models.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
+    assert [one.name for one in named] == ["random-walk"]
+
+
+@pytest.mark.parametrize("option", ["out", "report"])
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, option):
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="cannot write"):
+        check_backtest(BacktestSpec(preset="smoke", **{option: str(tmp_path / "file")}))

@@ -1,0 +1,113 @@
+"""Fleets of a backtest: what is planned for the trainer, and how its forecasts are read back."""
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from known_markets import A, B
+
+import cpbmodels
+from schemas.handover import Failure, FleetResult, TrainedMember
+from schemas.identity import SeriesId
+from schemas.run import BacktestSpec
+from tasks.backtesting.backtest import plan_backtest
+from tasks.backtesting.fleets import TrainedFleet, plan_fleet
+from tasks.training.fleet_files import fleet_folder
+from tasks.training.planning import job_key
+
+
+@pytest.fixture
+def spec(home, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(home))
+    return BacktestSpec(
+        coins="AUSDT,BUSDT", preset="smoke", architectures="har,har-universal", folds=2, seed=7
+    )
+
+
+def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, records, folds):
+    plan = plan_backtest(spec, records)
+    assert [job.architecture for job in plan.jobs] == ["har", "har-universal"]
+    for job in plan.jobs:
+        assert [m.name for m in job.members] == [
+            "AUSDT-1h-fold-1", "BUSDT-1h-fold-1", "AUSDT-1h-fold-2", "BUSDT-1h-fold-2",
+        ]  # fmt: skip
+        for member, one in zip(job.members, folds.loaded, strict=True):
+            assert (member.bounds, member.fold) == (one.bounds, one.fold)
+            text = f"7/{job.architecture}/{one.id.symbol}/1h/{one.fold - 1}"
+            assert member.model.seed == zlib.crc32(text.encode())
+
+
+def test_without_refit_only_the_first_folds_are_trained(spec, records):
+    plan = plan_backtest(spec.model_copy(update={"refit": False}), records)
+    assert [m.name for m in plan.jobs[0].members] == ["AUSDT-1h-fold-1", "BUSDT-1h-fold-1"]
+    assert len(plan.folds) == 4
+
+
+def test_the_market_is_part_of_a_members_seed_and_name(spec, folds):
+    one = folds.loaded[0]
+    future = replace(one, record=one.record.model_copy(update={"series": SeriesId("um", "AUSDT", "1h")}))
+    (member,) = plan_fleet(spec, "har", [future]).members
+    assert member.model.seed == zlib.crc32(b"7/har/um-AUSDT/1h/0")
+    assert member.name == "um-AUSDT-1h-fold-1"
+
+
+@pytest.fixture(scope="module")
+def model(folds):
+    (member,) = cpbmodels.train_fleet([folds.loaded[0].series], "har", "smoke", seeds=[1], device="cpu")
+    return member
+
+
+@pytest.fixture
+def fleet(spec, folds, model, tmp_path):
+    """A fleet of A's and B's first folds: A was trained, B was not."""
+    job = plan_fleet(spec, "har", folds.loaded[:2])
+    trained, failed = job.members
+    folder = fleet_folder(tmp_path, job) / "members" / trained.name
+    files = model.save(folder / "model")
+    series = folds.loaded[0].series
+    origins = series.origins("test", model.context, model.horizon)
+    found = cpbmodels.predict([model], [series], [origins])[0]
+    arrays = {"quantiles": found.quantiles.astype(np.float32), "candle": found.candle.astype(np.float32)}
+    np.savez(folder / "test.npz", origins=origins, **arrays)
+    assert files.exists()
+    member = TrainedMember(
+        model=trained.model,
+        name=trained.name,
+        files={},
+        history=({"train_loss": 1.0, "val_loss": 1.1},),
+        report={},
+    )
+    failure = Failure.of(failed.model, "train", "diverged")
+    return TrainedFleet(
+        job,
+        FleetResult(key=job_key(job), architecture="har", members=(member,), failures=(failure,)),
+        tmp_path,
+    )
+
+
+def test_the_trainers_own_forecasts_are_read(fleet, folds, model, tmp_path):
+    one = folds.loaded[0]
+    forecasts = fleet.trained_on(one)(one)
+    expected = cpbmodels.predict([model], [one.series], [forecasts.origins])[0]
+    np.testing.assert_array_equal(forecasts.quantiles, expected.quantiles.astype(np.float32))
+    np.testing.assert_array_equal(forecasts.candle, expected.candle.astype(np.float32))
+    assert forecasts.quantiles.dtype == np.float64
+
+
+def test_a_later_fold_is_forecast_by_the_saved_model(fleet, folds, model):
+    first, _, later, _ = folds.loaded
+    assert later.id == first.id
+    forecasts = fleet.trained_on(first)(later)
+    origins = later.series.origins("test", model.context, model.horizon)
+    np.testing.assert_array_equal(forecasts.origins, origins)
+    expected = cpbmodels.predict([model], [later.series], [origins])[0]
+    np.testing.assert_allclose(forecasts.quantiles, expected.quantiles, rtol=1e-6)
+
+
+def test_the_trainers_failures_belong_to_their_own_series_and_fold(fleet, folds):
+    assert fleet.training_failure(folds.loaded[0]) is None
+    failure = fleet.training_failure(folds.loaded[1])
+    assert (failure.series, failure.reason) == (B, "diverged")
+    assert fleet.identity(folds.loaded[0]).series == A
+    assert fleet.loss_history[0] == "har AUSDT 1h"

@@ -1,0 +1,178 @@
+"""The look-ahead test: silent on what is causal, loud on what is not."""
+
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from known_markets import A, H, bounds_of, busy_hours
+
+import cpbmodels
+from tasks.backtesting.audit import first_cut, training_inputs, trial_finding
+from tasks.backtesting.lookahead import (
+    LEAK,
+    check_lookahead,
+    explain,
+    feature_columns,
+    pipeline,
+    stale_columns,
+    with_shuffled_candles,
+    with_shuffled_features,
+)
+from tasks.judging import baselines
+from tasks.judging.robust_har import robust_har
+from tasks.judging.scores import crps
+from tasks.signals.columns import feature_frame
+from tasks.signals.store import series_of
+
+ROWS = 3600
+
+
+@pytest.fixture(scope="module")
+def klines():
+    return busy_hours(ROWS)
+
+
+def test_the_feature_columns_are_causal(klines):
+    assert check_lookahead(feature_columns("1h"), klines, cuts=6) == []
+
+
+def leaky(column):
+    """Return the feature computation with one more column that peeks."""
+    compute = feature_columns("1h")
+    return lambda k: {**compute(k), "peek": k.select(column).to_series().to_numpy().astype(float)}
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pl.col("close").shift(-1),
+        pl.col("close") - pl.col("close").mean(),
+        pl.col("close").rolling_mean(5, center=True),
+        pl.col("close").rank() / pl.len(),
+        pl.col("volume").fill_null(strategy="backward").reverse().cum_max().reverse(),
+    ],
+    ids=["next candle", "mean of all", "centred window", "rank", "backward"],
+)
+def test_a_leaky_column_is_named(klines, column):
+    leaks = check_lookahead(leaky(column), klines)
+    assert [leak.column for leak in leaks] == ["peek"]
+    assert "LOOK-AHEAD: peek: row" in explain(leaks)
+
+
+def test_the_whole_chain_is_causal(klines):
+    bounds = bounds_of(ROWS)
+    chain = pipeline(A, bounds, {"reference": baselines.ewma_walk, "har": robust_har})
+    assert check_lookahead(chain, klines, cuts=3, first=ROWS - 900) == []
+
+
+def test_a_baseline_that_peeks_is_named(klines):
+    class Peek:
+        def quantiles(self, series, origins):
+            following = np.minimum(origins + 1, len(series.prices) - 1)
+            known = baselines.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
+            return known + np.log(series.prices[following, 3] / series.prices[origins, 3])[:, None, None]
+
+    chain = pipeline(A, bounds_of(ROWS), {"peek": lambda *_: Peek(), "reference": baselines.ewma_walk})
+    leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
+    assert [leak.column for leak in leaks] == ["baseline peek"]
+
+
+def ratio(series):
+    """CRPS ratio of the robust HAR learnt from `series` on the true test span."""
+    train, test = (series.origins(s, 1, H) for s in ("train", "test"))
+    truth = baselines.realised(series, test, H)
+    known = baselines.reference(series, train, test, H)
+    return (
+        crps(robust_har(series, train, H).quantiles(series, test), truth).mean() / crps(known, truth).mean()
+    )
+
+
+def test_shuffled_targets_show_no_skill():
+    series = series_of(feature_frame(busy_hours(6000), "1h"), A, bounds_of())
+    assert ratio(series) < 0.97
+    nothing = with_shuffled_features(series)
+    assert ratio(nothing) >= 0.99
+    first, last = series.spans["test"]
+    np.testing.assert_array_equal(nothing.features[first:last], series.features[first:last])
+    np.testing.assert_array_equal(nothing.prices, series.prices)
+    assert with_shuffled_features(replace(series), seed=1).features[300, 8] != nothing.features[300, 8]
+
+
+def test_the_forecasts_of_a_trained_model_are_causal(klines):
+    bounds = bounds_of(ROWS)
+    series = series_of(feature_frame(klines, "1h"), A, bounds)
+    member = cpbmodels.train_fleet([series], architecture="har", preset="smoke", seeds=[1], device="cpu")[0]
+
+    def forecast(asked, origins):
+        return cpbmodels.predict([member], [asked], [origins])[0].quantiles
+
+    chain = pipeline(A, bounds, {}, {"har": forecast})
+    assert check_lookahead(chain, klines, cuts=2, first=ROWS - 900, tolerance=1e-4) == []
+
+
+def test_what_models_learn_from_is_causal_and_named_where_it_is_not(klines):
+    """Windows and scaling of the real trainer pass; a scaling over all rows, test span included, does not."""
+    bounds = bounds_of(ROWS)
+    series = series_of(feature_frame(klines, "1h"), A, bounds)
+    member = cpbmodels.train_fleet([series], architecture="robust-har", preset="smoke", device="cpu")[0]
+
+    def everything(asked):
+        spread = np.nanstd(asked.columns(("log_sigma",)))
+        return np.full((len(asked), 1), spread)
+
+    chain = pipeline(A, bounds, {}, training_inputs={"causal": training_inputs(member), "leaky": everything})
+    leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
+    assert [leak.column for leak in leaks] == ["training of leaky"]
+
+
+def test_candles_in_another_order_teach_a_model_of_returns_nothing():
+    series = series_of(feature_frame(busy_hours(4000), "1h"), A, bounds_of(4000))
+    nonsense = with_shuffled_candles(series)
+    (first, last), (begin, end) = series.spans["train"], series.spans["test"]
+    close = series.names.index("r_close")
+    own, other = (np.diff(np.log(s.prices[first + 1 : last, 3])) for s in (series, nonsense))
+    assert abs(np.corrcoef(own, other)[0, 1]) < 0.1
+    np.testing.assert_allclose(
+        np.sort(nonsense.features[first + 1 : last, close]),
+        np.sort(series.features[first + 1 : last, close]),
+        atol=1e-9,
+    )
+    np.testing.assert_allclose(
+        nonsense.features[begin:end, close], series.features[begin:end, close], atol=1e-9
+    )
+    opened, high, low, closed = nonsense.prices.T
+    assert (high >= np.maximum(opened, closed) * (1 - 1e-12)).all()
+    assert (low <= np.minimum(opened, closed) * (1 + 1e-12)).all()
+
+    (learnt,) = cpbmodels.train_fleet([nonsense], architecture="gru", preset="smoke", device="cpu")
+    test = series.origins("test", learnt.context, H)
+    truth = baselines.realised(series, test, H)
+    known = baselines.reference(series, series.origins("train", 1, H), test, H)
+    found = cpbmodels.predict([learnt], [series], [test])[0].quantiles
+    assert crps(found, truth).mean() / crps(known, truth).mean() >= 0.99
+
+
+def test_stored_columns_that_are_not_their_klines_are_named(klines):
+    again = series_of(feature_frame(klines, "1h"), A, bounds_of(ROWS))
+    assert stale_columns(again, again) == []
+
+    shifted = again.features.copy()
+    column = again.names.index("log_range_mean_1")
+    shifted[:-1, column] = shifted[1:, column]
+    assert stale_columns(replace(again, features=shifted), again) == ["log_range_mean_1"]
+    assert stale_columns(replace(again, volatility=again.volatility * 2), again) == ["volatility"]
+
+
+def test_skill_from_shuffled_inputs_is_excused_only_on_few_forecasts():
+    assert LEAK not in trial_finding(0.998, 119, "better than the random walk")
+    assert LEAK in trial_finding(0.95, 119, "better than the random walk")
+    assert LEAK not in trial_finding(0.95, 119, "no different from the random walk")
+    assert LEAK in trial_finding(0.989, 2870, "no different from the random walk")
+
+
+def test_the_first_cut_lies_in_the_test_span_however_short_it_is(klines):
+    whole = series_of(feature_frame(klines, "1h"), A, bounds_of(ROWS))
+    for test in (60, 200, 900):
+        start = ROWS - test
+        assert start < first_cut(replace(whole, spans={"test": (start, ROWS)})) <= start + min(200, test / 3)

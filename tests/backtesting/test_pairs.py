@@ -1,0 +1,41 @@
+"""Pairs of models: Diebold-Mariano on common rows, corrected over the pairs."""
+
+from dataclasses import replace
+
+import pytest
+from known_markets import judged, market
+from statsmodels.stats.multitest import multipletests
+
+from tasks.backtesting.pairs import all_pairs
+from tasks.judging import pool
+
+
+def test_every_pair_of_a_timeframe_is_compared_once():
+    series = [market(seed=i, symbol=f"C{i}USDT") for i in range(2)]
+    spreads = {"good": 1.0, "wide": 2.0, "same": 1.0}
+    members = [judged(one, spread, architecture=name) for name, spread in spreads.items() for one in series]
+    found = {(pair.first, pair.second): pair for pair in all_pairs(members)}
+    assert set(found) == {("good", "wide"), ("good", "same"), ("wide", "same")}
+    pair = found["good", "wide"]
+    own = {name: [m for m in members if m.architecture == name] for name in spreads}
+    raw = {names: pool.compare(own[names[0]], own[names[1]]) for names in found}
+    assert (pair.ratio, pair.n) == (raw["good", "wide"][0], raw["good", "wide"][2])
+    _, corrected, *_ = multipletests([raw[names][1] for names in found], method="holm")
+    assert [one.p for one in found.values()] == pytest.approx(corrected, rel=1e-9)
+    assert pair.verdict.startswith("good 1h is better than wide (CRPS ratio ")
+    assert "wide 1h is worse than same" in found["wide", "same"].verdict
+    assert found["good", "same"].verdict.startswith(
+        "good 1h is no different from same (CRPS ratio 1.0000, p=1.000"
+    )
+
+
+def test_models_without_a_common_coin_make_no_pair():
+    members = [judged(market(symbol="A"), architecture="x"), judged(market(symbol="B"), architecture="y")]
+    assert all_pairs(members) == []
+    assert all_pairs([]) == []
+
+
+def test_a_market_that_never_moves_is_a_draw():
+    still = [judged(market(), architecture=name) for name in ("a", "b")]
+    still = [replace(m, losses={name: 0 * loss for name, loss in m.losses.items()}) for m in still]
+    assert [(pair.ratio, pair.p) for pair in all_pairs(still)] == [(1.0, 1.0)]

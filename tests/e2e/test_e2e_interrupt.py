@@ -1,0 +1,110 @@
+"""Ctrl-C in a real terminal: every long command ends within 3 seconds, with 130 and a way to go on; no trainer left."""
+
+import sys
+import time
+
+import psutil
+import pytest
+from terminal import Terminal
+
+from tasks.market.mirror import FolderMirror, serve
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+SIM = "--source sim --coins BTC --timeframes 1h --since 2024-12 --as-of 2025-06-06 --preset default --seeds 1"
+LONG = {
+    "train": "train BTCUSDT 1h --arch lstm --preset smoke --max-epochs 100000 --patience 100000 --source sim "
+    "--since 2024-12 --as-of 2025-06-06",
+    "train-all": f"train-all {SIM} --architectures lstm,gru,transformer",
+    "backtest": f"backtest {SIM} --architectures lstm --folds 1",
+}
+"""Command lines whose training takes minutes, and whose epochs take seconds."""
+
+
+@pytest.fixture
+def terminal(cpb):
+    """Start `cpb` with these arguments in a pseudo-terminal."""
+    started = []
+
+    def start(*arguments):
+        command = [sys.executable, "-m", "flows.cli", *map(str, arguments)]
+        started.append(Terminal(command, cwd=cpb.folder, env=cpb.env))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.close()
+    for trainer in trainers_in(cpb.folder):
+        trainer.kill()
+
+
+def trainers_in(folder):
+    """The running trainers whose fleet lies in `folder`."""
+    found = []
+    for one in psutil.process_iter(["cmdline", "status"]):
+        command = one.info["cmdline"] or []
+        if one.info["status"] != "zombie" and "tasks.training.worker" in command:
+            found += [one] if command[-1].startswith(str(folder)) else []
+    return found
+
+
+def check_end(terminal, seconds):
+    assert terminal.process.returncode == 130, terminal.screen
+    assert "run the same command again to go on" in terminal.screen
+    assert "Traceback" not in terminal.screen
+    assert seconds < 3
+
+
+@pytest.mark.parametrize("command", LONG)
+def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
+    shown = terminal(*LONG[command].split())
+    shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/progress.json")), 240)
+    assert trainers_in(tmp_path)
+    check_end(shown, shown.press_ctrl_c())
+    assert not trainers_in(tmp_path)
+
+
+def test_ctrl_c_while_the_trainer_still_imports(cpb, tmp_path, terminal):
+    shown = terminal(*LONG["train-all"].split())
+    shown.read_until(lambda: trainers_in(tmp_path), 240)
+    check_end(shown, shown.press_ctrl_c())
+    assert not trainers_in(tmp_path)
+
+
+def test_ctrl_c_leaves_the_last_checkpoint_and_the_same_command_goes_on(cpb, tmp_path, terminal):
+    shown = terminal(*LONG["train-all"].split())
+
+    def checkpoints():
+        return list((tmp_path / "data").rglob("fleets/*/checkpoints/**/epoch-*.safetensors"))
+
+    shown.read_until(checkpoints, 240)
+    shown.press_ctrl_c()
+    left = checkpoints()
+    assert left
+    again = terminal(*LONG["train-all"].split())
+    again.read_until(lambda: trainers_in(tmp_path), 240)
+    assert all(file.exists() for file in left)
+    again.press_ctrl_c()
+
+
+def test_ctrl_c_ends_an_ingestion_whose_source_does_not_answer(cpb, tmp_path, terminal):
+    (tmp_path / "mirror").mkdir()
+    asked = []
+
+    def never_answer(_handler, path, _query):
+        asked.append(path)
+        time.sleep(20)
+        return 404, {}, b""
+
+    with serve(FolderMirror(tmp_path / "mirror"), never_answer) as url:
+        shown = terminal("ingest", "--source", url, "--coins", "BTC,ETH", "--timeframes", "1h")
+        shown.read_until(lambda: asked, 60)
+        time.sleep(0.5)
+        check_end(shown, shown.press_ctrl_c())
+
+
+def test_ctrl_c_ends_an_ingestion_that_is_at_work(cpb, tmp_path, terminal):
+    shown = terminal("ingest", "--source", "sim", "--coins", "all", "--timeframes", "15m,1h")
+    shown.read_until(lambda: list((tmp_path / "data").rglob("klines/**/*.parquet")), 60)
+    check_end(shown, shown.press_ctrl_c())
+    assert not list((tmp_path / "data").rglob("*.tmp"))

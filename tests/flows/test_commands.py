@@ -1,0 +1,127 @@
+"""What commands hand to the functions that do the work."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from flows import cli
+from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+
+
+@pytest.fixture
+def cpb(monkeypatch, capsys, tmp_path):
+    """Run a command in this process; give its exit code and the last line of stdout as JSON."""
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["cpb", *words, "--json"])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+    return run
+
+
+def test_serve_hands_the_allowed_hosts_to_the_app(cpb, monkeypatch):
+    monkeypatch.delenv("CPB_ALLOWED_HOSTS", raising=False)
+    seen = []
+    monkeypatch.setattr(
+        "uvicorn.run", lambda app, **options: seen.append(os.environ.get("CPB_ALLOWED_HOSTS"))
+    )
+    monkeypatch.setattr("tasks.tracking.ui.check_port", lambda host, port: None)
+    cpb("serve")
+    cpb("serve", "--allowed-hosts", "box.local,10.0.0.5")
+    assert seen == [None, "box.local,10.0.0.5"]
+    monkeypatch.delenv("CPB_ALLOWED_HOSTS")
+
+
+@pytest.mark.parametrize(
+    ("words", "market", "repo"),
+    [
+        ([], "spot", None),
+        (["--repo", "alice/models", "--market", "um"], "um", "alice/models"),
+        (["--repo", "alice/models", "--dry-run"], "spot", None),
+    ],
+)
+def test_publish_takes_one_market(cpb, monkeypatch, tmp_path, words, market, repo):
+    seen = []
+    monkeypatch.setattr("tasks.publish.publish", lambda *given: seen.append(given) or "there")
+    code, told = cpb("publish", *words)
+    assert (code, seen) == (0, [(tmp_path, market, repo)])
+    assert (told["published"], told["dry_run"], told["exit"]) == ("there", repo is None, 0)
+
+
+def test_forecast_takes_the_scope(cpb, monkeypatch):
+    seen = []
+
+    def run_forecast(spec, steps, say):
+        seen.append(spec)
+        return {"exit": 3}
+
+    monkeypatch.setattr("flows.forecast.run_forecast", run_forecast)
+    code, _ = cpb("forecast", "--coins", "BTC", "--market", "um", "--as-of", "2024-01-02T03:04:05", "--tail")
+    assert code == 3
+    assert seen == [ScopeSpec(coins="BTC", market="um", as_of="2024-01-02T03:04:05", tail=True)]
+
+
+@pytest.mark.parametrize(
+    ("words", "spec"),
+    [
+        (["demo"], RunSpec(coins="BTC,ETH", preset="smoke", source="sim")),
+        (["train-all", "--preset", "smoke", "--dtype", "float64", "--set", "epochs=5"],
+         RunSpec(preset="smoke", dtype="float64", overrides={"epochs": 5})),
+    ],
+)  # fmt: skip
+def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monkeypatch, words, spec):
+    from flows.summary import Summary
+
+    seen = []
+
+    def run_train_all(spec, steps, say, *, on_progress):
+        seen.append(spec)
+        return Summary(run_id="r1")
+
+    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: words == ["demo"])  # which never asks
+    monkeypatch.setattr("flows.train_all.run_train_all", run_train_all)
+    code, told = cpb(*words)
+    assert (code, told["run_id"], seen) == (0, "r1", [spec])
+
+
+def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
+    seen = []
+
+    def run_backtest(spec, steps, say, *, on_progress):
+        seen.append(("directly", spec))
+        return {"exit": 0}
+
+    def in_prefect(spec):
+        seen.append(("on the server", spec))
+        return {"exit": 3}
+
+    monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
+    monkeypatch.setattr("flows.backtest.in_prefect", in_prefect)
+    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: bool(seen))
+    assert [cpb("backtest", "--sliding", "--folds", "2")[0] for _ in range(2)] == [0, 3]
+    spec = BacktestSpec(expanding=False, folds=2)
+    assert seen == [("directly", spec), ("on the server", spec)]
+
+
+def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch):
+    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: True)
+    seen = []
+    monkeypatch.setattr(
+        "flows.train_all.in_prefect", lambda spec: seen.append(spec) or {"run_id": "r2", "exit": 3}
+    )
+    code, told = cpb("train-all", "--preset", "smoke", "--train-timeout-s", "60")
+    assert (code, told["run_id"]) == (3, "r2")
+    assert seen == [RunSpec(preset="smoke", train_timeout_s=60)]
+
+
+def test_all_usdt_is_for_ingest_alone_and_names_no_symbol_before_the_source_is_asked():
+    spec = IngestSpec(coins="all-usdt", timeframes="1mo")
+    assert spec.every_pair
+    assert spec.scope.symbols == ()
+    assert not IngestSpec(coins="all").every_pair
+    assert len(IngestSpec(coins="all").scope.symbols) == 20

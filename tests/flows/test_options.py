@@ -1,0 +1,141 @@
+"""Options of a command follow from its specification; the command gets the specification they make."""
+
+import pytest
+import typer
+from test_parameters import BACKTEST, CASES
+from typer.testing import CliRunner
+
+from flows.cli import _app
+from flows.cli.options import ModelOption, Shown, parse_value, takes
+from flows.cli.train import MODEL_OPTIONS
+from schemas.errors import UsageError
+from schemas.run import BacktestSpec, RunSpec, ScopeSpec
+
+
+def command_of(spec, **options):
+    """Return what calls a command of `spec` with words, and gives the spec that arrives."""
+    seen = []
+    app = typer.Typer()
+    app.command()(takes(spec, **options)(lambda spec: seen.append(spec)))
+
+    def call(*words):
+        done = CliRunner().invoke(app, list(words))
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        assert done.exit_code == 0, done.output
+        return seen.pop()
+
+    return call
+
+
+def typed(values):
+    for name, value in values.items():
+        dashed = name.replace("_", "-")
+        if name == "overrides":
+            for key, one in value.items():
+                yield from ("--set", f"{key}={one}")
+        elif isinstance(value, bool):
+            yield f"--{dashed}" if value else f"--no-{dashed}"
+        else:
+            yield from (f"--{dashed}", str(value))
+
+
+@pytest.mark.parametrize(("spec", "values", "cannot"), CASES)
+def test_every_field_can_be_typed_and_arrives(spec, values, cannot):
+    call = command_of(spec)
+    assert call(*typed(values)) == spec(**values)
+    assert call() == spec()
+
+
+def test_a_command_can_show_a_field_differently_or_not_at_all():
+    call = command_of(
+        BacktestSpec,
+        without=("tail",),
+        shown={
+            "expanding": Shown(names=("--expanding/--sliding",)),
+            "coins": Shown(names=("--coins", "--symbols")),
+        },
+    )
+    assert not call("--sliding").expanding
+    assert call("--symbols", "ETH").coins == "ETH"
+    with pytest.raises(AssertionError, match="No such option"):
+        call("--tail")
+    assert command_of(RunSpec, only=("market",))("--market", "um") == RunSpec(market="um")
+
+
+def test_a_field_can_be_given_by_position_and_has_then_no_default():
+    call = command_of(ScopeSpec, shown={"coins": Shown(argument=True, metavar="COIN")})
+    assert call("ETH").coins == "ETH"
+    with pytest.raises(AssertionError, match="Missing argument 'COIN'"):
+        call()
+
+
+def test_help_says_what_the_specification_says():
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(takes(BacktestSpec)(lambda spec: None))
+    shown = "".join(CliRunner().invoke(app, ["--help"]).stdout.split())  # lines are broken at any width
+    for name, field in BacktestSpec.model_fields.items():
+        if name != "overrides":
+            assert f"--{name.replace('_', '-')}" in shown
+            assert "".join(field.description.split()) in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        ("0.1", 0.1),
+        ("true", True),
+        ("[1, 2]", [1, 2]),
+        ("quantile", "quantile"),
+        ("", ""),
+        ('"5"', "5"),
+    ],
+)
+def test_values_are_json_or_plain_text(text, value):
+    assert parse_value(text) == value
+    assert type(parse_value(text)) is type(value)
+
+
+@pytest.mark.parametrize("text", ["epochs", "=5", " =5"])
+def test_a_setting_without_a_name_or_a_value_is_named(text):
+    with pytest.raises(UsageError, match="NAME=VALUE") as error:
+        command_of(RunSpec)("--set", text)
+    assert (error.value.code, error.value.field) == ("overrides", "overrides")
+
+
+def test_a_settings_name_may_have_dashes_and_its_value_anything():
+    call = command_of(RunSpec)
+    words = ["--architectures", "gru", "--set", "batch-size=64", "--set", "calendar=a=b"]
+    assert call(*words).overrides == {"batch_size": 64, "calendar": "a=b"}
+
+
+def test_model_options_become_overrides_by_the_presets_names():
+    call = command_of(RunSpec, model_options=MODEL_OPTIONS)
+    words = ["--architectures", "gru", "--max-epochs", "3", "--learning-rate", "0.01", "--no-mixed-precision"]
+    assert call(*words).overrides == {"epochs": 3, "lr": 0.01, "mixed_precision": False}
+    assert call().overrides == {}
+    with pytest.raises(UsageError, match="batch_size must be a whole number"):
+        call("--batch-size", "many")
+
+
+def test_every_model_option_names_a_field_of_the_preset():
+    from dataclasses import fields
+
+    from cpbmodels import Preset
+
+    assert {option.field for option in MODEL_OPTIONS.values()} <= {field.name for field in fields(Preset)}
+    assert all(isinstance(option, ModelOption) and option.help for option in MODEL_OPTIONS.values())
+
+
+def test_the_commands_leave_out_only_what_they_cannot_use():
+    commands = typer.main.get_command(_app()).commands
+    for name, spec, hidden in [
+        ("ingest", ScopeSpec, set()),
+        ("forecast", ScopeSpec, set()),
+        ("train-all", RunSpec, set()),
+        ("train", RunSpec, {"repo", "tail", "overrides"}),
+        ("backtest", BacktestSpec, {"repo", "tail", "warm_start"}),
+    ]:
+        assert set(spec.model_fields) - {p.name for p in commands[name].params} == hidden, name
+    assert BACKTEST.keys() - {p.name for p in commands["backtest"].params} == {"tail"}

@@ -1,0 +1,181 @@
+"""A flow's parameters are its specification's fields: Prefect's form shows them, and nothing is lost on the way."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from prefect import flow
+from prefect.flows import load_flow_from_entrypoint
+from prefect.utilities.callables import parameter_schema
+
+from flows.parameters import takes
+from schemas.errors import UsageError
+from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+
+SCOPE = {
+    "coins": "BTC,ETH", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
+    "as_of": "2024-01-02T03:04:05", "tail": True,
+}  # fmt: skip
+RUN = SCOPE | {
+    "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",
+    "dtype": "float64", "seed": 7, "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
+    "train_timeout_s": 12.5, "repo": "alice/models",
+}  # fmt: skip
+BACKTEST = {name: value for name, value in RUN.items() if name not in ("warm_start", "repo")} | {
+    "folds": 2, "refit": False, "expanding": False, "baselines": "garch-t", "check_lookahead": True,
+    "out": "out", "report": "report",
+}  # fmt: skip
+CASES = [
+    (ScopeSpec, SCOPE, set()),
+    (IngestSpec, SCOPE, set()),
+    (RunSpec, RUN, set()),
+    (BacktestSpec, BACKTEST, {"warm_start", "repo"}),
+]
+
+
+@pytest.mark.parametrize(("spec", "values", "cannot"), CASES)
+def test_every_field_survives_the_way_through_a_flow(spec, values, cannot):
+    given = spec(**values)
+    defaults = {n: f.get_default(call_default_factory=True) for n, f in spec.model_fields.items()}
+    same = {n for n, default in defaults.items() if getattr(given, n) == default}
+    assert same == cannot, "each field needs another value than its default, or its loss would not be seen"
+    assert takes(spec)(lambda spec: spec)(**given.model_dump()) == given
+    assert takes(spec)(lambda spec: spec)(**json.loads(given.model_dump_json())) == given
+    assert takes(spec)(lambda spec: spec)() == spec()
+
+
+def test_two_calls_share_no_default():
+    made = takes(RunSpec)(lambda spec: spec)
+    made().overrides["epochs"] = 5
+    assert made().overrides == {}
+
+
+@pytest.mark.parametrize(("spec", "values", "cannot"), CASES)
+def test_prefects_form_has_types_choices_ranges_and_descriptions(spec, values, cannot):
+    @flow(name="described", validate_parameters=False)
+    @takes(spec)
+    def described(spec):
+        """Do it.
+
+        Nothing else.
+        """
+
+    form = described.parameters.properties
+    assert {n: p["description"] for n, p in form.items()} == {
+        n: f.description for n, f in spec.model_fields.items()
+    }
+    assert list(form) == sorted(form, key=lambda name: form[name]["position"]) == list(spec.model_fields)
+    assert described.parameters.required == []
+    assert form["market"]["enum"] == ["spot", "um", "cm", "sim"]
+    assert form["tail"]["type"] == "boolean"
+    if spec in (RunSpec, BacktestSpec):
+        assert form["profile"]["enum"] == ["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"]
+        assert "seed-gru" in form["preset"]["enum"]
+        assert (form["seed"]["type"], form["seed"]["minimum"]) == ("integer", 0)
+        assert form["overrides"]["type"] == "object"
+        assert form["overrides"]["default"] == {}
+    assert described.description.startswith("Do it.\n\nNothing else.")
+    assert (
+        parameter_schema(described) == described.parameters
+    )  # `prefect deploy` asks the flow, not its function
+
+
+PROJECT = '''
+"""A flow as `flows/train_all.py` declares one."""
+import json
+from pathlib import Path
+
+from prefect import flow
+from prefect.states import Completed, State
+
+from flows.parameters import takes
+from flows.runner import plain_failures
+from schemas.run import RunSpec
+
+
+@flow(name="echo", validate_parameters=False)
+@plain_failures
+@takes(RunSpec)
+def echo(spec: RunSpec) -> State:
+    """Write down what arrived."""
+    (Path(__file__).parent / "seen.json").write_text(spec.model_dump_json())
+    return Completed(data=spec.model_dump())
+'''
+
+
+@pytest.fixture
+def project(tmp_path):
+    (tmp_path / "project.py").write_text(PROJECT)
+    return tmp_path
+
+
+def test_the_flow_loads_from_its_entrypoint_with_all_parameters(project):
+    loaded = load_flow_from_entrypoint(f"{project}/project.py:echo")
+    assert list(loaded.parameters.properties) == list(RunSpec.model_fields)
+    assert not loaded.should_validate_parameters
+
+
+@pytest.mark.slow
+def test_a_deployments_run_on_a_real_server_gets_its_parameters(project, monkeypatch):
+    from prefect.client.orchestration import get_client
+    from prefect.settings import PREFECT_API_URL
+    from prefect.testing.utilities import prefect_test_harness
+
+    monkeypatch.setenv("PREFECT_HOME", str(project / "prefect"))
+    root = Path(__file__).resolve().parents[2]
+    with prefect_test_harness(120):
+        env = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value(), "PYTHONPATH": str(root)}
+
+        def prefect(*arguments):
+            command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+            return subprocess.run(
+                command, cwd=project, env=env, capture_output=True, text=True, timeout=120, check=False
+            )
+
+        assert prefect("work-pool", "create", "pool", "--type", "process").returncode == 0
+        deployed = prefect("deploy", "project.py:echo", "--name", "echo", "--pool", "pool")
+        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+
+        asked = (
+            "coins=BTC",
+            "preset=smoke",
+            'overrides={"epochs": 5}',
+            "as_of=2024-01-02T03:04:05",
+            "seeds=2",
+        )
+        started = prefect("deployment", "run", "echo/echo", *(w for one in asked for w in ("-p", one)))
+        assert started.returncode == 0, started.stdout + started.stderr
+        with get_client(sync_client=True) as client:
+            (run,) = client.read_flow_runs()
+            done = prefect("flow-run", "execute", str(run.id))
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert client.read_flow_run(run.id).state.type.value == "COMPLETED"
+        wanted = RunSpec(
+            coins="BTC", preset="smoke", overrides={"epochs": 5}, as_of="2024-01-02T03:04:05", seeds=2
+        )
+        assert RunSpec.model_validate_json((project / "seen.json").read_text()) == wanted
+
+        # What the form's choices do not cover ends the run at once, with the specification's sentence.
+        assert prefect("deployment", "run", "echo/echo", "-p", "as_of=soon").returncode == 0
+        with get_client(sync_client=True) as client:
+            (run,) = [one for one in client.read_flow_runs() if one.parameters == {"as_of": "soon"}]
+            prefect("flow-run", "execute", str(run.id))
+            state = client.read_flow_run(run.id).state
+        assert (state.type.value, state.message) == (
+            "FAILED", "as_of 'soon' is not a date: use 2024-01, 2024-01-31 or 2024-01-31T12:30 (UTC)"
+        )  # fmt: skip
+
+        # What they do cover, the server refuses before there is a run.
+        refused = prefect("deployment", "run", "echo/echo", "-p", "market=options")
+        assert refused.returncode == 1
+        with get_client(sync_client=True) as client:
+            assert len(client.read_flow_runs()) == 2
+
+        given = RunSpec(**RUN)
+        loaded = load_flow_from_entrypoint(f"{project}/project.py:echo")
+        assert RunSpec(**loaded(**given.model_dump())) == given
+        with pytest.raises(UsageError, match="device 'gpuu' is unknown"):
+            loaded(device="gpuu")

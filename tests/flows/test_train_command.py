@@ -1,0 +1,127 @@
+"""`cpb train`: one model by position, options of the model's preset, and what it prints."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from flows import cli
+from schemas.errors import CpbError
+from schemas.handover import Failure, FleetJudgement, FleetResult, Judgement, TrainedMember
+from schemas.identity import ModelId, SeriesId
+from schemas.run import RunSpec
+
+MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)
+
+
+def end_of(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["cpb", "train", *words, "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    return end.value.code, json.loads(out.splitlines()[-1]), err
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "sentence"),
+    [
+        ("BTC 1h --arch gru --n-heads 4", "overrides", "n_heads has no effect on gru"),
+        ("BTC 1h --arch linear --hidden-dim 8", "overrides", "hidden_dim has no effect on linear"),
+        ("BTC 1h --arch har-universal --n-layers 3", "overrides", "n_layers has no effect on har"),
+        ("BTC 1h --arch gru --n-layers 1 --dropout 0.5", "overrides", "dropout has no effect on gru"),
+        ("BTC 1h --arch robust-har --max-epochs 9", "overrides", "epochs has no effect on robust-har"),
+        ("BTC 1h --arch gru --max-epochs 0", "overrides", "epochs must be a whole number from 1 to 100,000"),
+        ("BTC 1h --arch gru --learning-rate nan", "overrides", "lr must be a number from 1e-08 to 1"),
+        (
+            "BTC 1h --arch lstm --hidden-dim 250",
+            "overrides",
+            "hidden_dim 250 must be a multiple of n_heads 4",
+        ),
+        ("BTC 1h --arch gru --head classes", "overrides", "head 'classes'"),
+        (
+            "BTC 1h --arch lstn",
+            "architectures",
+            "architectures 'lstn': unknown lstn; choose from transformer",
+        ),
+        ("BTC 1h --arch gru --preset seed-lstm", "preset", "preset 'seed-lstm' belongs to lstm"),
+        ("BTC 7h", "timeframes", "timeframes '7h': unknown interval 7h"),
+        ("BTC-x 1h", "coins", "coins 'BTC-x' is not a symbol"),
+        ("BTC 1h --resume newest", "resume", "resume 'newest' is unknown: the only value is latest"),
+        ("BTC,ETH 1h", "", "`cpb train` trains one model"),
+        ("BTC 15m,1h", "", "`cpb train` trains one model"),
+        ("BTC 1h --arch gru,lstm --preset default", "", "`cpb train` trains one model"),
+    ],
+)
+def test_one_sentence_names_the_field(words, field, sentence, monkeypatch, capsys):
+    code, told, err = end_of(monkeypatch, capsys, *words.split())
+    assert (code, told["exit"], told["field"]) == (2, 2, field)
+    assert told["error"].startswith(sentence)
+    assert err == f"cpb: {told['error']}\n"
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """`cpb train` whose training is replaced by a result; gives what was asked of it."""
+    from flows import train_one
+
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    report = {
+        "epochs_run": 2,
+        "best_epoch": 2,
+        "best_val_loss": 2.5,
+        "windows_per_s": 10.0,
+        "rss_peak_mb": 5.0,
+    }
+    history = ({"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5})
+    member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", files={}, history=history, report=report)
+    (tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h").mkdir(parents=True)
+    judgement = Judgement(model=MODEL, run_id="r1", metrics={"test_crps_ratio": 0.9}, verdict="better")
+    training = SimpleNamespace(
+        summary=SimpleNamespace(run_id="parent", failures=[]),
+        results=[FleetResult(key="0f", architecture="gru", members=(member,))],
+        judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
+        fleets=SimpleNamespace(release=lambda: None),
+    )
+    asked = {}
+
+    def run_training(spec, steps, say, **options):
+        asked.update(options, spec=spec)
+        return training
+
+    monkeypatch.setattr(train_one, "run_training", run_training)
+    monkeypatch.setattr(train_one, "finish", lambda run_id, status: asked.update(finished=run_id))
+    return SimpleNamespace(asked=asked, training=training, home=tmp_path)
+
+
+def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
+    words = ["--arch", "gru", "--source", "sim", "--seed", "7", "--max-epochs", "2", "--dtype", "float64"]
+    code, told, _ = end_of(monkeypatch, capsys, "BTCUSDT", "1h", *words)
+    assert code == 0
+    assert told == {
+        "architecture": "gru", "market": "sim", "symbol": "BTCUSDT", "timeframe": "1h", "epochs_run": 2,
+        "train_loss": 1.0, "val_loss": 2.5, "best_epoch": 2, "best_val_loss": 2.5, "windows_per_s": 10.0,
+        "memory": {"rss_peak_mb": 5.0}, "test_crps_ratio": 0.9, "run_id": "r1",
+        "model_folder": str(trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"), "exit": 0,
+    }  # fmt: skip
+    assert trained.asked["spec"] == RunSpec(
+        coins="BTCUSDT", timeframes="1h", architectures="gru", preset="seed-gru", source="sim", seed=7,
+        overrides={"epochs": 2}, dtype="float64",
+    )  # fmt: skip
+    assert (trained.asked["fresh"], trained.asked["name"], trained.asked["finished"]) == (
+        True,
+        "train",
+        "parent",
+    )
+
+
+def test_resume_latest_keeps_what_was_trained(trained, monkeypatch, capsys):
+    end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim", "--resume", "latest")
+    assert trained.asked["fresh"] is False
+    assert trained.asked["spec"].preset == "default"  # har has no preset of its own
+
+
+def test_a_member_that_failed_is_the_error(trained, monkeypatch, capsys):
+    trained.training.summary.failures = [Failure.of(MODEL, "train", CpbError("loss is NaN", code="diverged"))]
+    code, told, _ = end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim")
+    assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")

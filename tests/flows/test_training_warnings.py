@@ -1,0 +1,38 @@
+"""What a person is told of a training beside its figures."""
+
+from flows.training_warnings import fleet_warnings, member_warnings
+from schemas.handover import FleetResult, TrainedMember
+from schemas.identity import ModelId, SeriesId
+
+FINE = {"stopped": "max_epochs", "accumulate": 1, "device_warning": ""}
+
+
+def member(symbol, **report):
+    series = SeriesId("spot", symbol, "1h")
+    return TrainedMember(
+        model=ModelId("gru", "smoke", series, 1), name=series.name, files={}, history=(), report=FINE | report
+    )
+
+
+def test_a_training_that_went_as_asked_has_none():
+    assert member_warnings(FINE) == []
+    assert fleet_warnings(FleetResult(key="k", architecture="gru", members=(member("BTCUSDT"),))) == []
+    assert fleet_warnings(FleetResult(key="k", architecture="gru")) == []
+
+
+def test_what_went_otherwise_is_said():
+    report = {"stopped": "nan", "reason": "epoch 3", "accumulate": 4, "device_warning": "busy only 3 %"}
+    assert member_warnings(report) == [
+        "stopped early: epoch 3",
+        "memory was short: each batch was split into 4 parts",
+        "busy only 3 %",
+    ]
+
+
+def test_a_fleet_says_each_thing_once_and_of_how_many():
+    first = member("BTCUSDT", accumulate=2, device_warning="busy only 3 %")
+    second = member("ETHUSDT", device_warning="busy only 3 %")
+    assert fleet_warnings(FleetResult(key="k", architecture="gru", members=(first, second))) == [
+        "memory was short: each batch was split into 2 parts (1 of 2 members)",
+        "busy only 3 %",
+    ]

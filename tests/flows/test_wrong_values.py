@@ -1,0 +1,92 @@
+"""A wrong value is one sentence, the same from the command line, a flow's parameters and Python, before any request."""
+
+import json
+import socket
+import sys
+
+import pytest
+
+from flows import cli
+from flows.parameters import takes
+from schemas.errors import UsageError
+from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+
+WRONG = [
+    ("train-all", {"device": "gpuu"}, "device"),
+    ("train-all", {"preset": "nope"}, "preset"),
+    ("train-all", {"profile": "zzz"}, "profile"),
+    ("train-all", {"dtype": "float7"}, "dtype"),
+    ("train-all", {"warm_start": "yesterday"}, "warm_start"),
+    ("train-all", {"market": "options"}, "market"),
+    ("train-all", {"timeframes": "7m"}, "timeframes"),
+    ("train-all", {"timeframes": "1mo"}, "timeframes"),
+    ("train-all", {"coins": ","}, "coins"),
+    ("train-all", {"coins": "BTC,../etc"}, "coins"),
+    ("train-all", {"as_of": "yesterday"}, "as_of"),
+    ("train-all", {"since": "2024-13"}, "since"),
+    ("train-all", {"since": "2024-03", "as_of": "2024-01"}, "as_of"),
+    ("train-all", {"architectures": "arima"}, "architectures"),
+    ("train-all", {"preset": "seed-lstm", "architectures": "gru"}, "preset"),
+    ("train-all", {"seeds": 0}, "seeds"),
+    ("train-all", {"seeds": "many"}, "seeds"),
+    ("train-all", {"seed": -1}, "seed"),
+    ("train-all", {"train_timeout_s": 0}, "train_timeout_s"),
+    ("train-all", {"repo": "no-slash"}, "repo"),
+    ("train-all", {"overrides": {"epochs": 0}}, "overrides"),
+    ("train-all", {"overrides": {"epoch": 5}}, "overrides"),
+    ("train-all", {"architectures": "linear", "overrides": {"hidden_dim": 8}}, "overrides"),
+    ("train-all", {"source": "sim", "market": "um"}, "market"),
+    ("train-all", {"source": "/mirror", "market": "sim"}, "market"),
+    ("forecast", {"as_of": "soon"}, "as_of"),
+    ("ingest", {"since": "soon"}, "since"),
+    ("backtest", {"folds": 25}, "folds"),
+    ("backtest", {"preset": "seed-lstm", "architectures": "gru-universal"}, "preset"),
+]
+SPECS = {"train-all": RunSpec, "forecast": ScopeSpec, "ingest": IngestSpec, "backtest": BacktestSpec}
+
+
+def words(values):
+    for name, value in values.items():
+        if name == "overrides":
+            yield from (f"--set={key}={json.dumps(one)}" for key, one in value.items())
+        else:
+            yield f"--{name.replace('_', '-')}={value}"
+
+
+def sentence_of(call):
+    with pytest.raises(UsageError) as found:
+        call()
+    assert found.value.exit_code == 2
+    return str(found.value), found.value.code, found.value.field
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """A machine on which any connection fails the test; the store does not exist and must not afterwards."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("CPB_HOME", str(home))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection was opened"))
+    yield
+    assert not home.exists()
+    assert not (tmp_path / "runs.db").exists()
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(("command", "values", "field"), WRONG, ids=lambda value: json.dumps(value))
+def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, field, monkeypatch, capsys):
+    spec = SPECS[command]
+    from_python = sentence_of(lambda: spec(**values))
+    assert from_python == sentence_of(lambda: takes(spec)(lambda spec: spec)(**values))
+    assert from_python[2] == field
+
+    monkeypatch.setattr(sys, "argv", ["cpb", command, *words(values), "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    sentence, code, _ = from_python
+    assert err == f"cpb: {sentence}\n"
+    assert json.loads(out) == {"error": sentence, "code": code, "field": field, "exit": end.value.code}
+    assert end.value.code == 2
+    assert "\n" not in sentence
+    assert "--" not in sentence

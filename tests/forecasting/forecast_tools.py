@@ -1,0 +1,49 @@
+"""Forecast rows, candles and series for the tests of forecasting."""
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import polars as pl
+
+from schemas.identity import SeriesId
+from schemas.klines import KLINES
+from tasks.forecasting.store import forecast_rows
+
+HOUR = timedelta(hours=1)
+START = datetime(2025, 5, 31, 20, tzinfo=UTC)
+PEPE, BTC = SeriesId("spot", "PEPEUSDT", "1h"), SeriesId("spot", "BTCUSDT", "1h")
+UM_PEPE, SIM_PEPE = SeriesId("um", "PEPEUSDT", "1h"), SeriesId("sim", "PEPEUSDT", "1h")
+
+
+def rows_at(hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10):
+    """One forecast, issued `hours` after START."""
+    spread = 0.01 * np.sqrt(np.arange(1, horizon + 1))
+    close = last * np.exp(np.linspace(-1.6, 1.6, 19)[:, None] * spread)
+    candle = np.stack([close[9], close[9] * 1.01, close[9] * 0.99, close[9]], axis=1)
+    model = f"{series.registered}/{version}"
+    return forecast_rows(series, model, START + hours * HOUR, close, candle, last)
+
+
+def write_candles(home, closes, series=PEPE, first=START, tree="klines", name=None):
+    """Store candles with these closes as the market store does, in place of those of the same months."""
+    step = timedelta(seconds=series.seconds)
+    frame = pl.DataFrame({"open_time": [first + step * i for i in range(len(closes))], "close": closes})
+    rest = [pl.col("close").alias(n) for n in KLINES if n not in frame.columns]
+    frame = frame.with_columns(rest).select([pl.col(n).cast(t) for n, t in KLINES.items()])
+    folder = series.folder(home, tree)
+    folder.mkdir(parents=True, exist_ok=True)
+    months = frame.with_columns(month=pl.col("open_time").dt.strftime("%Y-%m"))
+    for (month,), part in months.partition_by("month", as_dict=True).items():
+        part.drop("month").write_parquet(folder / f"{name or month}.parquet")
+
+
+def files_of(home, tree="forecasts"):
+    """The month files of a tree."""
+    return sorted((home / tree).rglob("*.parquet"))
+
+
+def flip(path, place=0.5):
+    """Flip one bit of a file, which keeps its size; `place` is a share of it."""
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)

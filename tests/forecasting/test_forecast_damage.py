@@ -1,0 +1,286 @@
+"""Damaged files of the forecast store: named once, left out on reading, set aside on writing."""
+
+import shutil
+
+import polars as pl
+import pytest
+from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, files_of, flip, rows_at, write_candles
+
+from schemas.errors import DamagedError
+from tasks.forecasting import index, months
+from tasks.forecasting.ledger import ledger, score_due
+from tasks.forecasting.months import FORECASTS, ISSUED
+from tasks.forecasting.store import append, latest, read
+from tasks.forecasting.verify import verify
+from tasks.storage.records import read_record
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def garbage(path):
+    path.write_bytes(b"PAR1" + bytes(500))
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def other_columns(path):
+    pl.DataFrame({"a": [1]}).write_parquet(path)
+
+
+DAMAGE = [cut, flip, garbage, empty, other_columns]
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Forecasts of two months, with scores, and of a second series."""
+    append(tmp_path, PEPE, rows_at(0))
+    append(tmp_path, PEPE, rows_at(8))
+    append(tmp_path, BTC, rows_at(series=BTC))
+    write_candles(tmp_path, [8e-6] * 30)
+    write_candles(tmp_path, [8e-6] * 30, BTC)
+    assert score_due(tmp_path, [PEPE, BTC], START + 20 * HOUR).rows == 30
+    return tmp_path
+
+
+def without_digests(home):
+    """Make a store as it was before digests were recorded."""
+    for path in home.rglob(index.INDEX):
+        path.unlink()
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_month_is_left_out_and_named_with_a_command(home, damage, recorded, caplog):
+    if not recorded:
+        without_digests(home)
+        if damage is flip:
+            pytest.skip("only a digest shows it")
+    newest = PEPE.folder(home, "forecasts") / "2025-06.parquet"
+    damage(newest)
+
+    assert read(home, PEPE).equals(rows_at(0))
+    assert latest(home, PEPE).equals(rows_at(0))
+    assert len(ledger(home, PEPE)) == 10
+    assert len(read(home, BTC)) == 10
+    (said,) = [r.getMessage() for r in caplog.records]  # once, however often it is read
+    assert said.startswith("forecasts/interval=1h/symbol=PEPEUSDT/2025-06.parquet is damaged: ")
+    assert "`cpb verify --repair`" in said
+    assert newest.exists()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_writing_sets_a_damaged_month_aside_and_goes_on_with_a_new_file(home, damage):
+    newest = PEPE.folder(home, "forecasts") / "2025-06.parquet"
+    damage(newest)
+    bad = newest.read_bytes()
+
+    assert append(home, PEPE, rows_at(9)) == 10
+
+    assert read(home, PEPE).equals(pl.concat([rows_at(0), rows_at(9)]))
+    assert newest.with_name("2025-06.parquet.damaged-1").read_bytes() == bad
+    assert list(verify(home, "spot")) == []
+
+
+def test_forecasts_made_again_after_a_loss_are_no_live_ones_and_are_scored_anew(home):
+    append(home, UM_PEPE, rows_at(8, series=UM_PEPE), made_at=START + 8 * HOUR)
+    write_candles(home, [8e-6] * 30, UM_PEPE)
+    score_due(home, [UM_PEPE], START + 20 * HOUR)
+    assert ledger(home, UM_PEPE)["live"].all()
+    flip(UM_PEPE.folder(home, "forecasts") / "2025-06.parquet")
+
+    append(home, UM_PEPE, rows_at(8, last=7e-6, series=UM_PEPE), made_at=START + 100 * HOUR)
+
+    assert ledger(home, UM_PEPE).is_empty()
+    assert score_due(home, [UM_PEPE], START + 20 * HOUR).rows == 10
+    assert not ledger(home, UM_PEPE)["live"].any()
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_ledger_month_is_scored_again(home, damage):
+    before = ledger(home, PEPE)
+    damage(PEPE.folder(home, "ledger") / "2025-06.parquet")
+    assert len(ledger(home, PEPE)) == 10
+
+    done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
+
+    if damage is flip and not done.rows:  # the footer still counts the rows; `cpb verify` finds it
+        assert [d.path for d in verify(home, "spot", repair=True)] == [
+            "ledger/interval=1h/symbol=PEPEUSDT/2025-06.parquet"
+        ]
+        done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
+    assert (done.rows, done.failures) == (10, ())
+    assert ledger(home, PEPE).equals(before)
+
+
+def test_a_damaged_file_of_issued_makes_its_forecasts_replays(home):
+    append(home, PEPE, rows_at(9), made_at=START + 9 * HOUR)
+    score_due(home, [PEPE], START + 25 * HOUR)
+    assert ledger(home, PEPE)["live"].sum() == 10
+    cut(PEPE.folder(home, "issued") / "2025-06.parquet")
+
+    assert ledger(home, PEPE)["live"].sum() == 0
+
+
+@pytest.mark.parametrize("place", [i / 12 for i in range(12)])
+@pytest.mark.parametrize("tree", ["forecasts", "issued", "ledger"])
+def test_every_flipped_bit_is_noticed(home, tree, place):
+    path = PEPE.folder(home, tree) / "2025-05.parquet"
+    flip(path, place)
+
+    (found,) = verify(home, "spot")
+
+    assert (home / found.path, found.repaired) == (path, False)
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def kill_at(monkeypatch, name):
+    def killed(*_args, **_kw):
+        raise Killed
+
+    monkeypatch.setattr(months, name, killed)
+
+
+@pytest.mark.parametrize("hours", [1, 9, 800])
+def test_a_kill_between_digest_and_file_is_no_damage(home, monkeypatch, caplog, hours):
+    with monkeypatch.context() as patch:
+        kill_at(patch, "write_bytes")
+        with pytest.raises(Killed):
+            append(home, PEPE, rows_at(hours))
+
+    assert read(home, PEPE).equals(pl.concat([rows_at(0), rows_at(8)]))
+    assert list(verify(home, "spot")) == []
+    assert append(home, PEPE, rows_at(hours)) == 10
+    assert len(read(home, PEPE)) == 30
+    assert list(verify(home, "spot")) == []
+    assert caplog.records == []
+
+
+def test_a_reader_between_two_writes_sees_whole_files(home, monkeypatch):
+    """Between reading the index and the file a writer replaces both."""
+    path = PEPE.folder(home, "forecasts") / "2025-06.parquet"
+    original, calls = index._content, []
+
+    def slow(asked):
+        if asked == path and len(calls) < 3:
+            calls.append(asked)
+            append_now(9 + len(calls))
+            append_now(12 + len(calls))
+        return original(asked)
+
+    def append_now(hours):
+        with monkeypatch.context() as patch:
+            patch.setattr(index, "_content", original)
+            append(home, PEPE, rows_at(hours))
+
+    monkeypatch.setattr(index, "_content", slow)
+
+    assert len(months.load(home, PEPE, FORECASTS, path)) == 70
+
+
+def test_an_old_store_is_read_and_gets_digests_with_the_next_rows(home):
+    without_digests(home)
+    assert len(read(home, PEPE)) == 20
+
+    append(home, PEPE, rows_at(9))
+
+    folder = PEPE.folder(home, "forecasts")
+    assert set(read_record(folder / index.INDEX, index.MonthIndex).months) == {"2025-05", "2025-06"}
+    flip(folder / "2025-05.parquet")
+    assert [d.path.rsplit("/", 1)[1] for d in verify(home, "spot")] == ["2025-05.parquet"]
+
+
+def test_a_damaged_index_stops_nothing(home, caplog):
+    path = PEPE.folder(home, "forecasts") / index.INDEX
+    path.write_text("{")
+
+    assert len(read(home, PEPE)) == 20
+    assert "cpb verify --repair" in caplog.text
+    assert append(home, PEPE, rows_at(9)) == 10
+    assert list(verify(home, "spot")) == []
+
+
+def test_a_file_without_permission_is_named_and_not_set_aside(home, monkeypatch):
+    def refused(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(months, "intact", refused)
+
+    assert read(home, PEPE).is_empty()
+    with pytest.raises(DamagedError) as caught:
+        append(home, PEPE, rows_at(9))
+    assert caught.value.code == months.UNREADABLE
+    assert [d.repaired for d in verify(home, "spot", repair=True)] == [False] * 9
+    assert len(files_of(home)) == 3
+
+
+def test_verify_finds_nothing_in_a_sound_store_and_changes_nothing(home):
+    before = {p: p.stat().st_mtime_ns for p in home.rglob("*")}
+
+    assert list(verify(home, "spot")) == []
+    assert list(verify(home, "um")) == []
+    assert {p: p.stat().st_mtime_ns for p in home.rglob("*")} == before
+
+
+def test_verify_names_damage_and_repairs_it(home):
+    folder = PEPE.folder(home, "forecasts")
+    flip(folder / "2025-05.parquet")
+    flip(BTC.folder(home, "ledger") / "2025-05.parquet")
+    (PEPE.folder(home, "issued") / index.INDEX).write_text("[]")
+
+    found = {d.path: d for d in verify(home, "spot")}
+    assert set(found) == {
+        "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet",
+        "ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet",
+        "issued/interval=1h/symbol=PEPEUSDT/index.json",
+    }
+    assert found["ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet"].command.startswith(
+        "cpb forecast --coins BTCUSDT"
+    )
+    assert not any(d.repaired for d in found.values())
+
+    repaired = {d.path: d.repaired for d in verify(home, "spot", repair=True)}
+    assert repaired == dict.fromkeys(found, True)
+    assert list(verify(home, "spot")) == []
+    assert read(home, PEPE).equals(rows_at(8))
+    assert score_due(home, [PEPE, BTC], START + 20 * HOUR).rows == 10
+
+
+def test_verify_finds_rows_that_do_not_belong_and_files_that_are_gone(home):
+    folder = PEPE.folder(home, "forecasts")
+    append(home, PEPE, rows_at(9))  # a second digest of this month: it has surely been written
+    shutil.copy(BTC.folder(home, "forecasts") / "2025-05.parquet", folder / "2025-07.parquet")
+    (folder / "2025-06.parquet").unlink()
+    odd = rows_at(-2000).with_columns(q95=pl.lit(float("nan")))
+    odd.write_parquet(folder / "2025-03.parquet")
+
+    reasons = {d.path.rsplit("/", 1)[1]: d.reason for d in verify(home, "spot")}
+
+    assert set(reasons) == {"2025-03.parquet", "2025-06.parquet", "2025-07.parquet"}
+    assert "another series" in reasons["2025-07.parquet"]
+    assert "missing" in reasons["2025-06.parquet"]
+    assert "q95" in reasons["2025-03.parquet"]
+    assert len(list(verify(home, "spot", repair=True))) == 3
+    assert list(verify(home, "spot")) == []
+
+
+def test_verify_reports_each_market_by_paths_relative_to_the_home(home):
+    append(home, UM_PEPE, rows_at(series=UM_PEPE))
+    flip(UM_PEPE.folder(home, "issued") / "2025-05.parquet")
+
+    assert list(verify(home, "spot")) == []
+    assert [d.path for d in verify(home, "um")] == ["issued-um/interval=1h/symbol=PEPEUSDT/2025-05.parquet"]
+
+
+def test_repair_records_digests_of_files_that_have_none(home):
+    without_digests(home)
+    assert list(verify(home, "spot", repair=True)) == []
+
+    assert len(list(home.rglob(index.INDEX))) == 6
+    assert ISSUED.name in {p.parts[len(home.parts)] for p in home.rglob(index.INDEX)}

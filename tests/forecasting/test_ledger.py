@@ -1,0 +1,157 @@
+import numpy as np
+import polars as pl
+import pytest
+from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, UM_PEPE, files_of, rows_at, write_candles
+
+from tasks.forecasting.ledger import ledger, score_due, summary
+from tasks.forecasting.store import append
+
+
+def score(home, now, series=PEPE):
+    """Score one series; returns the number of rows."""
+    done = score_due(home, [series], now)
+    assert done.failures == ()
+    return done.rows
+
+
+def test_a_forecast_is_scored_as_its_candles_close(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8.25e-6 * (1 + 0.001 * i) for i in range(1, 11)])
+
+    assert score(tmp_path, START) == 0
+    assert score(tmp_path, START + 3 * HOUR) == 3
+    assert score(tmp_path, START + 3 * HOUR) == 0
+    assert score(tmp_path, START + 30 * HOUR) == 7
+
+    rows = ledger(tmp_path, PEPE)
+    assert rows["step"].to_list() == list(range(1, 11))
+    assert rows["realised_close"].to_list() == [8.25e-6 * (1 + 0.001 * i) for i in range(1, 11)]
+    assert rows["scored_at"].to_list() == [START + 3 * HOUR] * 3 + [START + 30 * HOUR] * 7
+
+
+def test_scoring_leaves_the_forecasts_untouched(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+    (path,) = (tmp_path / "forecasts").rglob("*.parquet")
+    before = path.read_bytes()
+
+    write_candles(tmp_path, [8e-6] * 10)
+    assert score(tmp_path, START + 20 * HOUR) == 10
+
+    assert path.read_bytes() == before
+    assert [p.name for p in (tmp_path / "forecasts").rglob("*.parquet")] == [path.name]
+    assert len(list((tmp_path / "ledger").rglob("*.parquet"))) == 1
+
+
+def test_a_candle_that_is_missing_stays_open_until_it_comes(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+
+    write_candles(tmp_path, [8e-6] * 2)
+    assert score(tmp_path, START + 20 * HOUR) == 2
+    write_candles(tmp_path, [8e-6] * 10)
+    assert score(tmp_path, START + 20 * HOUR) == 8
+
+
+def test_scores_are_those_of_the_definition(tmp_path):
+    frame = rows_at(horizon=1)
+    append(tmp_path, PEPE, frame)
+    quantiles = frame.select("^q[0-9]{2}$").row(0)
+    realised = (quantiles[14] + quantiles[15]) / 2  # between the 75 % and the 80 % quantile
+    write_candles(tmp_path, [realised])
+    score(tmp_path, START + HOUR)
+
+    row = ledger(tmp_path, PEPE).row(0, named=True)
+
+    losses = []
+    for level, quantile in zip(np.arange(1, 20) / 20, quantiles, strict=True):
+        error = np.log(realised / 8.25e-6) - np.log(quantile / 8.25e-6)
+        losses.append(max(level * error, (level - 1) * error))
+    assert row["crps"] == pytest.approx(2 * np.mean(losses))
+    assert (row["covered_50"], row["covered_80"], row["covered_90"]) == (False, True, True)
+    assert row["direction_hit"] is None  # the median stays at the last close
+
+
+def test_summary_counts_and_averages(tmp_path):
+    append(tmp_path, PEPE, rows_at(0))
+    append(tmp_path, PEPE, rows_at(1))
+    write_candles(tmp_path, [8.25e-6] * 11)
+    score(tmp_path, START + 20 * HOUR)
+
+    found = summary(ledger(tmp_path, PEPE))
+
+    assert (found["scored"], found["forecasts"]) == (20, 2)
+    assert (found["coverage_50"], found["coverage_90"]) == (1.0, 1.0)
+    empty = summary(ledger(tmp_path, BTC))
+    assert (empty["scored"], empty["crps"], empty["coverage_80"]) == (0, None, None)
+
+
+def test_a_series_whose_candles_are_gone_is_a_failure_of_its_own(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+    append(tmp_path, BTC, rows_at(series=BTC))
+    write_candles(tmp_path, [8e-6] * 10)
+
+    done = score_due(tmp_path, [BTC, PEPE], START + 20 * HOUR)
+
+    assert done.rows == 10
+    assert [(f.series, f.step) for f in done.failures] == [(BTC, "score")]
+
+
+def test_markets_are_scored_by_their_own_candles(tmp_path):
+    closes = {PEPE: 8e-6, UM_PEPE: 7e-6, SIM_PEPE: 5e-6}
+    for series, close in closes.items():
+        append(tmp_path, series, rows_at(series=series))
+        write_candles(tmp_path, [close] * 10, series)
+
+    assert score_due(tmp_path, list(closes), START + 20 * HOUR).rows == 30
+    assert {s: ledger(tmp_path, s)["realised_close"].unique().to_list() for s in closes} == {
+        s: [close] for s, close in closes.items()
+    }
+
+
+def test_only_the_series_asked_for_are_scored(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8e-6] * 10)
+
+    assert score(tmp_path, START + 20 * HOUR, BTC) == 0
+    assert files_of(tmp_path, "ledger") == []
+
+
+def test_months_that_are_scored_to_the_last_row_are_not_read_again(tmp_path, monkeypatch):
+    append(tmp_path, PEPE, rows_at())
+    append(tmp_path, PEPE, rows_at(12))
+    write_candles(tmp_path, [8e-6] * 30)
+    assert score(tmp_path, START + 40 * HOUR) == 20
+    append(tmp_path, PEPE, rows_at(13))
+    seen = []
+    monkeypatch.setattr(
+        "tasks.forecasting.ledger.read_month", lambda _h, _s, tree, month: seen.append((tree.name, month))
+    )
+
+    score(tmp_path, START + 40 * HOUR)
+
+    assert seen == [("forecasts", "2025-06")]
+
+
+def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
+    append(
+        tmp_path, PEPE, rows_at(0), made_at=START + 2.5 * HOUR
+    )  # the night's: two candles had closed already
+    append(tmp_path, PEPE, rows_at(1))  # a replay, months later by the clock
+    append(tmp_path, PEPE, rows_at(1), made_at=START)  # which saying it again does not make older
+    write_candles(tmp_path, [8.25e-6] * 20)
+    score(tmp_path, START + 20 * HOUR)
+
+    rows = ledger(tmp_path, PEPE)
+    first = rows.filter(pl.col("issued_at") == START)
+    assert first["live"].to_list() == [False] * 2 + [True] * 8
+    assert not rows.filter(pl.col("issued_at") != START)["live"].any()
+    assert summary(rows.filter("live"))["scored"] == 8
+
+
+def test_a_forecast_whose_time_of_writing_is_unknown_is_not_live(tmp_path):
+    append(tmp_path, PEPE, rows_at(), made_at=START)
+    write_candles(tmp_path, [8.25e-6] * 20)
+    score(tmp_path, START + 20 * HOUR)
+    assert ledger(tmp_path, PEPE)["live"].all()
+    for file in files_of(tmp_path, "issued"):
+        file.unlink()
+    assert ledger(tmp_path, PEPE)["live"].to_list() == [False] * 10

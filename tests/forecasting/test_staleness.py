@@ -1,0 +1,117 @@
+"""When candles and forecasts are too old: beyond Binance's own delay and two intervals."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, rows_at, write_candles
+
+from schemas.identity import SeriesId
+from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.store import append
+
+NOON = datetime(2025, 6, 10, 12, tzinfo=UTC)
+
+
+def candles_until(home, end, series=PEPE, tree="klines", name=None):
+    """A hundred candles of which the last closes at `end`."""
+    first = end - 100 * timedelta(seconds=series.seconds)
+    write_candles(home, [1.0] * 100, series, first=first, tree=tree, name=name)
+
+
+def found(home, now, *series, **options):
+    return [(s.series, s.what) for s in find_stale(home, series or [PEPE], now, **options)]
+
+
+@pytest.mark.parametrize(
+    ("end", "now", "stale"),
+    [
+        (datetime(2025, 6, 10, 0), datetime(2025, 6, 10, 12), False),  # yesterday's file is there
+        (datetime(2025, 6, 10, 0), datetime(2025, 6, 11, 5, 59), False),  # today's may still be missing
+        (datetime(2025, 6, 10, 0), datetime(2025, 6, 11, 6, 0), True),
+        (datetime(2025, 6, 9, 22), datetime(2025, 6, 10, 12), False),  # two intervals
+        (datetime(2025, 6, 9, 21), datetime(2025, 6, 10, 12), True),
+        (datetime(2020, 1, 1), datetime(2025, 6, 10, 12), True),
+    ],
+)
+def test_candles_of_daily_files_follow_their_publication(tmp_path, end, now, stale):
+    candles_until(tmp_path, end.replace(tzinfo=UTC))
+
+    assert found(tmp_path, now.replace(tzinfo=UTC)) == ([(PEPE, "candle")] if stale else [])
+
+
+@pytest.mark.parametrize(("hours", "stale"), [(0, False), (2, False), (2.1, True)])
+def test_candles_of_the_rest_api_are_there_when_they_close(tmp_path, hours, stale):
+    candles_until(tmp_path, NOON - 30 * HOUR)
+    candles_until(tmp_path, NOON, tree="provisional", name="tail")
+
+    assert bool(found(tmp_path, NOON + hours * HOUR)) is stale
+
+
+def test_a_grace_is_added_where_data_is_refreshed_once_an_hour(tmp_path):
+    quarter = SeriesId("spot", "PEPEUSDT", "15m")
+    candles_until(tmp_path, NOON - 2 * HOUR, quarter)
+    candles_until(tmp_path, NOON, quarter, tree="provisional", name="tail")
+
+    assert found(tmp_path, NOON + HOUR, quarter) == [(quarter, "candle")]
+    assert found(tmp_path, NOON + HOUR, quarter, grace=HOUR) == []
+
+
+def test_candles_overtaken_by_files_follow_the_files_again(tmp_path):
+    candles_until(tmp_path, NOON - 24 * HOUR, tree="provisional", name="tail")
+    candles_until(tmp_path, NOON.replace(hour=0))
+
+    assert found(tmp_path, NOON) == []
+
+
+def test_an_old_forecast_from_new_candles_is_stale(tmp_path):
+    candles_until(tmp_path, START + 10 * HOUR)
+    append(tmp_path, PEPE, rows_at(3))
+    now = START + 11 * HOUR
+    assert found(tmp_path, now) == []  # 2025-06-01 07:00: the newest day's end is midnight
+
+    candles_until(tmp_path, START + 10 * HOUR, tree="provisional", name="tail")
+    write_candles(tmp_path, [1.0], first=START + 10 * HOUR, tree="provisional", name="tail")
+    assert found(tmp_path, now) == [(PEPE, "forecast")]
+
+
+def test_age_is_measured_at_the_time_asked_for(tmp_path):
+    candles_until(tmp_path, START + 30 * HOUR)
+    append(tmp_path, PEPE, rows_at(0))
+
+    assert found(tmp_path, START + HOUR) == []
+    assert found(tmp_path, START + 60 * HOUR) == [(PEPE, "candle")]
+    assert found(tmp_path, None) == [(PEPE, "candle")]
+
+
+def test_the_first_minutes_of_a_month_look_back_into_the_one_before(tmp_path):
+    candles_until(tmp_path, datetime(2025, 6, 3, tzinfo=UTC))
+
+    assert found(tmp_path, datetime(2025, 6, 1, 0, 1, tzinfo=UTC)) == []
+
+
+def test_simulated_data_and_absent_series_are_never_stale(tmp_path):
+    candles_until(tmp_path, START, SIM_PEPE)
+    append(tmp_path, SIM_PEPE, rows_at(series=SIM_PEPE))
+
+    assert found(tmp_path, None, SIM_PEPE, PEPE, BTC) == []
+
+
+def test_a_coin_that_stopped_trading_is_not_stale_but_a_lagging_one_is(tmp_path):
+    candles_until(tmp_path, NOON.replace(hour=0), BTC)
+    candles_until(tmp_path, NOON - timedelta(days=10))
+    assert found(tmp_path, NOON, BTC, PEPE) == [(PEPE, "candle")]
+
+    later = NOON + timedelta(days=10)
+    candles_until(tmp_path, later.replace(hour=0), BTC)
+    assert found(tmp_path, later, BTC, PEPE) == []
+
+
+def test_it_is_said_in_one_sentence_with_a_command(tmp_path):
+    candles_until(tmp_path, NOON - timedelta(days=3))
+
+    (stale,) = find_stale(tmp_path, [PEPE], NOON)
+
+    assert str(stale) == (
+        "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07T12:00Z); "
+        "refresh it with `cpb ingest --coins PEPEUSDT --timeframes 1h`"
+    )

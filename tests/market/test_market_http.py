@@ -1,0 +1,292 @@
+"""The environment's proxies and certificates, credentials that stay with their host, links that leave a mirror."""
+
+import json
+import select
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+from market_tools import FAST, build, key, put, scope
+
+from schemas.errors import CpbError
+from tasks.market import mirror
+from tasks.market.client import HttpSource
+from tasks.market.faults import SourceFault, Unreachable
+from tasks.market.ingest import ingest
+from tasks.market.layout import source_file
+from tasks.market.report import save
+from tasks.market.sources import FolderSource
+
+FEBRUARY = source_file(key(), "2024-02")
+SECRET = "s3cret-pa55"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch, tmp_path):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+        "no_proxy",
+        "requests_ca_bundle",
+        "curl_ca_bundle",
+    ):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # no netrc of the user's
+
+
+@contextmanager
+def proxy(target):
+    """A real forward proxy on loopback that finds every host name at `target`; yields its address and its log."""
+    log = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            log.append((self.command, self.path, dict(self.headers)))
+            parts = urlsplit(self.path)
+            with build_opener(ProxyHandler({})).open(f"{target}{parts.path}?{parts.query}") as answer:
+                body = answer.read()
+                self.send_response(answer.status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_CONNECT(self):
+            log.append((self.command, self.path, dict(self.headers)))
+            self.send_response(200)
+            self.end_headers()
+            with socket.create_connection(("127.0.0.1", urlsplit(target).port)) as onward:
+                both = [self.connection, onward]
+                while ready := select.select(both, [], [], 10)[0]:
+                    for end in ready:
+                        if not (data := end.recv(65536)):
+                            return
+                        both[end is self.connection].sendall(data)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", log
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def market(tmp_path):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
+        yield url
+
+
+def test_the_proxy_of_the_environment_is_used(market, tmp_path, monkeypatch):
+    with proxy(market) as (address, log):
+        monkeypatch.setenv("HTTP_PROXY", address.replace("//", f"//me:{SECRET}@"))
+        report = ingest(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
+        assert (report.exit, report.series[0].rows) == (0, 91 * 24)
+        assert all(path.startswith("http://mirror.invalid/") for _, path, _ in log)
+        assert len(log) == report.requests
+        assert all("Proxy-Authorization" in headers for *_, headers in log)
+        assert SECRET not in json.dumps(report.to_dict())
+        log.clear()
+        monkeypatch.setenv("NO_PROXY", "mirror.invalid")
+        with pytest.raises(CpbError) as caught:
+            ingest(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
+        assert (caught.value.code, log) == ("unreachable", [])
+
+
+def test_a_proxy_out_of_reach_is_named_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:{SECRET}@127.0.0.1:9")
+    with pytest.raises(CpbError, match="the proxy cannot be used") as caught:
+        ingest(scope(tmp_path / "home", "http://mirror.invalid", "BTC"), limits=FAST)
+    assert SECRET not in str(caught.value)
+
+
+def test_the_simulator_and_loopback_need_no_proxy(market, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert ingest(scope(tmp_path / "home", market, "BTC"), limits=FAST).exit == 0
+    assert ingest(scope(tmp_path / "home", "sim", "BTC", as_of="2025-02-01", since="2025-01")).exit == 0
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for `mirror.invalid` that no system trusts."""
+    if not shutil.which("openssl"):
+        pytest.skip("needs openssl")
+    folder = tmp_path_factory.mktemp("tls")
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=mirror",
+    ]
+    names = ["-addext", "subjectAltName=DNS:mirror.invalid", "-keyout", "key.pem", "-out", "cert.pem"]
+    subprocess.run([*command, *names], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_certificates_of_the_environment_are_trusted_also_through_a_proxy(tmp_path, monkeypatch, certificate):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
+    with (
+        mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), tls=context) as url,
+        proxy(url) as (address, log),
+    ):
+        monkeypatch.setenv("HTTPS_PROXY", address)
+        with pytest.raises(CpbError, match=r"certificate cannot be verified .*REQUESTS_CA_BUNDLE"):
+            ingest(scope(tmp_path / "home", "https://mirror.invalid", "BTC"), limits=FAST)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate / "cert.pem"))
+        report = ingest(scope(tmp_path / "home", "https://mirror.invalid", "BTC"), limits=FAST)
+        assert (report.exit, report.series[0].rows) == (0, 91 * 24)
+        assert {(command, path) for command, path, _ in log} == {("CONNECT", "mirror.invalid:443")}
+
+
+@pytest.mark.parametrize("through_proxy", [False, True])
+def test_a_deadline_holds_through_a_proxy_too(tmp_path, monkeypatch, through_proxy):
+    def trickle(handler, name, query):
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+        try:
+            for _ in range(60):
+                handler.wfile.write(b"P")
+                handler.wfile.flush()
+                threading.Event().wait(0.1)
+        except OSError:
+            pass
+        handler.close_connection = True
+        return True
+
+    with mirror.serve(mirror.FolderMirror(tmp_path), trickle) as url:
+        if through_proxy:
+            monkeypatch.setenv("HTTP_PROXY", url)
+        source = HttpSource("http://mirror.invalid" if through_proxy else url, limits=FAST)
+        with pytest.raises(Unreachable, match=r"timed out: not finished in 0.8 s after 3 tries"):
+            source.get("x")
+        assert source.requests == 3
+
+
+def with_credentials(url):
+    return url.replace("//", f"//me:{SECRET}@")
+
+
+def test_credentials_are_sent_and_never_shown_or_stored(tmp_path, caplog):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    (tmp_path / "mirror" / FEBRUARY.key).write_bytes(b"no zip")  # has messages and a quarantine to look at
+    asked = []
+
+    def hook(handler, name, query):
+        asked.append(handler.headers.get("Authorization"))
+        return None if asked[-1] else (401, {}, b"who are you?")
+
+    home = tmp_path / "home"
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+        report = ingest(scope(home, with_credentials(url), "BTC"), limits=FAST)
+        assert report.source == url
+    assert report.series[0].rows == 62 * 24
+    assert set(asked) == {"Basic bWU6czNjcmV0LXBhNTU="}
+    save(report, home)
+    assert SECRET not in repr(report) + caplog.text + repr(HttpSource(with_credentials(url)))
+    stored = [p for p in home.rglob("*") if p.is_file()]
+    assert len(stored) > 5
+    assert not any(SECRET.encode() in path.read_bytes() for path in stored)
+    with pytest.raises(CpbError) as caught:  # the server is gone
+        ingest(scope(home, with_credentials(url), "BTC"), limits=FAST)
+    assert SECRET not in str(caught.value)
+    assert SECRET not in str(caught.value.__cause__)
+
+
+def test_a_redirect_to_another_host_gets_neither_credentials_nor_a_request(tmp_path):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    seen = []
+
+    def thief(handler, name, query):
+        seen.append(dict(handler.headers))
+
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), thief) as other:
+
+        def hook(handler, name, query):
+            if name == FEBRUARY.key:
+                return 302, {"Location": f"{other}/{name}", "Set-Cookie": "id=1"}, b""
+            return None
+
+        with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+            report = ingest(scope(tmp_path / "home", with_credentials(url), "BTC"), limits=FAST)
+    assert seen == []
+    assert any(
+        "redirected to another host" in note and "name it as the source" in note for note in report.notes
+    )
+    assert report.series[0].files["missing"] == 1
+
+
+def test_no_cookie_is_sent_back(tmp_path):
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    cookies = []
+
+    def hook(handler, name, query):
+        cookies.append(handler.headers.get("Cookie"))
+        body = mirror.FolderMirror(tmp_path / "mirror").read(name) if name else None
+        return body and (200, {"Set-Cookie": "id=1; Path=/"}, body)
+
+    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+        assert ingest(scope(tmp_path / "home", url, "BTC"), limits=FAST).exit == 0
+    assert set(cookies) == {None}
+
+
+def test_the_credentials_of_netrc_are_for_their_host(tmp_path, monkeypatch):
+    (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    assert HttpSource("http://127.0.0.1:1")._credentials("http://127.0.0.1:1/x").password == SECRET
+    assert HttpSource("http://127.0.0.1:1")._credentials("http://127.0.0.2:1/x") is None
+    assert HttpSource("http://elsewhere.invalid")._credentials("http://elsewhere.invalid/x") is None
+
+
+def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
+    root = build(tmp_path / "mirror", ["BTCUSDT"])
+    secret = tmp_path / "private.zip"
+    secret.write_bytes(b"not for cpb")
+    path = root / FEBRUARY.key
+    kept = path.with_name("kept.bin")
+    path.rename(kept)
+    path.symlink_to(secret)
+    report = ingest(scope(tmp_path / "home", root, "BTC"))
+    assert any("leads out of the mirror folder" in note for note in report.notes)
+    assert report.series[0].files == {"ok": 2, "repaired": 0, "quarantined": 0, "unverified": 0, "missing": 1}
+    assert not (tmp_path / "home/quarantine").exists()
+    path.unlink()
+    path.symlink_to(kept)  # inside the mirror: followed
+    assert ingest(scope(tmp_path / "home", root, "BTC")).series[0].rows == 91 * 24
+    (tmp_path / "link").symlink_to(root)  # the mirror itself may be a link
+    assert ingest(scope(tmp_path / "other", tmp_path / "link", "BTC")).series[0].rows == 91 * 24
+
+
+def test_a_folder_that_is_a_link_out_of_the_mirror_is_not_read(tmp_path):
+    put(tmp_path / "elsewhere", source_file(key(), "2024-01"))
+    inside = tmp_path / "mirror/data/spot/monthly/klines"
+    inside.mkdir(parents=True)
+    (inside / "BTCUSDT").symlink_to(tmp_path / "elsewhere/data/spot/monthly/klines/BTCUSDT")
+    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC"))
+    assert report.series[0].rows == 0
+    (inside / "loop.zip").symlink_to(inside / "loop.zip")
+    with pytest.raises(SourceFault, match="cannot be read"):
+        FolderSource(tmp_path / "mirror").get("data/spot/monthly/klines/loop.zip")

@@ -1,0 +1,189 @@
+"""Bit rot is found, named and put right; one file's damage stops no other series."""
+
+import random
+
+import polars as pl
+import pytest
+from market_tools import build, key, put, scope
+
+from schemas.errors import MemberError
+from tasks.market import cache
+from tasks.market.ingest import ingest
+from tasks.market.layout import source_file
+from tasks.market.store import read_klines
+from tasks.market.verify import verify
+
+BTC, ETH = key(), key("ETHUSDT")
+FLIPS = 24
+
+
+@pytest.fixture
+def home(tmp_path):
+    build(tmp_path / "mirror")
+    ingest(scope(tmp_path / "home", tmp_path / "mirror"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch):
+    monkeypatch.setattr(cache, "_checked", set())
+
+
+def part(home, month="2024-02", symbol="BTCUSDT"):
+    return home / f"klines/interval=1h/symbol={symbol}/{month}.parquet"
+
+
+def cache_of(home):
+    (path,) = (home / "cache/interval=1h/symbol=BTCUSDT").glob("*.arrow")
+    return path
+
+
+def flip(path, seed):
+    """Flip one bit somewhere in a file."""
+    body = bytearray(path.read_bytes())
+    at = random.Random(seed).randrange(len(body) * 8)
+    body[at // 8] ^= 1 << at % 8
+    path.write_bytes(body)
+
+
+def outcome(home):
+    """The candles, or None where they are refused in a sentence that names the way out."""
+    try:
+        return read_klines(home, BTC)
+    except MemberError as error:
+        return (
+            None
+            if error.code == "damaged" and "cpb verify --repair" in str(error)
+            else pytest.fail(str(error))
+        )
+
+
+@pytest.mark.parametrize("seed", range(FLIPS))
+def test_a_flipped_bit_in_the_cache_changes_nothing(home, seed, caplog):
+    before = read_klines(home, BTC)
+    damaged = cache_of(home)
+    flip(damaged, seed)
+    assert read_klines(home, BTC).equals(before)
+    assert [r for r in caplog.records if "was damaged" in r.getMessage()]
+    assert not cache.is_damaged(cache_of(home))  # made again
+    assert not list(verify(home))
+
+
+@pytest.mark.parametrize("seed", range(FLIPS))
+def test_a_flipped_bit_in_a_month_is_found_by_reading_and_by_verify(home, seed):
+    """The first whole read compares each month with its digest; padding and statistics carry no candle."""
+    before, body = read_klines(home, BTC), part(home).read_bytes()
+    cache_of(home).unlink()
+    flip(part(home), seed)
+    rows = outcome(home)
+    assert rows is None or rows.equals(before)
+    found = list(verify(home))
+    if rows is None:
+        assert [d.path for d in found] == ["klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"]
+        assert found[0].command == "cpb ingest --coins BTCUSDT --timeframes 1h"
+    assert part(home).read_bytes() != body  # verify without repair changes nothing
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "other candles"])
+def test_a_damaged_month_is_fetched_again(home, tmp_path, damage):
+    before = read_klines(home, BTC)
+    path = part(home)
+    if damage == "flip":
+        flip(path, 1)
+    elif damage == "gone":
+        path.unlink()
+    elif damage == "other candles":  # a sound file that is not the one on record
+        path.write_bytes(part(home, symbol="ETHUSDT").read_bytes())
+    else:
+        path.write_bytes(path.read_bytes()[:500] if damage == "cut" else b"")
+    (found,) = verify(home)
+    assert not found.repaired
+    (found,) = verify(home, repair=True, source=str(tmp_path / "mirror"))
+    assert (found.path, found.repaired) == ("klines/interval=1h/symbol=BTCUSDT/2024-02.parquet", True)
+    assert read_klines(home, BTC).equals(before)
+    assert not list(verify(home))
+
+
+def test_what_cannot_be_fetched_now_is_fetched_by_the_next_ingest(home, tmp_path):
+    before = read_klines(home, BTC)
+    flip(part(home), 1)
+    (found,) = verify(home, repair=True, source="http://127.0.0.1:9")
+    assert not found.repaired
+    assert part(home).with_name("2024-02.parquet.damaged-1").exists()
+    report = ingest(scope(home, tmp_path / "mirror"))
+    assert (report.exit, report.series[0].rows) == (0, 91 * 24)
+    assert read_klines(home, BTC).equals(before)
+
+
+def test_a_damaged_cache_file_is_deleted_by_a_repair(home):
+    read_klines(home, BTC)
+    flip(cache_of(home), 3)
+    (found,) = verify(home)
+    assert (found.path, found.repaired) == (cache_of(home).relative_to(home).as_posix(), False)
+    (found,) = verify(home, repair=True)
+    assert found.repaired
+    assert not list((home / "cache").rglob("*.arrow"))
+
+
+def test_ingest_sets_a_month_aside_that_its_report_cannot_read(home, tmp_path):
+    """The report reads the month that `as_of` cuts; the other series is reported all the same."""
+    part(home).write_bytes(b"x" * part(home).stat().st_size)
+    report = ingest(scope(home, tmp_path / "mirror", as_of="2024-02-10"))
+    assert [s.status for s in report.series] == ["partial", "complete"]
+    assert any("set aside as" in note for note in report.notes)
+    assert ingest(scope(home, tmp_path / "mirror")).exit == 0
+
+
+def test_a_damaged_tail_is_passed_over(home, caplog):
+    tail = home / "provisional/interval=1h/symbol=BTCUSDT/tail.parquet"
+    tail.parent.mkdir(parents=True)
+    tail.write_bytes(b"half")
+    assert read_klines(home, BTC, provisional=True).height == 91 * 24
+    assert any("ingest --tail" in r.getMessage() for r in caplog.records)
+    (found,) = verify(home)
+    assert found.command == "cpb ingest --coins BTCUSDT --timeframes 1h --tail"
+
+
+def test_a_damaged_manifest_is_named(home):
+    path = home / "manifest.db"
+    body = bytearray(path.read_bytes())
+    body[4096:8192] = b"\xff" * 4096
+    path.write_bytes(body)
+    (found,) = verify(home)
+    assert found.path == "manifest.db"
+    assert "cpb ingest" in found.command
+
+
+def test_months_of_earlier_versions_are_checked_against_the_manifest(home):
+    path = part(home)
+    rows = pl.read_parquet(path, hive_partitioning=False)
+    rows.write_parquet(path, compression="zstd")  # without a digest in its metadata
+    with pytest.raises(StopIteration):
+        next(found for found in verify(home) if found.reason != "its candles are not those on record")
+    changed = rows.with_columns(pl.col("close") * (1 + 1e-12))
+    changed.write_parquet(path, compression="zstd")
+    (found,) = verify(home)
+    assert found.reason == "its candles are not those that were written"
+
+
+def test_the_simulators_months_come_from_the_simulator(tmp_path):
+    home = tmp_path / "home"
+    ingest(scope(home, "sim", "BTC", as_of="2025-03-01", since="2025-01"))
+    before = read_klines(home, key("BTCUSDT", "1h", "sim"))
+    flip(home / "sim/klines/interval=1h/symbol=BTCUSDT/2025-01.parquet", 5)
+    assert not list(verify(home))  # spot has nothing
+    (found,) = verify(home, "sim", repair=True)
+    assert (found.path, found.repaired) == ("sim/klines/interval=1h/symbol=BTCUSDT/2025-01.parquet", True)
+    assert read_klines(home, key("BTCUSDT", "1h", "sim")).equals(before)
+
+
+def test_an_off_grid_month_is_made_again(tmp_path):
+    put(tmp_path / "mirror", source_file(BTC, "2018-02"))
+    ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
+    extra = tmp_path / "home/offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"
+    extra.parent.mkdir(parents=True)
+    extra.write_bytes(b"half")
+    (found,) = verify(tmp_path / "home")
+    assert found.path.startswith("offgrid/")
+    list(verify(tmp_path / "home", repair=True, source=str(tmp_path / "mirror")))
+    assert not list(verify(tmp_path / "home"))

@@ -1,0 +1,195 @@
+"""Architectures are found by name: the built-in ones, and those of other packages through real entry points."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from candles import walk
+
+import cpbmodels
+from cpbmodels import ModelError, architecture, architectures, load, preset, train_fleet
+from cpbmodels.arch import ENTRY_POINT_GROUP, find
+from cpbmodels.arch.base import check_definition
+from cpbmodels.options import COMMON_PRESETS
+
+ROOT = Path(__file__).parents[2]
+BUILT_IN = ["transformer", "gru", "lstm", "lstm-manual", "linear", "har", "robust-har", "classifier-gru"]
+(TCN,) = re.findall(
+    r'```python\n("""`tcn`.*?)```', (ROOT / "docs" / "new-architecture.md").read_text(), re.DOTALL
+)
+
+
+def install(site: Path, package: str, points: dict[str, str], **modules: str) -> None:
+    """A distribution as pip leaves it: modules and a dist-info folder with its entry points."""
+    info = site / f"{package.replace('-', '_')}-1.2.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINT_GROUP}]", *lines]) + "\n")
+    for name, source in modules.items():
+        (site / f"{name}.py").write_text(source)
+
+
+def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a new process that sees the packages in `paths`."""
+    search = os.pathsep.join(map(str, [ROOT, ROOT / "tests" / "models", *paths]))
+    environment = os.environ | {"PYTHONPATH": search, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment
+    )
+
+
+def test_names_cost_neither_torch_nor_numpy():
+    done = python(
+        "import sys, cpbmodels\n"
+        f"assert cpbmodels.architectures()[:8] == {BUILT_IN}, cpbmodels.architectures()\n"
+        "assert not {'torch', 'numpy'} & sys.modules.keys()"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "closed_form", "classifier", "presets", "default_preset"),
+    [
+        ("transformer", False, False, ("seed-transformer",), "seed-transformer"),
+        ("gru", False, False, ("seed-gru",), "seed-gru"),
+        ("lstm", False, False, ("seed-lstm",), "seed-lstm"),
+        ("lstm-manual", False, False, ("seed-lstm",), "seed-lstm"),
+        ("linear", False, False, (), "default"),
+        ("har", False, False, (), "default"),
+        ("robust-har", True, False, (), "default"),
+        ("classifier-gru", False, True, ("seed-gru",), "seed-gru"),
+    ],
+)
+def test_what_is_known_of_the_built_in_ones(name, closed_form, classifier, presets, default_preset):
+    info = cpbmodels.ArchitectureInfo(name, closed_form, classifier, presets, default_preset)
+    assert architecture(name) == info
+    assert preset(default_preset, name)
+    check_definition(find(name))
+
+
+def test_an_unknown_name_is_refused_with_the_choices():
+    with pytest.raises(ModelError) as error:
+        architecture("lstn")
+    assert all(name in str(error.value) for name in architectures())
+
+
+def test_presets_of_all_architectures_stand_beside_the_common_ones():
+    assert list(cpbmodels.PRESETS)[: len(COMMON_PRESETS)] == list(COMMON_PRESETS)
+    own = {name for one in architectures() for name in architecture(one).presets}
+    assert set(cpbmodels.PRESETS) == own | set(COMMON_PRESETS)
+
+
+USE_TCN = """
+import json, sys
+from candles import walk
+import cpbmodels
+series = [walk(500, seed=seed) for seed in (1, 2)]
+fleet = cpbmodels.train_fleet(series, "tcn", "smoke", seeds=[1, 2], device="cpu", n_layers=3, epochs=1)
+loaded = cpbmodels.load(fleet[1].save(sys.argv[1] if len(sys.argv) > 1 else {folder!r}))
+assert (loaded.forecast(series[1]).candle == fleet[1].forecast(series[1]).candle).all()
+info = cpbmodels.architecture("tcn")
+options = cpbmodels.preset("default", "tcn")
+print(json.dumps({{
+    "names": cpbmodels.architectures(),
+    "info": [info.closed_form, info.classifier, info.presets, info.default_preset, info.package],
+    "layers": options.n_layers,
+    "no_effect": len(cpbmodels.without_effect(options, "tcn", ["n_heads", "n_layers"])),
+}}))
+"""
+
+
+def test_an_architecture_of_another_package_trains_saves_and_loads(tmp_path):
+    site, folder = tmp_path / "site", tmp_path / "model"
+    install(site, "toy-arch", {"tcn": "toy_tcn:Tcn"}, toy_tcn=TCN)
+    done = python(USE_TCN.format(folder=str(folder)), site)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["names"] == [*BUILT_IN, "tcn"]
+    assert found["info"] == [False, False, [], "default", "toy-arch 1.2"]
+    assert found["layers"] == 4
+    assert found["no_effect"] == 1
+    with pytest.raises(ModelError, match=f"'tcn', which is not installed here.*{ENTRY_POINT_GROUP}"):
+        load(folder)
+
+
+BROKEN = """
+import json
+import cpbmodels
+from candles import walk
+from cpbmodels.arch import problems, usable
+errors = {}
+for name in [name for name in cpbmodels.architectures() if name not in usable()]:
+    try:
+        cpbmodels.preset("default", name)
+    except cpbmodels.ModelError as error:
+        errors[name] = str(error)
+(member,) = cpbmodels.train_fleet([walk(400)], "gru", "smoke", device="cpu", epochs=1, steps_per_epoch=1)
+assert cpbmodels.architecture("gru").package == ""
+print(json.dumps({"errors": errors, "problems": [str(one) for one in problems()], "usable": list(usable())}))
+"""
+
+
+def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
+    typo = TCN.replace('"n_layers", "dropout"),', '"n_layers", "dropout", "depth"),')
+    install(tmp_path / "a", "missing-module", {"one": "no_such_module:Tcn"})
+    install(tmp_path / "b", "no-class", {"two": "toy_function:build"}, toy_function="def build(): ...")
+    install(tmp_path / "c", "bad-code", {"three": "toy_crash:Tcn"}, toy_crash="1 / 0")
+    install(tmp_path / "d", "bad-spec", {"four": "toy_typo:Tcn"}, toy_typo=typo)
+    install(tmp_path / "e", "same-name", {"gru": "toy_tcn:Tcn", "good": "toy_tcn:Tcn"}, toy_tcn=TCN)
+    install(tmp_path / "f", "twice-a", {"five": "toy_tcn:Tcn"})
+    install(tmp_path / "g", "twice-b", {"five": "toy_tcn:Tcn"})
+    done = python(BROKEN, *sorted(tmp_path.iterdir()))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["usable"] == [*BUILT_IN, "good"]
+    says = {
+        "one": ("missing-module 1.2", "no_such_module"),
+        "two": ("no-class 1.2", "no subclass"),
+        "three": ("bad-code 1.2", "ZeroDivisionError"),
+        "four": ("bad-spec 1.2", "sizes that do not exist: depth"),
+        "five": ("twice-a 1.2 and twice-b 1.2",),
+    }
+    assert found["errors"].keys() == says.keys()
+    for name, words in says.items():
+        assert all(word in found["errors"][name] for word in (name, *words)), found["errors"][name]
+        assert "uninstall" in found["errors"][name]
+    (collision,) = set(found["problems"]) - set(found["errors"].values())
+    assert "same-name 1.2" in collision
+    assert "'gru'" in collision
+    assert collision in done.stderr  # a warning: cpbmodels keeps its own
+    assert len(found["problems"]) == 6
+
+
+def test_a_model_of_an_unknown_architecture_names_what_to_install(tmp_path):
+    folder = train_fleet([walk(500)], "linear", "smoke", device="cpu", epochs=1)[0].save(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architecture": "tcnn"}))
+    with pytest.raises(ModelError, match="'tcnn', which is not installed here"):
+        load(folder)
+
+
+def test_no_other_file_knows_an_architecture_by_name():
+    """Defaults of arguments apart, a name stands in the registry and nowhere else.
+
+    The reports of `cpb doctor` have a part "lstm": torch's own nn.LSTM, no architecture of this library.
+    """
+    package = ROOT / "cpbmodels"
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        if path.parent.name == "arch":
+            continue
+        tree = ast.parse(path.read_text())
+        arguments = [node for node in ast.walk(tree) if isinstance(node, ast.arguments)]
+        defaults = {id(one) for node in arguments for one in [*node.defaults, *node.kw_defaults]}
+        found += [
+            f"{path.relative_to(package)}:{node.lineno} {node.value}"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and node.value in BUILT_IN and id(node) not in defaults
+        ]
+    assert [one for one in found if not re.fullmatch(r"device/(doctor|report)\.py:\d+ lstm", one)] == []

@@ -1,0 +1,94 @@
+"""The contracts of ledger, `issued` and backtest rows."""
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+
+from schemas.errors import MemberError
+from schemas.forecasts import (
+    BACKTEST_SCHEMA,
+    CANDLE_COLUMNS,
+    ISSUED_SCHEMA,
+    LEDGER_SCHEMA,
+    QUANTILE_COLUMNS,
+    check_backtest_rows,
+    check_columns,
+    check_issued,
+    check_ledger,
+)
+
+ISSUED_AT = datetime(2025, 6, 1, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+KEYS = {"symbol": "BTCUSDT", "timeframe": "1h", "model_version": "har", "issued_at": ISSUED_AT}
+
+
+def backtest():
+    prices = dict(zip(QUANTILE_COLUMNS, [90.0 + i for i in range(19)], strict=True))
+    candle = {"q50_open": 99.0, "q50_high": 99.5, "q50_low": 98.0}
+    rows = [
+        KEYS | {"step": n, "target_time": ISSUED_AT + n * HOUR, "last_close": 99.0, "realised_close": 98.0, "fold": 1}
+        | prices | candle
+        for n in (1, 2)
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema=BACKTEST_SCHEMA)
+
+
+def ledger():
+    row = KEYS | {"step": 1, "realised_close": 98.0, "scored_at": ISSUED_AT + HOUR}
+    return pl.DataFrame([row], schema=LEDGER_SCHEMA)
+
+
+def issued():
+    return pl.DataFrame([KEYS | {"made_at": ISSUED_AT}], schema=ISSUED_SCHEMA)
+
+
+def test_good_rows_pass_with_or_without_a_candle():
+    assert check_backtest_rows(backtest()).height == 2
+    assert check_backtest_rows(backtest().drop(CANDLE_COLUMNS)).height == 2
+    assert check_ledger(ledger()).height == 1
+    assert check_issued(issued()).height == 1
+
+
+BAD = {
+    "crossing quantiles": (check_backtest_rows, backtest().with_columns(q50=pl.lit(1.0))),
+    "no truth": (check_backtest_rows, backtest().with_columns(realised_close=pl.lit(None, pl.Float64))),
+    "an infinite truth": (check_backtest_rows, backtest().with_columns(realised_close=pl.lit(float("inf")))),
+    "a NaN": (check_backtest_rows, backtest().with_columns(q05=pl.lit(float("nan")))),
+    "half a candle": (check_backtest_rows, backtest().drop("q50_low")),
+    "fold 0": (check_backtest_rows, backtest().with_columns(fold=pl.lit(0, pl.Int16))),
+    "a fold twice": (check_backtest_rows, pl.concat([backtest(), backtest()])),
+    "a wrong target time": (check_backtest_rows, backtest().with_columns(target_time=pl.col("issued_at"))),
+    "a price of zero": (check_ledger, ledger().with_columns(realised_close=pl.lit(0.0))),
+    "scored before the close": (check_ledger, ledger().with_columns(scored_at=pl.col("issued_at"))),
+    "a score twice": (check_ledger, pl.concat([ledger(), ledger()])),
+    "a step of zero": (check_ledger, ledger().with_columns(step=pl.lit(0, pl.Int64))),
+    "no time of writing": (
+        check_issued,
+        issued().with_columns(made_at=pl.lit(None, ISSUED_SCHEMA["made_at"])),
+    ),
+    "an unknown interval": (check_issued, issued().with_columns(timeframe=pl.lit("7m"))),
+    "no rows": (check_issued, issued().clear()),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_rows_that_break_their_contract_are_refused(name):
+    check, frame = BAD[name]
+
+    with pytest.raises(MemberError) as caught:
+        check(frame)
+
+    assert caught.value.code == "rows"
+
+
+def test_the_column_at_fault_is_named():
+    for bad, field in (
+        (issued().drop("made_at"), "made_at"),
+        (issued().with_columns(symbol=pl.lit(1)), "symbol"),
+        (issued().with_columns(more=pl.lit(1)), "symbol"),
+    ):
+        with pytest.raises(MemberError) as caught:
+            check_columns(bad, ISSUED_SCHEMA)
+        assert caught.value.field == field
+    assert check_columns(issued(), ISSUED_SCHEMA).height == 1

@@ -1,0 +1,267 @@
+"""The flow from candles to forecasts, with a trainer that runs in this process: what fails, fails alone."""
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from inbox import inbox
+
+from flows.runner import Runner
+from flows.train_all import run_train_all
+from schemas.errors import CpbError
+from schemas.handover import FleetResult
+from schemas.identity import SeriesId
+from schemas.run import RunSpec
+from tasks.storage.records import read_record
+from tasks.tracking.registry import champions
+from tasks.tracking.runs import search
+from tasks.tracking.store import open_store
+from tasks.training import worker
+from tasks.training.fleet_files import read_job
+from tasks.training.process import TrainerDied, TrainingTimeout
+
+SPEC = RunSpec(
+    coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
+    since="2024-09", as_of="2025-01-01", overrides={"epochs": 1},
+)  # fmt: skip
+BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
+
+
+class Trainer:
+    """Stands in for `run_trainer`: trains in this process; `after` may spoil what it left in a folder."""
+
+    def __init__(self):
+        self.calls, self.before, self.after = [], lambda job, folder: None, lambda job, folder: None
+
+    def __call__(self, folder, slots, timeout_s, on_progress=None):
+        job = read_job(folder)
+        self.calls.append(job.architecture)
+        if (folder / "result.json").exists():
+            return
+        self.before(job, folder)
+        worker.train_job(folder)
+        self.after(job, folder)
+
+
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory):
+    """A home with the simulator's candles, and an empty MLflow store; copied for every test."""
+    place = tmp_path_factory.mktemp("ingested")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPB_HOME", str(place / "data"))
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
+        from tasks.ingest import ingest
+
+        ingest(SPEC.scope)
+        open_store()
+    return place
+
+
+@pytest.fixture
+def trainer(ingested, tmp_path, monkeypatch):
+    shutil.copytree(ingested / "data", tmp_path / "data")
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    fake = Trainer()
+    monkeypatch.setattr("tasks.train.run_trainer", fake)
+    return fake
+
+
+def run(**options):
+    said = []
+    spec = RunSpec(**SPEC.model_dump() | options)
+    return run_train_all(spec, Runner(), said.append), said
+
+
+def statuses():
+    """(architecture, symbol) -> status of every member's run."""
+    runs = search(open_store(), "tags.`cpb.kind` = 'member'")
+    return {(r.data.tags["architecture"], r.data.tags["symbol"]): r.info.status for r in runs}
+
+
+def flow_status(summary):
+    return open_store().client.get_run(summary.run_id).info.status
+
+
+def test_a_whole_run_and_the_same_again(trainer, tmp_path):
+    first, _ = run()
+    assert first.failures == []
+    assert (first.exit_code, first.series, first.members, first.champions) == (0, 2, 4, 2)
+    assert first.forecast_rows == 20
+    assert set(statuses().values()) == {"FINISHED"}
+    assert {c.series for c in champions(market="sim")} == {BTC, ETH}
+    assert champions(market="spot") == []
+    assert trainer.calls.count("linear") == 1
+    trainer.before = lambda job, folder: pytest.fail("trained again")
+    again, said = run()
+    assert again.as_json() == first.as_json()
+    assert len(statuses()) == 4
+    assert any("trained before by the same command" in line for line in said)
+
+
+def spoil_forecast(name):
+    def spoil(job, folder):
+        path = folder / "members" / name / "test.npz"
+        if job.architecture == "linear":
+            with np.load(path) as kept:
+                arrays = {key: kept[key].copy() for key in kept.files}
+            arrays["quantiles"][3, 2, 1] = np.nan
+            np.savez(path, **arrays)
+
+    return spoil
+
+
+def test_one_forecast_that_is_not_finite_costs_that_model_alone(trainer):
+    trainer.after = spoil_forecast("sim-ETHUSDT-1h")
+    summary, said = run()
+    assert summary.exit_code == 3
+    (failure,) = summary.failures
+    assert (failure.step, failure.code, str(failure.model)) == (
+        "evaluate",
+        "non-finite",
+        "linear/sim-ETHUSDT/1h",
+    )
+    assert statuses() == {
+        ("linear", "BTCUSDT"): "FINISHED", ("linear", "ETHUSDT"): "FAILED",
+        ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
+    }  # fmt: skip
+    assert flow_status(summary) == "FINISHED"
+    assert (summary.members, summary.champions) == (3, 2)
+    assert any(line.startswith("FAILED linear/sim-ETHUSDT/1h in evaluate") for line in said)
+
+
+@pytest.mark.parametrize(("error", "tries"), [(TrainerDied("killed"), 2), (TrainingTimeout("too long"), 1)])
+def test_a_fleet_that_cannot_be_trained_leaves_the_other_fleets_members_good(
+    trainer, monkeypatch, error, tries
+):
+    def die(job, folder):
+        if job.architecture == "linear":
+            raise error
+
+    trainer.before = die
+    monkeypatch.setattr("tasks.train.RETRY_WAIT_S", 0)
+    summary, _ = run()
+    assert {(f.step, f.code, f.model.architecture) for f in summary.failures} == {
+        ("train", error.code, "linear")
+    }
+    assert len(summary.failures) == 2
+    assert trainer.calls.count("linear") == tries
+    assert {k: v for k, v in statuses().items() if k[0] == "robust-har"} == {
+        ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
+    }  # fmt: skip
+    assert (summary.members, summary.champions) == (2, 2)
+
+
+def test_a_model_that_diverged_in_its_first_epoch_is_a_failure_and_no_champion(trainer, monkeypatch):
+    train = worker.train_members
+
+    def diverge(job, loaded, home, **how):
+        models = train(job, loaded, home, **how)
+        return [replace(m, report=m.report | {"diverged": True}) if s.symbol.endswith("BTCUSDT") and
+                job.architecture == "robust-har" else m
+                for m, (_, s) in zip(models, loaded, strict=True)]  # fmt: skip
+
+    monkeypatch.setattr(worker, "train_members", diverge)
+    summary, _ = run()
+    (failure,) = summary.failures
+    assert (failure.step, failure.code, str(failure.model)) == (
+        "train",
+        "diverged",
+        "robust-har/sim-BTCUSDT/1h",
+    )
+    serving = {c.series: c.architecture for c in champions(market="sim")}
+    assert serving[BTC] == "linear"
+    assert statuses()["robust-har", "BTCUSDT"] == "FAILED"
+
+
+def test_a_series_that_fails_early_is_a_failed_run_of_every_fleet_and_of_nothing_else(trainer):
+    summary, _ = run(coins="BTC,ETH,NOPECOIN")
+    (failure,) = summary.failures
+    assert (failure.step, failure.model, failure.series.symbol) == ("ingest", None, "NOPECOINUSDT")
+    failed = {k for k, v in statuses().items() if v == "FAILED"}
+    assert failed == {("linear", "NOPECOINUSDT"), ("robust-har", "NOPECOINUSDT")}
+    assert (summary.members, summary.champions, summary.exit_code) == (4, 2, 3)
+
+
+def test_people_are_told_of_failures_and_new_champions_and_a_dead_service_costs_nothing(trainer, monkeypatch):
+    with inbox() as service:
+        monkeypatch.setenv("CPB_NOTIFY", service.url)
+        monkeypatch.setenv("CPB_HEARTBEAT_URL", service.heartbeat)
+        run(coins="BTC,ETH,NOPECOIN")
+        (told,) = service.messages
+        assert told["title"].endswith(": run partial, champion changed")
+        assert "train-all: sim NOPECOINUSDT 1h failed in ingest" in told["message"]
+        assert told["message"].count("is the champion now") == 2
+        with pytest.raises(CpbError):
+            run(coins="NOPECOIN")
+        assert "no series can be trained" in service.messages[1]["message"]
+        assert service.beats == []
+        run()
+        assert service.messages[2]["title"].endswith(": champion changed")  # of another run
+        run()
+        assert len(service.messages) == 3  # of the same run
+        assert service.beats == ["/ping-secret/train-all"] * 2
+    assert run(coins="BTC,ETH,NOPECOIN", seed=2)[0].exit_code == 3
+
+
+def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_open(trainer, monkeypatch):
+    with pytest.raises(CpbError) as refused:
+        run(coins="NOPECOIN")
+    assert refused.value.code == "no-series"
+    monkeypatch.setattr("tasks.judging.fleet.judge_pools", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run()
+    open_runs = [r for r in search(open_store(), "tags.`cpb.kind` = 'flow'") if r.info.status == "RUNNING"]
+    assert open_runs == []
+
+
+def test_a_damaged_result_is_set_aside_and_made_again(trainer, tmp_path):
+    first, _ = run()
+    results = sorted((tmp_path / "data" / "sim" / "fleets").glob("*/result.json"))
+    assert len(results) == 2
+    whole = read_record(results[0], FleetResult)
+    results[0].write_bytes(results[0].read_bytes()[:-40])
+    again, _ = run()
+    assert (again.exit_code, again.members) == (0, first.members)
+    found = read_record(results[0], FleetResult)
+    assert [m.files["model.safetensors"] for m in found.members] == [
+        m.files["model.safetensors"] for m in whole.members
+    ]
+    assert results[0].with_name("result.json.damaged-1").exists()
+
+
+def shortened(home, symbol, days):
+    """Let a coin's stored candles end `days` before the others': it is not traded any more."""
+    from datetime import timedelta
+
+    import polars as pl
+
+    folder = SeriesId("sim", symbol, "1h").folder(home, "klines")
+    last = max(
+        pl.read_parquet(f, hive_partitioning=False)["open_time"].max() for f in folder.glob("*.parquet")
+    )
+    return last - timedelta(days=days)
+
+
+@pytest.mark.parametrize(("days", "stopped"), [(13, []), (15, ["sim-ETHUSDT-1h"])])
+def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monkeypatch, days, stopped):
+    first, _ = run()
+    assert first.champions == 2
+    from tasks.signals import store
+
+    read, end = store.read_klines, shortened(tmp_path / "data", "ETHUSDT", days)
+    monkeypatch.setattr(
+        store, "read_klines", lambda home, series, as_of=None, **kw: read(
+            home, series, as_of=end if series.symbol == "ETHUSDT" else as_of, **kw)
+    )  # fmt: skip
+    # It is more candles than the champion has seen that count: this run sees fewer of ETH.
+    monkeypatch.setattr("tasks.promote.read_config", lambda folder: type("Config", (), {"rows": 0}))
+    summary, said = run()
+    assert summary.stopped == stopped
+    assert summary.exit_code == 0
+    serving = {c.series for c in champions(market="sim")}
+    assert serving == ({BTC} if stopped else {BTC, ETH})
+    assert any("has stopped trading" in line for line in said) == bool(stopped)
+    assert any("retired cpb-sim-ETHUSDT-1h" in line for line in said) == bool(stopped)

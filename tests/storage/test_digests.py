@@ -1,0 +1,54 @@
+"""The digest of code follows imports: no file that decides a result can be forgotten."""
+
+import pytest
+
+from tasks.storage import digests
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setattr(digests, "ROOT", tmp_path)
+    for name, text in {
+        "a/__init__.py": "", "a/one.py": "from b.two import X\nimport json", "b/__init__.py": "",
+        "b/two.py": "def f():\n    from a import three\nX = 1", "a/three.py": "import a.one", "a/other.py": "",
+    }.items():  # fmt: skip
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    digests.code_digest.cache_clear()
+    yield tmp_path
+    digests.code_digest.cache_clear()
+
+
+@pytest.mark.parametrize("changed", ["a/one.py", "b/two.py", "a/three.py"])
+def test_a_change_of_any_imported_module_is_another_digest(project, changed):
+    before = digests.code_digest("a/one.py")
+    digests.code_digest.cache_clear()
+    assert digests.code_digest("a/one.py") == before
+    (project / changed).write_text((project / changed).read_text() + "\n# changed")
+    digests.code_digest.cache_clear()
+    assert digests.code_digest("a/one.py") != before
+
+
+def test_what_is_not_imported_does_not_count(project):
+    before = digests.code_digest("a/one.py")
+    (project / "a/other.py").write_text("1")
+    digests.code_digest.cache_clear()
+    assert digests.code_digest("a/one.py") == before
+
+
+def test_a_place_that_is_gone_is_an_error(project):
+    with pytest.raises(FileNotFoundError):
+        digests.code_digest("a/gone.py")
+
+
+def test_the_features_digest_covers_what_decides_them():
+    names = {
+        p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["tasks/signals/columns.py"])
+    }
+    assert {
+        "cpbmodels/series.py",
+        "schemas/features.py",
+        "schemas/universe.py",
+        "tasks/signals/columns.py",
+    } <= names

@@ -1,0 +1,80 @@
+"""Records on disk: what is read is what was written, or it is named and set aside."""
+
+import json
+import math
+from contextlib import suppress
+
+import pytest
+
+from schemas.errors import DamagedError
+from schemas.handover import Failure, FleetResult, TrainedMember
+from schemas.identity import ModelId, SeriesId
+from tasks.storage.records import find_record, read_record, set_aside, write_record
+
+MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
+RESULT = FleetResult(
+    key="k",
+    architecture="har",
+    members=(
+        TrainedMember(model=MODEL, name="um-BTCUSDT-1h", files={"a": "b"},
+                      history=({"val_loss": 1.25, "lr": math.nan},), report={"epochs_run": 3}),
+    ),
+    failures=(Failure.of(MODEL, "train", "why"),),
+    train_seconds=0.1 + 0.2,
+)  # fmt: skip
+
+
+def test_a_record_comes_back_as_it_was(tmp_path):
+    digest = write_record(tmp_path / "r.json", RESULT)
+    found = read_record(tmp_path / "r.json", FleetResult)
+    assert write_record(tmp_path / "s.json", found) == digest
+    assert found.members[0].model == MODEL
+    assert found.train_seconds == 0.1 + 0.2
+
+
+def test_every_changed_byte_of_the_content_is_found(tmp_path):
+    path = tmp_path / "r.json"
+    write_record(path, RESULT)
+    whole = path.read_bytes()
+    unnoticed: list[str] = []
+    for i in range(0, len(whole), 7):
+        changed = bytearray(whole)
+        changed[i] ^= 1
+        path.write_bytes(changed)
+        with suppress(DamagedError):  # not found where it is white space outside the content
+            assert read_record(path, FleetResult).model_dump_json() == RESULT.model_dump_json()
+            unnoticed.append(chr(whole[i]))
+    assert set(unnoticed) <= {" ", "\n"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"record": "FleetResult"}', "\x00\xff"])
+def test_what_is_no_record_is_damaged(tmp_path, text):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    with pytest.raises(DamagedError):
+        read_record(path, FleetResult)
+
+
+def test_another_kind_or_version_is_not_read(tmp_path):
+    path = tmp_path / "r.json"
+    write_record(path, Failure.of(MODEL, "train", "x"))
+    with pytest.raises(DamagedError, match="Failure"):
+        read_record(path, FleetResult)
+    write_record(path, RESULT)
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"version": 99}))
+    with pytest.raises(DamagedError, match="99"):
+        read_record(path, FleetResult)
+
+
+def test_a_damaged_one_is_set_aside_and_a_missing_one_is_none(tmp_path, caplog):
+    path = tmp_path / "r.json"
+    assert find_record(path, FleetResult) is None
+    for n in (1, 2):
+        path.write_text("{")
+        assert find_record(path, FleetResult) is None
+        assert not path.exists()
+        assert (tmp_path / f"r.json.damaged-{n}").read_text() == "{"
+    assert "r.json.damaged-2" in caplog.text
+    (tmp_path / "folder").mkdir()
+    assert set_aside(tmp_path / "folder", "why").name == "folder.damaged-1"

@@ -1,0 +1,46 @@
+"""No credential leaves through a URL that is shown or stored."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.storage.urls import public_url, without_credentials
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:pw@host:8080/path?a=1#x", "http://host:8080/path?a=1#x"),
+        ("postgresql+psycopg2://u:p%40w@db/x", "postgresql+psycopg2://db/x"),
+        (
+            "s3://bucket/key?X-Amz-Signature=abc&X-Amz-Date=1",
+            "s3://bucket/key?X-Amz-Signature=***&X-Amz-Date=1",
+        ),
+        ("https://h/?access_token=t&q=1", "https://h/?access_token=***&q=1"),
+        ("sqlite:///mlruns/mlflow.db", "sqlite:///mlruns/mlflow.db"),
+        ("/a/folder", "/a/folder"),
+        ("sim", "sim"),
+        ("http://token@host", "http://host"),
+        ("http://[broken@x", "http://x"),
+        ("http://user:p@ss@host/a@b", "http://host/a@b"),
+        ("http://user:p/ss@host/x", "http://***"),
+        ("http://user:#pass@host/x", "http://host/x"),
+        ("http://user:?pass@host/x", "http://***"),
+        ("http://[::1]:5000/x", "http://[::1]:5000/x"),
+        ("http://[::1]/x", "http://[::1]/x"),
+        ("sqlite:////tmp/mlflow.db", "sqlite:////tmp/mlflow.db"),
+    ],
+)
+def test_credentials_are_cut(url, shown):
+    assert public_url(url) == shown
+
+
+def test_a_message_keeps_its_words():
+    text = "cannot connect to postgresql://me:secret@db:5432/x (refused), nor http://a:b@c/"
+    assert without_credentials(text) == "cannot connect to postgresql://db:5432/x (refused), nor http://c/"
+
+
+@given(st.from_regex(r"[a-z0-9!$%&*()_+=.,;-]{6,20}", fullmatch=True))
+def test_no_password_is_left(password):
+    secret = f"Zq{password}Zq"
+    assert secret not in public_url(f"http://user:{secret}@host/path")

@@ -1,0 +1,58 @@
+"""A program in a real pseudo-terminal, where Ctrl-C is a key."""
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import subprocess
+import termios
+import time
+
+
+class Terminal:
+    """Runs a command whose terminal is ours; `screen` is what it has shown so far."""
+
+    def __init__(self, command, **options):
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), **options,
+        )  # fmt: skip
+        os.close(slave)
+        self.screen = ""
+
+    def read_until(self, done, timeout=60):
+        """Read until `done()` holds; its error is the screen."""
+        end = time.monotonic() + timeout
+        while not done():
+            ended = self.process.poll() is not None and not done()
+            assert not ended, f"it ended with {self.process.returncode}; the screen:\n{self.screen[-2000:]}"
+            assert time.monotonic() < end, f"waited {timeout} s in vain; the screen:\n{self.screen[-2000:]}"
+            self._read(0.05)
+
+    def press_ctrl_c(self):
+        """Press the key, wait for the end, and return the seconds that took."""
+        began = time.monotonic()
+        os.write(self._master, b"\x03")
+        self.read_until(lambda: self.process.poll() is not None, 30)
+        seconds = time.monotonic() - began
+        while self._read(0):
+            pass
+        return seconds
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self._master)
+
+    def _read(self, timeout):
+        if not select.select([self._master], [], [], timeout)[0]:
+            return False
+        with contextlib.suppress(OSError):  # EIO: the other end is closed
+            if data := os.read(self._master, 65536):
+                self.screen += data.decode(errors="replace")
+                return True
+        time.sleep(min(timeout, 0.05))
+        return False

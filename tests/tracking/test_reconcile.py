@@ -1,0 +1,163 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from test_runs import fleet_of, member
+
+from tasks.storage.processes import ProcessId
+from tasks.tracking import finish, log_member, open_store, start_fleet, start_parent
+from tasks.tracking import store as store_module
+from tasks.tracking.heartbeat import Heartbeats, heartbeat_tag
+from tasks.tracking.reconcile import LEASE, LEASE_UNKNOWN, reconcile
+from tasks.tracking.tags import HEARTBEAT, PARENT, PROCESS, REASON
+
+ROOT = Path(__file__).resolve().parents[2]
+NOW = datetime.now(UTC)
+
+TRAINING = """
+import time
+from tasks.tracking import open_store, start_fleet, start_parent
+store = open_store()
+flow = start_parent("killed", {})
+fleet = start_fleet(flow.run_id, "gru", "killed/gru")
+member = store.client.create_run(store.experiment_id, tags={"mlflow.parentRunId": fleet.run_id, "cpb.key": "m"})
+print(flow.run_id, fleet.run_id, member.info.run_id, flush=True)
+time.sleep(600)
+"""
+
+
+def start_training(folder):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+    )
+    return process, process.stdout.readline().split()
+
+
+def status(store, run_id):
+    return store.client.get_run(run_id).info.status
+
+
+def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, tmp_path):
+    process, runs = start_training(tmp_path)
+    try:
+        assert reconcile(store) == []  # it lives
+        assert {status(store, run) for run in runs} == {"RUNNING"}
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+
+    store_module._opened.clear()
+    store_module._opened_for_writing.clear()
+    open_store(create=False)
+    assert {status(store, run) for run in runs} == {"RUNNING"}  # a reader marks nothing
+    open_store()
+
+    assert {status(store, run) for run in runs} == {"KILLED"}
+    assert f"process {process.pid} " in store.client.get_run(runs[0]).data.tags[REASON]
+
+
+def test_a_new_flow_marks_the_runs_of_dead_ones(store, tmp_path):
+    process, runs = start_training(tmp_path)
+    process.kill()
+    process.wait(30)
+
+    start_parent("next", {})
+
+    assert {status(store, run) for run in runs} == {"KILLED"}
+
+
+def test_a_killed_flow_is_continued_by_the_same_key(store, tmp_path):
+    process, (flow_id, fleet_id, _) = start_training(tmp_path)
+    process.kill()
+    process.wait(30)
+    reconcile(store)
+
+    flow = start_parent("killed", {})
+    fleet = start_fleet(flow.run_id, "gru", "killed/gru")
+
+    assert (flow.run_id, fleet.run_id) == (flow_id, fleet_id)
+    run = store.client.get_run(flow_id)
+    assert (run.info.status, run.data.tags[PROCESS]) == ("RUNNING", str(ProcessId.current()))
+    assert REASON not in run.data.tags
+    assert reconcile(store) == []
+
+
+def test_a_run_of_an_earlier_boot_is_dead(store):
+    fleet = fleet_of()
+    earlier = replace(ProcessId.current(), boot_id="another boot")
+    store.client.set_tag(fleet.run_id, PROCESS, str(earlier))
+
+    assert reconcile(store) == [fleet.run_id]
+
+
+def on_other_host(store, run_id):
+    store.client.set_tag(run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
+
+
+def test_a_run_of_another_host_lives_as_long_as_its_lease(store):
+    flow = start_parent("key", {})
+    fleet = start_fleet(flow.run_id, "gru", "key/gru")
+    for run in (flow, fleet):
+        on_other_host(store, run.run_id)
+
+    assert reconcile(store, NOW + LEASE - timedelta(minutes=5)) == []
+
+    later = NOW + LEASE + timedelta(minutes=5)
+    store.client.set_tag(flow.run_id, HEARTBEAT, heartbeat_tag(later - timedelta(minutes=10))[HEARTBEAT])
+    assert reconcile(store, later) == []  # the flow's heartbeat counts for its fleets
+
+    assert set(reconcile(store, later + LEASE)) == {flow.run_id, fleet.run_id}
+    assert "elsewhere" in store.client.get_run(fleet.run_id).data.tags[REASON]
+
+
+def test_a_run_of_an_older_release_has_a_long_lease(store):
+    run = store.client.create_run(store.experiment_id, tags={"cpb.kind": "flow"})
+    child = store.client.create_run(store.experiment_id, tags={PARENT: run.info.run_id})
+
+    assert reconcile(store, NOW + LEASE_UNKNOWN - timedelta(hours=1)) == []
+    marked = reconcile(store, NOW + LEASE_UNKNOWN + timedelta(hours=1))
+    assert set(marked) == {run.info.run_id, child.info.run_id}
+
+
+def test_a_member_whose_fleet_has_ended_is_dead(store):
+    fleet = fleet_of()
+    run_id = log_member(fleet.run_id, member())
+    store.client.update_run(run_id, status="RUNNING")
+    finish(fleet.run_id)
+
+    assert reconcile(store) == [run_id]
+
+
+@pytest.mark.parametrize("outcome", ["complete", "partial", "failed"])
+def test_ended_runs_stay_as_they_are(store, outcome):
+    fleet = fleet_of()
+    finish(fleet.run_id, outcome)
+    before = status(store, fleet.run_id)
+
+    assert fleet.run_id not in reconcile(store, NOW + timedelta(days=100))
+    assert status(store, fleet.run_id) == before
+
+
+def test_heartbeats_are_renewed_until_the_run_ends(store):
+    flow = start_parent("key", {})
+    beats = Heartbeats(interval_s=0.05)
+    store.client.set_tag(flow.run_id, HEARTBEAT, "2020-01-01T00:00:00+00:00")
+
+    beats.start(store, flow.run_id)
+    until = time.monotonic() + 30
+    while store.client.get_run(flow.run_id).data.tags[HEARTBEAT].startswith("2020"):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+    beats.stop(flow.run_id)
+    thread = beats._thread
+    if thread:
+        thread.join(30)
+    assert beats._thread is None

@@ -1,0 +1,55 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainer_tools import PRELUDE, trainers_in
+
+from tasks.training import process
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Let this code run as the trainer, in a real process of its own; `folder` is the fleet's folder."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    monkeypatch.setenv("PYTHONPATH", f"{modules}{os.pathsep}{ROOT}")
+    monkeypatch.setattr(process, "WORKER", "fake_worker")
+
+    def use(code, prelude=PRELUDE):
+        (modules / "fake_worker.py").write_text(prelude + code + "\n")
+
+    return use
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The fleet's folder."""
+    made = tmp_path / "fleet"
+    made.mkdir()
+    return made
+
+
+@pytest.fixture
+def start_parent(folder):
+    """Start a process that calls `run_trainer` with the fake worker; killed at the end."""
+    started = []
+
+    def start(extra=""):
+        code = (
+            "import sys, pathlib; from tasks.training import process; from tasks.training.slots import Slots\n"
+            f"process.WORKER = 'fake_worker'\n{extra}\n"
+            "process.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
+        )
+        started.append(subprocess.Popen([sys.executable, "-c", code, str(folder)]))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+    for trainer in trainers_in(folder):
+        trainer.kill()

@@ -1,0 +1,233 @@
+"""Calls side by side, and their end by Ctrl-C in a real terminal after polars has taken the signal's handler."""
+
+import os
+import sys
+import threading
+import time
+from contextvars import ContextVar
+from pathlib import Path
+
+import pytest
+from terminal import Terminal
+from trainer_tools import trainers_in, wait_until
+
+from tasks.parallel import run_each, thread_pool
+from tasks.storage.waiting import Interrupted, pause, stoppable
+from tasks.training.slots import Slots, hold_slot
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = ContextVar("name", default="none")
+
+
+def test_results_and_errors_come_back_in_order():
+    def fail():
+        raise ValueError("two")
+
+    def slow():
+        time.sleep(0.1)
+        return 1
+
+    first, second, third = run_each([slow, fail, lambda: 3], workers=3)
+    assert (first, third) == (1, 3)
+    assert isinstance(second, ValueError)
+    assert run_each([], workers=4) == []
+
+
+def test_no_more_than_the_workers_run_at_once():
+    guard, inside, most = threading.Lock(), 0, 0
+
+    def work():
+        nonlocal inside, most
+        with guard:
+            inside += 1
+            most = max(most, inside)
+        time.sleep(0.03)
+        with guard:
+            inside -= 1
+
+    run_each([work] * 8, workers=3)
+    assert most == 3
+
+
+def test_calls_see_the_callers_context_and_keep_theirs_to_themselves():
+    def call():
+        seen = NAME.get()
+        NAME.set("changed")
+        return seen
+
+    token = NAME.set("flow")
+    try:
+        assert run_each([call] * 4, workers=2) == ["flow"] * 4
+        assert NAME.get() == "flow"
+    finally:
+        NAME.reset(token)
+
+
+def test_an_interrupt_in_one_call_stops_the_others_also_deep_inside():
+    stopped, begun = [], []
+
+    def wait_long():
+        begun.append(1)
+        try:
+            pause(60)
+        except Interrupted:
+            stopped.append(1)
+            raise
+
+    def nested():
+        run_each([wait_long, wait_long], workers=2)
+
+    def interrupt():
+        while len(begun) < 3:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    never = []
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_each([wait_long, nested, interrupt, lambda: never.append(1)], workers=3)
+    assert time.monotonic() - began < 2
+    assert len(stopped) == 3
+    assert not never
+
+
+def test_a_call_that_cannot_be_stopped_is_left_behind(monkeypatch):
+    monkeypatch.setattr("tasks.parallel.STOP_S", 0.3)
+    release = threading.Event()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_each([lambda: release.wait(30), interrupt], workers=2)
+    assert time.monotonic() - began < 2
+    release.set()
+
+
+def test_a_wait_for_a_slot_ends_with_an_interrupt(tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.storage.locks.SHARED_FOLDER", tmp_path)
+    for slots in (Slots((), 1, 1), Slots(("GPU-1",), 1, 1)):
+        stop, ended = threading.Event(), []
+
+        def wait(slots=slots, stop=stop, ended=ended):
+            with stoppable(stop), pytest.raises(Interrupted), hold_slot(slots):
+                pass
+            ended.append(1)
+
+        with hold_slot(slots):
+            thread = threading.Thread(target=wait)
+            thread.start()
+            time.sleep(0.2)
+            stop.set()
+            thread.join(2)
+            assert ended
+
+
+def test_a_pool_drops_what_has_not_begun_when_an_error_ends_its_block():
+    begun = []
+
+    def work():
+        begun.append(1)
+        time.sleep(0.2)
+
+    def fail_within_the_block():
+        with thread_pool(1, "t") as pool:
+            for _ in range(5):
+                pool.submit(work)
+            time.sleep(0.05)
+            raise ValueError
+
+    with pytest.raises(ValueError):
+        fail_within_the_block()
+    assert len(begun) == 1
+
+
+SCRIPT = """\
+QUERY
+import pathlib, sys, time
+from functools import partial
+from flows.interrupt import exit_now
+from tasks.parallel import run_each, thread_pool
+from tasks.training import process
+from tasks.training.slots import Slots
+process.WORKER = "fake_worker"
+folder = pathlib.Path(sys.argv[1])
+def train(name, workers):
+    process.run_trainer(folder / name, Slots((), workers, 1), 600)
+def main():
+BODY
+try:
+    main()
+except KeyboardInterrupt:
+    exit_now(130)
+"""
+QUERY = "import polars; polars.LazyFrame({'a': [1, 2]}).select(polars.col('a').sum()).collect()"
+LATE = """\
+    def late():
+        import polars
+        train("a", 1)
+    run_each([late], 1)
+"""
+FUTURE = """\
+    with thread_pool(2, "t") as pool:
+        pool.submit(train, "a", 1)
+        pool.submit(time.sleep, 600).result()
+"""
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+
+
+@pytest.mark.parametrize(
+    ("body", "trainers", "query", "worker_code"),
+    [
+        pytest.param("    train('a', 1)", 1, QUERY, "", id="in the main thread"),
+        pytest.param(
+            "    run_each([partial(train, n, 2) for n in 'abc'], 3)", 2, QUERY, "", id="one awaits a slot"
+        ),
+        pytest.param(
+            "    run_each([partial(train, n, 2) for n in 'abc'], 2)", 2, QUERY, "", id="one has not begun"
+        ),
+        pytest.param(
+            "    run_each([lambda: run_each([partial(train, n, 2) for n in 'ab'], 2)], 1)",
+            2,
+            QUERY,
+            "",
+            id="nested",
+        ),
+        pytest.param("    run_each([partial(train, 'a', 1)], 1)", 1, QUERY, STUBBORN, id="ignores SIGTERM"),
+        pytest.param(LATE, 1, "", "", id="polars is imported while the main thread waits"),
+        pytest.param(FUTURE, 1, QUERY, "", id="an untimed future.result() in a pool of its own"),
+    ],
+)
+def test_ctrl_c_ends_trainings_within_3_seconds(tmp_path, worker, body, trainers, query, worker_code):
+    worker(f"{worker_code}\nprint('epoch'); time.sleep(600)")
+    fleets = [tmp_path / name for name in "abc"]
+    for fleet in fleets:
+        fleet.mkdir()
+    code = SCRIPT.replace("BODY", body).replace("QUERY", query)
+    terminal = Terminal([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+    try:
+        terminal.read_until(lambda: sum((fleet / "pid").exists() for fleet in fleets) == trainers)
+        time.sleep(0.3)
+        seconds = terminal.press_ctrl_c()
+        assert terminal.process.returncode == 130, terminal.screen
+        assert "Traceback" not in terminal.screen
+        assert seconds < 3
+        if body == FUTURE:  # such a pool knows no stop event: its trainer ends when it sees its parent's end
+            wait_until(lambda: not trainers_in(fleets[0]), 1)
+        assert not [one for fleet in fleets for one in trainers_in(fleet)]
+    finally:
+        terminal.close()
+
+
+def test_polars_takes_the_handler_in_a_way_that_makes_untimed_waits_deaf(tmp_path):
+    """The reason for all this; where it no longer holds, `let_ctrl_c_end_waits` can go."""
+    code = (
+        "import polars, time, os, threading; from concurrent.futures import ThreadPoolExecutor\n"
+        "threading.Timer(0.5, os.kill, (os.getpid(), 2)).start(); began = time.monotonic()\n"
+        "try: ThreadPoolExecutor(1).submit(time.sleep, 2).result()\n"
+        "except KeyboardInterrupt: pass\n"
+        "print(time.monotonic() - began > 1.5)"
+    )
+    done = os.popen(f"{sys.executable} -c '{code}'").read()
+    assert done.strip() == "True"

@@ -1,0 +1,183 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from schemas.handover import FleetJob, JobMember, SeriesRecord, SplitBounds
+from schemas.identity import ModelId, SeriesId
+from tasks.storage.digests import value_digest
+from tasks.storage.locks import locked
+from tasks.storage.records import write_record
+from tasks.training.retention import MAX_FLEETS_PER_KIND, MAX_UNUSED_DAYS, FleetsInUse, remove_old_fleets
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def span(day):
+    return START + timedelta(days=day), START + timedelta(days=day + 1)
+
+
+def job(architecture="har", coins=("BTCUSDT",), preset="smoke", market="spot"):
+    members = []
+    for coin in coins:
+        series = SeriesId(market, coin, "1h")
+        features = SeriesRecord(
+            series=series, path="f", digest="d", file_digest="e", rows=9, first_us=0, last_us=1
+        )
+        bounds = SplitBounds(timeframe="1h", train=span(0), validation=span(1), test=span(2))
+        members.append(
+            JobMember(model=ModelId(architecture, preset, series, 1), features=features, bounds=bounds)
+        )
+    return FleetJob(
+        architecture=architecture, preset=preset, seeds=1, overrides={}, device="cpu", profile="auto", dtype="float32",
+        members=tuple(members), code="c",
+    )  # fmt: skip
+
+
+def fleet(root, name, used=0.0, **changes):
+    one = job(**changes)
+    folder = root / "fleets" / value_digest(name)[:16]
+    write_record(folder / "job.json", one)
+    for member in one.members:
+        place = folder / "members" / member.name
+        (place / "model").mkdir(parents=True)
+        for file in ("model.safetensors", "config.json", "metrics.json", "loss.png"):
+            (place / "model" / file).touch()
+        (place / "score-0123456789abcdef.npz").touch()
+        (place / "test.npz").touch()
+    left_behind = ("result.json.damaged-1", ".job.json.0123456789ab")  # by damage, by a kill
+    for file in ("result.json", "lock", "worker.log", "progress.json", *left_behind):
+        (folder / file).touch()
+    draft = folder / ".members.0123456789ab" / one.members[0].name / "model"
+    draft.mkdir(parents=True)
+    (draft / ".config.json.k3_xz9ab").touch()
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "17.safetensors").touch()
+    at = time.time() - 10_000 + used
+    os.utime(folder / "job.json", (at, at))
+    return folder
+
+
+@pytest.fixture
+def nights(tmp_path):
+    """Fleets of one kind, oldest first, among fleets of other kinds."""
+    made = [fleet(tmp_path, f"night {n}", used=1000.0 + n) for n in range(MAX_FLEETS_PER_KIND + 2)]
+    fleet(tmp_path, "other coins", coins=("BTCUSDT", "ETHUSDT"), used=1.0)
+    fleet(tmp_path, "other architecture", architecture="gru", used=1.0)
+    fleet(tmp_path, "other preset", preset="default", used=1.0)
+    fleet(tmp_path, "other market", market="um", used=1.0)
+    return made
+
+
+def removed(nights):
+    return [n for n, folder in enumerate(nights) if not folder.exists()]
+
+
+def test_the_last_few_of_each_kind_are_kept(tmp_path, nights):
+    everything = set((tmp_path / "fleets").iterdir())
+
+    assert FleetsInUse(tmp_path).release() == sorted(nights[:2])
+
+    assert everything - set((tmp_path / "fleets").iterdir()) == set(nights[:2])
+    assert FleetsInUse(tmp_path).release() == []
+
+
+def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, nights):
+    others = set((tmp_path / "fleets").iterdir()) - set(nights)
+    old = time.time() - (MAX_UNUSED_DAYS + 1) * 86400
+    gone = sorted(others)[0]
+    os.utime(gone / "job.json", (old, old))
+
+    assert set(remove_old_fleets(tmp_path / "fleets")) == {gone, *nights[:2]}
+
+
+def test_an_older_fleet_that_was_used_again_is_kept(tmp_path, nights):
+    os.utime(nights[0] / "job.json")
+    FleetsInUse(tmp_path).release()
+    assert removed(nights) == [1, 2]
+
+
+def test_nothing_goes_while_another_run_is_at_work(tmp_path, nights):
+    other = FleetsInUse(tmp_path)
+    assert FleetsInUse(tmp_path).release() == []
+    assert len(other.release()) == 2
+
+
+def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
+    code = "import sys, time; from pathlib import Path; from tasks.training.retention import FleetsInUse; "
+    code += "hold = FleetsInUse(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    root = Path(__file__).resolve().parents[2]
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+    )
+    other.stdout.readline()
+    assert FleetsInUse(tmp_path).release() == []
+    other.kill()
+    other.wait(30)
+    assert len(FleetsInUse(tmp_path).release()) == 2
+
+
+def test_a_fleet_with_a_trainer_at_work_is_kept(tmp_path, nights):
+    with locked(nights[0] / "lock"):
+        remove_old_fleets(tmp_path / "fleets")
+    assert removed(nights) == [1]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["notes.txt", "members/notes.txt", "members/BTCUSDT-1h/notes.txt", "members/BTCUSDT-1h/model/thesis.pdf",
+     "members/MINE-1h/model/model.safetensors", "photos/a.png"],
+)  # fmt: skip
+def test_a_folder_with_a_file_of_the_users_is_kept(tmp_path, nights, place):
+    mine = nights[0] / place
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine")
+
+    remove_old_fleets(tmp_path / "fleets")
+
+    assert removed(nights) == [1]
+    assert mine.read_text() == "mine"
+
+
+def test_a_link_is_never_followed(tmp_path, nights):
+    treasure = tmp_path / "treasure"
+    treasure.mkdir()
+    (treasure / "test.npz").write_text("mine")
+    (nights[0] / "members/BTCUSDT-1h/model/linked").symlink_to(treasure)
+    elsewhere = fleet(tmp_path / "elsewhere", "linked", used=2.0)
+    (tmp_path / "fleets" / elsewhere.name).symlink_to(elsewhere)
+
+    remove_old_fleets(tmp_path / "fleets")
+
+    assert (treasure / "test.npz").exists()
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"architecture": "har", "preset": "smoke", "members": []}', "changed"]
+)
+def test_a_folder_whose_job_cannot_be_read_is_left_alone(tmp_path, nights, content):
+    path = nights[0] / "job.json"
+    if content == "changed":
+        record = json.loads(path.read_text())
+        record["body"]["preset"] = "default"
+        content = json.dumps(record)
+    path.write_text(content)
+
+    remove_old_fleets(tmp_path / "fleets")
+
+    assert removed(nights) == [1]
+    assert path.read_text() == content
+
+
+def test_folders_with_other_names_are_left_alone(tmp_path, nights):
+    mine = nights[0].rename(nights[0].with_name("my-copy"))
+    remove_old_fleets(tmp_path / "fleets")
+    assert mine.exists()

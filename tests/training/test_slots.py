@@ -1,0 +1,241 @@
+"""Slots: which GPUs are visible, and that no two trainings share one."""
+
+import os
+import sys
+import threading
+import time
+from types import ModuleType
+
+import pytest
+from other_user import as_nobody, let_others_pass
+from trainer_tools import wait_until
+
+from schemas.errors import UsageError
+from tasks.storage import locks
+from tasks.training import slots as module
+from tasks.training.process import run_trainer
+from tasks.training.slots import Slots, check_device, count_gpus, hold_slot, plan_slots, visible_gpus
+
+UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """Install a fake driver: `driver(uuid=(MIG uuids, …), …)`; without a call there is none."""
+    fake = ModuleType("pynvml")
+
+    class NVMLError(Exception):
+        pass
+
+    devices = {}
+
+    def init():
+        if not devices:
+            raise NVMLError("no driver")
+
+    def instance(handle, index):
+        if index >= len(devices[handle]):
+            raise NVMLError("not found")
+        return devices[handle][index]
+
+    def mig_mode(handle):
+        if handle == "GPU-bb33":  # an old GPU
+            raise NVMLError("not supported")
+        return bool(devices[handle]), True
+
+    fake.NVMLError = NVMLError
+    fake.nvmlInit = init
+    fake.nvmlShutdown = lambda: None
+    fake.nvmlDeviceGetCount = lambda: len(devices)
+    fake.nvmlDeviceGetHandleByIndex = lambda index: list(devices)[index]
+    fake.nvmlDeviceGetUUID = lambda handle: handle
+    fake.nvmlDeviceGetMigMode = mig_mode
+    fake.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 7
+    fake.nvmlDeviceGetMigDeviceHandleByIndex = instance
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(**found):
+        devices.clear()
+        devices.update({name.replace("_", "-"): tuple(parts) for name, parts in found.items()})
+
+    return install
+
+
+@pytest.fixture
+def gpus(driver):
+    driver(GPU_aa11=(), GPU_aa22=(), GPU_bb33=())
+
+
+@pytest.fixture
+def locks_in(tmp_path, monkeypatch):
+    """Put the lock files for all users of the machine there."""
+    folder = tmp_path / "locks"
+    folder.mkdir()
+    monkeypatch.setattr(locks, "SHARED_FOLDER", folder)
+    return folder
+
+
+def test_without_a_driver_there_is_no_gpu_whatever_the_environment_says(driver, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert count_gpus() == 0
+    assert plan_slots("auto", 1).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, UUIDS),
+        ("", ()),
+        ("-1", ()),
+        ("2,0", ("GPU-bb33", "GPU-aa11")),
+        (" 1 , 2 ", ("GPU-aa22", "GPU-bb33")),
+        ("0,7,1", ("GPU-aa11",)),  # CUDA stops at the first that is none
+        ("GPU-bb33,GPU-aa11", ("GPU-bb33", "GPU-aa11")),
+        ("GPU-b", ("GPU-bb33",)),
+        ("GPU-a", ()),  # two begin so
+        ("0,GPU-aa11,2", ("GPU-aa11", "GPU-bb33")),
+        ("NoDevFiles", ()),
+    ],
+)
+def test_visible_gpus(gpus, monkeypatch, visible, expected):
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == expected
+    assert count_gpus() == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, ("MIG-x1", "MIG-x2", "GPU-aa22")),
+        ("0,1", ("MIG-x1", "GPU-aa22")),  # CUDA takes the first instance
+        ("MIG-x2", ("MIG-x2",)),
+        ("MIG-x", ()),
+        ("GPU-aa1", ("MIG-x1",)),
+    ],
+)
+def test_instances_of_a_divided_gpu_are_devices_of_their_own(driver, monkeypatch, visible, expected):
+    driver(GPU_aa11=("MIG-x1", "MIG-x2"), GPU_aa22=())
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_gpus() == expected
+
+
+def test_slots_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert plan_slots("cpu", 5) == Slots((), 5, 1)
+    assert plan_slots("cpu", 2) == Slots((), 2, 4)
+    assert plan_slots("cpu", 20) == Slots((), 8, 1)
+
+
+def test_slots_with_gpus(gpus, monkeypatch):
+    monkeypatch.setattr(module.os, "cpu_count", lambda: 7)
+    assert plan_slots("auto", 5) == Slots(UUIDS, 3, 2)
+    assert plan_slots("cuda", 5) == Slots(UUIDS, 3, 2)
+    assert plan_slots("cuda:1", 5) == Slots(UUIDS[1:2], 1, 7)
+    assert plan_slots("cpu", 1).gpus == ()
+
+
+def test_a_device_that_is_not_there_is_refused(gpus, monkeypatch):
+    for name in ("auto", "cpu", "cuda", "cuda:2"):
+        check_device(name)
+    for name, visible in (("cuda:3", "0,1,2"), ("cuda:1", "2"), ("cuda", "")):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(UsageError) as refused:
+            check_device(name)
+        assert (refused.value.code, refused.value.field) == ("device", "device")
+
+
+def test_cpu_slots_bound_what_runs_side_by_side():
+    inside, most = 0, 0
+    guard = threading.Lock()
+
+    def work():
+        nonlocal inside, most
+        with hold_slot(Slots((), 2, 1)):
+            with guard:
+                inside += 1
+                most = max(most, inside)
+            time.sleep(0.05)
+            with guard:
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 2
+
+
+def test_a_gpu_is_held_by_one_at_a_time(locks_in):
+    two = Slots(UUIDS[:2], 2, 1)
+    with hold_slot(two) as first, hold_slot(two) as second:
+        assert {first.gpu, second.gpu} == set(UUIDS[:2])
+        waited = []
+        thread = threading.Thread(target=lambda: waited.append(_hold_shortly(two)))
+        thread.start()
+        time.sleep(0.7)
+        assert not waited
+    thread.join(5)
+    assert waited
+
+
+def _hold_shortly(slots):
+    with hold_slot(slots) as slot:
+        return slot.gpu
+
+
+def test_processes_that_number_the_gpus_otherwise_meet_at_the_same_lock(gpus, locks_in, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2")
+    alone = plan_slots("cuda", 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,0")
+    both = plan_slots("cuda", 2)
+    with hold_slot(alone) as held, hold_slot(both) as other:
+        assert (held.gpu, other.gpu) == ("GPU-bb33", "GPU-aa11")
+
+
+def test_the_trainer_sees_its_gpu_alone_and_holds_its_lock_past_its_parents_death(
+    folder, worker, start_parent, locks_in
+):
+    worker("(folder / 'device').write_text(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(600)")
+    parent = start_parent(
+        f"from tasks.storage import locks; locks.SHARED_FOLDER = pathlib.Path({str(locks_in)!r})\n"
+        "Slots = lambda *_, _make=Slots: _make(('GPU-aa11',), 1, 1)"
+    )
+    wait_until(lambda: (folder / "device").exists() and (folder / "device").read_text())
+    assert (folder / "device").read_text() == "GPU-aa11"
+    trainer = int((folder / "pid").read_text())
+    os.kill(trainer, 19)  # stopped, so that it does not see its parent die
+    parent.kill()
+    parent.wait()
+    assert locks.is_locked(locks_in / "cpb-GPU-aa11.lock")
+    os.kill(trainer, 18)
+    wait_until(lambda: not locks.is_locked(locks_in / "cpb-GPU-aa11.lock"), 2)
+
+
+def test_a_trainer_on_a_cpu_slot_sees_no_gpu(folder, worker, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    worker("(folder / 'result.json').write_text(os.environ['CUDA_VISIBLE_DEVICES'])")
+    run_trainer(folder, Slots((), 1, 1), 30)
+    assert (folder / "result.json").read_text() == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
+def test_users_of_the_machine_share_the_lock(locks_in):
+    locks_in.chmod(0o1777)
+    let_others_pass(locks_in)
+    mask = os.umask(0o077)
+    try:
+        path = locks.machine_lock("cpb-GPU-aa11.lock")
+    finally:
+        os.umask(mask)
+
+    def ask():
+        assert locks.machine_lock("cpb-GPU-aa11.lock") == path
+        return locks.is_locked(path)
+
+    with locks.locked(path, everyone=True):
+        assert as_nobody(ask) == "True"
+    assert as_nobody(ask) == "False"

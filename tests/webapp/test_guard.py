@@ -1,0 +1,139 @@
+"""What a foreign web page can get from the service: nothing. Over loopback, with a real server."""
+
+import http.client
+import json
+import re
+from pathlib import Path
+
+import pytest
+from serving import client_of, serve
+
+from schemas.errors import UsageError
+from webapp import app as webapp_app
+from webapp.app import ALLOWED_HOSTS, create_app, from_environment
+from webapp.guard import host_name
+
+PATHS = ["/", "/docs", "/openapi.json", "/static/page.js", "/static/nothing.js", "/nothing", "/healthz", "/api/symbols",
+         "/api/forecast/BTC/1h", "/api/candles/BTC/1h?limit=0", "/redoc", "/static/../app.py"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    with serve(create_app(tmp_path_factory.mktemp("guard") / "data", ["forecasts.example.com"])) as port:
+        yield port
+
+
+def ask(port, path="/healthz", host=None, method="GET", **headers):
+    """Return (status, headers, body) of one request, with the Host header as given."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        if host is not None:
+            connection.putheader("Host", host)
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+OWN = ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "localhost.", "[::1]", "[::1]:8000", "127.1.2.3",
+       "forecasts.example.com", "Forecasts.Example.com:443"]  # fmt: skip
+FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.nip.io", "localhost.evil.example", "10.0.0.5", "0.0.0.0",
+           "[fe80::1]", "xforecasts.example.com"]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", OWN)
+def test_its_own_names_are_answered_to(service, host):
+    assert ask(service, host=host)[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/", "/static/page.js", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize("host", FOREIGN)
+def test_a_foreign_host_gets_nothing_but_a_sentence(service, host, path):
+    status, headers, body = ask(service, path, host)
+
+    assert status == 421
+    assert "--allowed-hosts" in json.loads(body)["detail"]
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "host", ["", "a b", "localhost:x", "user@localhost", "[::1", "localhost/x", "localhost:123456"]
+)
+def test_a_malformed_host_is_refused(service, host):
+    status, _, body = ask(service, host=host)
+
+    assert status == 400
+    assert body
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_nothing_can_be_changed_and_no_other_origin_is_let_in(service, method):
+    status, headers, _ = ask(service, "/api/symbols", "localhost", method, Origin="http://evil.example")
+
+    assert status == 405
+    assert not [name for name in headers if name.lower().startswith("access-control")]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_every_answer_carries_policy_and_nosniff(service, path):
+    _, headers, _ = ask(service, path, "localhost")
+
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert "http" not in policy
+
+
+def test_an_unexpected_fault_is_one_sentence_with_the_same_headers(tmp_path, monkeypatch):
+    def broken(_home):
+        raise RuntimeError("secret path /home/someone")
+
+    monkeypatch.setattr(webapp_app.reading, "all_series", broken)
+    with client_of(tmp_path, raise_server_exceptions=False) as client:
+        answer = client.get("/api/symbols")
+
+    assert answer.status_code == 500
+    assert "secret" not in answer.json()["detail"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "content-security-policy" in answer.headers
+
+
+def test_the_address_at_which_a_request_arrives_is_its_own(tmp_path):
+    with client_of(tmp_path) as client:
+        client.base_url = "http://192.168.1.5:8000"
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/healthz", headers={"Host": "192.168.1.6:8000"}).status_code == 421
+
+
+def test_allowed_hosts_come_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setenv(ALLOWED_HOSTS, " box.lan , 10.0.0.5:8000,")
+    with serve(from_environment()) as port:
+        assert [ask(port, host=h)[0] for h in ("box.lan", "10.0.0.5", "other.lan")] == [200, 200, 421]
+
+
+@pytest.mark.parametrize("host", ["*", "*.example.com", "http://x", "a b", ""])
+def test_an_allowed_host_that_is_none_is_refused_at_the_start(tmp_path, host):
+    with pytest.raises(UsageError) as caught:
+        create_app(tmp_path, [host])
+    assert (caught.value.code, caught.value.field) == ("host", "allowed_hosts")
+
+
+def test_host_names_lose_port_brackets_and_final_dot():
+    assert [host_name(h) for h in ("A.b:80", "[::1]:80", "c.", "::1")] == ["a.b", "::1", "c", None]
+
+
+def test_pages_hold_no_inline_script_or_style_and_nothing_foreign():
+    static = Path(webapp_app.__file__).parent / "static"
+    for file in static.glob("*.html"):
+        text = file.read_text()
+        assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\bstyle=|\bon\w+=", text), file.name
+    for file in static.iterdir():
+        text = file.read_text()
+        assert "eval(" not in text
+        assert re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text) == [], file.name
