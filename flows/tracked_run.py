@@ -29,7 +29,7 @@ def run_of(run_id: str) -> Iterator[None]:
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Digest of what was asked and of the data it met: the same command on the same data is the same run."""
-    aside = {"coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail"}
+    aside = {"coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "prune"}
     asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source"}
     )

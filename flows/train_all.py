@@ -10,22 +10,25 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
+from flows.artifacts import show_run
 from flows.console import count
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
+from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
-from flows.summary import Say, Summary
+from flows.summary import Say, Summary, failure_line
 from flows.tracked_run import run_of
 from flows.training import Progress, Training, run_training
-from schemas.errors import CpbError
+from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure
 from schemas.run import RunSpec
 from tasks.forecast import forecast
 from tasks.hub.publish import check_ready
 from tasks.promote import promote
 from tasks.publish import publish
+from tasks.tracking.prune import prune_nightly
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 
 
@@ -33,17 +36,19 @@ def run_train_all(
     spec: RunSpec, steps: Runner, say: Say = say_to_people, *, on_progress: Progress | None = None
 ) -> Summary:
     """Run the whole job and return its summary; errors as in `run_training`."""
-    if spec.repo:
-        check_ready(spec.repo)  # hours before the token is needed
-    training = run_training(spec, steps, say, on_progress=on_progress)
-    with run_of(training.summary.run_id):
-        return _deliver(spec, training, steps, say)
+    with tell_outcome("train-all", spec.scope) as outcome:
+        if spec.repo:
+            check_ready(spec.repo)  # hours before the token is needed
+        training = run_training(spec, steps, say, on_progress=on_progress)
+        outcome.failures = training.summary.failures
+        with run_of(training.summary.run_id):
+            return _deliver(spec, training, steps, say, outcome)
 
 
-def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summary:
+def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote, publish and forecast what was trained."""
     summary, scope = training.summary, spec.scope
-    decisions = steps.one(promote, training.judged, training.stopped)
+    decisions = outcome.decisions = steps.one(promote, training.judged, training.stopped)
     for decision in decisions:
         if decision.outcome == "retired":
             say(f"retired {decision.series.registered}/{decision.version_number}: {decision.reason}")
@@ -63,7 +68,23 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summ
     packaged = f", packaged in {summary.published}" if summary.published else ""
     say(f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}")
     finish(summary.run_id, PARTIAL if summary.failures else COMPLETE)
+    if spec.prune:
+        _prune(spec, summary, say)
     return summary
+
+
+def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
+    """Delete what is old; where that fails, all that this run made is good."""
+    try:
+        report = prune_nightly(spec.scope.home)
+    except BusyError as error:  # the next night does it
+        say(f"nothing was pruned: {error}")
+    except (CpbError, OSError) as error:
+        summary.add([Failure.of(None, "prune", error)], say)
+        finish(summary.run_id, PARTIAL)
+    else:
+        again = "; the next run deletes it (`cpb prune` shows it)" if report.dry_run else ""
+        say(f"pruning: {report}{again}")
 
 
 @flow(name="train-all", validate_parameters=False, on_running=[claim_run])
@@ -72,6 +93,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summ
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))
+    show_run("train-all", summary.run_id, [failure_line(f) for f in summary.failures])
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())

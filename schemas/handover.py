@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from schemas.identity import ModelId, SeriesId
 
 Step = Literal[
-    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score"
+    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "prune"
 ]  # fmt: skip
-"""The steps of the DAG, in the order in which data passes them."""
+"""The steps of the DAG in the order in which data passes them, then what a nightly run does at its end."""
 
 Span = tuple[datetime, datetime]
 

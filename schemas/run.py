@@ -158,6 +158,7 @@ class RunSpec(ScopeSpec):
     repo: str | None = Field(
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"
     )
+    prune: bool = Field(False, description="at the end, delete what is old, as `cpb prune --yes` does")
 
     @field_validator("device")
     @classmethod
@@ -248,6 +249,8 @@ class BacktestSpec(RunSpec):
                              code="warm-start", field="warm_start")  # fmt: skip
         if self.repo:
             raise UsageError("repo: a backtest publishes nothing; leave repo out", code="repo", field="repo")
+        if self.prune:
+            raise UsageError("prune: a backtest leaves no runs behind; leave prune out", code="prune", field="prune")
         return self
 
     @property

@@ -19,6 +19,8 @@ COMMANDS = {
     "forecast": ("flows.cli.models", "forecast"),
     "publish": ("flows.cli.models", "publish"),
     "verify": ("flows.cli.verify", "verify"),
+    "notify": ("flows.cli.notify", "notify"),
+    "prune": ("flows.cli.prune", "prune"),
     "doctor": ("flows.cli.doctor", "doctor"),
     "serve": ("flows.cli.serve", "serve"),
     "ui": ("flows.cli.serve", "ui"),

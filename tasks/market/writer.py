@@ -86,7 +86,7 @@ class Writing:
             rows = counts.get(index, 0)
             record = _good_record(item, self.blocks[index], rows, self.checked, index, self.status)
             if self.changed.get(index):
-                record.facts["changed"] = self.changed[index]
+                record.facts |= {"changed": self.changed[index], "at": int(time.time())}
                 outcome.notes.append(f"{item.file}: changed upstream, {self.changed[index]} rows")
             records.append(record)
             if item.file.period in self.known and self.known[item.file.period].status == "quarantined":

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import requests
     from mlflow.tracking import MlflowClient
 
 CHECKED = "3.17.2"
+
+_IDS_A_STATEMENT = 500  # databases limit the parameters of a statement
 
 SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
 """Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
@@ -88,26 +92,32 @@ def close_connections(client: "MlflowClient") -> None:
         engine.dispose()
 
 
-def delete_run_for_good(client: "MlflowClient", run_id: str) -> None:
-    """Delete all rows of a run from a SQL store; MLflow's public `delete_run` only marks it.
+def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:
+    """Delete all rows of runs from a SQL store in one transaction; MLflow's public `delete_run` only marks them.
 
-    3.17.2: `SqlAlchemyStore._hard_delete_run`, which `mlflow gc` calls, leaves the run's inputs and their datasets,
-    so these are deleted first, by MLflow's own table classes. A dataset goes with the last input that names it.
+    3.17.2: does what `SqlAlchemyStore._hard_delete_run` does, which `mlflow gc` calls for one run after another, with
+    its list of tables. That one leaves the runs' inputs and datasets; here a dataset goes with its last input.
     """
-    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag
+    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag, SqlRun
+    from mlflow.store.tracking.sqlalchemy_store import _RUN_DELETE_CASCADE_MODELS
 
-    store: Any = client._tracking_client.store
-    with store.ManagedSessionMaker(read_only=False) as session:
-        own = (SqlInput.destination_type == "RUN") & (SqlInput.destination_id == run_id)
-        inputs = session.query(SqlInput.input_uuid, SqlInput.source_id).filter(own).all()
-        ids, datasets = [row.input_uuid for row in inputs], {row.source_id for row in inputs}
-        session.query(SqlInputTag).filter(SqlInputTag.input_uuid.in_(ids)).delete(synchronize_session=False)
-        session.query(SqlInput).filter(own).delete(synchronize_session=False)
-        for dataset in datasets:
-            if not session.query(SqlInput).filter(SqlInput.source_id == dataset).count():
-                mine = SqlDataset.dataset_uuid == dataset
-                session.query(SqlDataset).filter(mine).delete(synchronize_session=False)
-    store._hard_delete_run(run_id)
+    with client._tracking_client.store.ManagedSessionMaker(read_only=False) as session:
+
+        def delete(model: Any, condition: Any) -> None:
+            session.query(model).filter(condition).delete(synchronize_session=False)
+
+        for start in range(0, len(run_ids), _IDS_A_STATEMENT):
+            ids = run_ids[start : start + _IDS_A_STATEMENT]
+            own = (SqlInput.destination_type == "RUN") & SqlInput.destination_id.in_(ids)
+            inputs = session.query(SqlInput.input_uuid, SqlInput.source_id).filter(own).all()
+            delete(SqlInputTag, SqlInputTag.input_uuid.in_([row.input_uuid for row in inputs]))
+            delete(SqlInput, own)
+            for dataset in {row.source_id for row in inputs}:
+                if not session.query(SqlInput).filter(SqlInput.source_id == dataset).count():
+                    delete(SqlDataset, SqlDataset.dataset_uuid == dataset)
+            for model in _RUN_DELETE_CASCADE_MODELS:
+                delete(model, model.run_uuid.in_(ids))
+            delete(SqlRun, SqlRun.run_uuid.in_(ids))
 
 
 def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError, DamagedError
+from schemas.errors import BusyError, DamagedError
 from schemas.handover import Record
 from schemas.identity import MARKETS, SeriesId, market_home
 from tasks.forecasting.ledger import unscored
@@ -25,12 +25,11 @@ from tasks.tracking.cards import write_card
 from tasks.tracking.connection import Store, alone
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import delete_run_for_good, delete_version_for_good
+from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,
     OldVersion,
-    StoredRun,
     all_versions,
     first_nights,
     old_versions,
@@ -208,7 +207,7 @@ def _plan(
     every = all_versions(store)
     versions = list(_scored(home, old_versions(store, every, since, runs), now, report))
     gone = {old.name for old in versions}
-    needed = {v.run_id for v in every if f"{v.name}/{v.version}" not in gone}
+    needed = {v.run_id or "" for v in every if f"{v.name}/{v.version}" not in gone}
     plan = plan_runs(runs, since, needed, lambda run: problem_of(store, run))
     report.kept += plan.kept
     return plan.flows, versions
@@ -239,18 +238,19 @@ def _delete_version(store: Store, old: OldVersion) -> None:
 
 
 def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
-    """Delete runs of a flow: first hidden from readers, the flow before its members, then files, then rows."""
+    """Delete runs of a flow: first it is hidden from readers, or its board archived, then files go, then rows."""
     if old.archive:
         flow = store.client.get_run(old.flow)
         if archive := make_archive(store, flow, board_of(store, flow), now):
             write_archive(store, flow, archive)
+    final = not is_server(store.uri)  # a server's rows and files are removed by its own `mlflow gc`
     for run in old.runs:
-        if not run.deleted:
+        if not run.deleted and (not final or run.id == old.flow):
             store.client.delete_run(run.id)
-    for run in reversed(old.runs):
-        if not is_server(store.uri):
+    if final:
+        for run in old.runs:
             remove_files(run.uri, run.id)
-            delete_run_for_good(store.client, run.id)
+        delete_runs_for_good(store.client, [run.id for run in old.runs])
 
 
 def _count(flow: OldFlow, report: PruneReport) -> None:

@@ -221,7 +221,7 @@ def _staying(
     problem: Callable[[StoredRun], str],
     kept: list[str],
 ) -> set[str]:
-    """Return the runs of an old tree that stay, with everything above them: MLflow shows no child without its parent."""
+    """Return the runs of an old tree that stay, and all above them: MLflow shows no child without its parent."""
     stays: set[str] = set()
     tagged: set[str] = set()
     for run in tree:  # parents first
@@ -239,7 +239,7 @@ def _staying(
 
 
 def _weekly(runs: Iterable[StoredRun]) -> set[str]:
-    """Return the run that stands for each market's week: the newest finished one, of the whole universe if there is one."""
+    """Return the run that stands for each market's week: the newest finished one, if possible of the whole universe."""
     best: dict[tuple[str, int, int], StoredRun] = {}
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
-from tasks.training.retention import MAX_FLEETS_PER_KIND, FleetsInUse, remove_old_fleets
+from tasks.training.retention import MAX_FLEETS_PER_KIND, MAX_UNUSED_DAYS, FleetsInUse, remove_old_fleets
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -57,7 +58,8 @@ def fleet(root, name, used=0.0, **changes):
     (draft / ".config.json.k3_xz9ab").touch()
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "17.safetensors").touch()
-    os.utime(folder / "job.json", (used, used))
+    at = time.time() - 10_000 + used
+    os.utime(folder / "job.json", (at, at))
     return folder
 
 
@@ -83,6 +85,15 @@ def test_the_last_few_of_each_kind_are_kept(tmp_path, nights):
 
     assert everything - set((tmp_path / "fleets").iterdir()) == set(nights[:2])
     assert FleetsInUse(tmp_path).release() == []
+
+
+def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, nights):
+    others = set((tmp_path / "fleets").iterdir()) - set(nights)
+    old = time.time() - (MAX_UNUSED_DAYS + 1) * 86400
+    gone = sorted(others)[0]
+    os.utime(gone / "job.json", (old, old))
+
+    assert set(remove_old_fleets(tmp_path / "fleets")) == {gone, *nights[:2]}
 
 
 def test_an_older_fleet_that_was_used_again_is_kept(tmp_path, nights):

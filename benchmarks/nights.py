@@ -1,0 +1,192 @@
+"""Sixty nights in a few minutes: `python -m benchmarks.nights [--nights 60] [--keep 14] [--json]`.
+
+Does what is stored stay level when a machine is left running? Each night runs the real flows in this process on
+simulated candles (2 coins x 1h x 5 architectures): `train-all`, then `forecast`, which scores what has come due, then
+the pruning of a nightly run. `as_of` moves by a day, and `since` with it, so that what a night trains on keeps its
+size. Between night and pruning the rows that the night wrote are dated to the simulated day, because MLflow takes
+times from the clock; nothing else is pretended.
+
+Exit code 1 where anything grows by more than 100 kB a week from night `--level-from` on.
+"""
+
+import argparse
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+FIRST = datetime(2025, 1, 1, tzinfo=UTC)
+SPAN = timedelta(days=120)
+LIMIT_BYTES = 100_000
+"""Growth that a week may bring."""
+OPTIONS: dict[str, Any] = {
+    "coins": "BTC,ETH", "timeframes": "1h", "preset": "smoke", "source": "sim", "overrides": {"epochs": 2},
+}  # fmt: skip
+SIZES = ("database", "artifacts", "store")
+
+
+@contextmanager
+def training_in_this_process() -> Iterator[None]:
+    """Train without a process per fleet, which would take longer than the training."""
+    from tasks import train
+    from tasks.training.worker import train_job
+
+    def run(folder: Path, *_: Any) -> None:
+        if not (folder / "result.json").exists():
+            train_job(folder)
+
+    before, train.run_trainer = train.run_trainer, run
+    try:
+        yield
+    finally:
+        train.run_trainer = before
+
+
+def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
+    """Run one night and return its figures."""
+    from flows.forecast import run_forecast
+    from flows.runner import Runner
+    from flows.train_all import run_train_all
+    from schemas.run import RunSpec, ScopeSpec
+    from schemas.scope import home
+    from tasks.tracking.prune import prune_nightly
+
+    today = FIRST + timedelta(days=number)
+    span = {"since": f"{today - SPAN:%Y-%m-%d}", "as_of": f"{today:%Y-%m-%d}"}
+    spec = RunSpec(**OPTIONS | span | options, warm_start="champion")
+    said: list[str] = []
+    began, clock = time.time(), time.perf_counter()
+    summary = run_train_all(spec, Runner(), said.append)
+    scope = ScopeSpec(**{name: getattr(spec, name) for name in ScopeSpec.model_fields})
+    forecast = run_forecast(scope, Runner(), said.append)
+    if summary.failures or forecast["exit"]:
+        raise RuntimeError(f"night {number} is not complete: {said}")
+    worked = time.perf_counter()
+    date_rows(began, today + timedelta(hours=6, minutes=30))
+    report = prune_nightly(home(), now=today + timedelta(hours=7), nights=keep)
+    return {
+        "night": number,
+        **sizes(),
+        "pruned_runs": report.runs,
+        "scored": forecast["scored"],
+        "seconds": worked - clock,
+        "prune_seconds": time.perf_counter() - worked,
+    }
+
+
+def date_rows(since: float, moment: datetime) -> None:
+    """Date what MLflow's database got since `since` to `moment`."""
+    from tasks.tracking.store import open_store, sqlite_path
+
+    database = sqlite_path(open_store().uri)
+    assert database is not None
+    first, at = int(since * 1000) - 1, int(moment.timestamp() * 1000)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for table, column in (
+            ("runs", "start_time"),
+            ("runs", "end_time"),
+            ("model_versions", "creation_time"),
+        ):
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} >= ?", (at, first))
+
+
+def sizes() -> dict[str, int]:
+    """Return bytes of database, artifacts and store, and how many runs and versions there are."""
+    from schemas.scope import home
+    from tasks.tracking.store import open_store, sqlite_path
+
+    database = sqlite_path(open_store().uri)
+    assert database is not None
+    with closing(sqlite3.connect(database)) as connection:
+        rows = {
+            t: connection.execute(f"SELECT count(*) FROM {t}").fetchone()[0]
+            for t in ("runs", "model_versions")
+        }
+    return {
+        "database": sum(f.stat().st_size for f in database.parent.glob(f"{database.name}*")),
+        "artifacts": tree_size(database.parent / "artifacts"),
+        "store": tree_size(home()),
+        "runs": rows["runs"],
+        "versions": rows["model_versions"],
+    }
+
+
+def tree_size(folder: Path) -> int:
+    """Return the bytes of all files below a folder."""
+    return sum(f.lstat().st_size for f in folder.rglob("*") if f.is_file())
+
+
+def trees(home: Path) -> dict[str, int]:
+    """Return the bytes of each folder of the simulator's home."""
+    return {
+        f.name: tree_size(f) if f.is_dir() else f.stat().st_size for f in sorted((home / "sim").iterdir())
+    }
+
+
+def growth(rows: list[dict[str, Any]], first: int) -> dict[str, float]:
+    """Return bytes a week of each size: the slope of a line through the nights from `first` on."""
+    import numpy as np
+
+    level = [r for r in rows if r["night"] >= first]
+    nights = [r["night"] for r in level]
+    return {name: 7 * float(np.polyfit(nights, [r[name] for r in level], 1)[0]) for name in SIZES}
+
+
+def simulate(nights: int, keep: int, show: Any = None, **options: Any) -> list[dict[str, Any]]:
+    """Run the nights in the store and home of the environment, and return the figures of each."""
+    rows = []
+    with training_in_this_process():
+        for number in range(1, nights + 1):
+            rows.append(night(number, keep, **options))
+            if show:
+                show(rows[-1])
+    return rows
+
+
+def _show(row: dict[str, Any]) -> None:
+    kb = "  ".join(f"{name} {row[name] / 1000:7,.0f} kB" for name in SIZES)
+    print(
+        f"night {row['night']:3}  {kb}  runs {row['runs']:4}  versions {row['versions']:3}  "
+        f"pruned {row['pruned_runs']:3}  {row['seconds']:5.1f} s + {row['prune_seconds']:.2f} s",
+        flush=True,
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--nights", type=int, default=60)
+    parser.add_argument("--keep", type=int, default=14, help="nights that are kept whole")
+    parser.add_argument("--level-from", type=int, default=20, help="night from which sizes must stay level")
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        os.environ |= {
+            "CPB_HOME": f"{folder}/data",
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlruns/mlflow.db",
+        }
+        os.chdir(folder)
+        rows = simulate(asked.nights, asked.keep, None if asked.json else _show)
+        weekly = growth(rows, asked.level_from)
+        home = trees(Path(folder) / "data")
+        os.chdir("/")
+    total = sum(weekly.values())
+    result = {"nights": rows, "bytes_a_week": weekly, "total_bytes_a_week": total, "home": home}
+    if asked.json:
+        print(json.dumps(result))
+    else:
+        print("store: " + ", ".join(f"{name} {size / 1000:,.0f} kB" for name, size in home.items()))
+        for name, size in (*weekly.items(), ("all", total)):
+            print(f"{name:>10}: {size / 1000:+8.1f} kB a week from night {asked.level_from} on")
+    return int(max(weekly.values()) > LIMIT_BYTES)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,141 @@
+"""A store as nightly runs leave it: flows, fleets, members with files, champions, forecasts, all dated."""
+
+import sqlite3
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from schemas.forecasts import LEDGER_SCHEMA
+from schemas.identity import ModelId, SeriesId
+from tasks.forecasting import store as forecasts
+from tasks.forecasting.months import LEDGER, add_rows
+from tasks.storage.model_folder import file_digests
+from tasks.tracking import (
+    Dataset,
+    MemberRecord,
+    finish,
+    log_members,
+    log_metrics,
+    register_champion,
+    start_fleet,
+    start_parent,
+)
+from tasks.tracking.database import sqlite_path
+
+FIRST = datetime(2025, 3, 3, 6, 30, tzinfo=UTC)  # a Monday
+NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
+SYMBOLS = ("BTCUSDT", "ETHUSDT")
+
+
+def day(number):
+    """When night `number` ends, from 1."""
+    return FIRST + timedelta(days=number - 1)
+
+
+def record(folder, night, architecture, series):
+    return MemberRecord(
+        key=f"{night}/{architecture}/{series.name}",
+        model=ModelId(architecture, "smoke", series, 1),
+        device="cpu",
+        preset="smoke",
+        data_digest=f"data-{night}",
+        as_of=day(night).isoformat(),
+        config={"hidden": 128, "night": night},
+        history=[{"epoch": e, "train_loss": 1.0, "val_loss": 2.0, "lr": 1e-3} for e in range(3)],
+        metrics={"test_crps_ratio": 0.9 + night / 1000, "windows_per_s": 100.0},
+        folder=folder,
+        dataset=Dataset(series.name, f"{night:04d}{series.name}"[:36].ljust(36, "d"), "f.parquet", 500, ("r",)),
+        tags={"verdict": "no different", "recipe": "smoke"},
+    )  # fmt: skip
+
+
+def model_files(place, text):
+    place.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        (place / name).write_bytes(f"{text}/{name}".encode() * 20)
+    return place
+
+
+def add_night(
+    store, home, number, market="spot", symbols=SYMBOLS, name="train-all", finished=True, promote=True, scored=True
+):  # fmt: skip
+    """Write what one nightly run writes; return the ids of flow, fleets and members."""
+    began = time.time()
+    key = f"{market}-{name}-{number}"
+    flow = start_parent(key, {"market": market, "seed": 1}, name=name, store=store)
+    fleets, members = [], []
+    for architecture in ("gru", "har"):
+        fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1}, store=store)
+        fleets.append(fleet.run_id)
+        records = []
+        for symbol in symbols:
+            series = SeriesId(market, symbol, "1h")
+            place = model_files(
+                home.parent / "trained" / key / architecture / symbol, f"{key}/{architecture}"
+            )
+            records.append(record(place, number, architecture, series))
+        members += log_members(fleet.run_id, records, store)
+        log_metrics(fleet.run_id, {"pooled_crps_ratio_1h": 0.9 + number / 1000, "train_seconds": 3.0}, store)
+        finish(fleet.run_id, store=store)
+    for symbol, run_id in zip(symbols, members, strict=False) if promote else ():
+        series = SeriesId(market, symbol, "1h")
+        digests = file_digests(home.parent / "trained" / key / "gru" / symbol)
+        version = register_champion(
+            series, run_id, reason=f"night {number}", metrics={"test_crps_ratio": 0.9}, files=digests,
+            tags={"architecture": "gru", "recipe": "smoke", "verdict": "no different"}, store=store,
+        )  # fmt: skip
+        add_forecast(home, series, version, day(number), scored)
+    if finished:
+        finish(flow.run_id, store=store)
+    date_rows(store, began, day(number))
+    return flow.run_id, fleets, members
+
+
+def add_forecast(home, series, version, issued_at, scored=True):
+    """One forecast of a version, and its scores."""
+    import numpy as np
+
+    close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
+    candle = np.full((10, 4), 100.0)
+    rows = forecasts.forecast_rows(series, f"{series.registered}/{version}", issued_at, close, candle, 100.0)
+    forecasts.append(home, series, rows, issued_at)
+    if scored:
+        done = rows.with_columns(realised_close=pl.lit(100.0), scored_at=pl.col("target_time"))
+        add_rows(home, series, LEDGER, done.select(*LEDGER_SCHEMA))
+
+
+def date_rows(store, since, moment):
+    """Date what the database got since `since` to `moment`: MLflow takes its times from the clock."""
+    at, first = int(moment.timestamp() * 1000), int(since * 1000) - 1
+    with closing(sqlite3.connect(sqlite_path(store.uri))) as connection, connection:
+        for table, column in (
+            ("runs", "start_time"),
+            ("runs", "end_time"),
+            ("model_versions", "creation_time"),
+        ):
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} >= ?", (at, first))
+
+
+def state_of(*folders):
+    """Every file below the folders with its bytes; of databases the rows, since opening one may touch its file."""
+    found = {}
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.is_file() and not path.name.endswith(("-wal", "-shm", ".lock")):
+                found[str(path)] = rows_of(path) if path.suffix == ".db" else path.read_bytes()
+    return found
+
+
+def rows_of(database):
+    with closing(sqlite3.connect(database)) as connection:
+        return list(connection.iterdump())
+
+
+def counts(store):
+    """Rows of each table that has any."""
+    with closing(sqlite3.connect(sqlite_path(store.uri))) as connection:
+        names = [n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        return {n: connection.execute(f"SELECT count(*) FROM {n}").fetchone()[0] for n in names}
