@@ -56,7 +56,9 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:
-            summary.published = steps.one(publish, scope.home, scope.market, spec.repo)
+            publication = steps.one(publish, scope.home, scope.market, spec.repo)
+            summary.published = publication.place
+            summary.add(publication.failures, say)
         except CpbError as error:  # the Hub is away: models, runs and forecasts are good all the same
             summary.add([Failure.of(None, "publish", error)], say)
     issued = steps.one(forecast, scope, spec.tail)

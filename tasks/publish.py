@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from schemas.identity import Market, tree_of
+from schemas.errors import DamagedError
+from schemas.handover import Failure, Publication
+from schemas.identity import Market, market_home
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import build_tree
 from tasks.step import step
@@ -10,13 +12,23 @@ from tasks.tracking.registry import champions
 
 
 @step("publish")
-def publish(home: Path, market: Market, repo: str | None = None) -> str:
-    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub where `repo` is named.
+def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
+    """Write the tree of a market's champions to `hub` below its home, and to the Hub where `repo` is named.
 
-    Returns where it is. Models of several markets, or of simulated and real candles, are never published together.
+    A damaged champion is left out and is a failure. Models of several markets, or of simulated and real candles, are
+    never published together.
 
     Raises:
-        CpbError: no champion, a damaged one, or the Hub refuses.
+        CpbError: no champion that could be published, or the Hub refuses.
     """
-    tree = build_tree(champions(market=market), tree_of(home, "hub", market), repo)
-    return str(publish_tree(tree, repo)) if repo else str(tree)
+    intact, failures = [], []
+    for champion in (found := champions(market=market)):
+        try:
+            champion.check()
+            intact.append(champion)
+        except DamagedError as error:
+            failures.append(Failure.of(champion.series, "publish", error))
+    # With none intact the tree's own error names the first.
+    tree = build_tree(intact or found, market_home(home, market) / "hub", repo)
+    place = str(publish_tree(tree, repo)) if repo else str(tree)
+    return Publication(place=place, failures=tuple(failures))

@@ -14,6 +14,7 @@ from pathlib import Path
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from tasks.market.layout import period_bounds
+from tasks.storage.records import set_aside
 
 MANIFEST = "manifest.db"
 VERSION = 2  # of the tables below: raise it with every change of them
@@ -247,6 +248,24 @@ class Manifest:
 
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._db)
+
+
+def manifest_damage(path: Path) -> str:
+    """Return what is wrong with a manifest file, empty if nothing; other errors as of `Manifest`."""
+    try:
+        with Manifest(path) as manifest:
+            return "; ".join(manifest.problems())
+    except CpbError as error:
+        if error.code != "damaged":
+            raise
+        return str(error.__cause__ or error)
+
+
+def set_manifest_aside(path: Path, reason: str) -> None:
+    """Rename a damaged manifest with its log; the caller is the only writer. What it recorded is fetched again."""
+    set_aside(path, f"{reason}; every file of its series is fetched again")
+    for ending in ("-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
 def is_corrupt(error: BaseException) -> bool:

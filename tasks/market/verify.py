@@ -18,7 +18,7 @@ from schemas.scope import Scope
 from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds, to_datetime
-from tasks.market.manifest import MANIFEST, Manifest, Part
+from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
 from tasks.market.own import own_files
 from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
@@ -52,17 +52,17 @@ def verify(
     if not (root / MANIFEST).exists():
         return
     seen(root / MANIFEST)
+    found: list[Found] = []
     with writer_lock(root):
-        try:
+        broken = manifest_damage(root / MANIFEST)
+        if broken and repair:
+            set_manifest_aside(root / MANIFEST, broken)
+        if not broken:
             with Manifest(root / MANIFEST) as manifest:
-                broken = manifest.problems()
-                found = [] if broken else _check(home, manifest, market, repair, seen)
-        except CpbError as error:  # no manifest at all, or one of another version
-            if error.code != "damaged":
-                raise
-            broken, found = [str(error)], []
+                found = _check(home, manifest, market, repair, seen)
     if broken and market in (SPOT, SIM):  # spot's is that of um and cm too, and is named once
-        yield _about_manifest(home, root, broken[0])
+        reason = f"it is no sound database ({broken}): every file is fetched again without it"
+        yield damage_at(home, root / MANIFEST, reason, VERIFY, repair)
     for series, damages in _by_series(found).items():
         if repair:
             _fetch_again(home, series, [month for _, month, _ in damages if month], source)
@@ -148,11 +148,6 @@ def _check_derived(home: Path, series: SeriesId, repair: bool, seen: Seen) -> It
 def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:
     folder = series.folder(home, tree)
     return [path for path in own_files(market_home(home, series.market), tree) if path.parent == folder]
-
-
-def _about_manifest(home: Path, root: Path, reason: str) -> Damage:
-    command = "move it away and run `cpb ingest` again: all files are fetched anew"
-    return damage_at(home, root / MANIFEST, f"it is no sound database: {reason}", command)
 
 
 def _fetch_again(home: Path, series: SeriesId, months: list[str], source: str | None) -> None:

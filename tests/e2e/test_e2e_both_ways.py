@@ -58,7 +58,9 @@ def without(values, *names):
 
 def sentences(said):
     """The lines for people, without times."""
-    return [line for line in said.splitlines() if line.startswith(("trained", "judged", "2 champions", "FAILED"))]
+    return [
+        line for line in said.splitlines() if line.startswith(("trained", "judged", "2 champions", "FAILED"))
+    ]
 
 
 def files(folder):
@@ -70,7 +72,9 @@ def files(folder):
 def timeless(value):
     """A record's content without the clock's and the machine's figures."""
     if isinstance(value, dict):
-        return {k: timeless(v) for k, v in value.items() if not any(part in k for part in CLOCK) and k != "digest"}
+        return {
+            k: timeless(v) for k, v in value.items() if not any(part in k for part in CLOCK) and k != "digest"
+        }
     if isinstance(value, list):
         return [timeless(one) for one in value]
     return value

@@ -50,7 +50,9 @@ class Page:
             self.artifacts = {
                 a["key"]: a
                 for a in client.request(
-                    "POST", "/artifacts/filter", json={"artifacts": {"flow_run_id": {"any_": [str(self.run.id)]}}}
+                    "POST",
+                    "/artifacts/filter",
+                    json={"artifacts": {"flow_run_id": {"any_": [str(self.run.id)]}}},
                 ).json()
             }
 
@@ -90,7 +92,9 @@ class Page:
 def compute(series):
     """Fail for ETH alone."""
     logging.getLogger("cpb").warning("a column of %s is tried again", series)
-    return Failure.of(series, "features", "no candles at http://u:sesame@mirror/x") if series == ETH else series
+    return (
+        Failure.of(series, "features", "no candles at http://u:sesame@mirror/x") if series == ETH else series
+    )
 
 
 @step("fleet", run_name="train {name}")
@@ -158,7 +162,12 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
         "features sim-BTCUSDT-1h", "train linear", "train robust-har", "evaluate linear", "evaluate robust-har",
     }  # fmt: skip
     lines = page.log("ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows")
-    for wanted in ("ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows", "FAILED sim NOPE"):
+    for wanted in (
+        "ingested 1 series",
+        "trained linear: 1 member",
+        "1 champion, 10 forecast rows",
+        "FAILED sim NOPE",
+    ):
         assert any(line.startswith(wanted) for line in lines), (wanted, lines)
     board, failures = page.artifacts["train-all-leaderboard"], page.artifacts["train-all-failures"]
     assert (board["type"], failures["type"]) == ("table", "markdown")

@@ -58,7 +58,8 @@ def test_the_steps_are_the_folder_in_order():
 
     files = {p.stem for p in Path(tasks.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(tasks.STEPS) <= files
-    assert files - set(tasks.STEPS) == {"step", "parallel"}  # what makes a step, and how several run at once
+    # What makes a step, how several run at once, and the check of all that steps have stored.
+    assert files - set(tasks.STEPS) == {"step", "parallel", "verify"}
 
 
 @pytest.mark.parametrize(
