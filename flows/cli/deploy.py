@@ -38,7 +38,7 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     from flows.deploy.credentials import auth_file
 
     quiet_libraries()
-    say("starting what does not run of server, worker and deployments (about 30 s) …")
+    say("starting what does not run of server, worker and deployments (10 to 30 s) …")
     found = control.up(port, workers)
     server, password = found.server, auth_file(found.server.home)
     show_password = f"cat {shlex.quote(str(password))}"

@@ -32,8 +32,9 @@ def test_serve_hands_the_allowed_hosts_to_the_app(cpb, monkeypatch):
     )
     monkeypatch.setattr("tasks.tracking.ui.check_port", lambda host, port: None)
     cpb("serve")
+    monkeypatch.delenv("CPB_ALLOWED_HOSTS")
     cpb("serve", "--allowed-hosts", "box.local,10.0.0.5")
-    assert seen == [None, "box.local,10.0.0.5"]
+    assert seen == ["127.0.0.1", "box.local,10.0.0.5,127.0.0.1"]
     monkeypatch.delenv("CPB_ALLOWED_HOSTS")
 
 
