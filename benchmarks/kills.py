@@ -65,13 +65,17 @@ def real(folder: Path, moments: int) -> list[Kill]:
         k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
     }
     env |= {"PYTHONPATH": str(Path(__file__).parents[1])}
+    log = folder / "run.log"
 
     def start() -> subprocess.Popen[bytes]:
-        run = subprocess.Popen([sys.executable, "-m", *CPB], cwd=folder, env=env, stderr=subprocess.DEVNULL)
+        with log.open("wb") as output:
+            run = subprocess.Popen(
+                [sys.executable, "-m", *CPB], cwd=folder, env=env, stdout=output, stderr=output
+            )
         while not trainers_in(folder):
             if run.poll() is not None:
-                raise RuntimeError(f"`cpb train` ended with {run.returncode} before it trained")
-            time.sleep(0.01)
+                raise RuntimeError(f"`cpb train` ended before it trained: {log.read_text()}")
+            time.sleep(0.02)
         return run
 
     return [kill(start, folder, moment) for moment in spread(moments)]
@@ -92,7 +96,7 @@ def kill(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moment: flo
     while time.monotonic() - killed < LIMIT_S:  # to the end: one that was being started comes up late
         if trainers_in(folder):
             last_seen = time.monotonic()
-        time.sleep(0.01)
+        time.sleep(0.02)
     left = trainers_in(folder)
     for trainer in left:
         trainer.kill()

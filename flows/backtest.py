@@ -9,6 +9,7 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
+from flows.artifacts import show_failures, show_table
 from flows.console import say as say_to_people
 from flows.data import series_records
 from flows.deploy.liveness import claim_run
@@ -65,6 +66,15 @@ def _plan(spec: BacktestSpec, steps: Runner, say: Say, summary: Summary) -> Back
 def backtest(spec: BacktestSpec) -> State:
     """Run the same backtest as a Prefect flow run; its parameters are the command line's options."""
     result = run_backtest(spec, Runner(prefect=True))
+    pooled = result["pooled"].items()
+    show_table(
+        "backtest",
+        [{"timeframe": t, "architecture": a} | row for a, rows in pooled for t, row in rows.items()],
+    )
+    show_failures(
+        "backtest",
+        [f"{f['symbol']} {f['timeframe']} in {f['step']}: {f['reason']}" for f in result["failures"]],
+    )
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)
 
 

@@ -8,8 +8,12 @@ from typing import Any
 
 
 def say(text: str) -> None:
-    """Print a line for people on stderr; stdout is for results."""
+    """Print a line for people on stderr (stdout is for results), and into the log of the Prefect run, if any."""
     print(text, file=sys.stderr, flush=True)
+    if "prefect.context" in sys.modules:  # not imported for this: most commands do without
+        from flows.run_log import log_to_run
+
+        log_to_run(text)
 
 
 def emit(value: Any) -> None:

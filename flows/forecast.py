@@ -5,9 +5,11 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
+from flows.artifacts import show_failures
 from flows.console import count
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
+from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, plain_reason
@@ -29,6 +31,11 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
     Raises:
         CpbError: not one forecast could be made.
     """
+    with tell_outcome("forecast", spec.scope) as outcome:
+        return _forecast(spec, steps, say, outcome)
+
+
+def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     scope = spec.scope
     if not champions(scope.series):  # before anything is fetched for nothing
         raise CpbError(
@@ -40,6 +47,7 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
     stale = find_stale(scope.home, issued.series, scope.as_of)
     problems = [*fetched.failures, *issued.failures, *scored.failures]
     problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
+    outcome.failures = problems
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
         raise CpbError(
@@ -68,4 +76,5 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
 def forecast_flow(spec: ScopeSpec) -> State:
     """Forecast every champion of the scope from the newest candles."""
     result = run_forecast(spec, Runner(prefect=True))
+    show_failures("forecast", result["failed"])
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec
 
 from prefect.states import Failed, State
 
+from flows.run_log import logged_to_run
 from schemas.errors import CpbError
 from tasks.parallel import run_each
 from tasks.step import Step
@@ -33,20 +34,22 @@ class Runner:
         return run_each([partial(self._call(step), *args) for args in calls], step.workers)
 
     def _call(self, step: Step[..., Any]) -> Callable[..., Any]:
-        return step.task if self._prefect else step.fn
+        return step.in_prefect if self._prefect else step.fn
 
 
 def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     """Let a flow that meets an expected error end in the state Failed with its sentence, not in a traceback.
 
-    Called directly, Prefect raises the error again, so the command line says the same sentence.
+    Called directly, Prefect raises the error again, so the command line says the same sentence. What cpb logs
+    meanwhile stands in the run's log.
     """
 
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
-        try:
-            return flow(*args, **kwargs)
-        except CpbError as error:
-            return Failed(message=without_credentials(str(error)), data=error)
+        with logged_to_run():
+            try:
+                return flow(*args, **kwargs)
+            except CpbError as error:
+                return Failed(message=without_credentials(str(error)), data=error)
 
     return run

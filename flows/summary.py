@@ -33,12 +33,17 @@ class Summary:
         """Take failures in and report each."""
         for failure in failures:
             self.failures.append(failure)
-            say(f"FAILED {failure.subject} in {failure.step}: {plain_reason(failure)}")
+            say(f"FAILED {failure_line(failure)}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         counts = {k: v for k, v in vars(self).items() if k != "failures"}
         return counts | {"failures": [f.as_json() for f in self.failures], "exit": self.exit_code}
+
+
+def failure_line(failure: Failure) -> str:
+    """Return a failure as one line: what, in which step, and why."""
+    return f"{failure.subject} in {failure.step}: {plain_reason(failure)}"
 
 
 def plain_reason(failure: Failure) -> str:

@@ -10,13 +10,15 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
+from flows.artifacts import show_run
 from flows.console import count
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
+from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
-from flows.summary import Say, Summary
+from flows.summary import Say, Summary, failure_line
 from flows.tracked_run import run_of
 from flows.training import Progress, Training, run_training
 from schemas.errors import BusyError, CpbError
@@ -34,17 +36,19 @@ def run_train_all(
     spec: RunSpec, steps: Runner, say: Say = say_to_people, *, on_progress: Progress | None = None
 ) -> Summary:
     """Run the whole job and return its summary; errors as in `run_training`."""
-    if spec.repo:
-        check_ready(spec.repo)  # hours before the token is needed
-    training = run_training(spec, steps, say, on_progress=on_progress)
-    with run_of(training.summary.run_id):
-        return _deliver(spec, training, steps, say)
+    with tell_outcome("train-all", spec.scope) as outcome:
+        if spec.repo:
+            check_ready(spec.repo)  # hours before the token is needed
+        training = run_training(spec, steps, say, on_progress=on_progress)
+        outcome.failures = training.summary.failures
+        with run_of(training.summary.run_id):
+            return _deliver(spec, training, steps, say, outcome)
 
 
-def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summary:
+def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote, publish and forecast what was trained."""
     summary, scope = training.summary, spec.scope
-    decisions = steps.one(promote, training.judged, training.stopped)
+    decisions = outcome.decisions = steps.one(promote, training.judged, training.stopped)
     for decision in decisions:
         if decision.outcome == "retired":
             say(f"retired {decision.series.registered}/{decision.version_number}: {decision.reason}")
@@ -52,7 +56,9 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say) -> Summ
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:
-            summary.published = steps.one(publish, scope.home, scope.market, spec.repo)
+            publication = steps.one(publish, scope.home, scope.market, spec.repo)
+            summary.published = publication.place
+            summary.add(publication.failures, say)
         except CpbError as error:  # the Hub is away: models, runs and forecasts are good all the same
             summary.add([Failure.of(None, "publish", error)], say)
     issued = steps.one(forecast, scope, spec.tail)
@@ -87,6 +93,7 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))
+    show_run("train-all", summary.run_id, [failure_line(f) for f in summary.failures])
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())

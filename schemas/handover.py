@@ -213,10 +213,17 @@ class ForecastBatch(Record):
     failures: tuple[Failure, ...] = ()
 
 
+class Publication(Record):
+    """Where the champions of a market were published, and those that were left out because they are damaged."""
+
+    place: str
+    failures: tuple[Failure, ...] = ()
+
+
 class Damage(Record):
     """A stored file that is not what was written: where (relative to the home), why, and what makes it good again.
 
-    `repaired`: it has been deleted or set aside, and made or fetched again.
+    `repaired`: it has been made or fetched again, or deleted or set aside so that the command makes it again.
     """
 
     path: str

@@ -3,7 +3,7 @@
 ingest · features · plan · train · evaluate · promote · publish · forecast · score
 
 Each file here is one step, thin; the substance lies in the subpackages, which know no orchestrator: `storage`,
-`market`, `signals`, `training`, `judging`, `forecasting`, `backtesting`, `tracking`, `hub`.
+`market`, `signals`, `training`, `judging`, `forecasting`, `backtesting`, `tracking`, `hub`, `notices`.
 """
 
 STEPS = ("ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score")

@@ -4,6 +4,7 @@ from schemas.errors import MemberError
 from schemas.handover import Failure, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.scope import Scope
+from tasks.market.verify import record_damage
 from tasks.signals.store import write_features
 from tasks.step import step
 
@@ -15,4 +16,6 @@ def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
     try:
         return write_features(scope.home, series, since=scope.since, as_of=scope.as_of)
     except MemberError as error:
+        if error.code == "damaged":
+            record_damage(scope.home, series)
         return Failure.of(series, "features", error)

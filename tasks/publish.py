@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from schemas.errors import DamagedError
+from schemas.handover import Failure, Publication
 from schemas.identity import Market, tree_of
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import build_tree
@@ -10,13 +12,23 @@ from tasks.tracking.registry import champions
 
 
 @step("publish")
-def publish(home: Path, market: Market, repo: str | None = None) -> str:
+def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
     """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub where `repo` is named.
 
-    Returns where it is. Models of several markets, or of simulated and real candles, are never published together.
+    A damaged champion is left out and is a failure. Models of several markets, or of simulated and real candles, are
+    never published together.
 
     Raises:
-        CpbError: no champion, a damaged one, or the Hub refuses.
+        CpbError: no champion that could be published, or the Hub refuses.
     """
-    tree = build_tree(champions(market=market), tree_of(home, "hub", market), repo)
-    return str(publish_tree(tree, repo)) if repo else str(tree)
+    intact, failures = [], []
+    for champion in (found := champions(market=market)):
+        try:
+            champion.check()
+            intact.append(champion)
+        except DamagedError as error:
+            failures.append(Failure.of(champion.series, "publish", error))
+    # With none intact the tree's own error names the first.
+    tree = build_tree(intact or found, tree_of(home, "hub", market), repo)
+    place = str(publish_tree(tree, repo)) if repo else str(tree)
+    return Publication(place=place, failures=tuple(failures))

@@ -7,12 +7,17 @@ itself exactly as one under a Prefect server does.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import update_wrapper
-from typing import Generic, ParamSpec, TypeVar
+from functools import update_wrapper, wraps
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import tenacity
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
+from prefect.states import Completed, State
+
+from schemas.handover import Failure
+from tasks.storage.urls import without_credentials
+from tasks.storage.waiting import pause
 
 log = logging.getLogger("cpb")
 
@@ -39,13 +44,14 @@ class Retry:
             retry=tenacity.retry_if_exception_type(self.on),
             stop=tenacity.stop_after_attempt(self.times + 1),
             wait=tenacity.wait_fixed(self.wait_s),
+            sleep=pause,  # which an interrupt ends
             before_sleep=tell,
             reraise=True,
         )(fn)
 
 
 class Step(Generic[P, R]):
-    """A step: call it directly, or through `task` in a Prefect flow. `workers`: calls of it at the same time."""
+    """A step: call it directly, or with `in_prefect` in a Prefect flow. `workers`: calls of it at the same time."""
 
     def __init__(
         self, fn: Callable[P, R], name: str, run_name: str, workers: int, retry: Retry | None
@@ -54,14 +60,44 @@ class Step(Generic[P, R]):
         self.fn: Callable[P, R] = retry.around(fn, name) if retry else fn
         # No Prefect cache and no Prefect retries: a step finds its own finished work on disk by digest, which also
         # holds without a server and after kill -9.
-        self.task: Task[P, R] = task(
+        self.task: Task[P, Any] = task(
             name=name, task_run_name=run_name or None, cache_policy=NO_CACHE, persist_result=False
-        )(self.fn)
+        )(_showing_failures(self.fn))
         update_wrapper(self, fn)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step without Prefect."""
         return self.fn(*args, **kwargs)
+
+    def in_prefect(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the step as a task run of the running flow; returns and raises what `fn` does."""
+        found: Any = self.task(*args, **kwargs)
+        return cast(R, found.result() if isinstance(found, State) else found)
+
+
+def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
+    """Return the function with a value that holds failures put into a state, whose name Prefect's page shows.
+
+    Of the type Completed all the same: the task has done what it should, and of a state of the type Failed Prefect
+    logs the whole value as an error.
+    """
+
+    @wraps(fn)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R | State[R]:
+        value = fn(*args, **kwargs)
+        failures = [value] if isinstance(value, Failure) else list(getattr(value, "failures", ()))
+        if not failures:
+            return value
+        more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
+        reason = without_credentials(f"{failures[0].subject}: {failures[0].reason}{more}")
+        good = not isinstance(value, Failure) and any(getattr(value, name, None) for name in _RESULTS)
+        return Completed(name="Partial" if good else "Failed", message=reason, data=value)
+
+    return run
+
+
+_RESULTS = ("series", "jobs", "members", "judgements", "rows")
+"""Fields of the records of `schemas.handover` and of a plan that hold what went well."""
 
 
 def step(

@@ -103,7 +103,9 @@ def _add_problems(app: FastAPI) -> None:
 
     @app.exception_handler(CpbError)
     def known(_request: Request, error: CpbError) -> JSONResponse:
-        status = 404 if isinstance(error, MemberError) else 422 if isinstance(error, UsageError) else 503
+        status = 422 if isinstance(error, UsageError) else 503
+        if isinstance(error, MemberError) and error.code != "damaged":
+            status = 404
         return JSONResponse({"detail": str(error)}, status_code=status)
 
     @app.exception_handler(RequestValidationError)

@@ -18,8 +18,9 @@ COMMANDS = {
     "leaderboard": ("flows.cli.models", "leaderboard"),
     "forecast": ("flows.cli.models", "forecast"),
     "publish": ("flows.cli.models", "publish"),
-    "prune": ("flows.cli.prune", "prune"),
     "verify": ("flows.cli.verify", "verify"),
+    "notify": ("flows.cli.notify", "notify"),
+    "prune": ("flows.cli.prune", "prune"),
     "doctor": ("flows.cli.doctor", "doctor"),
     "serve": ("flows.cli.serve", "serve"),
     "ui": ("flows.cli.serve", "ui"),
@@ -31,7 +32,9 @@ HELP = "Train, judge and publish forecasting models for a whole universe of coin
 
 INTERRUPTION = "interrupted; run the same command again to go on"
 
-_MORE_MEMORY = "ask for fewer coins or timeframes at once, lower batch_size, or add memory, then run the same command again"
+_MORE_MEMORY = (
+    "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+)
 
 _REMEDIES = {
     errno.ENOSPC: "free space on that disk",
@@ -112,7 +115,7 @@ def main() -> None:
 
 
 def _end_exhausted(error: Exception) -> None:
-    """End in one sentence where memory or disk ran out, as numpy, torch, polars and SQLite each say in their own way."""
+    """End in one sentence where memory or disk ran out; numpy, torch, polars and SQLite each have their own error."""
     from schemas.errors import FATAL
     from tasks.storage.files import is_disk_full
 

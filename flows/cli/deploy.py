@@ -38,7 +38,7 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     from flows.deploy.credentials import auth_file
 
     quiet_libraries()
-    say("starting what does not run of server, worker and deployments (about 30 s) …")
+    say("starting what does not run of server, worker and deployments (10 to 30 s) …")
     found = control.up(port, workers)
     server, password = found.server, auth_file(found.server.home)
     show_password = f"cat {shlex.quote(str(password))}"
@@ -90,7 +90,12 @@ def run(
 
 
 @app.command()
-def status(json: Json = False) -> None:
+def status(
+    notify: Annotated[
+        bool, typer.Option("--notify", help="tell the services of CPB_NOTIFY what is wrong, once a day each")
+    ] = False,
+    json: Json = False,
+) -> None:
     """Show what runs, each deployment's last run, and how fresh the data is; exit 1 where something is wrong.
 
     Example: cpb deploy status
@@ -105,6 +110,11 @@ def status(json: Json = False) -> None:
         emit(_as_json(found) | {"exit": code})
     for line in _lines(found):
         say(line)
+    if notify:
+        from flows.notices import tell_problems
+
+        for name, problem in tell_problems(found.home, found.problems).items():
+            say(f"{name}: {problem or 'was told'}")
     raise typer.Exit(code)
 
 
@@ -168,7 +178,7 @@ def _as_json(found: "Status") -> dict[str, Any]:
         "up": found.up, "port": server.port if server else None, "api": server.api if server else None, **processes,
         "deployments": [asdict(one) for one in found.deployments], "data": [asdict(one) for one in found.data],
         "disk": asdict(found.disk) if found.disk else None, "runs_ended": [run.name for run in found.ended],
-        "problems": found.problems,
+        "problems": [problem.text for problem in found.problems],
     }  # fmt: skip
 
 

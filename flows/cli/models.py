@@ -8,7 +8,8 @@ import typer
 
 from flows.cli.options import Json, takes
 from flows.console import count, emit, quiet_libraries, say
-from schemas.errors import UsageError
+from flows.summary import plain_reason
+from schemas.errors import COMPLETE, PARTIAL, UsageError
 from schemas.run import RunSpec, ScopeSpec
 
 
@@ -63,6 +64,8 @@ def publish(
 ) -> None:
     """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
+    Damaged champions are left out (exit 3).
+
     Example: cpb publish --dry-run
     """
     quiet_libraries()
@@ -71,10 +74,23 @@ def publish(
 
     repo = None if dry_run else spec.repo
     result = step(home(), spec.market, repo)
+    for failure in result.failures:
+        say(f"FAILED {failure.subject}: {plain_reason(failure)}")
+    code = PARTIAL if result.failures else COMPLETE
     if json:
-        emit({"published": result, "repo": spec.repo, "dry_run": repo is None, "exit": 0})
+        failures = [f.as_json() for f in result.failures]
+        emit(
+            {
+                "published": result.place,
+                "repo": spec.repo,
+                "dry_run": repo is None,
+                "failures": failures,
+                "exit": code,
+            }
+        )
     else:
-        say(f"published: {result}" if repo else f"written, not published: {result}")
+        say(f"published: {result.place}" if repo else f"written, not published: {result.place}")
+    raise typer.Exit(code)
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:

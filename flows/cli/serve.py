@@ -35,7 +35,8 @@ def serve(
 
     check_port(host, port)
     # The app is made by uvicorn, which hands nothing over. The name that it listens on is allowed too.
-    os.environ["CPB_ALLOWED_HOSTS"] = ",".join([*(allowed_hosts or "").split(","), host]).strip(",")
+    known = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
+    os.environ["CPB_ALLOWED_HOSTS"] = ",".join([*filter(None, known.split(",")), host])
     url = f"http://{host}:{port}"
     if json:
         emit({"url": url, "docs": f"{url}/docs"})

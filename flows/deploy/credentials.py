@@ -50,8 +50,8 @@ def read_auth(home: Path) -> str:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     except FileNotFoundError as error:
         raise CpbError(
-            f"{path} does not exist: no server of `cpb deploy up` has run with this PREFECT_HOME; "
-            "start it with `cpb deploy up`",
+            f"{path} does not exist: no server of `cpb deploy` has run with this PREFECT_HOME, or the file was "
+            "deleted; run `cpb deploy down`, then `cpb deploy up`",
             code="no-auth-file", field=str(path),
         ) from error  # fmt: skip
     except OSError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flows.deploy import services, stored
@@ -12,6 +13,9 @@ from flows.deploy.prepare import POOL
 from flows.deploy.project import data_home
 from flows.deploy.services import Name, Service
 from schemas.errors import CpbError
+from schemas.identity import stored_series
+from tasks.notices import findings
+from tasks.notices.event import Event, Kind
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
 
 LATE_AFTER = timedelta(minutes=15)
 """A scheduled run that no worker has taken for so long is missing; a worker looks every 10 seconds."""
+
+BETWEEN_RUNS = timedelta(hours=2)
+"""How much older than after a run the data may be: an hourly run comes within the hour, and takes its time."""
 
 _ENDED = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
 _ACTIVE = ["RUNNING", "PENDING", "CANCELLING"]
@@ -48,55 +55,66 @@ class Deployment:
 
 @dataclass
 class Status:
-    """Everything that `cpb deploy status` shows. `problems`: one sentence each; empty where nothing is wrong."""
+    """Everything that `cpb deploy status` shows. `home`: the store; `problems`: what is wrong."""
 
     up: bool
+    home: Path
     services: dict[Name, Service | None]
     deployments: list[Deployment] = field(default_factory=list)
     data: list[stored.Newest] = field(default_factory=list)
     disk: stored.Disk | None = None
     ended: list[EndedRun] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    problems: list[Event] = field(default_factory=list)
 
 
 def status() -> Status:
     """Look at everything once; runs whose process is gone are ended first."""
     found: dict[Name, Service | None] = {name: services.find(name) for name in services.NAMES}
     server, worker = found["server"], found["worker"]
-    result = Status(all(s and s.alive for s in found.values()), found)
+    home = worker.data_home if worker else data_home()
+    result = Status(all(s and s.alive for s in found.values()), home, found)
     result.problems += [_dead(s) for s in found.values() if s and not s.alive]
     if server and not worker:
-        result.problems.append("no worker was started; run `cpb deploy up`")
+        result.problems.append(_problem("no worker", "no worker was started; run `cpb deploy up`"))
     if server and server.alive:
         try:
             _ask(server, worker, result)
         except CpbError as error:
-            result.problems.append(str(error))
-    home = worker.data_home if worker else data_home()
+            result.problems.append(_problem(error.code, str(error)))
     result.data, damaged = stored.newest(home)
-    result.problems += damaged
+    result.problems += [_problem(text, text) for text in damaged]
+    if server:
+        result.problems += findings.of_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
     result.disk = stored.disk(home)
     if result.disk.free < stored.MIN_FREE_BYTES:
-        result.problems.append(f"only {result.disk.free / 1e6:.0f} MB are free where {home} lies; free some")
+        free = f"only {result.disk.free / 1e6:.0f} MB are free where {home} lies; free some"
+        result.problems.append(_problem("disk", free))
     return result
 
 
 def _ask(server: Service, worker: Service | None, result: Status) -> None:
     if answers_without_password(server):
-        result.problems.append("the server asks for no password; `cpb deploy up` starts one that does")
+        open_to_all = "the server asks for no password; `cpb deploy up` starts one that does"
+        result.problems.append(_problem("no password", open_to_all))
         return
     with client_of(server) as client:
         result.ended = end_dead_runs(client, server.home, server.since)
         if worker and worker.alive and not _polls(client, worker):
-            result.problems.append(f"the worker does not reach the server; see {services.log_file('worker')}")
+            log = services.log_file("worker")
+            result.problems.append(_problem("polls", f"the worker does not reach the server; see {log}"))
         for deployment in _deployments(client):
             result.deployments.append(deployment)
         result.problems += [*_bad_endings(result.deployments), *_late_runs(client)]
 
 
-def _dead(service: Service) -> str:
+def _problem(about: str, text: str) -> Event:
+    return Event("deployment", about, text)
+
+
+def _dead(service: Service) -> Event:
     log = services.log_file(service.name)
-    return f"the {service.name} does not run any more; `cpb deploy up` starts it again (log: {log})"
+    text = f"the {service.name} does not run any more; `cpb deploy up` starts it again (log: {log})"
+    return Event("service dead", service.name, text)
 
 
 def _polls(client: "SyncPrefectClient", worker: Service) -> bool:
@@ -137,16 +155,19 @@ def _last(runs: list["FlowRun"]) -> LastRun | None:
     return LastRun(str(run.id), run.name, str(state.name), str(state.message or ""), ended, round(age, 1))
 
 
-def _bad_endings(deployments: list[Deployment]) -> Iterator[str]:
+def _bad_endings(deployments: list[Deployment]) -> Iterator[Event]:
     for deployment in deployments:
         last = deployment.last
         if last and last.outcome not in ("Completed", "Cancelled"):
             why = f": {last.message.splitlines()[0][:200]}" if last.message else ""
             when = f"{last.ended:%Y-%m-%d %H:%M} UTC"
-            yield f"the last run of {deployment.name} ({last.name}) ended {last.outcome} at {when}{why}"
+            text = f"the last run of {deployment.name} ({last.name}) ended {last.outcome} at {when}{why}"
+            kind: Kind = "run partial" if last.outcome == "Partial" else "run failed"
+            flow = deployment.name.partition("/")[0]
+            yield Event(kind, f"{flow} Crashed" if last.outcome == "Crashed" else flow, text)
 
 
-def _late_runs(client: "SyncPrefectClient") -> Iterator[str]:
+def _late_runs(client: "SyncPrefectClient") -> Iterator[Event]:
     from prefect.client.schemas.filters import FlowRunFilter
 
     before = datetime.now(UTC) - LATE_AFTER
@@ -155,4 +176,7 @@ def _late_runs(client: "SyncPrefectClient") -> Iterator[str]:
     )
     for run in client.read_flow_runs(flow_run_filter=late, limit=5):
         if run.work_pool_name == POOL:
-            yield f"run {run.name} was due at {run.expected_start_time:%Y-%m-%d %H:%M} UTC and has not started"
+            text = (
+                f"run {run.name} was due at {run.expected_start_time:%Y-%m-%d %H:%M} UTC and has not started"
+            )
+            yield Event("run missing", str(run.deployment_id), text)

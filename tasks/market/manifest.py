@@ -14,6 +14,7 @@ from pathlib import Path
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from tasks.market.layout import period_bounds
+from tasks.storage.records import set_aside
 
 MANIFEST = "manifest.db"
 VERSION = 2  # of the tables below: raise it with every change of them
@@ -195,15 +196,22 @@ class Manifest:
 
     def discard_part(self, series: SeriesId, month: str, reason: str) -> None:
         """Remove a part that is no longer there; its files count as failed, so that the next run fetches them."""
-        name = _name(series)
-        lost = [
+        with self._transaction():
+            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
+            self._fail_files(series, month, reason)
+
+    def fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+        """Let the files of a month count as failed, so that the next run fetches them."""
+        with self._transaction():
+            self._fail_files(series, month, reason)
+
+    def _fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+        failed = [
             replace(record, status="failed", reason=reason)
             for period, record in self.files(series).items()
             if period.startswith(month)
         ]
-        with self._transaction():
-            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*name, month))
-            self._insert("files", [(*name, *_flat(f)) for f in lost])
+        self._insert("files", [(*_name(series), *_flat(f)) for f in failed])
 
     def save_searched(self, series: SeriesId, holes: list[tuple[int, int, int]]) -> None:
         """Remember holes `(start, until, asked)` that were searched without result."""
@@ -240,6 +248,24 @@ class Manifest:
 
     def _transaction(self) -> "_Transaction":
         return _Transaction(self._db)
+
+
+def manifest_damage(path: Path) -> str:
+    """Return what is wrong with a manifest file, empty if nothing; other errors as of `Manifest`."""
+    try:
+        with Manifest(path) as manifest:
+            return "; ".join(manifest.problems())
+    except CpbError as error:
+        if error.code != "damaged":
+            raise
+        return str(error.__cause__ or error)
+
+
+def set_manifest_aside(path: Path, reason: str) -> None:
+    """Rename a damaged manifest with its log; the caller is the only writer. What it recorded is fetched again."""
+    set_aside(path, f"{reason}; every file of its series is fetched again")
+    for ending in ("-wal", "-shm"):
+        path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
 def is_corrupt(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from tasks.market.grid import DAY, grid_of, whole_candles
 from tasks.market.holes import Holdings, OutageCalendar
 from tasks.market.layout import source_file, to_us
 from tasks.market.listing import Catalogue
-from tasks.market.manifest import MANIFEST, REBUILD, Manifest, is_corrupt
+from tasks.market.manifest import MANIFEST, REBUILD, Manifest, is_corrupt, manifest_damage, set_manifest_aside
 from tasks.market.plan import Plan
 from tasks.market.sources import Source
 from tasks.storage.files import DiskFull, is_disk_full
@@ -64,7 +64,7 @@ class Run:
 
 @contextmanager
 def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; a mere plan on an empty home leaves no file behind."""
+    """Open the manifest of a market home, in place of a damaged one a new one; a mere plan leaves no file behind."""
     path = root / MANIFEST
     try:
         with _manifest(path, plan) as opened:
@@ -86,6 +86,8 @@ def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
 def _manifest(path: Path, plan: bool) -> Manifest:
     if plan and not path.exists():
         return Manifest(Path(":memory:"))
+    if not plan and path.exists() and (reason := manifest_damage(path)):
+        set_manifest_aside(path, reason)
     return Manifest(path, read_only=plan and not os.access(path.parent, os.W_OK))
 
 

@@ -5,6 +5,7 @@ manifest and in each file's metadata; a cache file has a CRC of its bytes in its
 """
 
 import logging
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from schemas.scope import Scope
 from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds, to_datetime
-from tasks.market.manifest import MANIFEST, Manifest, Part
+from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
 from tasks.market.own import own_files
-from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, writer_lock
+from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.records import set_aside
@@ -51,23 +52,39 @@ def verify(
     if not (root / MANIFEST).exists():
         return
     seen(root / MANIFEST)
+    found: list[Found] = []
     with writer_lock(root):
-        try:
+        broken = manifest_damage(root / MANIFEST)
+        if broken and repair:
+            set_manifest_aside(root / MANIFEST, broken)
+        if not broken:
             with Manifest(root / MANIFEST) as manifest:
-                broken = manifest.problems()
-                found = [] if broken else _check(home, manifest, market, repair, seen)
-        except CpbError as error:  # no manifest at all, or one of another version
-            if error.code != "damaged":
-                raise
-            broken, found = [str(error)], []
+                found = _check(home, manifest, market, repair, seen)
     if broken and market in (SPOT, SIM):  # spot's is that of um and cm too, and is named once
-        yield _about_manifest(home, root, broken[0])
+        reason = f"it is no sound database ({broken}): every file is fetched again without it"
+        yield damage_at(home, root / MANIFEST, reason, VERIFY, repair)
     for series, damages in _by_series(found).items():
         if repair:
             _fetch_again(home, series, [month for _, month, _ in damages if month], source)
         for damage, month, path in damages:
             repaired = damage.repaired or (repair and bool(month) and not damage_of(path))
             yield damage.model_copy(update={"repaired": repaired})
+
+
+def record_damage(home: Path, series: SeriesId) -> None:
+    """Put the damaged months of a series, which a step could not read, on record: the next ingest fetches them again.
+
+    The files stay until then: without them the step after this one would go on with a hole in its candles. Where
+    another process is writing in the store, or it cannot be written, nothing is done.
+    """
+    root = market_home(home, series.market)
+    try:
+        with writer_lock(root), Manifest(root / MANIFEST) as manifest:
+            for path in part_paths(home, series):
+                if reason := damage_of(path):
+                    manifest.fail_files(series, path.stem, f"stored part is damaged: {reason}")
+    except (CpbError, OSError, sqlite3.Error) as error:
+        log.info("damage of %s is not put on record: %s", series, error)
 
 
 Found = tuple[SeriesId, Damage, str, Path]
@@ -88,7 +105,9 @@ def _check(home: Path, manifest: Manifest, market: str, repair: bool, seen: Seen
             path = part_path(home, series, month)
             seen(path)
             if reason := _part_damage(path, part):
-                found.append((series, damage_at(home, path, reason, ingest_command(series)), month, path))
+                # Without a repair: an ingest by itself looks at a file's size only.
+                command = ingest_command(series) if repair else VERIFY
+                found.append((series, damage_at(home, path, reason, command), month, path))
                 if repair:
                     set_part_aside(home, manifest, series, month, reason)
         for path in _files(home, series, "offgrid"):
@@ -129,11 +148,6 @@ def _check_derived(home: Path, series: SeriesId, repair: bool, seen: Seen) -> It
 def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:
     folder = series.folder(home, tree)
     return [path for path in own_files(market_home(home, series.market), tree) if path.parent == folder]
-
-
-def _about_manifest(home: Path, root: Path, reason: str) -> Damage:
-    command = "move it away and run `cpb ingest` again: all files are fetched anew"
-    return damage_at(home, root / MANIFEST, f"it is no sound database: {reason}", command)
 
 
 def _fetch_again(home: Path, series: SeriesId, months: list[str], source: str | None) -> None:

@@ -86,7 +86,7 @@ class Writing:
             rows = counts.get(index, 0)
             record = _good_record(item, self.blocks[index], rows, self.checked, index, self.status)
             if self.changed.get(index):
-                record.facts["changed"] = self.changed[index]
+                record.facts |= {"changed": self.changed[index], "at": int(time.time())}
                 outcome.notes.append(f"{item.file}: changed upstream, {self.changed[index]} rows")
             records.append(record)
             if item.file.period in self.known and self.known[item.file.period].status == "quarantined":
@@ -102,7 +102,7 @@ def store_batch(
     Raises:
         CpbError: the disk is full or the folder cannot be written.
     """
-    with thread_pool(WRITERS, "write") as writers:
+    with thread_pool(WRITERS, "write", grace_s=1.5) as writers:
         return start_batch(home, manifest, series, batch, writers, status).finish()
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import logging
 import os
 from dataclasses import replace
 from datetime import datetime
@@ -21,7 +22,9 @@ from tasks.signals import columns
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes
-from tasks.storage.records import find_record, set_aside, write_record
+from tasks.storage.records import read_record, write_record
+
+log = logging.getLogger("cpb")
 
 KEPT_FILES = 4
 """Feature files kept per series: a run of another `as_of` may still be reading an older one."""
@@ -33,7 +36,7 @@ def write_features(
     """Compute, check and store the features of one series; return the record that says where they lie.
 
     The file is named by the digest of its input candles and of the code that computes it: the same input
-    is found, not recomputed. Its record lies beside it; a file that does not fit its record is set aside and
+    is found, not recomputed. Its record lies beside it; a file that does not fit its record is deleted and
     computed again. Both are written atomically (temporary file, fsync, rename).
 
     Raises:
@@ -62,13 +65,19 @@ def write_features(
 
 def _known(home: Path, path: Path) -> SeriesRecord | None:
     """Return the record of a feature file that is there and whole, else None."""
-    record = find_record(path.with_suffix(".json"), SeriesRecord)
-    if record is None or not path.exists():
+    beside = path.with_suffix(".json")
+    try:
+        record = read_record(beside, SeriesRecord)
+        if file_digest(path) == record.file_digest:
+            return record
+    except FileNotFoundError:  # never computed, or stopped between the two files
         return None
-    if file_digest(path) != record.file_digest:
-        set_aside(path, f"{path.relative_to(home)} is damaged; its features are computed again")
-        return None
-    return record
+    except DamagedError:
+        pass
+    log.warning("%s or its record was damaged: deleted, and computed again", path.relative_to(home))
+    path.unlink(missing_ok=True)
+    beside.unlink(missing_ok=True)
+    return None
 
 
 def load_series(home: Path, record: SeriesRecord, bounds: SplitBounds) -> Series:

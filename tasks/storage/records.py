@@ -78,7 +78,7 @@ def set_aside(path: Path, reason: str) -> Path:
     while (target := path.with_name(f"{path.name}{ASIDE}-{number}")).exists():
         number += 1
     path.rename(target)
-    log.warning("set aside as %s: %s", target.name, reason)
+    log.warning("%s is set aside as %s: %s", path, target.name, reason)
     return target
 
 

@@ -65,7 +65,7 @@ def train_job(folder: Path) -> None:
         home,
         checkpoint=folder / "checkpoints",
         resume=True,
-        device=job.device,
+        device=job.device.partition(":")[0],  # the trainer of cuda:1 sees that GPU alone
         profile=_profile(job),
         dtype=job.dtype,
         on_epoch=lambda record: write_json(folder / "progress.json", _progress(job, record)),

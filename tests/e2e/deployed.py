@@ -86,6 +86,7 @@ class Deployed:
         self.state = folder / ".cpb"
         self.elsewhere = folder / "elsewhere"
         self.elsewhere.mkdir()
+        self.cwd = folder if whole else self.elsewhere
         (folder / "prefect.yaml").write_text((ROOT / "prefect.yaml").read_text() if whole else DEPLOYMENTS)
         (folder / "probe.py").write_text(FLOWS)
         shutil.copytree(ROOT / "flows", folder / "flows", ignore=shutil.ignore_patterns("__pycache__"))
@@ -100,10 +101,10 @@ class Deployed:
         self.env = kept | often | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path}
 
     def cpb(self, *arguments, timeout=300, **env):
-        """Run `cpb ARGUMENTS` in another folder than the project's."""
+        """Run `cpb ARGUMENTS`, for the small project in another folder than the project's."""
         return subprocess.run(
             [sys.executable, "-m", "flows.cli", *map(str, arguments)],
-            cwd=self.elsewhere, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
+            cwd=self.cwd, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
     def json(self, *arguments, code=0, **env):

@@ -11,24 +11,14 @@ from tasks.market.mirror import FolderMirror, serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SIM = (
-    "--source",
-    "sim",
-    "--coins",
-    "BTC",
-    "--timeframes",
-    "1h",
-    "--since",
-    "2024-09",
-    "--as-of",
-    "2025-06-06",
-)
+SIM = "--source sim --coins BTC --timeframes 1h --since 2024-12 --as-of 2025-06-06 --preset default --seeds 1"
 LONG = {
-    "train": ("train", "BTCUSDT", "1h", "--arch", "lstm", "--preset", "smoke", "--max-epochs", "100000",
-              "--patience", "100000", "--source", "sim", "--as-of", "2025-06-06"),
-    "train-all": ("train-all", *SIM, "--preset", "default", "--architectures", "lstm,gru,transformer"),
-    "backtest": ("backtest", *SIM, "--preset", "default", "--architectures", "lstm", "--folds", "2"),
-}  # fmt: skip
+    "train": "train BTCUSDT 1h --arch lstm --preset smoke --max-epochs 100000 --patience 100000 --source sim "
+    "--since 2024-12 --as-of 2025-06-06",
+    "train-all": f"train-all {SIM} --architectures lstm,gru,transformer",
+    "backtest": f"backtest {SIM} --architectures lstm --folds 1",
+}
+"""Command lines whose training takes minutes, and whose epochs take seconds."""
 
 
 @pytest.fixture
@@ -67,7 +57,7 @@ def check_end(terminal, seconds):
 
 @pytest.mark.parametrize("command", LONG)
 def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
-    shown = terminal(*LONG[command])
+    shown = terminal(*LONG[command].split())
     shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/progress.json")), 240)
     assert trainers_in(tmp_path)
     check_end(shown, shown.press_ctrl_c())
@@ -75,14 +65,14 @@ def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
 
 
 def test_ctrl_c_while_the_trainer_still_imports(cpb, tmp_path, terminal):
-    shown = terminal(*LONG["train-all"])
+    shown = terminal(*LONG["train-all"].split())
     shown.read_until(lambda: trainers_in(tmp_path), 240)
     check_end(shown, shown.press_ctrl_c())
     assert not trainers_in(tmp_path)
 
 
 def test_ctrl_c_leaves_the_last_checkpoint_and_the_same_command_goes_on(cpb, tmp_path, terminal):
-    shown = terminal(*LONG["train-all"])
+    shown = terminal(*LONG["train-all"].split())
 
     def checkpoints():
         return list((tmp_path / "data").rglob("fleets/*/checkpoints/**/epoch-*.safetensors"))
@@ -91,7 +81,7 @@ def test_ctrl_c_leaves_the_last_checkpoint_and_the_same_command_goes_on(cpb, tmp
     shown.press_ctrl_c()
     left = checkpoints()
     assert left
-    again = terminal(*LONG["train-all"])
+    again = terminal(*LONG["train-all"].split())
     again.read_until(lambda: trainers_in(tmp_path), 240)
     assert all(file.exists() for file in left)
     again.press_ctrl_c()

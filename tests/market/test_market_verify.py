@@ -1,6 +1,7 @@
 """Bit rot is found, named and put right; one file's damage stops no other series."""
 
 import random
+import shutil
 
 import polars as pl
 import pytest
@@ -11,7 +12,7 @@ from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
 from tasks.market.store import read_klines
-from tasks.market.verify import verify
+from tasks.market.verify import record_damage, verify
 
 BTC, ETH = key(), key("ETHUSDT")
 FLIPS = 24
@@ -80,7 +81,7 @@ def test_a_flipped_bit_in_a_month_is_found_by_reading_and_by_verify(home, seed):
     found = list(verify(home))
     if rows is None:
         assert [d.path for d in found] == ["klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"]
-        assert found[0].command == "cpb ingest --coins BTCUSDT --timeframes 1h"
+        assert found[0].command == "cpb verify --repair"
     assert part(home).read_bytes() != body  # verify without repair changes nothing
 
 
@@ -150,8 +151,31 @@ def test_a_damaged_manifest_is_named(home):
     body[4096:8192] = b"\xff" * 4096
     path.write_bytes(body)
     (found,) = verify(home)
-    assert found.path == "manifest.db"
-    assert "cpb ingest" in found.command
+    assert (found.path, found.command) == ("manifest.db", "cpb verify --repair")
+    (found,) = verify(home, repair=True)
+    assert found.repaired
+    assert not list(verify(home))
+
+
+def test_a_damaged_manifest_is_set_aside_by_the_next_ingest_which_fetches_all_again(home, tmp_path):
+    before = read_klines(home, BTC)
+    (home / "manifest.db").write_bytes(b"no database" * 1000)
+    report = ingest(scope(home, tmp_path / "mirror"))
+    assert report.exit == 0
+    assert list(home.glob("manifest.db.damaged-1"))
+    assert read_klines(home, BTC).equals(before)
+    assert not list(verify(home))
+
+
+def test_a_damaged_month_that_a_step_met_is_fetched_by_the_next_ingest(home, tmp_path):
+    before = read_klines(home, BTC)
+    shutil.rmtree(home / "cache")
+    flip(part(home), 3)
+    record_damage(home, BTC)
+    with pytest.raises(MemberError):  # until then no step goes on with a hole
+        read_klines(home, BTC)
+    assert ingest(scope(home, tmp_path / "mirror")).exit == 0
+    assert read_klines(home, BTC).equals(before)
 
 
 def test_months_of_earlier_versions_are_checked_against_the_manifest(home):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from inbox import inbox
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -182,6 +183,27 @@ def test_a_series_that_fails_early_is_a_failed_run_of_every_fleet_and_of_nothing
     failed = {k for k, v in statuses().items() if v == "FAILED"}
     assert failed == {("linear", "NOPECOINUSDT"), ("robust-har", "NOPECOINUSDT")}
     assert (summary.members, summary.champions, summary.exit_code) == (4, 2, 3)
+
+
+def test_people_are_told_of_failures_and_new_champions_and_a_dead_service_costs_nothing(trainer, monkeypatch):
+    with inbox() as service:
+        monkeypatch.setenv("CPB_NOTIFY", service.url)
+        monkeypatch.setenv("CPB_HEARTBEAT_URL", service.heartbeat)
+        run(coins="BTC,ETH,NOPECOIN")
+        (told,) = service.messages
+        assert told["title"].endswith(": run partial, champion changed")
+        assert "train-all: sim NOPECOINUSDT 1h failed in ingest" in told["message"]
+        assert told["message"].count("is the champion now") == 2
+        with pytest.raises(CpbError):
+            run(coins="NOPECOIN")
+        assert "no series can be trained" in service.messages[1]["message"]
+        assert service.beats == []
+        run()
+        assert service.messages[2]["title"].endswith(": champion changed")  # of another run
+        run()
+        assert len(service.messages) == 3  # of the same run
+        assert service.beats == ["/ping-secret/train-all"] * 2
+    assert run(coins="BTC,ETH,NOPECOIN", seed=2)[0].exit_code == 3
 
 
 def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_open(trainer, monkeypatch):

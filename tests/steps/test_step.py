@@ -3,7 +3,12 @@
 import pytest
 
 from schemas.errors import BusyError, CpbError
+from schemas.handover import Failure, IngestResult
+from schemas.identity import SeriesId
 from tasks.step import Retry, step
+
+BTC = SeriesId("spot", "BTCUSDT", "1h")
+FAILURE = Failure.of(BTC, "ingest", "away from http://u:secret@mirror/x")
 
 
 def failing(errors):
@@ -41,7 +46,7 @@ def test_other_errors_are_not_tried_again():
 
 def test_prefect_calls_the_same_function_with_no_policy_of_its_own():
     demo, _ = failing([])
-    assert demo.task.fn is demo.fn
+    assert demo.task.fn.__wrapped__ is demo.fn
     assert (demo.task.retries, demo.task.name, demo.task.task_run_name) == (0, "demo", "demo {name}")
     assert (demo.workers, demo.__doc__) == (3, "Do it.")
 
@@ -53,4 +58,24 @@ def test_the_steps_are_the_folder_in_order():
 
     files = {p.stem for p in Path(tasks.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(tasks.STEPS) <= files
-    assert files - set(tasks.STEPS) == {"step", "parallel"}  # what makes a step, and how several run at once
+    # What makes a step, how several run at once, and the check of all that steps have stored.
+    assert files - set(tasks.STEPS) == {"step", "parallel", "verify"}
+
+
+@pytest.mark.parametrize(
+    ("value", "state"),
+    [
+        (IngestResult(series=(BTC,)), None),
+        (IngestResult(series=(BTC,), failures=(FAILURE,)), "Partial"),
+        (IngestResult(series=(), failures=(FAILURE, FAILURE)), "Failed"),
+        (FAILURE, "Failed"),
+        (3, None),
+    ],
+)
+def test_prefects_page_shows_a_result_that_holds_failures_as_such(value, state):
+    found = step("demo")(lambda: value).task.fn()
+    if state is None:
+        assert found is value
+    else:
+        assert (found.name, found.is_completed(), found.data) == (state, True, value)
+        assert found.message.startswith("BTCUSDT 1h: away from http://mirror/x")

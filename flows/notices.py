@@ -1,0 +1,135 @@
+"""Telling people how a run ended: through their services, once a day per event, and by the heartbeat."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from schemas.errors import UsageError
+from schemas.handover import Decision, Failure
+from schemas.identity import SeriesId
+from schemas.scope import Scope
+from tasks.notices import findings, told
+from tasks.notices.event import Event, message
+from tasks.notices.send import beat, senders, within
+from tasks.notices.services import HEARTBEAT_VARIABLE, VARIABLE, heartbeat_url, services
+from tasks.tracking.store import open_store
+from tasks.tracking.versions import champion_version, series_with_champion
+
+log = logging.getLogger("cpb")
+
+
+@dataclass
+class Outcome:
+    """What a run has met so far, for those who are told. `serving`: the champions' versions when it began."""
+
+    failures: Sequence[Failure] = ()
+    decisions: Sequence[Decision] = ()
+    serving: dict[SeriesId, str] = field(default_factory=dict)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@contextmanager
+def tell_outcome(flow: str, scope: Scope) -> Iterator[Outcome]:
+    """Tell people what happened in the block, and call the heartbeat where it was complete.
+
+    Does nothing without `CPB_NOTIFY` (or its file) and `CPB_HEARTBEAT_URL`. Fails no run, and delays none by more
+    than 10 s. An interrupted run is not told: a person has stopped it.
+    """
+    outcome = Outcome(serving=_serving(scope))
+    try:
+        yield outcome
+    except Exception as error:
+        _tell_run(flow, scope, outcome, error)
+        raise
+    _tell_run(flow, scope, outcome, None)
+
+
+def tell(home: Path, events: Sequence[Event], heartbeat: str = "") -> dict[str, str]:
+    """Send one message with the events that nobody was told of today, and call the heartbeat's URL, if any.
+
+    Returns:
+        What went wrong, by service; "" where it has accepted. Empty where there was nothing to send.
+
+    Raises:
+        CpbError: the services cannot be read.
+    """
+    known = services(home)
+    new = told.claim(home, events) if known and events else []
+    calls = senders(known, message(new)) if new else {}
+    beats = {HEARTBEAT_VARIABLE: partial(beat, heartbeat)} if heartbeat else {}
+    problems = within(calls | beats)
+    for name, problem in problems.items():
+        if problem:
+            log.warning("no message through %s: %s", name, problem)
+    if new and all(problems[name] for name in calls):
+        told.release(home, new)
+    return {name: problems[name] for name in calls}
+
+
+def tell_problems(home: Path, problems: Sequence[Event]) -> dict[str, str]:
+    """Tell people what is wrong with a deployment, once a day each; returns as `tell`.
+
+    Raises:
+        CpbError: there are no services, or they cannot be read.
+    """
+    if not services(home):
+        raise no_services()
+    return tell(home, problems)
+
+
+def try_services(home: Path) -> dict[str, str]:
+    """Send a test message to every service; returns what went wrong at each, "" where it has accepted.
+
+    Raises:
+        CpbError: there are no services, or they cannot be read.
+    """
+    known = services(home)
+    if not known:
+        raise no_services()
+    text = "a test message; failures of runs, stale data and changes of champions are told this way"
+    return within(senders(known, message([Event("test", "test", text)])))
+
+
+def no_services() -> UsageError:
+    """Return the error for a command that cannot tell anyone."""
+    return UsageError(
+        f"nobody can be told: set {VARIABLE} to one or more URLs, as in {VARIABLE}=mailto://USER:PASSWORD@HOST, or "
+        "write them into the file `notify` in CPB_HOME with mode 600; see docs/notifications.md",
+        code="notify-unset", field=VARIABLE,
+    )  # fmt: skip
+
+
+def _tell_run(flow: str, scope: Scope, outcome: Outcome, error: Exception | None) -> None:
+    """Tell of a run that has ended; whatever goes wrong is only logged."""
+    try:
+        complete = error is None and not outcome.failures
+        events = _events(flow, scope, outcome, error) if services(scope.home) else []
+        tell(scope.home, events, heartbeat_url(flow) if complete else "")
+    except Exception as problem:  # noqa: BLE001 - a run never fails because people could not be told of it
+        log.warning("nobody was told how %s ended: %s", flow, problem)
+
+
+def _serving(scope: Scope) -> dict[SeriesId, str]:
+    """Return the version of each series' champion; nothing where nobody is to be told, or there is no store yet."""
+    try:
+        if not services(scope.home):
+            return {}
+        store = open_store(create=False)
+        return {one: str(champion_version(store, one).version) for one in series_with_champion(store)}
+    except Exception as problem:  # noqa: BLE001 - as in `_tell_run`; the run itself names what is wrong with its store
+        log.debug("the champions in use are not known: %s", problem)
+        return {}
+
+
+def _events(flow: str, scope: Scope, outcome: Outcome, error: Exception | None) -> list[Event]:
+    ending = findings.of_error(flow, error) if error else findings.of_failures(flow, outcome.failures)
+    return [
+        *ending,
+        *findings.of_decisions(outcome.decisions, outcome.serving),
+        *findings.of_stale(scope.home, scope.series, scope.as_of),
+        *findings.of_files(scope.root, scope.series, outcome.started),
+    ]

@@ -1,0 +1,69 @@
+"""Events from what a run met: its error or failures, stale data, refused or changed files, new champions."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from schemas.handover import Decision, Failure
+from schemas.identity import SeriesId
+from tasks.forecasting.staleness import find_stale
+from tasks.market.findings import file_findings
+from tasks.notices.event import Event, Kind
+
+
+def of_error(flow: str, error: Exception) -> list[Event]:
+    """Return the event of a run that ended in an error; another error is another event."""
+    code = getattr(error, "code", type(error).__name__)
+    return [Event("run failed", f"{flow} {code}", f"{flow}: {str(error) or type(error).__name__}", flow)]
+
+
+def of_failures(flow: str, failures: Iterable[Failure]) -> list[Event]:
+    """Return an event for each series or model that failed in a run which kept the other results.
+
+    Stale data is left out: `of_stale` has it.
+    """
+    return [
+        Event(
+            "run partial",
+            f"{flow} {f.subject} {f.step}",
+            f"{flow}: {f.subject} failed in {f.step}: {f.reason}",
+            flow,
+        )
+        for f in failures
+        if f.code != "stale"
+    ]
+
+
+def of_decisions(decisions: Iterable[Decision], serving: Mapping[SeriesId, str]) -> list[Event]:
+    """Return an event for each series that another model serves than before (`serving`: the versions), or none."""
+    return [
+        Event(
+            "champion changed", f"{d.series.name}/{d.version_number} {d.outcome}", f"{d.series}: {_change(d)}"
+        )
+        for d in decisions
+        if d.outcome == "retired" or serving.get(d.series) != d.version_number
+    ]
+
+
+def of_stale(
+    home: Path, series: Sequence[SeriesId], now: datetime | None = None, grace: timedelta = timedelta(0)
+) -> list[Event]:
+    """Return an event for each series with a candle or forecast that is too old; arguments as in `find_stale`."""
+    found = find_stale(home, series, now, grace)
+    return [Event("data stale", f"{one.series.name} {one.what}", str(one)) for one in found]
+
+
+def of_files(root: Path, series: Sequence[SeriesId], since: datetime) -> list[Event]:
+    """Return an event for each published file that was refused, or found changed, from `since` on."""
+    kinds: dict[str, Kind] = {"quarantined": "file quarantined", "changed": "file changed upstream"}
+    return [
+        Event(kinds[one.kind], f"{one.series.name} {one.period}", f"{one.series} {one.period}: {one.reason}")
+        for one in file_findings(root, series, since)
+    ]
+
+
+def _change(decision: Decision) -> str:
+    if decision.outcome == "retired":
+        return f"version {decision.version_number} is retired: {decision.reason}"
+    architecture = f"{decision.model.architecture}, " if decision.model else ""
+    return f"{architecture}version {decision.version_number} is the champion now: {decision.reason}"

@@ -1,0 +1,182 @@
+"""What Prefect's own page tells of a run: names of task runs, their states, log lines, leaderboard and failures."""
+
+import logging
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import yaml
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
+from prefect.events.schemas.automations import AutomationCore
+from prefect.settings import get_current_settings
+from prefect.states import Completed
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.console import say
+from flows.parameters import takes
+from flows.runner import Runner, plain_failures
+from schemas.handover import Failure, FleetResult
+from schemas.identity import SeriesId
+from schemas.run import ScopeSpec
+from tasks.step import step
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """The address of a real server with an empty database."""
+    with prefect_test_harness(server_startup_timeout=180):
+        yield get_current_settings().api.url
+
+
+class Page:
+    """What the server knows of the newest run of a flow."""
+
+    def __init__(self, name):
+        with get_client(sync_client=True) as client:
+            found = client.read_flow_runs(limit=200)
+            flows = {f.id: f.name for f in client.read_flows(limit=200)}
+            self.run = max((r for r in found if flows[r.flow_id] == name), key=lambda r: r.created)
+            only = FlowRunFilter.model_validate({"id": {"any_": [self.run.id]}})
+            self.tasks = {t.name: t for t in self._ended_tasks(client, only)}
+            self.events = self._events(client)
+            self.artifacts = {
+                a["key"]: a
+                for a in client.request(
+                    "POST",
+                    "/artifacts/filter",
+                    json={"artifacts": {"flow_run_id": {"any_": [str(self.run.id)]}}},
+                ).json()
+            }
+
+    def _ended_tasks(self, client, only):
+        """Task runs reach the server as events, a moment after they have ended."""
+        deadline = time.monotonic() + 60
+        while True:
+            found = client.read_task_runs(flow_run_filter=only, task_run_filter=TaskRunFilter(), limit=200)
+            if (found and all(t.state and t.state.is_final() for t in found)) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.3)
+
+    def _events(self, client):
+        """The names of the run's events: what an automation is triggered by."""
+        resource = {"id": [f"prefect.flow-run.{self.run.id}"]}
+        deadline = time.monotonic() + 60
+        while True:
+            answer = client.request("POST", "/events/filter", json={"filter": {"resource": resource}}).json()
+            names = {event["event"] for event in answer["events"]}
+            if f"prefect.flow-run.{self.run.state.name}" in names or time.monotonic() > deadline:
+                return names
+            time.sleep(0.3)
+
+    def log(self, *wanted):
+        """Return the log's lines as soon as all of `wanted` are among them."""
+        only = LogFilter.model_validate({"flow_run_id": {"any_": [self.run.id]}})
+        deadline = time.monotonic() + 60
+        with get_client(sync_client=True) as client:
+            while True:
+                lines = [line.message for line in client.read_logs(log_filter=only, limit=200)]
+                if all(any(text in line for line in lines) for text in wanted) or time.monotonic() > deadline:
+                    return lines
+                time.sleep(0.3)
+
+
+@step("features", run_name="features {series.name}", workers=2)
+def compute(series):
+    """Fail for ETH alone."""
+    logging.getLogger("cpb").warning("a column of %s is tried again", series)
+    return (
+        Failure.of(series, "features", "no candles at http://u:sesame@mirror/x") if series == ETH else series
+    )
+
+
+@step("fleet", run_name="train {name}")
+def fleet(name):
+    """Lose one of its members, or raise."""
+    if name == "broken":
+        raise ValueError("a fault")
+    return FleetResult(key="k", architecture=name, failures=(Failure.of(ETH, "train", "it diverged"),))
+
+
+@flow(name="small", validate_parameters=False)
+@plain_failures
+@takes(ScopeSpec)
+def small(spec):
+    """Call steps as the main job does."""
+    steps = Runner(prefect=True)
+    found = steps.each(compute, [(BTC,), (ETH,)])
+    say(f"computed {len(found)} series from http://u:sesame@mirror/x")
+    lost = steps.one(fleet, "gru")
+    (error,) = steps.each(fleet, [("broken",)])
+    return Completed(data=(found, lost, error))
+
+
+def test_steps_give_their_values_and_the_page_their_names_states_and_log(server, capsys):
+    (btc, eth), lost, error = small(coins="BTC,ETH")
+    assert btc == BTC
+    assert isinstance(eth, Failure)
+    assert lost.failures[0].reason == "it diverged"
+    assert isinstance(error, ValueError)
+    page = Page("small")
+    shown = {name: (t.state.name, t.state.type.value) for name, t in page.tasks.items()}
+    assert shown == {
+        "features BTCUSDT-1h": ("Completed", "COMPLETED"), "features ETHUSDT-1h": ("Failed", "COMPLETED"),
+        "train gru": ("Failed", "COMPLETED"), "train broken": ("Failed", "FAILED"),
+    }  # fmt: skip
+    assert page.tasks["features ETHUSDT-1h"].state.message == "ETHUSDT 1h: no candles at http://mirror/x"
+    lines = page.log("computed 2 series", "a column of BTCUSDT 1h", "a column of ETHUSDT 1h")
+    assert "computed 2 series from http://mirror/x" in lines
+    assert "a column of ETHUSDT 1h is tried again" in lines
+    assert "sesame" not in str(lines)
+    terminal = capsys.readouterr().err
+    assert terminal.count("computed 2 series") == 1
+    say("after the run")
+    assert logging.getLogger("cpb").handlers == []
+
+
+def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
+    from flows.train_all import in_prefect
+    from schemas.run import RunSpec
+
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    spec = RunSpec(
+        coins="BTC,NOPECOIN", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
+        since="2024-09", as_of="2025-01-01", overrides={"epochs": 1},
+    )  # fmt: skip
+    result = in_prefect(spec)
+    assert result["exit"] == 3
+    page = Page("train-all")
+    assert page.run.state.name == "Partial"
+    assert documented_automation().trigger.expect == {"prefect.flow-run.Partial"}
+    assert "prefect.flow-run.Partial" in page.events
+    assert set(page.tasks) >= {
+        "features sim-BTCUSDT-1h", "train linear", "train robust-har", "evaluate linear", "evaluate robust-har",
+    }  # fmt: skip
+    lines = page.log("ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows")
+    for wanted in (
+        "ingested 1 series",
+        "trained linear: 1 member",
+        "1 champion, 10 forecast rows",
+        "FAILED sim NOPE",
+    ):
+        assert any(line.startswith(wanted) for line in lines), (wanted, lines)
+    board, failures = page.artifacts["train-all-leaderboard"], page.artifacts["train-all-failures"]
+    assert (board["type"], failures["type"]) == ("table", "markdown")
+    assert "robust-har" in board["data"]
+    assert "NOPECOINUSDT 1h in ingest" in failures["data"]
+    assert set(page.artifacts) == {"train-all-leaderboard", "train-all-failures"}
+
+
+def documented_automation():
+    """The automation that docs/notifications.md shows, as Prefect reads it."""
+    text = (ROOT / "docs/notifications.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    return AutomationCore.model_validate(yaml.safe_load(text.replace("ID OF THE BLOCK", str(uuid4()))))
