@@ -411,7 +411,7 @@ def test_a_run_that_begins_between_two_passes_ends_the_pruning_early(nights, mon
 
     monkeypatch.setattr(prune_module, "_alone", and_then_a_run_begins)
     report = nights.prune()
-    assert report.runs == 7
+    assert 7 <= report.runs < 27
     assert "is being written" in report.unfinished
     assert "stopped early" in str(report)
 
@@ -527,9 +527,10 @@ def ended_like(nights):
 
 @pytest.mark.parametrize(
     "moment",
-    [1, 40, 112, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 46, 107, 109, 136))],
+    [1, 40, 112, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 18, 46, 47, 133, 134))],
 )
-def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, tmp_path, moment):
+def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, moment):
+    """Moments: cards and versions to 15; the week's archive, marks, files and rows to 46; whole flows; shrinking."""
     board = [r | {"run_id": nights.flow(4)} for r in leaderboard(nights.flow(4))]
     killed = child(nights, CHILD, moment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
