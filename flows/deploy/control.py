@@ -14,11 +14,10 @@ from flows.deploy.credentials import make_auth
 from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
 from flows.deploy.prepare import (
     POOL,
-    await_deployed,
+    deploying,
     drop_missed_runs,
     forget_dead_workers,
     make_pool_and_limit,
-    start_deploying,
 )
 from flows.deploy.project import prefect_home, project_folder, state_folder
 from flows.deploy.services import Name, Service, until
@@ -64,10 +63,8 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
                 server = _server(port, started)
             with client_of(server) as client, _timed(seconds, "pool, limit, old runs"):
                 ended, dropped = _set_up(client, server)
-            with _timed(seconds, "deployments and worker"):
-                deploying = start_deploying(server)
+            with _timed(seconds, "deployments and worker"), deploying(server, _START_S):
                 worker = _worker(server, workers, started)
-                await_deployed(deploying, _START_S)
         except BaseException:
             for name in reversed(started):
                 services.stop(_found(name).process)
@@ -90,8 +87,8 @@ def prepare() -> Service:
     server = _found("server")
     with client_of(server) as client:
         _set_up(client, server)
-    await_deployed(start_deploying(server), _START_S)
-    return server
+    with deploying(server, _START_S):
+        return server
 
 
 def down(grace_s: float = 30) -> list[Name]:
@@ -104,6 +101,10 @@ def down(grace_s: float = 30) -> list[Name]:
                 interrupted = runs_of_worker(client, worker.process if worker else None)
                 if worker and services.stop(worker.process, grace_s):
                     stopped.append("worker")
+                    known = {run.id for run in interrupted}  # it may have begun another one meanwhile
+                    interrupted += [
+                        run for run in runs_of_worker(client, worker.process) if run.id not in known
+                    ]
                 for run in interrupted:
                     if process := process_of(run):  # of a worker that was killed: it went on alone
                         services.stop(process, grace_s)

@@ -3,6 +3,7 @@
 A killed process cannot say that its run has ended: on the server it would stay Running, and hold its slots, for
 ever. So each run carries its process as a label. The next `up`, `status`, `run` or flow run looks at all runs that
 have not ended. Only the host that a process ran on may call it dead; of other hosts' runs the heartbeats count.
+Runs that are not cpb's are left alone: a Prefect database may serve several projects.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from flows.deploy.api import PAGE
-from flows.deploy.prepare import worker_process
+from flows.deploy.prepare import POOL, worker_process
 from flows.deploy.project import prefect_home
 from tasks.storage.processes import ProcessId
 
@@ -62,7 +63,7 @@ def end_dead_runs(
         server_since: since when the server has been able to receive heartbeats; None if not known, and then nothing
             is concluded from their absence.
     """
-    dead = [run for run in open_runs(client) if _is_dead(client, run, server_since)]
+    dead = [run for run in open_runs(client) if _is_ours(run) and _is_dead(client, run, server_since)]
     ended = [end_run(client, run, "its process is gone") for run in dead]
     clean_up(client, home)
     return ended
@@ -129,9 +130,13 @@ def end_task_runs(client: "SyncPrefectClient") -> None:
     killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
     still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
     for task in client.read_task_runs(flow_run_filter=killed, task_run_filter=still_open, limit=PAGE):
-        client.set_task_run_state(
-            task.id, Crashed(message="Ended by cpb: its flow run has ended."), force=True
-        )
+        if task.flow_run_id and _is_ours(client.read_flow_run(task.flow_run_id)):
+            crashed: State = Crashed(message="Ended by cpb: its flow run has ended.")
+            client.set_task_run_state(task.id, crashed, force=True)
+
+
+def _is_ours(run: "FlowRun") -> bool:
+    return run.work_pool_name == POOL or process_of(run) is not None
 
 
 def _is_dead(client: "SyncPrefectClient", run: "FlowRun", server_since: datetime | None) -> bool:
@@ -162,7 +167,7 @@ def _beats(client: "SyncPrefectClient", run: "FlowRun", since: datetime) -> bool
 
 
 def free_slots(client: "SyncPrefectClient", home: Path) -> int:
-    """Free the slots of concurrency limits whose holder has ended, and return how many.
+    """Free the slots of concurrency limits whose holder, a flow run, has ended; return how many.
 
     A killed process does not give its slot back, and neither does the worker that sees it die: it would stay taken
     until its lease runs out. Leases are read from the server's lease storage on disk, as its API names a lease to
@@ -192,10 +197,10 @@ def _has_ended(client: "SyncPrefectClient", lease: "Lease") -> bool:
     from prefect.exceptions import ObjectNotFound
 
     holder = lease.metadata.holder if lease.metadata else None
-    if holder is None or holder.type == "deployment":
+    if holder is None or holder.type != "flow_run":
         return False
     try:
-        run = (client.read_flow_run if holder.type == "flow_run" else client.read_task_run)(holder.id)
-    except ObjectNotFound:
-        return True
-    return bool(run.state and run.state.is_final())
+        run = client.read_flow_run(holder.id)
+    except ObjectNotFound:  # of another server
+        return False
+    return bool(run.state and run.state.is_final()) and _is_ours(run)

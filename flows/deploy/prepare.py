@@ -3,6 +3,8 @@
 import logging
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -55,32 +57,37 @@ def worker_process(name: str) -> ProcessId | None:
         return None
 
 
-def start_deploying(server: Service) -> subprocess.Popen[bytes]:
-    """Start `prefect deploy --all`: Prefect has no public function that reads prefect.yaml. Its exit code counts."""
+@contextmanager
+def deploying(server: Service, timeout_s: float) -> Iterator[None]:
+    """Run `prefect deploy --all` beside the block, which may take as long, and wait for its end.
+
+    Prefect has no public function that reads prefect.yaml. The command's exit code counts, not what it prints.
+
+    Raises:
+        CpbError: it fails, or does not end within `timeout_s` after the block.
+    """
     secret = {"PREFECT_API_AUTH_STRING": read_auth(server.home)}
     with log_file("deploy").open("wb") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
             cwd=project_folder(), env=environment(server.api, server.home) | secret,
             stdin=subprocess.DEVNULL, stdout=output, stderr=output,
         )  # fmt: skip
-
-
-def await_deployed(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    """Wait for `start_deploying`; raises `CpbError` where it fails."""
     try:
-        code = process.wait(timeout_s)
+        yield
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-        raise CpbError(
-            f"`prefect deploy --all` did not end within {timeout_s:.0f} s; see {log_file('deploy')}",
-            code="deploy-failed",
-        ) from None
-    if code:
-        raise CpbError(
-            f"`prefect deploy --all` ended with code {code}; see {log_file('deploy')}", code="deploy-failed"
-        )
+        raise _not_deployed(f"did not end within {timeout_s:.0f} s") from None
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        raise _not_deployed(f"ended with code {process.returncode}")
+
+
+def _not_deployed(how: str) -> CpbError:
+    return CpbError(f"`prefect deploy --all` {how}; see {log_file('deploy')}", code="deploy-failed")
 
 
 def drop_missed_runs(client: "SyncPrefectClient") -> int:

@@ -39,13 +39,15 @@ class Server:
         self.deleted.append(run)
 
 
-def run(process=None, state=None, age=timedelta(hours=1), worker=None):
+def run(process=None, state=None, age=timedelta(hours=1), worker=None, pool=prepare.POOL):
     state = (state or Running)()
     labels = {liveness.LABEL: str(process)} if process else {}
     if worker:
         labels["prefect.worker.name"] = str(worker)
     state.timestamp = datetime.now(UTC) - age
-    return FlowRun(id=uuid4(), flow_id=uuid4(), state=state, labels=labels, name="some-run")
+    return FlowRun(
+        id=uuid4(), flow_id=uuid4(), state=state, labels=labels, name="some-run", work_pool_name=pool
+    )
 
 
 def ended(server, tmp_path, since=timedelta(days=1)):
@@ -82,6 +84,14 @@ def test_of_other_hosts_only_a_long_silence_tells(tmp_path, one):
     assert ended(Server(one), tmp_path, since=None) == []
     one.state.timestamp = datetime.now(UTC)
     assert ended(Server(one), tmp_path) == []
+
+
+def test_runs_of_other_projects_are_left_alone(tmp_path):
+    server = Server(run(None, pool=None), run(None, worker="ProcessWorker 0b1a", pool="theirs"))
+    assert ended(server, tmp_path) == []
+    assert ended(Server(run(GONE, pool=None)), tmp_path) == [
+        "Crashed"
+    ]  # of the command line: it has our label
 
 
 def test_all_runs_are_looked_at(tmp_path):
