@@ -64,9 +64,12 @@ def model_files(place, text):
 
 
 def add_night(
-    store, home, number, market="spot", symbols=SYMBOLS, name="train-all", finished=True, promote=True, scored=True
+    store, home, number, market="spot", symbols=SYMBOLS, name="train-all", finished=True, promote=True, database=None
 ):  # fmt: skip
-    """Write what one nightly run writes; return the ids of flow, fleets and members."""
+    """Write what one nightly run writes; return the ids of flow, fleets and members.
+
+    `database`: the SQLite file behind a tracking server.
+    """
     began = time.time()
     key = f"{market}-{name}-{number}"
     flow = start_parent(key, {"market": market, "seed": 1}, name=name, store=store)
@@ -93,10 +96,10 @@ def add_night(
             series, run_id, reason=f"night {number}", metrics={"test_crps_ratio": 0.9}, files=digests,
             tags={"architecture": "gru", "recipe": "smoke", "verdict": "no different"}, store=store,
         )  # fmt: skip
-        add_forecast(home, series, version, day(number), scored)
+        add_forecast(home, series, version, day(number))
     if finished:
         finish(flow.run_id, store=store)
-    date_rows(store, began, day(number))
+    date_rows(database or sqlite_path(store.uri), began, day(number))
     return flow.run_id, fleets, members
 
 
@@ -113,10 +116,10 @@ def add_forecast(home, series, version, issued_at, scored=True):
         add_rows(home, series, LEDGER, done.select(*LEDGER_SCHEMA))
 
 
-def date_rows(store, since, moment):
+def date_rows(database, since, moment):
     """Date what the database got since `since` to `moment`: MLflow takes its times from the clock."""
     at, first = int(moment.timestamp() * 1000), int(since * 1000) - 1
-    with closing(sqlite3.connect(sqlite_path(store.uri))) as connection, connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         for table, column in (
             ("runs", "start_time"),
             ("runs", "end_time"),
@@ -141,7 +144,11 @@ def rows_of(database):
 
 
 def counts(store):
-    """Rows of each table that has any."""
-    with closing(sqlite3.connect(sqlite_path(store.uri))) as connection:
+    """Rows of each table."""
+    return rows_by_table(sqlite_path(store.uri))
+
+
+def rows_by_table(database):
+    with closing(sqlite3.connect(database)) as connection:
         names = [n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         return {n: connection.execute(f"SELECT count(*) FROM {n}").fetchone()[0] for n in names}

@@ -6,13 +6,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
+import urllib.request
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from nights import add_forecast, add_night, counts, day, model_files, state_of
+from nights import add_forecast, add_night, counts, day, model_files, rows_by_table, state_of
+from test_ui import free_port
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
@@ -21,11 +24,12 @@ from tasks.tracking import champions, finish, leaderboard, open_store, start_par
 from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.cards import VersionCard, card_path
 from tasks.tracking.connection import find_run
-from tasks.tracking.database import sqlite_path
+from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.prune import STATE, prune, prune_nightly
 from tasks.tracking.tags import KEEP, PRUNED
 from tasks.training.retention import FleetsInUse
+from webapp import reading
 
 prune_module = import_module("tasks.tracking.prune")
 ROOT = Path(__file__).resolve().parents[2]
@@ -148,6 +152,8 @@ def test_the_board_of_a_pruned_week_is_the_one_that_it_was(nights):
     assert leaderboard(nights.flow(4)) == [r | {"run_id": nights.flow(4)} for r in before[4]]
     assert leaderboard(nights.flow(5)) == before[5]
     assert leaderboard() == before[7]
+    shown = reading.leaderboard("spot")  # the page
+    assert (shown.rows, shown.note, len(shown.champions)) == (before[7], None, 2)
     archive = read_record(nights.artifacts(nights.flow(4)) / ARCHIVE, FlowArchive)
     members = [member for fleet in archive.fleets for member in fleet.members]
     assert len(members) == 4
@@ -565,3 +571,64 @@ def test_a_store_without_a_run_has_nothing_to_prune(nights, tmp_path, monkeypatc
     open_store()
     assert str(prune(tmp_path / "empty" / "data")) == "nothing to prune"
     assert not (tmp_path / "empty" / "data").exists()
+
+
+@pytest.fixture
+def server(nights):
+    """A tracking server with a store and artifacts of its own; yields the store and the server's database."""
+    place = nights.place / "server"
+    place.mkdir()
+    database, url = place / "mlflow.db", f"http://127.0.0.1:{free_port()}"
+    make_sqlite(database)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", url.rpartition(":")[2]]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{database}",
+        "--artifacts-destination",
+        str(place / "kept"),
+    ]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    log = (place / "log").open("wb")
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, start_new_session=True, stdout=log, stderr=log
+    )
+    try:
+        end = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2).close()
+                break
+            except OSError:
+                assert time.monotonic() < end, (place / "log").read_text()
+                time.sleep(0.2)
+        yield open_store(url), database
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        log.close()
+
+
+@pytest.mark.slow
+def test_a_tracking_server_marks_runs_as_deleted_and_its_boards_are_kept(nights, server):
+    store, database = server
+    made = {n: add_night(store, nights.home, n, "um", ("BTCUSDT",), database=database) for n in range(1, 5)}
+    flows = {n: night[0] for n, night in made.items()}
+    boards = {n: leaderboard(flow, store) for n, flow in flows.items()}
+    before = rows_by_table(database)["runs"]
+
+    report = prune(nights.home, dry_run=False, nights=1, now=day(4), store=store)
+
+    # The predecessor of the champion is that of night 3.
+    assert (report.runs, len(report.versions), report.archived, report.kept) == (12, 2, [flows[3]], [])
+    assert rows_by_table(database)["runs"] == before
+    assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
+    assert leaderboard(flows[3], store) == [row | {"run_id": flows[3]} for row in boards[3]]
+    assert leaderboard(flows[4], store) == boards[4]
+    add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)  # in the next week
+    report = prune(nights.home, dry_run=False, nights=1, now=day(5), store=store)
+    assert (report.runs, report.archived) == (5, [flows[4]])
+    assert leaderboard(flows[4], store) == [row | {"run_id": flows[4]} for row in boards[4]]
+    assert str(prune(nights.home, dry_run=False, nights=1, now=day(5), store=store)) == "nothing to prune"
+    (champion,) = champions(store=store)
+    champion.check()
+    assert champion.version == "5"
