@@ -92,6 +92,11 @@ class ScopeSpec(Spec):
 
     @model_validator(mode="after")
     def _time_range(self) -> Self:
+        if self.source and "://" in self.source and {"?", "#"} & set(self.source):
+            raise UsageError(
+                "source: a URL with a query or fragment is no mirror's folder; leave out what follows ? or #",
+                code="source", field="source",
+            )  # fmt: skip
         if not self.every_pair:
             parse_coins(self.coins)
         parse_timeframes(self.timeframes, self.months_allowed)

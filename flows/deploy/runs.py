@@ -14,6 +14,7 @@ from flows.deploy.liveness import end_dead_runs
 from flows.deploy.project import prefect_home
 from flows.prefect_server import server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
+from schemas.run import RunSpec, ScopeSpec
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -42,6 +43,10 @@ class Requested:
     exit_code: int
 
 
+SPECS: dict[str, type[ScopeSpec]] = {"train-all": RunSpec, "forecast": ScopeSpec}
+"""What the flows of our deployments are asked."""
+
+
 def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Requested:
     """Ask a deployment for a run, by its short or full name.
 
@@ -56,6 +61,8 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
             code="deployment", field="name",
         )  # fmt: skip
     values = parse_parameters(parameters)
+    if spec := SPECS.get(full.partition("/")[0]):
+        spec(**values)  # the same refusal as on the command line, before a run exists
     with _client() as client:
         flow_run = _create(client, full, values)
         if watch:

@@ -9,6 +9,7 @@ refused, and cookies are neither kept nor sent.
 """
 
 import json
+import logging
 import random
 import threading
 import time
@@ -30,6 +31,9 @@ from tasks.market.faults import NotFound, Refused, Rejected, SourceFault, Unreac
 from tasks.market.layout import Remote
 from tasks.market.wire import is_unconnected, reason_of, retry_after_seconds, whole_number
 from tasks.storage.urls import public_url
+
+# Each retry would be a line with the raw path; what ends the retries is reported in a sentence of ours.
+logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 BINANCE = "https://data.binance.vision"
 BINANCE_BUCKET = "https://s3-ap-northeast-1.amazonaws.com/data.binance.vision"

@@ -1,4 +1,4 @@
-"""Damaged files, as a user meets them: named with a command that exists, the other series go on, a repair mends them."""
+"""Damaged files, as a user meets them: named with a command that exists; the others go on, a repair mends them."""
 
 import sqlite3
 from pathlib import Path

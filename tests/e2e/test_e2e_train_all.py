@@ -140,7 +140,9 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
 
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
     assert cpb(*command).returncode == 0
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
+    assert before == {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")
+    }
     assert metrics_of(tmp_path) == undisturbed
 
 
@@ -194,7 +196,9 @@ def test_warm_start_continues_from_the_champions(cpb, tmp_path):
     assert all("artifacts" in warm_start_of(tmp_path, r) for r in second)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
     assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
+    assert before == {
+        p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")
+    }
 
 
 def test_a_forecast_without_a_champion_is_fatal_in_one_sentence(cpb, tmp_path):
