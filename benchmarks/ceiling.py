@@ -39,10 +39,10 @@ Quantiles = Callable[[Series, Rows], Array]
 
 def load(source: str, as_of: str | None, timeframe: str, home: Path) -> list[Series]:
     scope = Scope.of("all", timeframe, source, "spot", None, as_of).model_copy(update={"home": home})
-    ingest.fn(scope)
-    records = [write_features(home, coin, timeframe, as_of=scope.as_of) for coin in scope.symbols]
+    ingest(scope)
+    records = [write_features(home, series, as_of=scope.as_of) for series in scope.series]
     bounds = split_bounds(records)
-    return [load_series(record.path, bounds, record.symbol) for record in records]
+    return [load_series(home, record, bounds) for record in records]
 
 
 def ceilings(series: list[Series]) -> dict[str, dict[str, float]]:

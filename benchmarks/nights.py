@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -96,8 +97,8 @@ def date_rows(since: float, moment: datetime) -> None:
             connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} >= ?", (at, first))
 
 
-def sizes() -> dict[str, int]:
-    """Return bytes of database, artifacts and store, and how many runs and versions there are."""
+def sizes() -> dict[str, Any]:
+    """Return bytes of database, artifacts, store and the store's trees, and the number of runs and versions."""
     from schemas.scope import home
     from tasks.tracking.store import open_store, sqlite_path
 
@@ -112,6 +113,7 @@ def sizes() -> dict[str, int]:
         "database": sum(f.stat().st_size for f in database.parent.glob(f"{database.name}*")),
         "artifacts": tree_size(database.parent / "artifacts"),
         "store": tree_size(home()),
+        "trees": trees(home()),
         "runs": rows["runs"],
         "versions": rows["model_versions"],
     }
@@ -130,12 +132,19 @@ def trees(home: Path) -> dict[str, int]:
 
 
 def growth(rows: list[dict[str, Any]], first: int) -> dict[str, float]:
-    """Return bytes a week of each size: the slope of a line through the nights from `first` on."""
+    """Return bytes a week of each size and tree: the slope of a line through the nights from `first` on."""
+    level = [
+        r | {f"store: {tree}": size for tree, size in r["trees"].items()} for r in rows if r["night"] >= first
+    ]
+    names = (*SIZES, *(name for name in level[-1] if name.startswith("store: ")))
+    return {name: weekly([r["night"] for r in level], [r.get(name, 0) for r in level]) for name in names}
+
+
+def weekly(nights: list[int], values: list[float]) -> float:
+    """Return the slope of the least-squares line per seven nights."""
     import numpy as np
 
-    level = [r for r in rows if r["night"] >= first]
-    nights = [r["night"] for r in level]
-    return {name: 7 * float(np.polyfit(nights, [r[name] for r in level], 1)[0]) for name in SIZES}
+    return 7 * float(np.polyfit(nights, values, 1)[0])
 
 
 def simulate(nights: int, keep: int, show: Any = None, **options: Any) -> list[dict[str, Any]]:
@@ -174,18 +183,27 @@ def main() -> int:
         }
         os.chdir(folder)
         rows = simulate(asked.nights, asked.keep, None if asked.json else _show)
-        weekly = growth(rows, asked.level_from)
-        home = trees(Path(folder) / "data")
         os.chdir("/")
-    total = sum(weekly.values())
-    result = {"nights": rows, "bytes_a_week": weekly, "total_bytes_a_week": total, "home": home}
+    found = growth(rows, asked.level_from)
+    seconds = {name: _times(rows, name, asked.level_from) for name in ("seconds", "prune_seconds")}
     if asked.json:
-        print(json.dumps(result))
+        print(json.dumps({"nights": rows, "bytes_a_week": found, "medians": seconds}))
     else:
-        print("store: " + ", ".join(f"{name} {size / 1000:,.0f} kB" for name, size in home.items()))
-        for name, size in (*weekly.items(), ("all", total)):
-            print(f"{name:>10}: {size / 1000:+8.1f} kB a week from night {asked.level_from} on")
-    return int(max(weekly.values()) > LIMIT_BYTES)
+        print(f"growth a week from night {asked.level_from} on, kB:")
+        for name, size in found.items():
+            print(f"{name:>20}: {size / 1000:+8.1f}")
+        for name, (early, late) in seconds.items():
+            print(
+                f"{name:>20}: median {early:.1f} in the first half of these nights, {late:.1f} in the second"
+            )
+    return int(max(found[name] for name in SIZES) > LIMIT_BYTES)
+
+
+def _times(rows: list[dict[str, Any]], name: str, first: int) -> tuple[float, float]:
+    """Return the medians of both halves of the nights from `first` on."""
+    values = [r[name] for r in rows if r["night"] >= first]
+    half = len(values) // 2
+    return median(values[:half]), median(values[half:])
 
 
 if __name__ == "__main__":

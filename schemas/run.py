@@ -250,7 +250,9 @@ class BacktestSpec(RunSpec):
         if self.repo:
             raise UsageError("repo: a backtest publishes nothing; leave repo out", code="repo", field="repo")
         if self.prune:
-            raise UsageError("prune: a backtest leaves no runs behind; leave prune out", code="prune", field="prune")
+            raise UsageError(
+                "prune: a backtest leaves no runs behind; leave prune out", code="prune", field="prune"
+            )
         return self
 
     @property

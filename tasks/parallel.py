@@ -45,22 +45,33 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
 
 
 @contextmanager
-def thread_pool(workers: int, name: str) -> Iterator[ThreadPoolExecutor]:
+def thread_pool(workers: int, name: str, *, grace_s: float = 0.0) -> Iterator[ThreadPoolExecutor]:
     """Yield a pool of threads whose waits Ctrl-C ends.
 
-    The end of the block drops calls that have not begun and waits for those that run. An interrupt leaves these
-    behind: they may be in the middle of a download.
+    The end of the block drops calls that have not begun and waits for those that run.
+
+    Args:
+        grace_s: most seconds that an interrupt waits for running calls. 0 suits downloads, which can hang; files
+            that are being written want a moment.
     """
     let_ctrl_c_end_waits()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix=name)
-    wait_for_running = True
     try:
         yield pool
     except BaseException as error:
-        wait_for_running = isinstance(error, Exception)
+        if isinstance(error, Exception):
+            pool.shutdown(cancel_futures=True)
+        else:
+            _shut_down_within(pool, grace_s)
         raise
-    finally:
-        pool.shutdown(wait=wait_for_running, cancel_futures=True)
+    pool.shutdown(cancel_futures=True)
+
+
+def _shut_down_within(pool: ThreadPoolExecutor, seconds: float) -> None:
+    pool.shutdown(wait=False, cancel_futures=True)
+    closing = threading.Thread(target=pool.shutdown, daemon=True)
+    closing.start()
+    closing.join(seconds)
 
 
 def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:

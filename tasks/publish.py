@@ -4,7 +4,7 @@ from pathlib import Path
 
 from schemas.errors import DamagedError
 from schemas.handover import Failure, Publication
-from schemas.identity import Market, market_home
+from schemas.identity import Market, tree_of
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import build_tree
 from tasks.step import step
@@ -13,7 +13,7 @@ from tasks.tracking.registry import champions
 
 @step("publish")
 def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
-    """Write the tree of a market's champions to `hub` below its home, and to the Hub where `repo` is named.
+    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub where `repo` is named.
 
     A damaged champion is left out and is a failure. Models of several markets, or of simulated and real candles, are
     never published together.
@@ -29,6 +29,6 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
         except DamagedError as error:
             failures.append(Failure.of(champion.series, "publish", error))
     # With none intact the tree's own error names the first.
-    tree = build_tree(intact or found, market_home(home, market) / "hub", repo)
+    tree = build_tree(intact or found, tree_of(home, "hub", market), repo)
     place = str(publish_tree(tree, repo)) if repo else str(tree)
     return Publication(place=place, failures=tuple(failures))

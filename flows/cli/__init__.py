@@ -32,7 +32,9 @@ HELP = "Train, judge and publish forecasting models for a whole universe of coin
 
 INTERRUPTION = "interrupted; run the same command again to go on"
 
-_MORE_MEMORY = "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+_MORE_MEMORY = (
+    "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+)
 
 _REMEDIES = {
     errno.ENOSPC: "free space on that disk",

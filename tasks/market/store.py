@@ -96,9 +96,7 @@ def _read_parts(series: SeriesId, parts: list[Path], columns: list[str] | None) 
     try:
         return _read(parts, columns)
     except READ_ERRORS as error:
-        reasons = ((path, damage_of(path)) for path in parts)
-        path, reason = next(((p, r) for p, r in reasons if r), (parts[0], str(error).splitlines()[0][:80]))
-        raise damaged(series, path, reason) from error
+        raise _first_damaged(series, parts, (parts[0], str(error).splitlines()[0][:80])) from error
 
 
 def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> None:
@@ -107,7 +105,14 @@ def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> 
     for path in parts:
         expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts of earlier versions have none
         if expected and digest_of(rows.get(path.stem, whole.clear())) != expected:
-            raise damaged(series, path, "its candles are not those that were written")
+            # One wrong time shifts where the months before and after it are cut: another part may be the damaged one.
+            raise _first_damaged(series, parts, (path, "its candles are not those that were written"))
+
+
+def _first_damaged(series: SeriesId, parts: list[Path], otherwise: tuple[Path, str]) -> MemberError:
+    """Return the error about the first part that is damaged by itself, or about what was found `otherwise`."""
+    found = ((path, reason) for path in parts if (reason := damage_of(path)))
+    return damaged(series, *next(found, otherwise))
 
 
 def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:

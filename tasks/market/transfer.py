@@ -49,7 +49,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
     bad: list[SourceFile] = []
     weight, following = 0, next(flat, None)
     writing: Writing | None = None
-    with thread_pool(WRITERS, "write") as writers:
+    with thread_pool(WRITERS, "write", grace_s=1.5) as writers:
         while flying or following:
             while following and (not flying or weight < _MAX_AHEAD):
                 series, files = following

@@ -102,7 +102,7 @@ def store_batch(
     Raises:
         CpbError: the disk is full or the folder cannot be written.
     """
-    with thread_pool(WRITERS, "write") as writers:
+    with thread_pool(WRITERS, "write", grace_s=1.5) as writers:
         return start_batch(home, manifest, series, batch, writers, status).finish()
 
 

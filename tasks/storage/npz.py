@@ -1,6 +1,11 @@
-"""Arrays in one uncompressed npz file: each is stored with its CRC-32, so a damaged file is always noticed."""
+"""Arrays in one uncompressed npz file: each is stored with its CRC-32, so a damaged file is always noticed.
+
+The list of entries at the end of a zip file has none: a flipped bit there can hide an entry. So the entries must also
+lie end to end.
+"""
 
 import io
+import struct
 import zipfile
 import zlib
 from pathlib import Path
@@ -11,7 +16,17 @@ from numpy.typing import NDArray
 
 from schemas.errors import DamagedError
 
-_NO_NPZ = (OSError, ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
+_LOCAL_HEADER = struct.Struct("<26xHH")  # then the name and the extra field, whose lengths these are
+_NO_NPZ = (
+    OSError,
+    ValueError,
+    EOFError,
+    KeyError,
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What zipfile and numpy raise for bytes that are no npz file, or no whole one."""
 
 
@@ -23,7 +38,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         DamagedError: its bytes are not those that were written.
     """
     try:
-        with zipfile.ZipFile(path) as file:
+        with zipfile.ZipFile(io.BytesIO(content := path.read_bytes())) as file:
+            _check_complete(file, content)
             # Whole entries, because zipfile compares the CRC-32 only when it reaches an entry's end.
             entries = {name.removesuffix(".npy"): file.read(name) for name in file.namelist()}
         return {
@@ -34,3 +50,14 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
         raise
     except _NO_NPZ as error:
         raise DamagedError(f"{path} is damaged ({error}); it is made again", field=str(path)) from error
+
+
+def _check_complete(file: zipfile.ZipFile, content: bytes) -> None:
+    """Raise `BadZipFile` where bytes before the list of entries belong to none of them."""
+    at = 0
+    for entry in sorted(file.infolist(), key=lambda e: e.header_offset):
+        if entry.header_offset != at:
+            raise zipfile.BadZipFile("an entry is missing")
+        at += _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack_from(content, at)) + entry.compress_size
+    if at != file.start_dir:
+        raise zipfile.BadZipFile("the last entry is missing")

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 
 from schemas.errors import DamagedError
 from schemas.handover import Record
-from tasks.storage.digests import value_digest
-from tasks.storage.files import write_json
+from tasks.storage.digests import canonical, value_digest
+from tasks.storage.files import write_bytes, write_json
 
 log = logging.getLogger("cpb")
 
@@ -27,12 +27,15 @@ def record_digest(record: Record) -> str:
     return value_digest(record.model_dump(mode="json"))
 
 
-def write_record(path: Path, record: Record) -> str:
-    """Write a record atomically and return its digest."""
+def write_record(path: Path, record: Record, *, compact: bool = False) -> str:
+    """Write a record atomically and return its digest; `compact`: in one line, for those that pile up."""
     body = record.model_dump(mode="json")
     digest = value_digest(body)
     head = {"record": type(record).__name__, "version": record.version, "digest": digest}
-    write_json(path, head | {"body": body})
+    if compact:
+        write_bytes(path, canonical(head | {"body": body}) + b"\n")
+    else:
+        write_json(path, head | {"body": body})
     return digest
 
 

@@ -11,6 +11,7 @@ from schemas.handover import Record
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.months import LEDGER
 from tasks.storage.records import write_record
+from tasks.tracking.archive import rounded
 from tasks.tracking.connection import Store, find_run
 from tasks.tracking.registry import version_metrics
 from tasks.tracking.tags import REASON, digests_of
@@ -60,9 +61,9 @@ def write_card(store: Store, home: Path, series: SeriesId, version: "ModelVersio
         as_of=tags.get("as_of", ""),
         git_commit=tags.get("git_commit", ""),
         files=digests_of(tags),
-        metrics=version_metrics(version) or (dict(run.data.metrics) if run else {}),
+        metrics=rounded(version_metrics(version) or (run.data.metrics if run else {})),
         verdict=tags.get("verdict", ""),
         reason=tags.get(REASON, ""),
     )
-    write_record(path, card)
+    write_record(path, card, compact=True)
     return path

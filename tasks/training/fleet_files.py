@@ -15,8 +15,9 @@ from tasks.storage.locks import is_locked
 from tasks.storage.model_folder import trained_file_damage
 from tasks.storage.records import find_record, read_record, set_aside, write_record
 from tasks.training.planning import job_key
+from tasks.training.process import RESULT
 
-JOB, RESULT = "job.json", "result.json"
+JOB = "job.json"
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 

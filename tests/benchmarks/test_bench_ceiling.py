@@ -7,8 +7,9 @@ import polars as pl
 import pytest
 
 from benchmarks.ceiling import HORIZON, ceilings, other_days
+from schemas.handover import SplitBounds
+from schemas.identity import SeriesId
 from tasks.signals.columns import feature_frame
-from tasks.signals.splits import SplitBounds
 from tasks.signals.store import series_of
 
 ROWS, PARTS = 5000, 8
@@ -30,7 +31,7 @@ def wandering(seed):
     klines = pl.DataFrame({"open_time": times.dt.replace_time_zone("UTC"), **named, "volume": np.ones(ROWS)})
     at = [START + timedelta(hours=h) for h in (0, 3200, 3400, 3700, 3900, ROWS)]
     bounds = SplitBounds(timeframe="1h", train=(at[0], at[1]), validation=(at[2], at[3]), test=(at[4], at[5]))
-    return series_of(feature_frame(klines, "1h"), bounds, f"C{seed}USDT")
+    return series_of(feature_frame(klines, "1h"), SeriesId("spot", f"C{seed}USDT", "1h"), bounds)
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ def rest_of(hours):
 
 
 def write_month(root, symbol, month, rows=None):
-    """Put one month of 1h candles of the simulator into a mirror folder."""
-    hours = hours_of(month).head(rows or 10_000)
+    """Put one month of 1h candles of the simulator into a mirror folder, or its last `rows`."""
+    hours = hours_of(month).tail(rows or 10_000)
     folder = root / "data/spot/monthly/klines" / symbol / "1h"
     folder.mkdir(parents=True, exist_ok=True)
     name = f"{symbol}-1h-{month}"
@@ -63,7 +63,7 @@ def member_runs(folder):
 
 
 def forecast_rows(folder):
-    files = list((folder / "data/forecasts").rglob("*.parquet"))
+    files = list((folder / "data").rglob("forecasts/**/*.parquet"))
     return (
         pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]) if files else pl.DataFrame()
     )
@@ -136,11 +136,11 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
         .sort("symbol", "step")
         .equals(rows.sort("symbol", "step"))
     )
-    assert not [p for p in (tmp_path / "data/fleets").iterdir() if not (p / "done.json").exists()]
+    assert not [p for p in (tmp_path / "data/sim/fleets").iterdir() if not (p / "result.json").exists()]
 
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
     assert cpb(*command).returncode == 0
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
     assert metrics_of(tmp_path) == undisturbed
 
 
@@ -175,19 +175,26 @@ def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tm
         assert (later["rows"], later["scored"]) == (10, 2)
 
 
+def warm_start_of(folder, run):
+    """Return the param of a member: on its own run, or on the fleet's where all members share it."""
+    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
+    fleet = client.get_run(run.data.tags["mlflow.parentRunId"])
+    return (fleet.data.params | run.data.params)["warm_start"]
+
+
 def test_warm_start_continues_from_the_champions(cpb, tmp_path):
     command = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
                "--architectures", "har", "--warm-start", "champion")  # fmt: skip
     assert cpb(*command, "--as-of", "2025-05-20").returncode == 0
-    first = {n: r.data.params["warm_start"] for n, r in member_runs(tmp_path).items()}
-    assert set(first.values()) == {"null"}
+    first = [warm_start_of(tmp_path, run) for run in member_runs(tmp_path).values()]
+    assert first == ["null", "null"]
     assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
     second = [r for r in member_runs(tmp_path).values() if "2025-05-25" in r.data.tags["as_of"]]
     assert len(second) == 2
-    assert all("artifacts" in r.data.params["warm_start"] for r in second)
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    assert all("artifacts" in warm_start_of(tmp_path, r) for r in second)
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
     assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
-    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/fleets").rglob("model.safetensors")}
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
 
 
 def test_a_forecast_without_a_champion_is_fatal_in_one_sentence(cpb, tmp_path):
@@ -214,7 +221,7 @@ def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):
     assert "no Hub token" in untold.stderr
     assert not (tmp_path / "data").exists()  # said before hours of work, not after
     done = cpb.json(*command, code=3, HF_TOKEN="hf_secret", **nowhere)
-    assert [(f["step"], f["symbol"]) for f in done["failures"]] == [("publish", "all")]
+    assert [(f["step"], f["symbol"]) for f in done["failures"]] == [("publish", None)]
     assert "cannot be reached" in done["failures"][0]["reason"]
     assert "hf_secret" not in str(done)
     assert (done["champions"], done["forecast_rows"]) == (1, 10)

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from flows import cli
+from schemas.handover import Publication
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
 
@@ -48,7 +49,9 @@ def test_serve_hands_the_allowed_hosts_to_the_app(cpb, monkeypatch):
 )
 def test_publish_takes_one_market(cpb, monkeypatch, tmp_path, words, market, repo):
     seen = []
-    monkeypatch.setattr("tasks.publish.publish", lambda *given: seen.append(given) or "there")
+    monkeypatch.setattr(
+        "tasks.publish.publish", lambda *given: seen.append(given) or Publication(place="there")
+    )
     code, told = cpb("publish", *words)
     assert (code, seen) == (0, [(tmp_path, market, repo)])
     assert (told["published"], told["dry_run"], told["exit"]) == ("there", repo is None, 0)

@@ -478,3 +478,20 @@ def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_
         store.pending.result()
     store.close()
     assert [path.name[:12] for path in store.files()] == ["epoch-000001", "epoch-000004"]
+
+
+def test_a_damaged_checkpoint_is_never_resumed_from(tmp_path):
+    store = Checkpoints(tmp_path)
+    for epoch in (1, 2):
+        store.save(epoch, {"flat": torch.full((64,), float(epoch))}, {"epoch": epoch}, force=True)
+    store.close()
+    older, newest = store.files()
+    assert store.latest()[1] == {"epoch": 2}
+    whole = newest.read_bytes()
+    for at in (3, len(whole) // 2, len(whole) - 1):  # its length, its header, a weight
+        newest.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        tensors, state = store.latest()
+        assert (state, float(tensors["flat"][0])) == ({"epoch": 1}, 1.0)
+    newest.write_bytes(b"")
+    older.write_bytes(whole)
+    assert store.latest() is None

@@ -58,12 +58,8 @@ def test_the_steps_are_the_folder_in_order():
 
     files = {p.stem for p in Path(tasks.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(tasks.STEPS) <= files
-<<<<<<< HEAD
-    assert files - set(tasks.STEPS) == {"step", "parallel", "verify"}  # a step, several at once, the check of all
-=======
     # What makes a step, how several run at once, and the check of all that steps have stored.
     assert files - set(tasks.STEPS) == {"step", "parallel", "verify"}
->>>>>>> verify
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,18 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
 from schemas.errors import DamagedError
+from tasks.judging.pictures import png
 from tasks.storage.model_folder import (
     damage_of,
     file_digests,
+    metrics_damage,
+    picture_damage,
     read_config,
+    trained_file_damage,
     write_metrics,
     write_published_config,
 )
@@ -111,3 +116,43 @@ def test_random_bytes_are_no_weights(folder):
 def test_a_broken_config_is_damage_without_a_digest_too(folder):
     cut(folder / "config.json", 0.5)
     assert "config.json" in damage_of(folder, {})
+
+
+def test_judging_adds_metrics_to_a_config_without_making_it_another(folder):
+    config = folder / "config.json"
+    trained = file_digests(folder)
+    assert trained_file_damage(config, trained["config.json"]) == ""
+    write_metrics(folder, {"test_crps_ratio": math.nan, "b": 1.5}, "better")
+    assert file_digests(folder)["config.json"] != trained["config.json"]
+    assert trained_file_damage(config, trained["config.json"]) == ""
+    assert metrics_damage(folder) == ""
+    config.write_text(config.read_text().replace('"rows": 500', '"rows": 501'))
+    assert trained_file_damage(config, trained["config.json"])
+    config.unlink()
+    assert trained_file_damage(config, trained["config.json"]) == "it is missing"
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"a": 1, "verdict": "worse"}', "\x00"])
+def test_scores_that_are_not_those_of_the_config_are_damage(folder, content):
+    write_metrics(folder, {"a": 2.0}, "better")
+    (folder / "metrics.json").write_text(content)
+    assert metrics_damage(folder)
+    (folder / "config.json").write_text("{")  # damaged itself: nothing to compare with
+    assert metrics_damage(folder) == ""
+
+
+def test_no_flipped_bit_of_a_picture_goes_unnoticed(tmp_path):
+    figure = Figure(figsize=(1, 1))
+    figure.add_subplot().plot([1, 2])
+    path = tmp_path / "a.png"
+    path.write_bytes(png(figure))
+    whole = path.read_bytes()
+    assert picture_damage(path) == ""
+    for at in range(len(whole)):
+        content = bytearray(whole)
+        content[at] ^= 1 << at % 8
+        path.write_bytes(content)
+        assert picture_damage(path), at
+    for length in (0, 7, 8, 20, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert picture_damage(path), length

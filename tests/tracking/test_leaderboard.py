@@ -140,5 +140,6 @@ def test_before_the_first_run_it_says_so(store):
 @pytest.mark.parametrize("run", ["nosuch", "x' or 1=1"])
 def test_a_run_that_is_not_there_is_one_sentence(store, run):
     flow("a", {"har": [0.97]})
-    with pytest.raises(CpbError, match="holds no judged fleet"):
+    with pytest.raises(CpbError) as caught:
         leaderboard(run)
+    assert caught.value.code == "no-run"

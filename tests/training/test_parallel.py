@@ -143,6 +143,27 @@ def test_a_pool_drops_what_has_not_begun_when_an_error_ends_its_block():
     assert len(begun) == 1
 
 
+@pytest.mark.parametrize(("grace_s", "written"), [(0.0, False), (3.0, True)])
+def test_an_interrupt_waits_for_running_calls_of_a_pool_as_long_as_it_is_told(grace_s, written):
+    done = threading.Event()
+
+    def write():
+        time.sleep(0.3)
+        done.set()
+
+    def interrupt_the_block():
+        with thread_pool(1, "t", grace_s=grace_s) as pool:
+            pool.submit(write)
+            time.sleep(0.05)
+            raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_the_block()
+    assert done.is_set() is written
+    assert time.monotonic() - began < 2
+
+
 SCRIPT = """\
 QUERY
 import pathlib, sys, time

@@ -1,0 +1,296 @@
+"""Bit rot: what does one flipped bit in a stored file change, and who names the file?
+
+    python -m benchmarks.bitflips [--flips 120] [--only klines,weights] [--json]
+
+Trains two series of the simulator on two closed-form architectures, forecasts twice so that there are scores, and then
+flips one random bit at a time in each kind of file. After each flip `cpb verify`'s check of that kind runs, then the
+reading that a command does: candles as for features, features as a trainer reads them, a champion as `cpb forecast`
+uses it, a fleet as the repeated `cpb train-all` takes it up, forecasts as the page shows them.
+
+    silent    the reading gave something else than before, and no error and no line in the log named the file: must be 0
+    reading   the reading named the file (it refused it, set it aside, or made it again)
+    verify    `cpb verify` named the file
+    harmless  the reading gave the same as before: padding, statistics, blanks in JSON
+"""
+
+import argparse
+import json
+import logging
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+import cpbmodels
+from benchmarks._paired import table
+from schemas.errors import CpbError
+from schemas.handover import Damage, FleetResult, SeriesRecord
+from schemas.identity import SeriesId
+from schemas.run import RunSpec
+from tasks.forecasting import store
+from tasks.forecasting.verify import verify as verify_forecasts
+from tasks.market import cache
+from tasks.market.store import read_klines
+from tasks.market.verify import verify as verify_market
+from tasks.signals.store import newest_series, read_features, write_features
+from tasks.signals.verify import verify as verify_features
+from tasks.storage.model_folder import CONFIG, WEIGHTS
+from tasks.storage.npz import read_npz
+from tasks.storage.records import find_record
+from tasks.tracking.registry import champions
+from tasks.tracking.verify import verify as verify_champions
+from tasks.training.fleet_files import JOB, RESULT, prepare, read_job
+from tasks.training.verify import verify as verify_fleets
+
+MARKET = "sim"
+SERIES = SeriesId(MARKET, "BTCUSDT", "1h")
+FIRST, LATER = "2025-05-20", "2025-05-22"
+SPAN = {"since": datetime(2025, 3, 1, tzinfo=UTC), "as_of": datetime(2025, 5, 20, tzinfo=UTC)}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of file: which ones there are, how a command reads them, and how `cpb verify` checks them.
+
+    `read` returns something that is equal before and after where nothing changed. `folders` are put back after it.
+    """
+
+    files: Callable[[], list[Path]]
+    read: Callable[[], Any]
+    verify: Callable[..., Iterator[Damage]]
+    folders: tuple[Path, ...]
+
+
+@dataclass
+class Tally:
+    """What became of the flips of one kind."""
+
+    flips: int = 0
+    silent: int = 0
+    reading: int = 0
+    verify: int = 0
+    harmless: int = 0
+
+
+def spec(as_of: str = FIRST) -> RunSpec:
+    """Return what is trained; made anew each time, since it holds the home that the environment names."""
+    return RunSpec(
+        coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
+        since="2025-03", as_of=as_of,
+    )  # fmt: skip
+
+
+def build(folder: Path) -> Path:
+    """Train, forecast and score in a folder of its own; return the home. Sets the environment of this process."""
+    home = folder / "data"
+    os.environ |= {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlruns/mlflow.db"}
+    os.environ.pop("PREFECT_API_URL", None)
+    from flows.forecast import run_forecast
+    from flows.runner import Runner
+    from flows.train_all import run_train_all
+
+    summary = run_train_all(spec(), Runner(), lambda _: None)
+    if summary.failures:
+        raise SystemExit(f"the benchmark's own training failed: {summary.failures[0].reason}")
+    run_forecast(spec(LATER), Runner(), lambda _: None)
+    return home
+
+
+def kinds(home: Path) -> dict[str, Kind]:
+    """Return the kinds of files in a home that `build` made."""
+    root = home / MARKET
+    record = write_features(home, SERIES, **SPAN)
+    (champion,) = (c for c in champions(market=MARKET) if c.series == SERIES)
+    fleet = next(p for p in (root / "fleets").iterdir() if read_job(p).architecture == champion.architecture)
+    member = fleet / "members" / SERIES.name
+    job = read_job(fleet)
+
+    def of(tree: str, pattern: str = "*.parquet") -> Callable[[], list[Path]]:
+        return lambda: sorted(SERIES.folder(home, tree).glob(pattern))
+
+    def candles() -> pl.DataFrame:
+        cache._checked.clear()  # a process of its own checks every file once
+        return read_klines(home, SERIES)
+
+    def candles_without_cache() -> pl.DataFrame:
+        shutil.rmtree(SERIES.folder(home, "cache"), ignore_errors=True)
+        return candles()
+
+    def features() -> Any:
+        # As a trainer reads them, with the record that the step before handed on.
+        series = read_features(home, record)
+        return series.prices, series.features, series.volatility, series.times
+
+    def feature_step() -> Any:
+        again = write_features(home, SERIES, **SPAN)
+        return again, features()
+
+    def forecast() -> Any:
+        (one,) = (c for c in champions(market=MARKET) if c.series == SERIES)
+        one.check()
+        made = cpbmodels.load(one.folder).forecast(newest_series(home, SERIES, as_of=SPAN["as_of"]))
+        return one.model_version, one.architecture, [made.close[q] for q in cpbmodels.QUANTILES], made.candle
+
+    def taken_up() -> Any:
+        prepare(root, job)
+        result = find_record(fleet / RESULT, FleetResult)
+        if result is None:
+            return None
+        model = cpbmodels.load(member / "model")
+        series = newest_series(home, SERIES, as_of=SPAN["as_of"])
+        made = model.forecast(series)
+        return result, read_job(fleet), [made.close[q] for q in cpbmodels.QUANTILES]
+
+    def records() -> Any:
+        beside = (home / record.path).with_suffix(".json")
+        return taken_up(), find_record(beside, SeriesRecord), store.read(home, SERIES)
+
+    def verify_all_records(home: Path, market: str) -> Iterator[Damage]:
+        for verify in (verify_fleets, verify_features, verify_forecasts):
+            yield from verify(home, market)
+
+    def record_files() -> list[Path]:
+        return [fleet / JOB, fleet / RESULT, *of("features", "*.json")(), *of("forecasts", "index.json")()]
+
+    (score,) = member.glob("score-*.npz")
+    klines, cached, computed, forecasts = (
+        SERIES.folder(home, tree) for tree in ("klines", "cache", "features", "forecasts")
+    )
+    model, registered = member / "model", champion.folder
+    return {
+        "klines": Kind(of("klines"), candles_without_cache, verify_market, (klines,)),
+        "cache": Kind(of("cache", "*.arrow"), candles, verify_market, (cached,)),
+        "features of a trainer": Kind(of("features"), features, verify_features, (computed,)),
+        "features of the step": Kind(of("features"), feature_step, verify_features, (computed,)),
+        "weights of champions": Kind(
+            lambda: [registered / WEIGHTS], forecast, verify_champions, (registered,)
+        ),
+        "config of champions": Kind(lambda: [registered / CONFIG], forecast, verify_champions, (registered,)),
+        "weights of fleets": Kind(lambda: [model / WEIGHTS], taken_up, verify_fleets, (fleet,)),
+        "config of fleets": Kind(lambda: [model / CONFIG], taken_up, verify_fleets, (fleet,)),
+        "scores of fleets": Kind(lambda: [score], lambda: read_npz(score), verify_fleets, (member,)),
+        "forecasts": Kind(of("forecasts"), lambda: store.read(home, SERIES), verify_forecasts, (forecasts,)),
+        "records": Kind(record_files, records, verify_all_records, (fleet, computed, forecasts)),
+    }
+
+
+def flip(path: Path, chance: random.Random) -> None:
+    """Flip one random bit of a file."""
+    content = bytearray(path.read_bytes())
+    bit = chance.randrange(len(content) * 8)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def try_kind(home: Path, kind: Kind, flips: int, chance: random.Random) -> Tally:
+    """Flip bits of one kind of file, one at a time, and tell what became of each."""
+    tally = Tally()
+    before = kind.read()
+    for _ in range(flips):
+        path = chance.choice(kind.files())
+        with _restored(*kind.folders):
+            flip(path, chance)
+            place = path.relative_to(home).as_posix() if path.is_relative_to(home) else path.as_posix()
+            tally.verify += place in {damage.path for damage in kind.verify(home, MARKET)}
+            with _logged() as lines:
+                try:
+                    after = kind.read()
+                except CpbError as error:
+                    after, lines = None, [*lines, str(error)]
+            named = any(path.stem in line or path.name in line for line in lines)
+            same = after is not None and _equal(before, after)
+            tally.flips += 1
+            tally.reading += named
+            tally.silent += not same and not named
+            tally.harmless += same and not named
+    return tally
+
+
+@contextmanager
+def _restored(*folders: Path) -> Iterator[None]:
+    """Put folders back as they were, times included, whatever happens to their files in the block."""
+    with tempfile.TemporaryDirectory() as kept:
+        for number, folder in enumerate(folders):
+            shutil.copytree(folder, Path(kept) / str(number))
+        try:
+            yield
+        finally:
+            for number, folder in enumerate(folders):
+                shutil.rmtree(folder)
+                shutil.copytree(Path(kept) / str(number), folder)
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Yield the sentences of cpb's log in the block; they are not shown."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda entry: lines.append(entry.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("cpb")
+    told, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        log.removeHandler(handler)
+        log.propagate = told
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, pl.DataFrame):
+        return one.equals(other)
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
+    return bool(one == other)
+
+
+def measure(folder: Path, flips: int, only: tuple[str, ...] = (), seed: int = 1) -> dict[str, Tally]:
+    """Build a home in `folder` and flip bits in each kind of file, or in those of `only`."""
+    home = build(folder)
+    found = kinds(home)
+    return {
+        name: try_kind(home, kind, flips, random.Random(f"{seed}/{name}"))
+        for name, kind in found.items()
+        if not only or name in only
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--flips", type=int, default=120)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    asked = parser.parse_args()
+    only = tuple(name.strip() for name in asked.only.split(",") if name.strip())
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            found = measure(Path(folder), asked.flips, only, asked.seed)
+        finally:
+            os.chdir(before)
+    rows = {name: vars(tally) for name, tally in found.items()}
+    print(json.dumps(rows) if asked.json else table(rows))
+    raise SystemExit(any(tally.silent for tally in found.values()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""`cpb prune`, and the pruning at the end of a nightly run."""
+
+import json
+import sys
+
+import pytest
+
+from flows import cli
+from flows.summary import Summary
+from flows.train_all import _prune
+from schemas.errors import BusyError, CpbError, UsageError
+from schemas.run import BacktestSpec, RunSpec
+from tasks.tracking.prune import PruneReport
+
+FOUND = PruneReport(
+    dry_run=True, runs=48, archived=["a"], versions=[f"cpb-BTCUSDT-1h/{n}" for n in range(1, 25)],
+    fleets=["/data/fleets/0123456789abcdef"], artifact_bytes=1_500_000, kept=["run x: it holds notes.txt"],
+)  # fmt: skip
+
+
+@pytest.fixture
+def cpb(monkeypatch, capsys, tmp_path):
+    """Run `cpb prune` in this process; give its exit code, the home and options it was called with, and its output."""
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    seen = []
+
+    def prune(home, *, dry_run):
+        seen.append((home, dry_run))
+        return FOUND
+
+    monkeypatch.setattr("tasks.tracking.prune.prune", prune)
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["cpb", "prune", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, seen, capsys.readouterr()
+
+    return run
+
+
+def test_without_yes_it_only_reports(cpb, tmp_path):
+    code, seen, told = cpb()
+    assert (code, seen) == (0, [(tmp_path, True)])
+    assert "would delete 48 runs, 24 versions, 1 fleet with 1.5 MB of artifacts" in told.err
+    assert "… and 4 more" in told.err
+    assert "stays: run x: it holds notes.txt" in told.err
+    assert "--yes" in told.err
+
+
+def test_with_yes_it_deletes(cpb, tmp_path):
+    assert cpb("--yes")[:2] == (0, [(tmp_path, False)])
+
+
+def test_json_is_the_whole_report(cpb):
+    _, _, told = cpb("--json")
+    found = json.loads(told.out)
+    assert found["exit"] == 0
+    assert (found["dry_run"], found["runs"], len(found["versions"])) == (True, 48, 24)
+    assert found["kept"] == FOUND.kept
+
+
+@pytest.fixture
+def nightly(monkeypatch, tmp_path):
+    """Prune at the end of a run, with this result or error; give the summary and what was said."""
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    finished, said = [], []
+    monkeypatch.setattr("flows.train_all.finish", lambda *given: finished.append(given))
+
+    def run(result):
+        def prune_nightly(home):
+            assert home == tmp_path
+            if isinstance(result, Exception):
+                raise result
+            return result
+
+        monkeypatch.setattr("flows.train_all.prune_nightly", prune_nightly)
+        summary = Summary(run_id="r")
+        _prune(RunSpec(preset="smoke", prune=True), summary, said.append)
+        return summary, said, finished
+
+    return run
+
+
+def test_a_nightly_run_says_what_it_pruned(nightly):
+    summary, (line,), finished = nightly(PruneReport(dry_run=False, runs=16))
+    assert (summary.exit_code, finished, line) == (0, [], "pruning: deleted 16 runs")
+
+
+def test_the_first_one_says_that_the_next_will_delete(nightly):
+    _, (line,), _ = nightly(FOUND)
+    assert "would delete 48 runs" in line
+    assert "the next run deletes" in line
+
+
+def test_another_run_at_work_is_no_failure(nightly):
+    summary, (line,), finished = nightly(BusyError("run x is being written"))
+    assert (summary.exit_code, finished) == (0, [])
+    assert "nothing was pruned" in line
+
+
+@pytest.mark.parametrize("error", [CpbError("it is locked", code="database-locked"), PermissionError("no")])
+def test_a_failed_pruning_makes_the_run_partial(nightly, error):
+    summary, _, finished = nightly(error)
+    (failure,) = summary.failures
+    assert (failure.step, failure.series) == ("prune", None)
+    assert finished == [("r", "partial")]
+
+
+def test_a_backtest_prunes_nothing():
+    with pytest.raises(UsageError) as error:
+        BacktestSpec(prune=True)
+    assert error.value.field == "prune"
+
+
+def test_the_nightly_deployment_prunes_and_no_other_does():
+    from pathlib import Path
+
+    import yaml
+
+    project = yaml.safe_load((Path(cli.__file__).parents[2] / "prefect.yaml").read_text())
+    asked = {d["name"]: d.get("parameters", {}).get("prune", False) for d in project["deployments"]}
+    assert asked == {"train-all": False, "nightly": True, "hourly": False}
+
+
+def test_pruning_is_no_part_of_what_a_run_is():
+    from flows.tracked_run import _run_key
+
+    assert _run_key(RunSpec(preset="smoke", prune=True), []) == _run_key(RunSpec(preset="smoke"), [])
+
+
+def test_an_empty_report_says_so():
+    assert str(PruneReport(dry_run=True)) == "nothing to prune"

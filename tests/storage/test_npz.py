@@ -1,0 +1,55 @@
+"""Arrays in an npz file: whatever happens to the file, its arrays are those that were written, or there are none."""
+
+import numpy as np
+import pytest
+
+from schemas.errors import DamagedError
+from tasks.storage.npz import read_npz
+
+ARRAYS = {"origins": np.arange(50), "quantiles": np.linspace(0, 1, 90, dtype=np.float32).reshape(5, 9, 2)}
+
+
+@pytest.fixture
+def path(tmp_path):
+    np.savez(tmp_path / "a.npz", **ARRAYS)
+    return tmp_path / "a.npz"
+
+
+def test_arrays_come_back_as_they_were(path):
+    found = read_npz(path)
+    assert found.keys() == ARRAYS.keys()
+    assert all(np.array_equal(found[k], v) and found[k].dtype == v.dtype for k, v in ARRAYS.items())
+
+
+@pytest.mark.parametrize("bit", range(8))
+def test_no_flipped_bit_changes_an_array(path, bit):
+    whole = path.read_bytes()
+    noticed = 0
+    for at in range(len(whole)):
+        content = bytearray(whole)
+        content[at] ^= 1 << bit
+        path.write_bytes(content)
+        try:
+            found = read_npz(path)
+        except DamagedError:
+            noticed += 1
+            continue
+        assert found.keys() == ARRAYS.keys()
+        assert all(np.array_equal(found[k], v) for k, v in ARRAYS.items())
+    assert noticed > len(whole) / 2  # the rest are dates and attributes
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", bytes(500)])
+def test_what_is_no_npz_file_is_damage(path, content):
+    path.write_bytes(content)
+    with pytest.raises(DamagedError) as refused:
+        read_npz(path)
+    assert refused.value.field == str(path)
+
+
+def test_a_missing_file_and_pickled_objects(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_npz(tmp_path / "none.npz")
+    np.savez(tmp_path / "b.npz", a=np.array([{}], dtype=object))
+    with pytest.raises(DamagedError):
+        read_npz(tmp_path / "b.npz")

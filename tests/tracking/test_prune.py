@@ -1,0 +1,634 @@
+"""What goes and what stays when old nights are pruned."""
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from nights import add_forecast, add_night, counts, day, model_files, rows_by_table, state_of
+from test_ui import free_port
+
+from schemas.errors import BusyError, CpbError
+from schemas.identity import SeriesId
+from tasks.storage.records import read_record
+from tasks.tracking import champions, finish, leaderboard, open_store, start_parent
+from tasks.tracking.archive import ARCHIVE, FlowArchive
+from tasks.tracking.cards import VersionCard, card_path
+from tasks.tracking.connection import find_run
+from tasks.tracking.database import make_sqlite, sqlite_path
+from tasks.tracking.mlflow_private import close_connections
+from tasks.tracking.prune import STATE, prune, prune_nightly
+from tasks.tracking.tags import KEEP, PRUNED
+from tasks.training.retention import FleetsInUse
+from webapp import reading
+
+prune_module = import_module("tasks.tracking.prune")
+ROOT = Path(__file__).resolve().parents[2]
+NIGHTS, KEPT = 7, 3
+BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """Seven nights, made once: the first four, up to a Sunday, are old."""
+    place = tmp_path_factory.mktemp("template")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        patch.chdir(place)
+        store, home = open_store(), place / "data"
+        home.mkdir()
+        made = {number: add_night(store, home, number) for number in range(1, NIGHTS + 1)}
+        close_connections(store.client)
+    return place, made
+
+
+@pytest.fixture
+def nights(template, tmp_path, monkeypatch):
+    """A copy of the seven nights; its parts are attributes."""
+    place, made = template
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as connection, connection:
+        for table, column in (
+            ("runs", "artifact_uri"), ("experiments", "artifact_location"), ("model_versions", "source"),
+            ("model_versions", "storage_location"),
+        ):  # fmt: skip
+            connection.execute(
+                f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(place), str(tmp_path))
+            )
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return Nights(tmp_path, made)
+
+
+class Nights:
+    """`flow`, `fleets` and `members` of a night by its number, from 1."""
+
+    def __init__(self, place, made):
+        self.place, self.home, self.made = place, place / "data", made
+        self.store = open_store()
+
+    def flow(self, night):
+        return self.made[night][0]
+
+    def fleets(self, night):
+        return self.made[night][1]
+
+    def members(self, night):
+        return self.made[night][2]
+
+    def tree(self, night):
+        flow, fleets, members = self.made[night]
+        return {flow, *fleets, *members}
+
+    def prune(self, night=NIGHTS, **options):
+        options = {"dry_run": False, "nights": KEPT, "store": self.store} | options
+        return prune(self.home, now=day(night) + timedelta(hours=1), **options)
+
+    def there(self, *runs):
+        """Those of the runs that are still in the database and live."""
+        found = {r: find_run(self.store, r) for r in runs}
+        return {r for r, run in found.items() if run is not None and run.info.lifecycle_stage == "active"}
+
+    def artifacts(self, run_id):
+        return self.place / "mlruns" / "artifacts" / run_id / "artifacts"
+
+    def versions(self, series=BTC):
+        found = self.store.client.search_model_versions(f"name = '{series.registered}'")
+        return sorted(int(version.version) for version in found)
+
+    def state(self):
+        return state_of(self.home, self.place / "mlruns")
+
+
+def test_the_last_nights_stay_whole_and_one_run_a_week_before_them(nights):
+    before = counts(nights.store)
+    report = nights.prune()
+
+    for night in (5, 6, 7):
+        assert nights.there(*nights.tree(night)) == nights.tree(night)
+    assert nights.there(nights.flow(4)) == {nights.flow(4)}  # Sunday's stands for the week
+    gone = {run for night in range(1, 5) for run in nights.tree(night)} - {nights.flow(4)}
+    assert nights.there(*gone) == set()
+    assert not any(nights.artifacts(run).parent.exists() for run in gone)
+    assert (report.runs, report.archived, report.kept) == (len(gone), [nights.flow(4)], [])
+    left = counts(nights.store)
+    assert left["runs"] == before["runs"] - len(gone) == 3 * 7 + 1
+    assert (left["inputs"], left["input_tags"], left["datasets"]) == (3 * 4, 3 * 4, 3 * 2)
+    for table in ("metrics", "latest_metrics", "params", "tags"):
+        assert left[table] < before[table] / 2
+
+
+def test_a_second_pruning_finds_nothing(nights):
+    nights.prune()
+    state = nights.state()
+    assert str(nights.prune()) == "nothing to prune"
+    assert nights.state() == state
+
+
+def test_a_dry_run_changes_nothing_and_tells_what_the_pruning_does(nights):
+    state = nights.state()
+    told = nights.prune(dry_run=True)
+    assert nights.state() == state
+    done = nights.prune()
+    assert (told.runs, told.archived, told.versions, told.artifact_bytes) == (
+        done.runs, done.archived, done.versions, done.artifact_bytes,
+    )  # fmt: skip
+    assert str(told).startswith("would delete 27 runs, 8 versions with ")
+    assert str(done) == str(told).replace("would delete", "deleted")
+
+
+def test_the_board_of_a_pruned_week_is_the_one_that_it_was(nights):
+    before = {night: leaderboard(nights.flow(night)) for night in (4, 5, 7)}
+    nights.prune()
+    assert leaderboard(nights.flow(4)) == [r | {"run_id": nights.flow(4)} for r in before[4]]
+    assert leaderboard(nights.flow(5)) == before[5]
+    assert leaderboard() == before[7]
+    shown = reading.leaderboard("spot")  # the page
+    assert (shown.rows, shown.note, len(shown.champions)) == (before[7], None, 2)
+    archive = read_record(nights.artifacts(nights.flow(4)) / ARCHIVE, FlowArchive)
+    members = [member for fleet in archive.fleets for member in fleet.members]
+    assert len(members) == 4
+    assert {m.metrics["test_crps_ratio"] for m in members} == {0.904, 0.804}
+    assert archive.fleets[0].fleet.params["lr"] == "1"
+    with pytest.raises(CpbError) as error:
+        leaderboard(nights.flow(1))
+    assert error.value.code == "no-run"
+    assert "pruned" in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_an_archive_that_cannot_be_read_is_named(nights, damage):
+    nights.prune()
+    path = nights.artifacts(nights.flow(4)) / ARCHIVE
+    path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(CpbError) as error:
+        leaderboard(nights.flow(4))
+    assert (error.value.code, error.value.field) == ("damaged", str(path))
+
+
+def test_a_pruned_run_that_is_repeated_is_whole_again_and_then_pruned_again(nights):
+    board = leaderboard(nights.flow(4))
+    nights.prune()
+    _, fleets, members = add_night(nights.store, nights.home, 4, promote=False)
+    assert {r["run_id"] for r in leaderboard(nights.flow(4))} == set(fleets)
+    nights.prune()
+    assert nights.there(*fleets, *members) == set()
+    assert leaderboard(nights.flow(4)) == [r | {"run_id": nights.flow(4)} for r in board]
+
+
+def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
+    client = nights.store.client
+    client.set_registered_model_alias(BTC.registered, "champion", "3")  # an old model won again
+    client.set_registered_model_alias(BTC.registered, "challenger", "4")
+    nights.prune()
+    assert nights.versions() == [2, 3, 4, 5, 6, 7]
+    assert nights.versions(ETH) == [5, 6, 7]
+    assert nights.there(*(nights.members(n)[0] for n in range(1, 5))) == {
+        nights.members(n)[0] for n in (2, 3, 4)
+    }
+    champion = next(c for c in champions(store=nights.store) if c.series == BTC)
+    champion.check()
+    assert (champion.version, champion.run_id) == ("3", nights.members(3)[0])
+    assert (champion.folder / "model.safetensors").read_bytes().startswith(b"spot-train-all-3/gru")
+    # Nothing hangs in the air: what is above it stays, and shows the board of the whole run.
+    assert nights.there(nights.flow(3), nights.fleets(3)[0]) == {nights.flow(3), nights.fleets(3)[0]}
+    assert [r["members"] for r in leaderboard(nights.flow(3))] == [2, 2]
+
+
+def test_an_alias_of_somebody_elses_keeps_a_version(nights):
+    nights.store.client.set_registered_model_alias(BTC.registered, "the-good-one", "3")
+    nights.prune()
+    assert nights.versions() == [3, 5, 6, 7]
+    assert nights.artifacts(nights.members(3)[0]).is_dir()
+
+
+def test_the_newest_version_stays_so_that_its_number_is_not_given_again(nights):
+    nights.store.client.delete_registered_model_alias(BTC.registered, "champion")
+    for number in range(8, 12):
+        add_night(nights.store, nights.home, number, symbols=("ETHUSDT",))
+    nights.prune(11)
+    assert nights.versions() == [7]
+
+
+def test_runs_and_versions_that_are_tagged_keep_stay(nights):
+    client = nights.store.client
+    client.set_tag(nights.flow(1), KEEP, "")
+    client.set_tag(nights.fleets(2)[1], KEEP, "yes")
+    client.set_tag(nights.members(3)[3], KEEP, "yes")
+    client.set_model_version_tag(BTC.registered, "4", KEEP, "yes")
+    nights.prune()
+    assert nights.there(*nights.tree(1)) == nights.tree(1)
+    assert nights.there(*nights.tree(2)) == {nights.flow(2), nights.fleets(2)[1], *nights.members(2)[2:]}
+    assert nights.there(*nights.tree(3)) == {nights.flow(3), nights.fleets(3)[1], nights.members(3)[3]}
+    assert nights.there(*nights.tree(4)) == {nights.flow(4), nights.fleets(4)[0], nights.members(4)[0]}
+    assert nights.versions() == [4, 5, 6, 7]
+    assert PRUNED not in client.get_run(nights.flow(1)).data.tags
+
+
+def test_a_version_stays_until_its_forecasts_are_scored(nights):
+    waiting = day(7) - timedelta(hours=3)  # its last candle closes after the pruning
+    add_forecast(nights.home, BTC, "2", waiting, scored=False)
+    add_forecast(nights.home, ETH, "3", day(1) - timedelta(days=30), scored=False)  # its candle will not come
+    report = nights.prune()
+    assert nights.versions() == [2, 5, 6, 7]
+    assert nights.versions(ETH) == [5, 6, 7]
+    assert nights.artifacts(nights.members(2)[0]).is_dir()
+    assert f"{BTC.registered}/2" not in report.versions
+
+
+def test_versions_stay_where_their_forecasts_cannot_be_read(nights):
+    (path,) = BTC.folder(nights.home, "forecasts").glob("*.parquet")
+    path.write_bytes(path.read_bytes()[:-40])
+    report = nights.prune()
+    assert nights.versions() == list(range(1, 8))
+    assert nights.versions(ETH) == [5, 6, 7]
+    assert [line for line in report.kept if path.name in line]
+
+
+def test_a_version_that_goes_leaves_a_card_in_the_ledger(nights):
+    version = nights.store.client.get_model_version(ETH.registered, "4")
+    nights.prune()
+    card = read_record(card_path(nights.home, ETH, "4"), VersionCard)
+    assert (card.model_version, card.architecture, card.recipe) == (f"{ETH.registered}/4", "gru", "smoke")
+    assert (card.run_id, card.metrics, card.verdict) == (
+        version.run_id,
+        {"test_crps_ratio": 0.9},
+        "no different",
+    )
+    assert (card.reason, card.data_digest, card.created_at) == ("night 4", "data-4", day(4))
+    assert set(card.files) >= {"model.safetensors", "config.json"}
+    assert len(list(card_path(nights.home, ETH, "4").parent.iterdir())) == 8
+
+
+def test_each_market_has_its_own_nights(nights):
+    add_night(nights.store, nights.home, 1, market="um", symbols=("BTCUSDT",))
+    um = add_night(nights.store, nights.home, 2, market="um", symbols=("BTCUSDT",))
+    nights.prune()
+    assert nights.there(um[0], *um[1], *um[2]) == {um[0], *um[1], *um[2]}
+    assert nights.versions(SeriesId("um", "BTCUSDT", "1h")) == [1, 2]
+
+
+def test_a_run_of_one_model_does_not_stand_for_the_week(nights):
+    single = add_night(nights.store, nights.home, 4, name="train", promote=False)
+    failed = add_night(nights.store, nights.home, 4, name="broken", promote=False, finished=False)
+    finish(failed[0], "failed", store=nights.store)
+    with closing(sqlite3.connect(sqlite_path(nights.store.uri))) as connection, connection:
+        at = int(day(4).timestamp() * 1000) + 3_600_000
+        for run in (single[0], failed[0]):
+            connection.execute(
+                "UPDATE runs SET start_time = ?, end_time = ? WHERE run_uuid = ?", (at, at, run)
+            )
+    nights.prune()
+    assert nights.there(single[0], failed[0], nights.flow(4)) == {nights.flow(4)}
+
+
+def test_what_killed_runs_left_is_removed_with_their_night(nights):
+    client = nights.store.client
+    for night in (2, 6):
+        client.delete_run(nights.members(night)[3])
+    client.delete_run(nights.flow(3))  # by a user, in MLflow's interface
+    nights.prune()
+    rows = counts(nights.store)["runs"]
+    assert rows == 3 * 7 + 1  # that of night 6 waits for the end of its night
+    assert not nights.artifacts(nights.members(2)[3]).exists()
+    assert nights.artifacts(nights.members(6)[3]).exists()
+
+
+def test_runs_files_and_models_of_others_are_untouched(nights):
+    client = nights.store.client
+    elsewhere = client.create_experiment("mine")
+    theirs = client.create_run(elsewhere, tags={"cpb.kind": "flow", "cpb.key": "copied"}).info.run_id
+    beside = client.create_run(nights.store.experiment_id, tags={"note": "mine"}).info.run_id
+    nested = {"mlflow.parentRunId": nights.members(1)[1]}
+    below = client.create_run(nights.store.experiment_id, tags=nested).info.run_id
+    client.log_text(beside, "mine", "notes.txt")
+    client.log_text(nights.members(2)[2], "mine", "notes.txt")
+    client.log_text(nights.members(2)[3], "mine", "plots/notes.txt")
+    (nights.artifacts(nights.members(3)[2]) / "treasure").symlink_to(nights.place)
+    (nights.artifacts(nights.members(3)[3]).parent / "mine.txt").write_text("mine")
+    client.create_registered_model("my-model")
+    client.create_registered_model("cpb-my-own-model")
+    for name in ("my-model", "cpb-my-own-model"):
+        client.create_model_version(name, str(nights.artifacts(nights.members(4)[1])), nights.members(4)[1])
+    stray = nights.place / "mlruns" / "artifacts" / ("f" * 32)
+    stray.mkdir()
+    (stray / "notes.txt").write_text("mine")
+    for run in (theirs, beside, below):
+        client.set_terminated(run)
+    with closing(sqlite3.connect(sqlite_path(nights.store.uri))) as connection, connection:
+        for run in (theirs, beside, below):
+            connection.execute("UPDATE runs SET start_time = 0, end_time = 0 WHERE run_uuid = ?", (run,))
+
+    report = nights.prune()
+
+    assert nights.there(theirs, beside, below) == {theirs, beside, below}
+    stay = {nights.members(1)[1], *nights.members(2)[2:], *nights.members(3)[2:], nights.members(4)[1]}
+    assert nights.there(*stay) == stay
+    members = [*nights.members(2)[2:], *nights.members(3)[2:]]
+    for run, name in zip(members, ("notes.txt", "plots", "treasure", "mine.txt"), strict=True):
+        (line,) = [line for line in report.kept if run in line]
+        assert name in line
+    for name in ("my-model", "cpb-my-own-model"):
+        assert [v.version for v in client.search_model_versions(f"name = '{name}'")] in (["1"], [1])
+    assert (nights.artifacts(nights.members(4)[1]) / "model.safetensors").exists()
+    assert (stray / "notes.txt").exists()
+    assert (nights.place / "trained").is_dir()
+
+
+def test_artifacts_of_another_machine_keep_their_runs(nights):
+    with closing(sqlite3.connect(sqlite_path(nights.store.uri))) as connection, connection:
+        connection.execute(
+            "UPDATE runs SET artifact_uri = 'file:///of-another-machine/artifacts/' || run_uuid || '/artifacts' "
+            "WHERE run_uuid = ?",
+            (nights.members(2)[1],),
+        )
+    report = nights.prune()
+    assert nights.there(nights.members(2)[1])
+    assert [line for line in report.kept if "another machine" in line]
+
+
+def test_nothing_goes_while_a_run_is_written(nights):
+    state = nights.state()
+    flow = start_parent("now", {}, store=nights.store)
+    with pytest.raises(BusyError) as error:
+        nights.prune()
+    assert error.value.code == "busy"
+    assert flow.run_id in str(error.value)
+    assert nights.there(*nights.tree(1)) == nights.tree(1)
+    nights.store.client.set_terminated(flow.run_id)
+    assert nights.prune().runs
+    assert nights.state() != state
+
+
+@pytest.mark.parametrize("root", ["data", "data/sim"])
+def test_nothing_goes_while_a_fleet_is_trained(nights, root):
+    training = FleetsInUse(nights.place / root)
+    with pytest.raises(BusyError):
+        nights.prune()
+    assert nights.there(*nights.tree(1)) == nights.tree(1)
+    training.release()
+    assert nights.prune().runs
+
+
+def test_a_run_of_a_killed_process_does_not_prevent_it(nights):
+    code = "from tasks.tracking import start_parent; print(start_parent('dead', {}).run_id, flush=True); "
+    code += "import os; os.kill(os.getpid(), 9)"
+    done = child(nights, code)
+    assert done.returncode == -signal.SIGKILL
+    assert nights.prune().runs
+
+
+def test_the_first_nightly_pruning_only_reports(nights):
+    state = nights.state()
+    now = day(NIGHTS) + timedelta(hours=1)
+    first = prune_nightly(nights.home, now=now, nights=KEPT)
+    assert (first.dry_run, first.runs) == (True, 27)
+    after = nights.state()
+    assert set(after) - set(state) == {str(nights.home / STATE)}
+    assert {k: v for k, v in after.items() if k in state} == state
+    second = prune_nightly(nights.home, now=now, nights=KEPT)
+    assert (second.dry_run, second.runs) == (False, 27)
+
+
+def test_large_prunings_go_in_passes_and_let_others_write_between_them(nights, monkeypatch):
+    monkeypatch.setattr("tasks.tracking.prune.MAX_RUNS_A_PASS", 7)
+    assert nights.prune().runs == 27
+    assert nights.there(*nights.tree(1)) == set()
+
+
+def test_a_run_that_begins_between_two_passes_ends_the_pruning_early(nights, monkeypatch):
+    monkeypatch.setattr("tasks.tracking.prune.MAX_RUNS_A_PASS", 7)
+    alone = prune_module._alone
+
+    @contextmanager
+    def and_then_a_run_begins(*given):
+        with alone(*given):
+            yield
+        start_parent("between", {}, store=nights.store)
+
+    monkeypatch.setattr(prune_module, "_alone", and_then_a_run_begins)
+    report = nights.prune()
+    assert 7 <= report.runs < 27
+    assert "is being written" in report.unfinished
+    assert "stopped early" in str(report)
+
+
+def test_old_files_that_were_set_aside_go_after_ninety_days(nights):
+    own = BTC.folder(nights.home, "forecasts")
+    features = BTC.folder(nights.home, "features")
+    features.mkdir(parents=True)
+    mine = [
+        own / "notes.txt.damaged-1",
+        own / "2024-01.parquet.damaged",
+        nights.home / "2024-01.parquet.damaged-1",
+    ]
+    name = f"{'a' * 16}-{'b' * 8}"
+    aside = [own / "2024-01.parquet.damaged-1", own / "index.json.damaged-2",
+             features / f"{name}.parquet.damaged-1", features / f"{name}.json.damaged-1"]  # fmt: skip
+    for path in (*mine, *aside):
+        path.write_text("x")
+    (own / "2024-02.parquet.damaged-1").symlink_to(mine[0])
+    from datetime import UTC, datetime
+
+    soon, later = (datetime.now(UTC) + timedelta(days=days) for days in (89, 91))
+    prune(nights.home, dry_run=False, now=soon, store=nights.store)
+    assert all(path.exists() for path in aside)
+    report = prune(nights.home, dry_run=False, now=later, store=nights.store)
+    assert {Path(file) for file in report.files} == set(aside)
+    assert not any(path.exists() for path in aside)
+    assert all(path.exists() for path in mine)
+    assert (own / "2024-02.parquet.damaged-1").is_symlink()
+
+
+def test_copies_of_a_servers_models_go_with_their_versions(nights):
+    version = nights.store.client.get_model_version(BTC.registered, "7")
+    cache = nights.place / "mlruns" / "champions"
+    current = model_files(cache / f"{BTC.registered}-7-{version.run_id[:12]}", "current")
+    stale = model_files(cache / f"{BTC.registered}-2-{'0' * 12}", "stale")
+    foreign = model_files(cache / f"{BTC.registered}-3-{'0' * 12}", "foreign")
+    (foreign / "notes.txt").write_text("mine")
+    model_files(cache / "my-copy", "mine")
+    told = nights.prune(dry_run=True)
+    assert str(stale) in told.files
+    nights.prune()
+    assert {f.name for f in cache.iterdir()} == {current.name, foreign.name, "my-copy"}
+
+
+def test_the_space_of_a_large_pruning_is_given_back(nights):
+    database = sqlite_path(nights.store.uri)
+    with closing(sqlite3.connect(database)) as connection, connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        run = nights.members(1)[1]
+        rows = [("junk" + str(i), "x" * 4000, run) for i in range(2000)]
+        connection.executemany("INSERT INTO params (key, value, run_uuid) VALUES (?, ?, ?)", rows)
+    before = database.stat().st_size
+    nights.prune()
+    assert database.stat().st_size < before / 4
+    assert leaderboard(nights.flow(7))
+
+
+CHILD = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from pathlib import Path
+from datetime import timedelta
+from nights import day
+from tasks.tracking import artifacts, cards, prune as module
+from tasks.tracking.connection import _Client
+left = int(sys.argv[2])
+
+def dying(function):
+    def call(*given, **options):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        left -= 1
+        return function(*given, **options)
+    return call
+
+for place, name in (
+    (module, "write_card"), (module, "delete_version_for_good"), (module, "write_archive"), (module, "remove_files"),
+    (module, "delete_runs_for_good"), (module, "shrink"),
+):
+    setattr(place, name, dying(getattr(place, name)))
+Path.unlink = dying(Path.unlink)
+guarded = _Client._guarded
+def counted(self, method):
+    call = guarded(self, method)
+    return dying(call) if method.__name__ in ("delete_run", "set_tag") else call
+_Client._guarded = counted
+print("pruning", flush=True)
+print(module.prune(Path(sys.argv[1]), dry_run=False, nights={KEPT}, now=day({NIGHTS}) + timedelta(hours=1)), flush=True)
+"""
+
+
+def child(nights, code, *arguments, wait=True):
+    start = subprocess.run if wait else subprocess.Popen
+    options = (
+        {"timeout": 120, "check": False, "capture_output": True} if wait else {"stdout": subprocess.PIPE}
+    )
+    return start(
+        [sys.executable, "-c", code, str(nights.home), *map(str, arguments)],
+        cwd=nights.place, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, **options,
+    )  # fmt: skip
+
+
+def ended_like(nights):
+    """What any sequence of prunings must end in: rows of each table, files, cards, boards."""
+    files = {p.relative_to(nights.place) for p in (nights.place / "mlruns" / "artifacts").rglob("*")}
+    cards = {p.name for p in (nights.home / "ledger" / "cards").iterdir()}
+    found = counts(nights.store)
+    found.pop("experiment_tags")
+    return found, files, cards, nights.versions(), nights.versions(ETH), leaderboard(nights.flow(4))
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [1, 40, 112, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 18, 46, 47, 133, 134))],
+)
+def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, moment):
+    """Moments: cards and versions to 15; the week's archive, marks, files and rows to 46; whole flows; shrinking."""
+    board = [r | {"run_id": nights.flow(4)} for r in leaderboard(nights.flow(4))]
+    killed = child(nights, CHILD, moment)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    for champion in champions(store=nights.store):
+        champion.check()
+    assert leaderboard(nights.flow(7))
+    nights.prune()
+    rows, files, cards, btc, eth, after = ended_like(nights)
+    assert (rows["runs"], rows["inputs"], rows["model_versions"], len(cards)) == (22, 12, 6, 8)
+    assert {f.parts[2] for f in files if len(f.parts) > 2} == {
+        run for n in (5, 6, 7) for run in nights.members(n)
+    } | {nights.flow(4)}
+    assert (btc, eth, after) == ([5, 6, 7], [5, 6, 7], board)
+
+
+def test_two_processes_that_prune_at_once_end_as_one_does(nights):
+    children = [child(nights, CHILD, 10_000, wait=False) for _ in range(2)]
+    told = [one.communicate(timeout=120)[0].splitlines()[-1] for one in children]
+    assert [one.returncode for one in children] == [0, 0]
+    assert sorted(line.split()[0] for line in told) == ["deleted", "nothing"]
+    rows, _, cards, btc, eth, _ = ended_like(nights)
+    assert (rows["runs"], rows["model_versions"], len(cards), btc, eth) == (22, 6, 8, [5, 6, 7], [5, 6, 7])
+
+
+def test_a_store_without_a_run_has_nothing_to_prune(nights, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(CpbError) as error:
+        prune(tmp_path / "empty" / "data")
+    assert error.value.code == "no-store"
+    assert not (tmp_path / "empty" / "mlruns").exists()
+    open_store()
+    assert str(prune(tmp_path / "empty" / "data")) == "nothing to prune"
+    assert not (tmp_path / "empty" / "data").exists()
+
+
+@pytest.fixture
+def server(nights):
+    """A tracking server with a store and artifacts of its own; yields the store and the server's database."""
+    place = nights.place / "server"
+    place.mkdir()
+    database, url = place / "mlflow.db", f"http://127.0.0.1:{free_port()}"
+    make_sqlite(database)
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", url.rpartition(":")[2]]
+    command += [
+        "--backend-store-uri",
+        f"sqlite:///{database}",
+        "--artifacts-destination",
+        str(place / "kept"),
+    ]
+    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    log = (place / "log").open("wb")
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, start_new_session=True, stdout=log, stderr=log
+    )
+    try:
+        end = time.monotonic() + 120
+        while True:
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=2).close()
+                break
+            except OSError:
+                assert time.monotonic() < end, (place / "log").read_text()
+                time.sleep(0.2)
+        yield open_store(url), database
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        log.close()
+
+
+@pytest.mark.slow
+def test_a_tracking_server_marks_runs_as_deleted_and_its_boards_are_kept(nights, server):
+    store, database = server
+    made = {n: add_night(store, nights.home, n, "um", ("BTCUSDT",), database=database) for n in range(1, 5)}
+    flows = {n: night[0] for n, night in made.items()}
+    boards = {n: leaderboard(flow, store) for n, flow in flows.items()}
+    before = rows_by_table(database)["runs"]
+
+    report = prune(nights.home, dry_run=False, nights=1, now=day(4), store=store)
+
+    # The predecessor of the champion is that of night 3.
+    assert (report.runs, len(report.versions), report.archived, report.kept) == (12, 2, [flows[3]], [])
+    assert rows_by_table(database)["runs"] == before
+    assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
+    assert leaderboard(flows[3], store) == [row | {"run_id": flows[3]} for row in boards[3]]
+    assert leaderboard(flows[4], store) == boards[4]
+    add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)  # in the next week
+    report = prune(nights.home, dry_run=False, nights=1, now=day(5), store=store)
+    assert (report.runs, report.archived) == (5, [flows[4]])
+    assert leaderboard(flows[4], store) == [row | {"run_id": flows[4]} for row in boards[4]]
+    assert str(prune(nights.home, dry_run=False, nights=1, now=day(5), store=store)) == "nothing to prune"
+    (champion,) = champions(store=store)
+    champion.check()
+    assert champion.version == "5"

@@ -1,0 +1,42 @@
+"""A home with everything in it: two series of the simulator, two architectures, champions, forecasts and scores."""
+
+import shutil
+
+import pytest
+
+from benchmarks import bitflips
+from tasks.market import cache
+from tasks.training import worker
+
+
+def train_here(folder, slots, timeout_s, on_progress=None):
+    """Train in this process: a process of its own would only take longer to start."""
+    if not (folder / "result.json").exists():
+        worker.train_job(folder)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory):
+    place = tmp_path_factory.mktemp("stored")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPB_HOME", "")
+        patch.setenv("MLFLOW_TRACKING_URI", "")
+        patch.setattr("tasks.train.run_trainer", train_here)
+        bitflips.build(place)
+    shutil.copytree(place / "data", place / "kept/data")
+    shutil.copytree(place / "mlruns/artifacts", place / "kept/artifacts")
+    return place
+
+
+@pytest.fixture
+def stored(built, monkeypatch):
+    """The home, as it was built; MLflow's artifacts lie where they were logged, so both are put back in place."""
+    monkeypatch.setenv("CPB_HOME", str(built / "data"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{built}/mlruns/mlflow.db")
+    monkeypatch.setattr("tasks.train.run_trainer", train_here)
+    monkeypatch.setattr(cache, "_checked", set())
+    monkeypatch.chdir(built)
+    for kept, place in (("data", "data"), ("artifacts", "mlruns/artifacts")):
+        shutil.rmtree(built / place)
+        shutil.copytree(built / "kept" / kept, built / place)
+    return built / "data"

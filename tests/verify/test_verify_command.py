@@ -1,0 +1,135 @@
+"""`cpb verify`, and what a run does about damage that it meets."""
+
+import json
+import sys
+
+import pytest
+from test_verify_parts import champion, cut, flip, member_of
+
+import flows.cli
+from benchmarks.bitflips import MARKET, SERIES, spec
+from flows.runner import Runner
+from flows.train_all import run_train_all
+from schemas.errors import BusyError
+from tasks.publish import publish
+from tasks.tracking.registry import champions
+from tasks.verify import KINDS, verify_all
+
+
+@pytest.fixture
+def cpb(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["cpb", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            flows.cli.main()
+        said = capsys.readouterr()
+        return ended.value.code, said.out.strip().splitlines(), said.err
+
+    return call
+
+
+def train_again():
+    said = []
+    return run_train_all(spec(), Runner(), said.append), said
+
+
+def test_a_good_home(stored, cpb):
+    code, out, err = cpb("verify")
+    assert (code, out) == (0, [])
+    assert "0 damaged" in err
+    code, out, _ = cpb("verify", "--market", "um", "--json")
+    assert (code, json.loads(out[-1])) == (0, {"checked": 0, "damaged": [], "unchecked": [], "exit": 0})
+
+
+def test_one_line_for_each_damaged_file_and_a_repair(stored, cpb):
+    candles = SERIES.folder(stored, "klines") / "2025-04.parquet"
+    features = next(SERIES.folder(stored, "features").glob("*.parquet"))
+    weights = champion().folder / "model.safetensors"
+    score = next(member_of(stored).glob("score-*.npz"))
+    damaged = [candles, features, weights, score]
+    before = candles.read_bytes()
+    for path in damaged:
+        cut(path)
+    code, out, _ = cpb("verify")
+    assert code == 1
+    assert {line.split("  ")[0] for line in out} == {
+        p.relative_to(stored).as_posix() if p.is_relative_to(stored) else str(p) for p in damaged
+    }
+    assert all(line.count("  ") == 2 and "  -> cpb " in line for line in out)
+    code, out, _ = cpb("verify", "--market", "sim", "--json")
+    found = json.loads(out[-1])
+    assert (code, found["exit"], len(found["damaged"])) == (1, 1, 4)
+    assert found["checked"] > 30
+    assert set(found["damaged"][0]) == {"path", "reason", "command", "repaired"}
+    code, out, err = cpb("verify", "--repair")
+    assert (code, [line.split(" -> ")[1] for line in out]) == (0, ["repaired"] * 4)
+    assert candles.read_bytes() == before
+    assert "4 repaired" in err
+    assert cpb("verify")[0] == 0
+
+
+def test_an_unknown_market(stored, cpb):
+    code, out, _ = cpb("verify", "--market", "moon", "--json")
+    assert (code, json.loads(out[-1])["code"], json.loads(out[-1])["field"]) == (2, "market", "market")
+
+
+def test_what_cannot_be_checked_stops_no_other_kind_and_is_no_success(stored, monkeypatch):
+    def busy(*_, **__):
+        raise BusyError("another process is writing")
+        yield
+
+    cut(champion().folder / "config.json")
+    monkeypatch.setitem(KINDS, "candles", busy)
+    found = verify_all(stored, (MARKET,))
+    assert [d.path for d in found.damaged] == [str(champion().folder / "config.json")]
+    assert len(found.unchecked) == 1
+    assert not found.is_good
+    monkeypatch.undo()
+
+
+def test_the_same_command_mends_weights_of_a_fleet_and_of_its_champion(stored):
+    first, _ = train_again()
+    fleet, registered = member_of(stored, "model/model.safetensors"), champion().folder / "model.safetensors"
+    whole = fleet.read_bytes()
+    assert registered.read_bytes() == whole
+    flip(fleet)
+    cut(registered)
+    again, _ = train_again()
+    assert (again.exit_code, again.as_json()) == (0, first.as_json())
+    assert fleet.read_bytes() == registered.read_bytes() == whole
+    assert verify_all(stored, (MARKET,)).is_good
+
+
+@pytest.mark.parametrize("name", ["score-*.npz", "model/forecast.png", "model/metrics.json"])
+def test_the_same_command_judges_again_where_a_score_is_damaged(stored, name):
+    (path,) = member_of(stored).glob(name)
+    scores = (champion().folder / "metrics.json").read_bytes()
+    cut(path)
+    assert train_again()[0].exit_code == 0
+    assert verify_all(stored, (MARKET,)).is_good
+    assert (champion().folder / "metrics.json").read_bytes() == scores
+
+
+def test_a_damaged_champion_of_one_series_stops_no_other(stored):
+    cut(champion().folder / "model.safetensors")
+    found = publish(stored, MARKET)
+    (failure,) = found.failures
+    assert (failure.series, failure.code) == (SERIES, "damaged")
+    assert sorted(p.name for p in (stored / MARKET / "hub").iterdir()) == ["README.md", "sim-ETHUSDT"]
+
+
+def test_with_every_champion_damaged_nothing_is_published(stored, cpb):
+    before = (stored / MARKET / "hub/README.md").read_bytes()
+    for one in champions(market=MARKET):
+        cut(one.folder / "model.safetensors")
+    code, out, _ = cpb("publish", "--dry-run", "--market", "sim", "--json")
+    assert (code, json.loads(out[-1])["code"]) == (1, "damaged")
+    assert (stored / MARKET / "hub/README.md").read_bytes() == before
+
+
+def test_publishing_without_a_damaged_champion_is_partial(stored, cpb):
+    cut(champion().folder / "config.json")
+    code, out, err = cpb("publish", "--dry-run", "--market", "sim", "--json")
+    said = json.loads(out[-1])
+    assert (code, said["exit"], [f["symbol"] for f in said["failures"]]) == (3, 3, ["BTCUSDT"])
+    assert "FAILED" in err

@@ -1,0 +1,185 @@
+"""The check of each kind of artefact: features, fleets and champions."""
+
+import json
+
+import numpy as np
+import pytest
+
+from benchmarks.bitflips import MARKET, SERIES, SPAN
+from schemas.handover import FleetResult
+from tasks.signals.store import read_features, write_features
+from tasks.signals.verify import verify as verify_features
+from tasks.storage.locks import locked
+from tasks.storage.records import find_record
+from tasks.tracking.registry import champions
+from tasks.tracking.verify import verify as verify_champions
+from tasks.training.fleet_files import JOB, RESULT, prepare, read_job
+from tasks.training.verify import verify as verify_fleets
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+def garbage(path):
+    path.write_bytes(bytes(range(256)) * 9)
+
+
+DAMAGE = [cut, empty, flip, garbage]
+
+
+def fleet_of(home):
+    """The fleet that the champion comes from."""
+    wanted = champion().architecture
+    (found,) = (p for p in (home / MARKET / "fleets").iterdir() if read_job(p).architecture == wanted)
+    return found
+
+
+def member_of(home, name=""):
+    return fleet_of(home) / "members" / SERIES.name / name
+
+
+def champion():
+    (found,) = (c for c in champions(market=MARKET) if c.series == SERIES)
+    return found
+
+
+def one(found):
+    (damage,) = found
+    return damage
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("ending", ["parquet", "json"])
+def test_damaged_features_are_named_deleted_and_computed_again(stored, damage, ending):
+    record = write_features(stored, SERIES, **SPAN)
+    path = (stored / record.path).with_suffix(f".{ending}")
+    before = read_features(stored, record)
+    damage(path)
+    found = one(verify_features(stored, MARKET))
+    assert (found.path, found.command, found.repaired) == (
+        path.relative_to(stored).as_posix(), "cpb verify --repair", False,
+    )  # fmt: skip
+    assert one(verify_features(stored, MARKET, repair=True)).repaired
+    assert not list(verify_features(stored, MARKET))
+    again = write_features(stored, SERIES, **SPAN)
+    assert (again.path, again.digest, again.rows) == (record.path, record.digest, record.rows)
+    assert np.array_equal(read_features(stored, again).features, before.features, equal_nan=True)
+
+
+def test_features_that_are_gone_are_named_and_those_without_a_record_are_not(stored):
+    record = write_features(stored, SERIES, **SPAN)
+    beside = (stored / record.path).with_suffix(".json")
+    (stored / record.path).unlink()
+    assert one(verify_features(stored, MARKET)).reason == "it is missing"
+    assert list(verify_features(stored, "spot")) == []
+    beside.unlink()
+    assert list(verify_features(stored, MARKET)) == []
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.unlink()])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_fleet_with_a_damaged_model_is_named_and_trained_again(stored, damage, name):
+    path = member_of(stored, f"model/{name}")
+    damage(path)
+    found = one(verify_fleets(stored, MARKET))
+    assert found.path == path.relative_to(stored).as_posix()
+    assert found.command.startswith("cpb train-all --coins BTCUSDT,ETHUSDT --timeframes 1h --source sim ")
+    assert f"--architectures {champion().architecture}" in found.command
+    assert one(verify_fleets(stored, MARKET, repair=True)).repaired
+    assert not list(verify_fleets(stored, MARKET))
+    assert not (fleet_of(stored) / RESULT).exists()  # so the same command trains it again
+
+
+def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored):
+    path = member_of(stored, "model/config.json")
+    values = json.loads(path.read_text())
+    assert values["metrics"]
+    values["metrics"] |= {"test_crps_ratio": 0.1}
+    path.write_text(json.dumps(values, indent=2) + "\n")
+    assert one(verify_fleets(stored, MARKET)).path.endswith("/metrics.json")  # the two no longer say the same
+    values["context"] += 1
+    path.write_text(json.dumps(values, indent=2) + "\n")
+    assert {d.path.rsplit("/", 1)[1] for d in verify_fleets(stored, MARKET)} == {
+        "config.json",
+        "metrics.json",
+    }
+
+
+@pytest.mark.parametrize("name", [JOB, RESULT])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_record_of_a_fleet_is_set_aside(stored, damage, name):
+    folder = fleet_of(stored)
+    damage(folder / name)
+    assert one(verify_fleets(stored, MARKET)).path == (folder / name).relative_to(stored).as_posix()
+    assert one(verify_fleets(stored, MARKET, repair=True)).repaired
+    assert (folder / f"{name}.damaged-1").exists()
+    assert not list(verify_fleets(stored, MARKET))
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize(
+    "name", ["score-*.npz", "model/metrics.json", "model/forecast.png", "model/loss.png"]
+)
+def test_damaged_scores_and_pictures_are_deleted_and_the_models_stay(stored, damage, name):
+    (path,) = member_of(stored).glob(name)
+    damage(path)
+    assert one(verify_fleets(stored, MARKET)).path == path.relative_to(stored).as_posix()
+    assert one(verify_fleets(stored, MARKET, repair=True)).repaired
+    assert not list(verify_fleets(stored, MARKET))
+    assert not list(member_of(stored).glob("score-*.npz"))  # so the member is judged again
+    assert (fleet_of(stored) / RESULT).exists()
+
+
+def test_a_fleet_in_training_is_left_alone(stored):
+    flip(member_of(stored, "model/model.safetensors"))
+    with locked(fleet_of(stored) / "lock"):
+        assert not list(verify_fleets(stored, MARKET, repair=True))
+    assert list(verify_fleets(stored, MARKET))
+
+
+def test_a_run_never_takes_up_damaged_weights(stored):
+    folder = fleet_of(stored)
+    job = read_job(folder)
+    prepare(stored / MARKET, job)
+    assert find_record(folder / RESULT, FleetResult)
+    flip(member_of(stored, "model/model.safetensors"))
+    prepare(stored / MARKET, job)
+    assert not (folder / RESULT).exists()
+
+
+@pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.unlink()])
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.json", "forecast.png"])
+def test_a_damaged_champion_is_named_and_copied_back_from_its_fleet(stored, damage, name):
+    path = champion().folder / name
+    whole = path.read_bytes()
+    damage(path)
+    found = one(verify_champions(stored, MARKET))
+    assert (found.path, found.repaired) == (path.as_posix(), False)  # outside the home: as it is
+    assert found.command == "cpb train-all --coins BTCUSDT --timeframes 1h --source sim"
+    assert one(verify_champions(stored, MARKET, repair=True)).repaired
+    assert path.read_bytes() == whole
+    assert not list(verify_champions(stored, MARKET))
+
+
+def test_a_champion_whose_fleet_is_damaged_too_cannot_be_repaired(stored):
+    flip(champion().folder / "model.safetensors")
+    flip(member_of(stored, "model/model.safetensors"))
+    assert not one(verify_champions(stored, MARKET, repair=True)).repaired
+    assert champion().damage
+
+
+def test_without_a_store_there_is_no_champion_to_check(stored, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
+    assert list(verify_champions(stored, MARKET)) == []
+    assert not (tmp_path / "none.db").exists()
