@@ -140,8 +140,11 @@ class Deployed:
         return made["flow_run_id"], self.holder()
 
     def holder(self):
+        """Return the process that holds the GPU slot, once the server knows of its task run."""
         holding = self.folder / "holding"
         wait_for(lambda: holding.exists() and holding.read_text())
+        running = {"task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
+        wait_for(lambda: self.ask("task_runs/filter", running).json())  # told as an event, a moment later
         pid = int(holding.read_text())
         holding.unlink()
         return pid
@@ -151,13 +154,13 @@ class Deployed:
         return self.ask("v2/concurrency_limits/gpu").json()["active_slots"]
 
     def end_of(self, flow_run_id):
-        """Return how a run ended, how its task runs did, and the GPU slots that are taken now."""
+        """Return how a run ended, which of its task runs are still open, and the GPU slots that are taken now."""
         tasks = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}}).json()
-        return (
-            self.run_of(flow_run_id)["state"]["name"],
-            [task["state"]["name"] for task in tasks],
-            self.slots(),
-        )
+        assert tasks
+        names = [
+            task["state"]["name"] for task in tasks if task["state"]["name"] not in ("Crashed", "Cancelled")
+        ]
+        return self.run_of(flow_run_id)["state"]["name"], names, self.slots()
 
     def run_of(self, flow_run_id):
         answer = self.ask(f"flow_runs/{flow_run_id}")
