@@ -36,7 +36,7 @@ from schemas.errors import CpbError
 from schemas.handover import Damage, FleetResult, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.forecasting import store
+from tasks.forecasting import index, store
 from tasks.forecasting.verify import verify as verify_forecasts
 from tasks.market import cache
 from tasks.market.store import read_klines
@@ -118,7 +118,6 @@ def kinds(home: Path) -> dict[str, Kind]:
         return lambda: sorted(SERIES.folder(home, tree).glob(pattern))
 
     def candles() -> pl.DataFrame:
-        cache._checked.clear()  # a process of its own checks every file once
         return read_klines(home, SERIES)
 
     def candles_without_cache() -> pl.DataFrame:
@@ -201,6 +200,7 @@ def try_kind(home: Path, kind: Kind, flips: int, chance: random.Random) -> Tally
             flip(path, chance)
             place = path.relative_to(home).as_posix() if path.is_relative_to(home) else path.as_posix()
             tally.verify += place in {damage.path for damage in kind.verify(home, MARKET)}
+            _forget_checks()
             with _logged() as lines:
                 try:
                     after = kind.read()
@@ -213,6 +213,12 @@ def try_kind(home: Path, kind: Kind, flips: int, chance: random.Random) -> Tally
             tally.silent += not same and not named
             tally.harmless += same and not named
     return tally
+
+
+def _forget_checks() -> None:
+    """Read like a process of its own, which checks every file and says each thing once."""
+    for known in (cache._checked, index._checked, index._logged):
+        known.clear()
 
 
 @contextmanager
