@@ -16,13 +16,13 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 
+from cpbmodels.columns import feature_frame
 from cpbmodels.series import Series, candle_columns
 from tasks.backtesting.pairs import all_pairs
 from tasks.judging import baselines
 from tasks.judging.member import judge_member
 from tasks.judging.pictures import forecast_png, loss_png
 from tasks.judging.pool import apply_holm, judge_pools
-from tasks.signals.columns import feature_frame
 
 HOUR = 3_600_000_000
 

@@ -1,8 +1,9 @@
-"""cpbmodels: train fleets of candle models, all at once. Torch, numpy and (to save or load) safetensors only.
+"""cpbmodels: train fleets of candle models, all at once, and forecast with them. Torch, numpy, safetensors, polars.
 
     from cpbmodels import Series, load, train_fleet
-    members = train_fleet([Series.from_ohlc(btc)], architecture="gru", preset="smoke", seeds=[1])
-    members[0].forecast(series).close[0.5]
+    series = Series.from_frame(candles, symbol="BTCUSDT")
+    members = train_fleet([series], architecture="har", preset="smoke", seeds=[1])
+    members[0].forecast(series).to_frame()
 
 Names load on first use: `import cpbmodels`, `Series`, `Preset` and `architectures()` do not import torch.
 """
@@ -10,7 +11,21 @@ Names load on first use: `import cpbmodels`, `Series`, `Preset` and `architectur
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what follows at run time by name, spelled out for type checkers and completion
+    from cpbmodels.arch import ArchitectureInfo, architecture, architectures
+    from cpbmodels.errors import ModelError
+    from cpbmodels.job import EpochRecord
+    from cpbmodels.member import Member, ensemble, load
+    from cpbmodels.options import PROFILES, Preset
+    from cpbmodels.plan import why_not
+    from cpbmodels.prediction import Forecast, Prediction, forecast_all, predict
+    from cpbmodels.presets import PRESETS, preset
+    from cpbmodels.series import Series
+    from cpbmodels.student_t import QUANTILES
+    from cpbmodels.training import train_fleet
+    from cpbmodels.unused import without_effect
 
 _MODULE_OF = {
     "Series": "series",
@@ -35,7 +50,15 @@ _MODULE_OF = {
     "why_not": "plan",
     "EpochRecord": "job",
 }
-__all__ = list(_MODULE_OF)
+__all__ = [
+    "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
+    "Prediction", "Preset", "Series", "architecture", "architectures", "ensemble", "forecast_all", "load", "predict",
+    "preset", "train_fleet", "why_not", "without_effect",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:

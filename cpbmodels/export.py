@@ -81,6 +81,7 @@ def _config(job: Job, task: Task) -> dict[str, Any]:
         "timeframe": task.timeframe,
         "symbols": [job.series[index].symbol for index in task.members],
         "seed": task.seed,
+        "known_until": _known_until(job, task),
         "dtype": str(job.dtype).removeprefix("torch."),
         "quantiles": QUANTILES.tolist(),
         **job.options.as_dict(),
@@ -90,6 +91,15 @@ def _config(job: Job, task: Task) -> dict[str, Any]:
             "python": platform.python_version(),
         },
     }
+
+
+def _known_until(job: Job, task: Task) -> str | None:
+    """ISO time (UTC) of the close of the last candle in any span of the member's series, None without times."""
+    series = [job.series[index] for index in task.members]
+    if any(one.times is None for one in series):
+        return None
+    ends = [one.end_of(stop - 1) for one in series for first, stop in one.spans.values() if stop > first]
+    return max(ends).isoformat() if ends else None
 
 
 def _validate(net: Net, bank: Bank, loop: Loop) -> tuple[Tensor, Tensor, Tensor]:

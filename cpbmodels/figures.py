@@ -1,5 +1,7 @@
 """Figures that models and pipeline must agree on, each defined once."""
 
+import math
+
 HORIZON = 10
 """Candles that every model forecasts, unless its preset says otherwise."""
 
@@ -11,3 +13,13 @@ WARMUP = ROLLING[-1]
 
 EMBARGO = WARMUP + HORIZON
 """Candles between two spans, so that no candle is an input of one and a target of the other."""
+
+SEGMENT_JUMP = math.log(3)
+"""|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
+
+INTERVAL_SECONDS = {
+    "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,
+    "1h": 3600, "2h": 7200, "4h": 14400, "6h": 21600, "8h": 28800, "12h": 43200,
+    "1d": 86400, "3d": 259200, "1w": 604800,
+}  # fmt: skip
+"""Binance's kline intervals of constant length, in seconds."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
@@ -15,8 +16,11 @@ from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
 from cpbmodels.errors import ModelError
 from cpbmodels.files import write_whole
 from cpbmodels.model import Model
-from cpbmodels.prediction import Forecast, forecast_all
+from cpbmodels.prediction import Forecast, forecast_all, predict_rows
 from cpbmodels.series import Series
+
+if TYPE_CHECKING:
+    import polars as pl
 
 FORMAT = 1
 
@@ -63,6 +67,32 @@ class Member(Model):
     def forecast(self, series: Series) -> Forecast:
         """The forecast after the series' last usable candle."""
         return forecast_all([self], [series])[0]
+
+    def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+        """The forecasts from every origin at once, as rows of `Forecast.to_frame`; for backtests.
+
+        Args:
+            since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
+                None: from the first candle with a whole context on. `known_until` is a good choice.
+        """
+        return predict_rows(self, series, since)
+
+    @property
+    def known_until(self) -> datetime | None:
+        """The end (UTC) of all candles it learned from, was stopped by or was chosen on; None where unknown.
+
+        Forecasts from earlier origins are no test of the model.
+        """
+        text = self.config.get("known_until") or self.config.get("bounds", {}).get("test", [None, None])[1]
+        return datetime.fromisoformat(text) if text else None
+
+    def __repr__(self) -> str:
+        """One line: architecture, series, seed, and until when it knows the market."""
+        config, until = self.config, self.known_until
+        seeds = config.get("seeds", config.get("seed"))
+        known = f", knows candles until {until:%Y-%m-%d}" if until else ""
+        name = f"{config.get('symbol') or '-'} {config.get('timeframe') or ''}".strip()
+        return f"<Member {config['architecture']}, {name}, seed {seeds}{known}>"
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole."""

@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +22,11 @@ from cpbmodels.plan import windows_in_flight
 from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
 from cpbmodels.torch_private import version_counter
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from matplotlib.axes import Axes
 
 MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
 MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
@@ -53,14 +59,59 @@ class Forecast:
     """What comes after the series' last usable candle, in prices.
 
     `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
-    `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used.
+    `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
     """
 
+    series: Series
     close: QuantilePaths
     candle: np.ndarray
     last_close: float
     issued_row: int
     probabilities: np.ndarray | None = None
+
+    @property
+    def issued_at(self) -> datetime:
+        """Close of the last candle used, UTC; ModelError where the series has no times."""
+        return self.series.end_of(self.issued_row)
+
+    def to_frame(self) -> pl.DataFrame:
+        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, one for each step, in prices.
+
+        Raises:
+            ModelError: the series has no times, or the model is a classifier, which forecasts no price.
+        """
+        from cpbmodels.rows import forecast_rows
+
+        check_forecasts_prices(self.probabilities)
+        return forecast_rows(
+            [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
+        from cpbmodels.rows import to_pandas
+
+        return to_pandas(self.to_frame())
+
+    def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
+        """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
+        from cpbmodels.plotting import draw_forecast
+
+        return draw_forecast(self, candles, ax)
+
+    def __repr__(self) -> str:
+        """One line: which candles follow what, and the last step's median and 90 % interval."""
+        name = f"{self.series.symbol or '-'} {self.series.timeframe}".strip()
+        known = self.series.times is not None
+        when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC" if known else f"after row {self.issued_row}"
+        if self.probabilities is not None:
+            chances = dict(zip(("up", "flat", "down"), self.probabilities.round(3).tolist(), strict=True))
+            return f"<Forecast {name}, {when}: {chances}>"
+        low, middle, high = (self.close[q][-1] for q in (0.05, 0.5, 0.95))
+        return (
+            f"<Forecast {name}, {when}: {len(self.candle)} candles, close {self.last_close:.6g} -> {middle:.6g} "
+            f"(90 %: {low:.6g} to {high:.6g})>"
+        )
 
 
 @dataclass(frozen=True)
@@ -76,6 +127,10 @@ class Prediction:
     quantiles: np.ndarray
     candle: np.ndarray
     probabilities: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """One line: how many origins and steps."""
+        return f"<Prediction: {len(self.origins):,} origins, {self.candle.shape[1]} steps>"
 
 
 def predict(
@@ -227,8 +282,50 @@ def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[For
         last = float(one.prices[row, 3])
         chances = found.probabilities[0] if found.probabilities is not None else None
         close = QuantilePaths(last * np.exp(found.quantiles[0]))
-        out.append(Forecast(close, last * np.exp(found.candle[0]), last, row, chances))
+        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances))
     return out
+
+
+def predict_rows(member: Model, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+    """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
+
+    Raises:
+        ModelError: see `Forecast.to_frame`; also when `since` is no aware time.
+    """
+    from cpbmodels.rows import forecast_rows
+
+    origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
+    if since is not None:
+        first = _microseconds(since) - series.step_seconds * 1_000_000
+        assert series.times is not None or series.end_of(0)  # which raises
+        origins = origins[series.times[origins] >= first]  # type: ignore[index]
+    found = predict([member], [series], [origins])[0]
+    check_forecasts_prices(found.probabilities)
+    last = series.prices[origins, 3][:, None, None]
+    issued = [series.end_of(int(row)) for row in origins]
+    return forecast_rows(
+        issued, series.step_seconds, last * np.exp(found.quantiles), last * np.exp(found.candle)
+    )
+
+
+def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
+    """Raise ModelError for a classifier: it forecasts up, flat or down and no price."""
+    if probabilities is not None:
+        raise ModelError(
+            "A classifier forecasts up, flat or down and no price: read `forecast.probabilities`, or use "
+            "`cpbmodels.predict`."
+        )
+
+
+def _microseconds(time: datetime | str) -> int:
+    found = datetime.fromisoformat(time) if isinstance(time, str) else time
+    if isinstance(time, str) and found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
+    if found.tzinfo is None:
+        raise ModelError(
+            f"since {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
+        )
+    return round(found.timestamp() * 1e6)
 
 
 def _recent(series: Series, context: int) -> Series:

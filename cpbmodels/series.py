@@ -6,12 +6,17 @@ Numpy only: reading or scoring data does not import torch. Everything at row t i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from cpbmodels.errors import ModelError
-from cpbmodels.figures import EMBARGO
+from cpbmodels.figures import EMBARGO, INTERVAL_SECONDS
+
+if TYPE_CHECKING:
+    import polars as pl
 
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
 WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
@@ -50,6 +55,43 @@ class Series:
     def __len__(self) -> int:
         """Rows."""
         return len(self.prices)
+
+    def __repr__(self) -> str:
+        """One line: name, candles, span, gaps."""
+        gaps = int((np.diff(self.segments) != 0).sum()) if len(self) else 0
+        span = ""
+        if self.times is not None and len(self):
+            first, last = (_instant(int(self.times[row])) for row in (0, -1))
+            span = f", {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
+        return f"<Series {self.symbol or '-'} {self.timeframe}: {len(self):,} candles{span}, {gaps} gaps>"
+
+    @property
+    def step_seconds(self) -> int:
+        """Length of a candle in seconds: of the timeframe, else the usual distance of the open times.
+
+        Raises:
+            ModelError: the series knows neither a timeframe nor times.
+        """
+        if self.timeframe in INTERVAL_SECONDS:
+            return INTERVAL_SECONDS[self.timeframe]
+        if self.times is None or len(self) < 2:
+            raise ModelError(
+                f"{self.label}: the length of its candles is not known; make it with Series.from_frame, or give "
+                "from_ohlc a timeframe."
+            )
+        return int(np.median(np.diff(self.times))) // 1_000_000
+
+    def end_of(self, row: int) -> datetime:
+        """The close (UTC) of the candle in a row, at which a forecast from it can be issued.
+
+        Raises:
+            ModelError: the series has no times.
+        """
+        if self.times is None:
+            raise ModelError(
+                f"{self.label} has no times: make it with Series.from_frame, or give from_ohlc `times`."
+            )
+        return _instant(int(self.times[row])) + timedelta(seconds=self.step_seconds)
 
     def usable(self, context: int, horizon: int = 0) -> np.ndarray:
         """Bool [rows]: rows that can be the last context candle of a window with `horizon` known candles."""
@@ -100,8 +142,9 @@ class Series:
         missing = [name for name in names if name not in self.names]
         if missing:
             raise ModelError(
-                f"{self.label} lacks the column(s) {', '.join(missing)}: build it with tasks.signals, "
-                "or choose an architecture that reads candles alone (transformer, gru, lstm, linear)."
+                f"{self.label} lacks the column(s) {', '.join(missing)}: make it with Series.from_frame (which needs "
+                "a `volume` column for log_volume_change), or choose an architecture that reads candles alone "
+                "(transformer, gru, lstm, linear)."
             )
         return self.features[:, [self.names.index(name) for name in names]]
 
@@ -109,6 +152,58 @@ class Series:
     def label(self) -> str:
         """Name for messages."""
         return f"{self.symbol or 'The series'} {self.timeframe}".strip()
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        symbol: str | None = None,
+        timeframe: str | None = None,
+        *,
+        partial: Literal["refuse", "drop"] = "refuse",
+        validation: float = 0.15,
+        test: float = 0.0,
+        embargo: int | None = None,
+    ) -> Series:
+        """A series from a table of candles, with every column that any architecture reads.
+
+        Args:
+            frame: pandas, polars or Arrow, oldest first: a time column or index (`open_time`, `date`, `timestamp`;
+                aware datetimes, or seconds, milliseconds or microseconds since 1970) and `open high low close`, and
+                `volume` if it is known. Missing candles are fine: nothing is computed across a gap.
+            symbol: name for messages and results; nothing is looked up by it.
+            timeframe: length of a candle as Binance names it, such as `1h`; by default what the times show.
+            partial: what happens to a last candle that has not closed yet, by this machine's clock.
+            validation, test, embargo: as in `from_ohlc`, for training.
+
+        Raises:
+            ModelError: the frame holds no such candles; the sentence names the column or row.
+        """
+        from cpbmodels.candles import read_candles  # polars is not needed by who brings arrays
+        from cpbmodels.columns import feature_frame
+
+        candles, found = read_candles(frame, symbol or "the frame", timeframe, partial)
+        series = cls.from_columns(feature_frame(candles, found), symbol or "", found)
+        return replace(series, spans=_spans(len(series), validation, test, embargo))
+
+    @classmethod
+    def from_columns(cls, frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
+        """A series, without spans, of what `cpbmodels.columns.feature_frame` computed."""
+        import polars as pl
+
+        from cpbmodels.columns import FEATURES, PRICES
+
+        names = tuple(name for name in FEATURES if name in frame.columns)
+        return cls(
+            prices=frame.select(PRICES).to_numpy(),
+            features=frame.select(names).to_numpy(),
+            names=names,
+            volatility=frame["volatility"].to_numpy(),
+            segments=frame["segment"].to_numpy().astype(np.int64),
+            symbol=symbol,
+            timeframe=timeframe,
+            times=frame["open_time"].cast(pl.Int64).to_numpy(),
+        )
 
     @classmethod
     def from_ohlc(
@@ -132,18 +227,26 @@ class Series:
         if segments is None:
             segments = contiguous_runs(times, len(prices))
         names, features, volatility = candle_columns(prices, segments)
-        gap = embargo if embargo is not None else (EMBARGO if len(prices) >= 4000 else 40)
         return cls(
             prices=prices,
             features=features,
             names=names,
             volatility=volatility,
             segments=np.asarray(segments),
-            spans=split_rows(len(prices), validation, test, gap),
+            spans=_spans(len(prices), validation, test, embargo),
             symbol=symbol,
             timeframe=timeframe,
             times=times,
         )
+
+
+def _instant(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _spans(rows: int, validation: float, test: float, embargo: int | None) -> dict[str, tuple[int, int]]:
+    gap = embargo if embargo is not None else (EMBARGO if rows >= 4000 else 40)
+    return split_rows(rows, validation, test, gap)
 
 
 def check_prices(prices: np.ndarray, label: str) -> np.ndarray:

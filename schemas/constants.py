@@ -3,14 +3,13 @@
 import math
 from datetime import timedelta
 
-from cpbmodels.figures import EMBARGO, HORIZON, ROLLING, WARMUP
+from cpbmodels.figures import EMBARGO, HORIZON, SEGMENT_JUMP, WARMUP
 
 __all__ = [
     "EMBARGO",
     "FILE_JUMP",
     "HORIZON",
     "RELISTING_JUMP",
-    "ROLLING",
     "SEGMENT_JUMP",
     "STOPPED_AFTER",
     "WARMUP",
@@ -18,9 +17,6 @@ __all__ = [
 
 STOPPED_AFTER = timedelta(days=14)
 """A coin whose newest candle is this far behind the newest of its market has stopped trading: that is no failure."""
-
-SEGMENT_JUMP = math.log(3)
-"""|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
 
 RELISTING_JUMP = math.log(5)
 """|ln(open / close before)| across a pause of a day or more beyond which it is another coin under the old name.

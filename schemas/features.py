@@ -4,28 +4,9 @@ from typing import Any
 
 import polars as pl
 
-from schemas.constants import ROLLING
+from cpbmodels.columns import FEATURES, PRICES
+from cpbmodels.figures import WARMUP
 from schemas.errors import MemberError
-
-FEATURES: tuple[str, ...] = (
-    "r_open",
-    "r_high",
-    "r_low",
-    "r_close",
-    "abs_return",
-    "log_sigma",
-    "log_range",
-    "close_location",
-    "log_volume_change",
-    *(f"abs_return_mean_{n}" for n in ROLLING),
-    *(f"log_range_mean_{n}" for n in ROLLING),
-    "hour_of_week_utc",
-    "hour_of_week_ny",
-)
-"""The feature matrix, in file order. The first six are defined in `cpbmodels/series.py`, the rest in
-`tasks/signals/columns.py`."""
-
-PRICES = ("open", "high", "low", "close")
 
 # NaN passes: it marks warm-up. Infinity never does. log σ lies in [-20, 1]: 2e-9 … 270 % a candle.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -44,7 +25,7 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
         pandera.errors.SchemaError: naming the column and the check at fault.
     """
     checked = _schema().validate(frame)
-    if checked["segment"].unique_counts().max() > ROLLING[-1]:  # else warm-up is all there can be
+    if checked["segment"].unique_counts().max() > WARMUP:  # else warm-up is all there can be
         known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
         empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
         if empty:

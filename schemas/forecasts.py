@@ -10,14 +10,9 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
 from schemas.universe import INTERVAL_SECONDS
-
-QUANTILE_COLUMNS = tuple(f"q{level:02d}" for level in range(5, 100, 5))
-"""`q05 q10 … q95`: the close, at 19 levels."""
-
-CANDLE_COLUMNS = ("q50_open", "q50_high", "q50_low")
-"""With `q50` as its close, the median candle."""
 
 KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
 """What makes a row unique."""
@@ -32,7 +27,7 @@ FORECAST_SCHEMA: dict[str, Any] = {
     "step": pl.Int64,
     "target_time": _TIME,
     **dict.fromkeys(QUANTILE_COLUMNS, pl.Float64),
-    **dict.fromkeys(CANDLE_COLUMNS, pl.Float64),
+    **dict.fromkeys(MEDIAN_COLUMNS, pl.Float64),
     "last_close": pl.Float64,
 }
 """Columns and types of the forecast store. `issued_at` is the close of the last candle used; `target_time`
@@ -61,7 +56,7 @@ BACKTEST_SCHEMA: dict[str, Any] = {
     "realised_close": pl.Float64,
     "fold": pl.Int16,
 }
-"""Columns of a backtest's rows; a model that forecasts the close alone has no `CANDLE_COLUMNS`."""
+"""Columns of a backtest's rows; a model that forecasts the close alone has no `MEDIAN_COLUMNS`."""
 
 
 def check_forecasts(frame: pl.DataFrame) -> pl.DataFrame:
@@ -82,8 +77,8 @@ def check_ledger(frame: pl.DataFrame) -> pl.DataFrame:
 
 def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a backtest's rows that keep their contract; errors as in `check_forecasts`."""
-    candle = any(name in frame.columns for name in CANDLE_COLUMNS)
-    schema = {n: kind for n, kind in BACKTEST_SCHEMA.items() if candle or n not in CANDLE_COLUMNS}
+    candle = any(name in frame.columns for name in MEDIAN_COLUMNS)
+    schema = {n: kind for n, kind in BACKTEST_SCHEMA.items() if candle or n not in MEDIAN_COLUMNS}
     rules = [*_forecast_rules(candle), ("fold is 1 or more", pl.col("fold") >= 1)]
     return _checked("backtest rows", frame, schema, BACKTEST_KEY, rules)
 

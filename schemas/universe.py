@@ -2,6 +2,7 @@
 
 import re
 
+from cpbmodels.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
 
 COINS = (
@@ -12,13 +13,6 @@ COINS = (
 
 TIMEFRAMES = ("15m", "1h")
 """The default timeframes."""
-
-INTERVAL_SECONDS = {
-    "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,
-    "1h": 3600, "2h": 7200, "4h": 14400, "6h": 21600, "8h": 28800, "12h": 43200,
-    "1d": 86400, "3d": 259200, "1w": 604800,
-}  # fmt: skip
-"""Binance's kline intervals of constant length, in seconds."""
 
 MONTH = "1mo"
 """Binance's calendar month: the one interval whose candles differ in length."""

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, computed_field, create_model
 
-from schemas.forecasts import CANDLE_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SIM, Market
 
 
@@ -50,7 +50,7 @@ class _Step(BaseModel):
     target_time: datetime
 
 
-_prices: dict[str, Any] = dict.fromkeys((*QUANTILE_COLUMNS, *CANDLE_COLUMNS), (float, ...))
+_prices: dict[str, Any] = dict.fromkeys((*QUANTILE_COLUMNS, *MEDIAN_COLUMNS), (float, ...))
 Step = create_model("Step", __base__=_Step, **_prices)
 
 

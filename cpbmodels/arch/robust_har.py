@@ -8,8 +8,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
-from cpbmodels.arch.har import ROLLING, context_conflict
+from cpbmodels.arch.har import context_conflict
 from cpbmodels.draws import Draws
+from cpbmodels.figures import ROLLING
 from cpbmodels.layers import linear
 from cpbmodels.options import Preset
 from cpbmodels.ranges import fit_ranges

@@ -10,6 +10,7 @@ import torch
 
 import cpbmodels
 from cpbmodels.bank import Bank, make_task
+from cpbmodels.columns import feature_frame
 from cpbmodels.series import RETURNS, Series
 from schemas.handover import Failure
 from schemas.run import BacktestSpec, base_of
@@ -22,7 +23,6 @@ from tasks.judging.baselines import Rows, ewma_walk, reference
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array
 from tasks.market.store import read_klines
-from tasks.signals.columns import feature_frame
 from tasks.signals.store import series_of
 from tasks.training.members import train_members
 

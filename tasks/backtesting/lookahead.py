@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
+from cpbmodels.columns import feature_frame
 from cpbmodels.series import RETURNS, Series, candle_columns
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging.baselines import Fit, Rows
 from tasks.judging.scores import Array
-from tasks.signals.columns import feature_frame
 from tasks.signals.splits import HORIZON
 from tasks.signals.store import series_of
 

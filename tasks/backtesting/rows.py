@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from schemas.forecasts import CANDLE_COLUMNS, QUANTILE_COLUMNS, check_backtest_rows
+from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from schemas.forecasts import check_backtest_rows
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecasts
 from tasks.judging.scores import Array
@@ -32,7 +33,7 @@ def backtest_rows(one: FoldSeries, forecasts: Forecasts, model: str) -> pl.DataF
     columns: dict[str, Array] = {name: close[:, i] for i, name in enumerate(QUANTILE_COLUMNS)}
     if candle is not None:
         shape = last[:, None] * np.exp(np.asarray(candle, dtype=np.float64).reshape(n * horizon, 4))
-        columns |= {name: shape[:, i] for i, name in enumerate(CANDLE_COLUMNS)}
+        columns |= {name: shape[:, i] for i, name in enumerate(MEDIAN_COLUMNS)}
     frame = pl.DataFrame(
         {
             "issued_at": issued,

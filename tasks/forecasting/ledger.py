@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from schemas.forecasts import ISSUED_KEY, KEY, LEDGER_SCHEMA, QUANTILE_COLUMNS
+from cpbmodels.rows import QUANTILE_COLUMNS
+from schemas.forecasts import ISSUED_KEY, KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import store

@@ -4,14 +4,15 @@ A row once written never changes: what came true later stands in the ledger's ow
 market lie in a tree of their own (`SeriesId.folder`), so those of spot, futures and the simulator never meet.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from schemas.forecasts import CANDLE_COLUMNS, FORECAST_SCHEMA, ISSUED_KEY, ISSUED_SCHEMA, QUANTILE_COLUMNS
+from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.rows import forecast_rows as rows_of
+from schemas.forecasts import FORECAST_SCHEMA, ISSUED_KEY, ISSUED_SCHEMA
 from schemas.identity import SeriesId, stored_series
 from tasks.forecasting.index import month_files
 from tasks.forecasting.months import (
@@ -47,19 +48,14 @@ def forecast_rows(
     horizon = len(candle)
     if np.shape(close) != (len(QUANTILE_COLUMNS), horizon) or np.shape(candle) != (horizon, 4):
         raise ValueError(f"close must be [19, H] and candle [H, 4], got {np.shape(close)} {np.shape(candle)}")
-    steps = range(1, horizon + 1)
-    columns: dict[str, Any] = {
-        "symbol": [series.symbol] * horizon,
-        "timeframe": [series.timeframe] * horizon,
-        "model_version": [model_version] * horizon,
-        "issued_at": [issued_at] * horizon,
-        "step": list(steps),
-        "target_time": [issued_at + timedelta(seconds=series.seconds * step) for step in steps],
-        **{name: close[i] for i, name in enumerate(QUANTILE_COLUMNS)},
-        **{name: candle[:, i] for i, name in enumerate(CANDLE_COLUMNS)},
-        "last_close": [float(last_close)] * horizon,
-    }
-    return pl.DataFrame(columns, schema=FORECAST_SCHEMA)
+    rows = rows_of([issued_at], series.seconds, np.asarray(close).T[None], np.asarray(candle)[None])
+    named = rows.with_columns(
+        symbol=pl.lit(series.symbol),
+        timeframe=pl.lit(series.timeframe),
+        model_version=pl.lit(model_version),
+        last_close=pl.lit(float(last_close)),
+    )
+    return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
 
 
 def append(home: Path, series: SeriesId, rows: pl.DataFrame, made_at: datetime | None = None) -> int:

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from cpbmodels.columns import feature_frame
 from cpbmodels.series import Series
 from schemas.errors import DamagedError, MemberError
-from schemas.features import FEATURES, PRICES, check_features
+from schemas.features import PRICES, check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
 from tasks.market.store import read_klines
-from tasks.signals import columns
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes
@@ -49,7 +49,7 @@ def write_features(
         os.utime(path)  # the most recently used files survive the pruning
         return known
     buffer = io.BytesIO()
-    frame = check_features(columns.feature_frame(klines, series.timeframe))
+    frame = check_features(feature_frame(klines, series.timeframe))
     frame.write_parquet(buffer, compression="lz4", statistics=False)
     write_bytes(path, buffer.getvalue())
     first, last = klines["open_time"].cast(pl.Int64)[0], klines["open_time"].cast(pl.Int64)[-1]
@@ -140,7 +140,7 @@ def newest_series(
     if _known(home, path):
         frame = pl.scan_parquet(path).tail(rows).collect()
     else:
-        frame = check_features(columns.feature_frame(klines, series.timeframe)).tail(rows)
+        frame = check_features(feature_frame(klines, series.timeframe)).tail(rows)
     return _series(frame, series)
 
 
@@ -160,17 +160,7 @@ def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
 
 
 def _series(frame: pl.DataFrame, series: SeriesId) -> Series:
-    return Series(
-        prices=frame.select(PRICES).to_numpy(),
-        features=frame.select(FEATURES).to_numpy(),
-        names=FEATURES,
-        volatility=frame["volatility"].to_numpy(),
-        segments=frame["segment"].to_numpy().astype(np.int64),
-        spans={},
-        symbol=series.label,
-        timeframe=series.timeframe,
-        times=frame["open_time"].cast(pl.Int64).to_numpy(),
-    )
+    return Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
 
 
 def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
@@ -183,7 +173,7 @@ def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
 
 
 def _path(home: Path, series: SeriesId, digest: str) -> Path:
-    code = code_digest("tasks/signals/columns.py")
+    code = code_digest("cpbmodels/columns.py")
     return series.folder(home, "features") / f"{digest[:16]}-{code[:8]}.parquet"
 
 

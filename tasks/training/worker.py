@@ -167,7 +167,7 @@ def _write_some(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMem
 
 def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
     """Keep a split's forecasts for judging: float32 is plenty for log-returns and half the disk."""
-    arrays = {"quantiles": forecasts.quantiles, "candle": forecasts.candle}
+    arrays: dict[str, Any] = {"quantiles": forecasts.quantiles, "candle": forecasts.candle}
     if forecasts.probabilities is not None:
         arrays["probabilities"] = forecasts.probabilities
     np.savez(path, origins=forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()})

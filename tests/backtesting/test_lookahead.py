@@ -8,6 +8,7 @@ import pytest
 from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
+from cpbmodels.columns import feature_frame
 from tasks.backtesting.audit import first_cut, training_inputs, trial_finding
 from tasks.backtesting.lookahead import (
     LEAK,
@@ -22,7 +23,6 @@ from tasks.backtesting.lookahead import (
 from tasks.judging import baselines
 from tasks.judging.robust_har import robust_har
 from tasks.judging.scores import crps
-from tasks.signals.columns import feature_frame
 from tasks.signals.store import series_of
 
 ROWS = 3600

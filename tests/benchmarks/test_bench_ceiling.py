@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from benchmarks.ceiling import HORIZON, ceilings, other_days
+from cpbmodels.columns import feature_frame
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
-from tasks.signals.columns import feature_frame
 from tasks.signals.store import series_of
 
 ROWS, PARTS = 5000, 8

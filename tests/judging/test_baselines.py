@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from known_markets import A, B, H, bounds_of, busy_hours
 
+from cpbmodels.columns import feature_frame
 from cpbmodels.ranges import future_range
 from schemas.errors import CpbError
 from tasks.judging import baselines
@@ -13,7 +14,6 @@ from tasks.judging.boosted import boosted
 from tasks.judging.garch import garch
 from tasks.judging.robust_har import robust_har, universal_har
 from tasks.judging.scores import crps
-from tasks.signals.columns import feature_frame
 from tasks.signals.store import series_of
 
 FITS = {

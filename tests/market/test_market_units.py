@@ -10,7 +10,6 @@ import pytest
 from market_tools import key, rows_of
 
 import cpbmodels.series
-import schemas.features
 from schemas import constants
 from schemas.errors import CpbError, UsageError
 from schemas.klines import KLINES, validate_klines
@@ -274,4 +273,3 @@ def test_a_year_before_1000_is_refused_before_anything_is_asked(text):
 def test_the_library_and_the_pipeline_agree_on_the_embargo():
     """`cpbmodels` is a wheel of its own and may not import `schemas`."""
     assert constants.EMBARGO == cpbmodels.series.EMBARGO == 178
-    assert max(schemas.features.ROLLING) == constants.WARMUP

@@ -5,13 +5,12 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
+from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
 from schemas.forecasts import (
     BACKTEST_SCHEMA,
-    CANDLE_COLUMNS,
     ISSUED_SCHEMA,
     LEDGER_SCHEMA,
-    QUANTILE_COLUMNS,
     check_backtest_rows,
     check_columns,
     check_issued,
@@ -45,7 +44,7 @@ def issued():
 
 def test_good_rows_pass_with_or_without_a_candle():
     assert check_backtest_rows(backtest()).height == 2
-    assert check_backtest_rows(backtest().drop(CANDLE_COLUMNS)).height == 2
+    assert check_backtest_rows(backtest().drop(MEDIAN_COLUMNS)).height == 2
     assert check_ledger(ledger()).height == 1
     assert check_issued(issued()).height == 1
 

@@ -26,7 +26,7 @@ def market(monkeypatch):
 
 def test_unchanged_input_is_not_computed_again(tmp_path, market, monkeypatch):
     first = store.write_features(tmp_path, BTC)
-    monkeypatch.setattr(store.columns, "feature_frame", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr(store, "feature_frame", lambda *_: pytest.fail("computed again"))
     assert store.write_features(tmp_path, BTC) == first
     assert first.path.startswith("features/interval=1h/symbol=BTCUSDT/")
     path = tmp_path / first.path

@@ -43,12 +43,9 @@ def test_a_place_that_is_gone_is_an_error(project):
 
 
 def test_the_features_digest_covers_what_decides_them():
-    names = {
-        p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["tasks/signals/columns.py"])
-    }
+    names = {p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["cpbmodels/columns.py"])}
     assert {
         "cpbmodels/series.py",
-        "schemas/features.py",
-        "schemas/universe.py",
-        "tasks/signals/columns.py",
+        "cpbmodels/figures.py",
+        "cpbmodels/columns.py",
     } <= names

@@ -10,10 +10,22 @@ import math
 import numpy as np
 import polars as pl
 
-from cpbmodels.series import candle_columns
-from schemas.constants import SEGMENT_JUMP
-from schemas.features import FEATURES, PRICES, ROLLING
-from schemas.universe import INTERVAL_SECONDS
+from cpbmodels.figures import INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
+from cpbmodels.series import CANDLE_COLUMNS, candle_columns
+
+PRICES = ("open", "high", "low", "close")
+
+FEATURES: tuple[str, ...] = (
+    *CANDLE_COLUMNS,
+    "log_range",
+    "close_location",
+    "log_volume_change",
+    *(f"abs_return_mean_{n}" for n in ROLLING),
+    *(f"log_range_mean_{n}" for n in ROLLING),
+    "hour_of_week_utc",
+    "hour_of_week_ny",
+)
+"""The feature matrix, in the order of feature files. The first six are defined in `cpbmodels.series`, the rest here."""
 
 WINSOR = 8.0
 """Log-ranges are cut at so many EWMA standard deviations of one candle."""
@@ -26,23 +38,27 @@ CEILING = 100.0
 
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
-    """Return the feature file of one series.
+    """Return every column that any architecture reads.
 
     Args:
-        klines: contract klines (sorted, unique, on the grid); needs `open_time`, prices and `volume`.
+        klines: candles, sorted, unique and on the grid: `open_time` (Datetime, UTC), prices and, if known, `volume`.
         timeframe: Binance interval, such as `1h`.
 
     Returns:
         `open_time` (UTC), `segment` (Int32), prices, `volatility` (EWMA σ of one candle's log-return) and
-        the columns of `schemas.features.FEATURES` (Float64, NaN in the warm-up), a row per candle.
+        the columns of `FEATURES` (Float64, NaN in the warm-up), a row per candle; without a volume there is no
+        `log_volume_change`.
     """
-    frame = klines.select("open_time", _segment(timeframe), *PRICES, "volume")
+    volume = ["volume"] if "volume" in klines.columns else []
+    frame = klines.select("open_time", _segment(timeframe), *PRICES, *volume)
     names, columns, volatility = candle_columns(frame.select(PRICES).to_numpy(), frame["segment"].to_numpy())
     base = pl.from_numpy(np.ascontiguousarray(columns), schema=list(names), orient="row")
     frame = frame.hstack(base).with_columns(volatility=pl.Series(volatility))
-    frame = frame.with_columns(_candle_shape(), _location(), _volume_change(), *_calendar(timeframe))
+    frame = frame.with_columns(_candle_shape(), _location(), *_calendar(timeframe))
+    frame = frame.with_columns(_volume_change()) if volume else frame
     frame = frame.with_columns(*_rolling("abs_return"), *_rolling("log_range"))
-    numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in ("volatility", *FEATURES)]
+    known = [name for name in ("volatility", *FEATURES) if name in frame.columns]
+    numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in known]
     return frame.select("open_time", "segment", *PRICES, *numbers)
 
 

@@ -1,0 +1,281 @@
+"""Candles in from pandas, polars and Arrow; forecast rows out. What the pipeline computes, the library computes."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from candles import walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpbmodels import ModelError, Series, load, train_fleet
+from cpbmodels.columns import FEATURES, feature_frame
+
+START = datetime(2024, 3, 1, tzinfo=UTC)
+MIRROR = Path(__file__).parents[3] / "shared" / "market"
+
+
+def candles(rows=400, seed=0, minutes=60):
+    """A polars frame of hourly candles."""
+    prices = walk(rows, seed).prices
+    times = [START + timedelta(minutes=minutes * i) for i in range(rows)]
+    volume = np.random.default_rng(seed).lognormal(3, 1, rows)
+    return pl.DataFrame(
+        {
+            "open_time": pl.Series(times, dtype=pl.Datetime("us", "UTC")),
+            **{name: prices[:, i] for i, name in enumerate(("open", "high", "low", "close"))},
+            "volume": volume,
+        }
+    )
+
+
+def pandas_of(frame, **renamed):
+    times = pd.to_datetime(frame["open_time"].dt.replace_time_zone(None).to_numpy(), utc=True)
+    columns = {name: frame[name].to_numpy() for name in frame.columns if name != "open_time"}
+    return pd.DataFrame({renamed.get("time", "open_time"): times, **columns})
+
+
+def epoch(frame, unit):
+    return frame.with_columns(pl.col("open_time").dt.epoch(unit))
+
+
+TABLES = {
+    "polars": lambda f: f,
+    "lazy": lambda f: f.lazy(),
+    "polars, ns": lambda f: f.with_columns(pl.col("open_time").cast(pl.Datetime("ns", "UTC"))),
+    "another zone": lambda f: f.with_columns(pl.col("open_time").dt.convert_time_zone("Asia/Tokyo")),
+    "arrow": lambda f: f.to_arrow(),
+    "pandas": pandas_of,
+    "pandas, date": lambda f: pandas_of(f, time="date"),
+    "pandas, index": lambda f: pandas_of(f).set_index("open_time"),
+    "pandas, unnamed index": lambda f: pandas_of(f).set_index("open_time").rename_axis(None),
+    "pandas, capitals": lambda f: pandas_of(f, time="Date").rename(columns=str.capitalize),
+    "pandas, New York": lambda f: pandas_of(f).assign(
+        open_time=lambda d: d.open_time.dt.tz_convert("America/New_York")
+    ),
+    "pandas, objects": lambda f: pandas_of(f).astype({"close": object}),
+    "seconds": lambda f: epoch(f, "s"),
+    "milliseconds": lambda f: epoch(f, "ms").rename({"open_time": "timestamp"}),
+    "microseconds": lambda f: epoch(f, "us"),
+    "seconds as floats": lambda f: epoch(f, "s").with_columns(pl.col("open_time").cast(pl.Float64)),
+    "prices as texts": lambda f: f.with_columns(pl.col("open", "high", "low", "close").cast(pl.String)),
+    "other columns too": lambda f: f.with_columns(trades=pl.lit(1), note=pl.lit("x")),
+}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_every_kind_of_table_gives_the_same_series(kind):
+    frame = candles()
+    wanted = Series.from_frame(frame, "BTCUSDT", "1h")
+    found = Series.from_frame(TABLES[kind](frame), "BTCUSDT")
+    assert (found.symbol, found.timeframe, found.names) == ("BTCUSDT", "1h", FEATURES)
+    np.testing.assert_array_equal(found.times, wanted.times)
+    np.testing.assert_array_equal(found.features, wanted.features)
+    np.testing.assert_array_equal(found.volatility, wanted.volatility)
+    assert found.spans == wanted.spans
+
+
+def without(frame, rows):
+    return frame.filter(~pl.int_range(pl.len()).is_in(rows))
+
+
+def change(row, **values):
+    def apply(frame):
+        return frame.with_columns(
+            pl.when(pl.int_range(pl.len()) == row).then(pl.lit(v)).otherwise(pl.col(k)).alias(k)
+            for k, v in values.items()
+        )
+
+    return apply
+
+
+WRONG = {
+    "no time": (lambda f: f.drop("open_time"), "open_time, date or timestamp"),
+    "naive": (lambda f: f.with_columns(pl.col("open_time").dt.replace_time_zone(None)), "no time zone"),
+    "naive pandas": (
+        lambda f: pandas_of(f).assign(open_time=lambda d: d.open_time.dt.tz_localize(None)), "no time zone"
+    ),
+    "text time": (lambda f: f.with_columns(pl.col("open_time").cast(pl.String)), "open_time is of the type"),
+    "row numbers": (lambda f: f.with_columns(open_time=pl.int_range(pl.len())), "no time since 1970"),
+    "missing time": (change(3, open_time=None), "open_time is missing in 1 rows"),
+    "no close": (lambda f: f.drop("close"), "the column close is missing"),
+    "words": (lambda f: f.with_columns(close=pl.lit("much")), "close is of the type"),
+    "not sorted": (lambda f: f.reverse(), "is earlier than the one before"),
+    "twice": (lambda f: pl.concat([f[:5], f[4:]]), "in row 5 appears twice"),
+    "negative": (change(7, low=-1.0), "row 7 is no candle"),
+    "missing price": (change(7, close=None), "row 7 is no candle"),
+    "high below close": (change(9, high=1e-9), "row 9 is no candle"),
+    "negative volume": (change(2, volume=-1.0), "volume"),
+    "empty": (lambda f: f.clear(), "no candle in it"),
+    "a list": (lambda f: f.rows(), "a list is no table"),
+    "odd step": (lambda f: f.with_columns(open_time=pl.col("open_time").dt.epoch("s") * 7 // 6 // 60 * 60), "apart"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_is_wrong_is_named_in_one_sentence(kind):
+    make, reason = WRONG[kind]
+    with pytest.raises(ModelError, match=reason) as caught:
+        Series.from_frame(make(candles()), "BTCUSDT")
+    assert "\n" not in str(caught.value)
+    assert "BTCUSDT" in str(caught.value)
+
+
+def test_timeframe_and_grid():
+    with pytest.raises(ModelError, match="does not lie on the grid of 4h"):
+        Series.from_frame(candles(), timeframe="4h")
+    with pytest.raises(ModelError, match="unknown"):
+        Series.from_frame(candles(), timeframe="45m")
+    with pytest.raises(ModelError, match="give a timeframe"):
+        Series.from_frame(candles()[:1])
+    assert Series.from_frame(candles()[:1], timeframe="1h").timeframe == "1h"
+    assert Series.from_frame(candles(minutes=15)).timeframe == "15m"
+
+
+def test_a_candle_that_has_not_closed_is_refused_or_dropped():
+    frame = candles(200)
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    shift = hour - frame["open_time"][-1]
+    now = frame.with_columns(pl.col("open_time") + shift)
+    with pytest.raises(ModelError, match="has not come yet"):
+        Series.from_frame(now)
+    found = Series.from_frame(now, partial="drop")
+    assert len(found) == 199
+    assert found.end_of(-1) == hour
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sets(st.integers(1, 598), max_size=12))
+def test_gaps_split_and_nothing_is_computed_across_them(missing):
+    frame = without(candles(600), sorted(missing))
+    series = Series.from_frame(frame)
+    steps = np.diff(series.times) != 3_600_000_000
+    np.testing.assert_array_equal(np.diff(series.segments) != 0, steps)
+    for start in [0, *(np.flatnonzero(steps) + 1)]:
+        end = next((int(i) + 1 for i in np.flatnonzero(steps) if i >= start), len(frame))
+        alone = Series.from_frame(frame[int(start) : end], timeframe="1h")
+        np.testing.assert_allclose(series.features[start:end], alone.features, rtol=1e-9, atol=1e-12)
+
+
+def test_a_relisting_splits_too():
+    frame = candles(500).with_columns(
+        pl.when(pl.int_range(pl.len()) >= 250).then(pl.col(n) * 10).otherwise(pl.col(n)).alias(n)
+        for n in ("open", "high", "low", "close")
+    )
+    assert np.flatnonzero(np.diff(Series.from_frame(frame).segments)).tolist() == [249]
+
+
+def test_without_a_volume_its_column_is_missing_and_named_where_it_is_wanted():
+    series = Series.from_frame(candles().drop("volume"))
+    assert "log_volume_change" not in series.names
+    with pytest.raises(ModelError, match="`volume` column"):
+        train_fleet([series], "linear", "smoke", seeds=[1], features=("r_close", "log_volume_change"))
+
+
+@pytest.mark.parametrize("architecture", ["har", "robust-har", "gru"])
+def test_a_saved_model_forecasts_from_a_frame(architecture, tmp_path):
+    frame = candles(1200)
+    series = Series.from_frame(frame, "BTCUSDT")
+    options = {} if architecture == "robust-har" else {"epochs": 1, "steps_per_epoch": 3}
+    member = train_fleet([series], architecture, "smoke", seeds=[1], device="cpu", **options)[0]
+    model = load(member.save(tmp_path))
+    forecast = model.forecast(series)
+    rows = forecast.to_frame()
+    assert rows["issued_at"].unique().to_list() == [frame["open_time"][-1] + timedelta(hours=1)]
+    assert rows["target_time"].to_list() == [forecast.issued_at + timedelta(hours=h) for h in range(1, 11)]
+    np.testing.assert_array_equal(rows["q05"], forecast.close[0.05])
+    np.testing.assert_array_equal(rows["q50_high"], forecast.candle[:, 1])
+    pd.testing.assert_frame_equal(
+        forecast.to_pandas(), rows.to_pandas(), check_dtype=False
+    )  # the unit of the times may differ
+
+    every = model.predict(series)
+    assert every["issued_at"].n_unique() == int(series.usable(model.context).sum())
+    last = every.tail(10)
+    assert last.columns == rows.columns
+    np.testing.assert_allclose(
+        last.drop("issued_at", "target_time"), rows.drop("issued_at", "target_time"), rtol=1e-5
+    )
+    middle = series.end_of(700)
+    alone = model.forecast(Series.from_frame(frame[:701], "BTCUSDT")).to_frame()
+    from_middle = model.predict(series, since=middle)
+    assert from_middle["issued_at"][0] == middle
+    np.testing.assert_allclose(
+        from_middle.head(10).drop("issued_at", "target_time"),
+        alone.drop("issued_at", "target_time"),
+        rtol=1e-5,
+    )
+    with pytest.raises(ModelError, match="no time zone"):
+        model.predict(series, since=datetime(2024, 3, 20))
+    assert model.predict(series, since="2024-03-20")["issued_at"][0] == datetime(2024, 3, 20, tzinfo=UTC)
+    assert model.known_until == series.end_of(series.spans["validation"][1] - 1)
+
+
+def test_each_prints_as_one_line():
+    series = Series.from_frame(without(candles(), [50]), "BTCUSDT")
+    member = train_fleet([series], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+    texts = [repr(series), repr(member), repr(member.forecast(series))]
+    assert all("\n" not in text and "BTCUSDT 1h" in text and len(text) < 160 for text in texts)
+    assert "1 gaps" in texts[0]
+    bare = walk(300)
+    assert "after row" in repr(
+        train_fleet([bare], "linear", "smoke", seeds=[1], epochs=1, device="cpu")[0].forecast(bare)
+    )
+
+
+def test_arrays_without_times_have_no_rows():
+    bare = walk(300)
+    forecast = train_fleet([bare], "linear", "smoke", seeds=[1], epochs=1, device="cpu")[0].forecast(bare)
+    with pytest.raises(ModelError, match="has no times"):
+        forecast.to_frame()
+
+
+def test_a_classifier_forecasts_no_price():
+    series = Series.from_frame(candles(700))
+    member = train_fleet(
+        [series], "classifier-gru", "smoke", seeds=[1], epochs=1, steps_per_epoch=2, device="cpu"
+    )[0]
+    with pytest.raises(ModelError, match="no price"):
+        member.forecast(series).to_frame()
+    with pytest.raises(ModelError, match="no price"):
+        member.predict(series)
+    assert "up" in repr(member.forecast(series))
+
+
+def test_the_picture_shows_median_and_intervals():
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    series = Series.from_frame(candles(), "BTCUSDT")
+    forecast = train_fleet([series], "robust-har", "smoke", seeds=[1], device="cpu")[0].forecast(series)
+    ax = forecast.plot(candles=24)
+    assert [line.get_label() for line in ax.lines] == ["close", "median"]
+    assert [len(line.get_xdata()) for line in ax.lines] == [24, 11]
+    np.testing.assert_array_equal(ax.lines[1].get_ydata()[1:], forecast.close[0.5])
+
+
+@pytest.mark.skipif(not MIRROR.exists(), reason="needs the mirror of real klines")
+@pytest.mark.parametrize("symbol", ["BTCUSDT", "LUNAUSDT", "ATOMUSDT"])
+def test_real_klines_with_holes_and_relistings_give_the_pipelines_columns(symbol, tmp_path):
+    from schemas.identity import SeriesId
+    from schemas.scope import Scope
+    from tasks.market.ingest import ingest
+    from tasks.market.store import read_klines
+    from tasks.signals.store import read_features, write_features
+
+    scope = Scope.of(symbol, "1h", source=str(MIRROR), as_of="2025-06-06", since="2022-04").model_copy(
+        update={"home": tmp_path}
+    )
+    ingest(scope)
+    name = SeriesId("spot", symbol, "1h")
+    wanted = read_features(tmp_path, write_features(tmp_path, name))
+    klines = read_klines(tmp_path, name)
+    found = Series.from_frame(pandas_of(klines.select("open_time", "open", "high", "low", "close", "volume")))
+    assert found.names == wanted.names
+    np.testing.assert_array_equal(found.segments, wanted.segments)
+    np.testing.assert_allclose(found.features, wanted.features, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found.volatility, wanted.volatility, rtol=0, atol=1e-12)
+    assert len(feature_frame(klines, "1h")) == len(wanted)
