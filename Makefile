@@ -4,14 +4,14 @@ BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all lint fmt clean
+.PHONY: help install wheel demo test test-all lint fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml cpbmodels/pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install $(PIP_FLAGS) -e .
+	$(BIN)/pip install $(PIP_FLAGS) -e ./cpbmodels -e .
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
@@ -19,6 +19,9 @@ help: ## list the targets
 	touch $@
 
 install: .venv/.installed ## create .venv and install cpb into it
+
+wheel: .venv/.installed ## build the light library, dist/cpbmodels-*.whl
+	$(BIN)/python -m tasks.storage.wheel dist
 
 demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
 	$(BIN)/cpb demo

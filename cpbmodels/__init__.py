@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.training import train_fleet
     from cpbmodels.unused import without_effect
 
+__version__ = "0.2.0"
+
 _MODULE_OF = {
     "Series": "series",
     "ModelError": "errors",
