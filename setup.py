@@ -1,4 +1,4 @@
-"""cpb is cloned and installed from its clone; a wheel would put packages called `tasks` and `flows` into site-packages."""
+"""cpb is installed from its clone; a wheel would put packages called `tasks` and `flows` into site-packages."""
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
