@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.figures import INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
-from cpbmodels.series import CANDLE_COLUMNS, candle_columns
+from cpbmodels.series import CANDLE_COLUMNS, LAMBDA, VOLATILITY_FLOOR, WARM_UP, candle_columns
 
 PRICES = ("open", "high", "low", "close")
 
@@ -35,6 +35,48 @@ FLOOR = 0.05
 
 CEILING = 100.0
 """A mean |return| or range beyond so many σ counts as so many: a market that fell asleep after a storm."""
+
+
+_DEFINITIONS = {
+    "r_open": "ln(open_t / close_{t-1})",
+    "r_high": "ln(high_t / close_{t-1})",
+    "r_low": "ln(low_t / close_{t-1})",
+    "r_close": "ln(close_t / close_{t-1})",
+    "abs_return": "|r_close_t|",
+    "log_sigma": f"ln sigma_t; undefined for a segment's first {WARM_UP} returns",
+    "log_range": f"min(ln(high_t / low_t), {WINSOR:g} sigma_t)",
+    "close_location": "(2 ln close_t - ln high_t - ln low_t) / ln(high_t / low_t), in [-1, 1]; 0 where high = low",
+    "log_volume_change": "ln(volume_t / volume_{t-1}), in [-5, 5]; 0 where both are 0",
+    **{
+        f"{column}_mean_{n}": f"ln of mean({column} over the last {n} candles) / sigma_t, that quotient in "
+        f"[{FLOOR:g}, {CEILING:g}]"
+        for column in ("abs_return", "log_range")
+        for n in ROLLING
+    },
+    "hour_of_week_utc": "hour of the week at which candle t + 1 opens, UTC: 0 is Monday 00:00, 167 Sunday 23:00",
+    "hour_of_week_ny": "hour of the week at which candle t + 1 opens, on the clock of New York: 0 is Monday 00:00",
+}
+
+SIGMA = (
+    f"sqrt(sum_k w^k r_close_{{t-k}}^2 / sum_k w^k) over the segment's returns up to t, w = {LAMBDA:g}; at least "
+    f"{VOLATILITY_FLOOR:g}"
+)
+"""The volatility, sigma_t, in words."""
+
+SEGMENT = (
+    "a run of candles without a missing one and without |ln(open_t / close_{t-1})| > ln 3; nothing is computed across "
+    "its start, whose first row has no return"
+)
+"""A segment in words."""
+
+
+def definition(name: str) -> str:
+    """Return the definition of a column in words, for who computes it in another language.
+
+    Raises:
+        KeyError: there is no such column.
+    """
+    return _DEFINITIONS[name]
 
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:

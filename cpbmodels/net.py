@@ -75,10 +75,13 @@ class Net:
 
     def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, future: bool) -> Window:
         """Windows that end at `origins` [K, B]: one gather by index, nothing materialised beyond the batch."""
-        C, (first, last) = self.options.context, self.span
         places = origins.unsqueeze(-1) + (self.whole if future else self.past)  # [K, B, C (+ H)]
-        rows = bank.rows[places]  # [K, B, C (+ H), columns]
-        inverse = bank.inverse_sigma[origins][..., None, None]
+        return self.window(bank.rows[places], bank.inverse_sigma[origins], scaling, future)
+
+    def window(self, rows: Tensor, inverse_sigma: Tensor, scaling: Scaling, future: bool) -> Window:
+        """Windows from their rows [K, B, C (+ H), columns] and the origins' inverse volatility [K, B]."""
+        C, (first, last) = self.options.context, self.span
+        inverse = inverse_sigma[..., None, None]
         # The factor is 1 / sigma for returns (scaled 1) and 1 for other columns (scaled 0).
         rows = rows * torch.addcmul(1 - self.scaled, inverse, self.scaled)
         mean, spread = scaling.mean[:, None, None, first:last], scaling.inverse[:, None, None, first:last]

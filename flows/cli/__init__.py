@@ -18,6 +18,7 @@ COMMANDS = {
     "leaderboard": ("flows.cli.models", "leaderboard"),
     "forecast": ("flows.cli.models", "forecast"),
     "publish": ("flows.cli.models", "publish"),
+    "export": ("flows.cli.export", "export"),
     "verify": ("flows.cli.verify", "verify"),
     "notify": ("flows.cli.notify", "notify"),
     "prune": ("flows.cli.prune", "prune"),
