@@ -59,6 +59,11 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")).absolute()
 
 
+def artifacts_beside(database: Path) -> Path:
+    """Return the folder in which cpb places the artifacts of a SQLite store."""
+    return database.parent / "artifacts"
+
+
 def is_server(uri: str) -> bool:
     """Whether the store is a tracking server, reached over HTTP."""
     return urlsplit(uri).scheme in ("http", "https")

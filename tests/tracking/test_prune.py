@@ -56,14 +56,6 @@ def nights(template, tmp_path, monkeypatch):
     """A copy of the seven nights; its parts are attributes."""
     place, made = template
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
-    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as connection, connection:
-        for table, column in (
-            ("runs", "artifact_uri"), ("experiments", "artifact_location"), ("model_versions", "source"),
-            ("model_versions", "storage_location"),
-        ):  # fmt: skip
-            connection.execute(
-                f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(place), str(tmp_path))
-            )
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     return Nights(tmp_path, made)
