@@ -262,6 +262,11 @@ def _check_database(uri: str) -> None:
             pass
     except (sqlalchemy.exc.SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
+    except ValueError:  # as int() says it, with what may be a part of the password
+        raise CpbError(
+            f"the port in the MLflow store's URL is no number; correct it, {_OTHER_STORE}",
+            code="store", field="MLFLOW_TRACKING_URI",
+        ) from None  # fmt: skip
 
 
 def _first_line(error: BaseException) -> str:
