@@ -19,6 +19,7 @@ from schemas.run import ScopeSpec
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
 from tasks.ingest import ingest
+from tasks.market.sources import check_source
 from tasks.score import score
 from tasks.tracking.registry import champions
 
@@ -37,6 +38,7 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
 
 def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     scope = spec.scope
+    check_source(scope)
     if not champions(scope.series):  # before anything is fetched for nothing
         raise CpbError(
             f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"

@@ -23,9 +23,11 @@ from flows.tracked_run import run_of
 from flows.training import Progress, Training, run_training
 from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure
+from schemas.identity import tree_of
 from schemas.run import RunSpec
 from tasks.forecast import forecast
 from tasks.hub.publish import check_ready
+from tasks.hub.tree import check_replaceable
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.tracking.prune import prune_nightly
@@ -39,6 +41,7 @@ def run_train_all(
     with tell_outcome("train-all", spec.scope) as outcome:
         if spec.repo:
             check_ready(spec.repo)  # hours before the token is needed
+        check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
         training = run_training(spec, steps, say, on_progress=on_progress)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):

@@ -17,7 +17,10 @@ from schemas.errors import CpbError
 from schemas.handover import FleetJob, FleetJudgement, FleetResult, SeriesRecord
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate
+from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
+from tasks.tracking.artifacts import check_place
+from tasks.tracking.store import open_store
 from tasks.train import train
 from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
 from tasks.training.retention import FleetsInUse
@@ -49,9 +52,12 @@ def run_training(
     """Ingest, compute features, plan, train, judge and log; `fresh` forgets what earlier runs trained.
 
     Raises:
-        CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed.
+        CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed. Before anything
+            is fetched: the device, the source or MLflow's place cannot be used.
     """
     check_device(spec.device)
+    check_source(spec.scope)
+    check_place(open_store())
     summary, root = Summary(), spec.scope.root
     planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary))
     summary.add(planned.failures, say)

@@ -3,9 +3,10 @@ form follow from these classes (`flows/parameters.py`), and whoever builds one g
 """
 
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -91,12 +92,35 @@ class ScopeSpec(Spec):
         return False
 
     @model_validator(mode="after")
-    def _time_range(self) -> Self:
-        if self.source and "://" in self.source and {"?", "#"} & set(self.source):
+    def _mirror(self) -> Self:
+        """A source that looks like a URL must be one; the sentences leave it out, since it may hold a password."""
+        if not self.source or "://" not in self.source:
+            return self
+        problem = ""
+        try:
+            url = urlsplit(self.source)
+            if url.scheme not in ("http", "https"):
+                problem = "only URLs of http and https can be read"
+            elif not url.hostname:
+                problem = "the URL names no host"
+            elif url.port == 0:
+                problem = "no server has port 0"
+        except ValueError:  # it would show the password where that is taken for the port
+            problem = "the URL's host or port cannot be read"
+        if problem:
+            raise UsageError(
+                f"source: {problem}; correct the URL, give a folder or sim, or leave it out",
+                code="source", field="source",
+            )  # fmt: skip
+        if {"?", "#"} & set(self.source):
             raise UsageError(
                 "source: a URL with a query or fragment is no mirror's folder; leave out what follows ? or #",
                 code="source", field="source",
             )  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _coins_and_time_range(self) -> Self:
         if not self.every_pair:
             parse_coins(self.coins)
         parse_timeframes(self.timeframes, self.months_allowed)
@@ -105,6 +129,16 @@ class ScopeSpec(Spec):
         if start and end and end - start < timedelta(days=1):
             raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
                              code="range", field="as_of")  # fmt: skip
+        now = datetime.now(UTC)
+        for name, instant in (("as_of", end), ("since", start)):
+            if instant and instant - now > timedelta(
+                days=1
+            ):  # a day: as_of may be today's end, or a clock be slow
+                raise UsageError(
+                    f"{name} {getattr(self, name)} lies ahead of this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
+                    "give an earlier time, or leave it out",
+                    code="future", field=name,
+                )  # fmt: skip
         return self
 
     @cached_property

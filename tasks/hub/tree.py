@@ -37,7 +37,7 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
         )
     for champion in champions:
         champion.check()
-    _check_replaceable(folder)
+    check_replaceable(folder)
     ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
@@ -62,7 +62,7 @@ def _copy_model(champion: Champion, target: Path) -> None:
         shutil.copyfile(source, target / name)
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path) -> None:
     """Raise `CpbError` where the folder holds anything but a tree that cpb wrote."""
     if not folder.exists() and not folder.is_symlink():
         return

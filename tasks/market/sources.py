@@ -77,12 +77,26 @@ class FolderSource:
 
 Source = HttpSource | FolderSource
 
+_URLS = ("http://", "https://")
+
+
+def check_source(scope: Scope) -> None:
+    """Raise `UsageError` where a scope's source is neither a URL nor a folder of this machine."""
+    source = scope.source
+    if scope.market == SIM or not source or source.startswith(_URLS) or Path(source).is_dir():
+        return
+    raise UsageError(
+        f"source {public_url(source)!r} is neither a URL nor a folder; give one, or sim, or leave it out",
+        code="source", field="source",
+    )  # fmt: skip
+
 
 @contextmanager
 def open_source(
     scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
 ) -> Iterator[Source]:
-    """Open Binance Vision, a mirror's URL or folder, or the simulator, as the scope says."""
+    """Open Binance Vision, a mirror's URL or folder, or the simulator, as the scope says; errors as `check_source`."""
+    check_source(scope)
     limits = limits or Limits()
     with ExitStack() as stack:
         source = scope.source or ""
@@ -97,14 +111,9 @@ def open_source(
             opened = HttpSource(
                 BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"
             )
-        elif source.startswith(("http://", "https://")):
+        elif source.startswith(_URLS):
             opened = HttpSource(source, connections=connections, limits=limits)
-        elif Path(source).is_dir():
-            opened = FolderSource(Path(source))
         else:
-            raise UsageError(
-                f"source {public_url(source)!r} is neither a URL nor a folder; give one, or sim, or leave it out",
-                code="source", field="source",
-            )  # fmt: skip
+            opened = FolderSource(Path(source))
         stack.callback(opened.close)
         yield opened

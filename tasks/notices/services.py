@@ -63,7 +63,10 @@ def _file_text(home: Path) -> list[tuple[str, str]]:
     path = Path(named) if named else home / FILE_NAME
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except FileNotFoundError as error:
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+    ) as error:  # the second: a home that is no folder, as others say
         if named:
             raise _refused(path, "it does not exist", f"make it, or unset {FILE_VARIABLE}") from error
         return []

@@ -1,5 +1,6 @@
 """Files of runs: kept beside the database on this machine, or at a tracking server's own place."""
 
+import os
 import re
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from schemas.errors import CpbError, DamagedError
 from tasks.storage.digests import file_digest
 from tasks.storage.files import DRAFT, new_folder
 from tasks.storage.model_folder import FILES, damage_of, file_digests
-from tasks.tracking.connection import Store
+from tasks.tracking.connection import Store, experiment_of
 from tasks.tracking.database import failure
 from tasks.tracking.mlflow_private import delete_remote_files, local_path
 
@@ -24,6 +25,20 @@ if TYPE_CHECKING:
 _CACHE = Path("mlruns/champions")
 """Where champions of a tracking server are kept on this machine."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
+
+
+def check_place(store: Store) -> None:
+    """Raise `CpbError` where the artifacts of new runs could not be written: before the training, not after it."""
+    folder = local_path(experiment_of(store).artifact_location)
+    if folder is None:
+        return
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise CpbError(
+            f"artifacts of runs cannot be written to {folder} ({there} is no folder that you can write to); allow "
+            "writing there, or set MLFLOW_TRACKING_URI to another store",
+            code="artifacts", field=str(folder),
+        )  # fmt: skip
 
 
 def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str]:

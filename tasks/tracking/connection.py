@@ -7,7 +7,14 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, cast
 
 from schemas.errors import CpbError
-from tasks.tracking.database import exclusive, failure, is_server, is_unavailable, sqlite_path
+from tasks.tracking.database import (
+    artifacts_beside,
+    exclusive,
+    failure,
+    is_server,
+    is_unavailable,
+    sqlite_path,
+)
 from tasks.tracking.mlflow_private import quiet
 
 if TYPE_CHECKING:
@@ -113,7 +120,7 @@ def search_lazily(
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
     """Hold the store against other processes and threads of this machine: look, then write, as one step."""
-    with exclusive(store.uri):
+    with exclusive(store.served):  # beside a database that may only be read there may be no place for a lock
         yield
 
 
@@ -152,7 +159,9 @@ def _experiment(client: "MlflowClient", uri: str, served: str) -> str:
             if found is None:
                 # A server places artifacts by itself; beside a database on this machine we say where.
                 database = None if is_server(uri) else sqlite_path(uri)
-                location = (database.parent / "artifacts").as_uri() if database else None
+                location = artifacts_beside(database).as_uri() if database else None
+                if database and served == uri:  # a copy of the store then has the folder, by which it is told
+                    artifacts_beside(database).mkdir(exist_ok=True)
                 return client.create_experiment(EXPERIMENT, artifact_location=location, tags=_TAGS)
     if found.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(found.experiment_id)

@@ -59,6 +59,11 @@ def sqlite_path(uri: str) -> Path | None:
     return Path(uri.removeprefix("sqlite:///")).absolute()
 
 
+def artifacts_beside(database: Path) -> Path:
+    """Return the folder in which cpb places the artifacts of a SQLite store."""
+    return database.parent / "artifacts"
+
+
 def is_server(uri: str) -> bool:
     """Whether the store is a tracking server, reached over HTTP."""
     return urlsplit(uri).scheme in ("http", "https")
@@ -257,6 +262,11 @@ def _check_database(uri: str) -> None:
             pass
     except (sqlalchemy.exc.SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
+    except ValueError:  # as int() says it, with what may be a part of the password
+        raise CpbError(
+            f"the port in the MLflow store's URL is no number; correct it, {_OTHER_STORE}",
+            code="store", field="MLFLOW_TRACKING_URI",
+        ) from None  # fmt: skip
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,11 +6,12 @@ Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_ml
 import logging
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import requests
     from mlflow.tracking import MlflowClient
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 CHECKED = "3.17.2"
 
 _IDS_A_STATEMENT = 500  # databases limit the parameters of a statement
+
+_PLACES = (
+    ("experiments", "artifact_location"),
+    ("runs", "artifact_uri"),
+    ("logged_models", "artifact_location"),
+    ("model_versions", "source"),
+    ("model_versions", "storage_location"),
+)
+"""Tables and columns that say where artifacts lie."""
 
 SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
 """Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
@@ -68,6 +78,48 @@ def local_path(uri: str) -> Path | None:
     from mlflow.utils.uri import is_local_uri
 
     return Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else None
+
+
+def is_mlflow_database(path: Path) -> bool:
+    """Whether a SQLite file holds MLflow's tables; nothing is written beside it, as SQLite otherwise does.
+
+    3.17.2: `mlflow.store.tracking.dbmodels.models`.
+    """
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+        tables = {
+            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        }
+    return {table for table, _ in _PLACES} <= tables
+
+
+def runs_in(database: Path, place: str) -> set[str]:
+    """Return the ids of the runs whose artifacts are recorded at a place (a URI) or below it.
+
+    3.17.2: `mlflow.store.tracking.dbmodels.models.SqlRun`.
+    """
+    with closing(sqlite3.connect(database)) as connection:
+        query = f"SELECT run_uuid FROM runs WHERE {_is_below('artifact_uri')}"
+        return {run_id for (run_id,) in connection.execute(query, {"old": place})}
+
+
+def move_artifacts(database: Path, places: "Mapping[str, str]") -> None:
+    """Record other places for all artifacts that lie at one of `places` or below it, in one transaction.
+
+    3.17.2: the columns of `mlflow.store.tracking.dbmodels.models` and `mlflow.store.model_registry.dbmodels.models`
+    that hold a place; no public call changes them.
+    """
+    with closing(sqlite3.connect(database)) as connection, connection:
+        for old, new in places.items():
+            for table, column in _PLACES:
+                connection.execute(
+                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                    f"WHERE {_is_below(column)}",
+                    {"old": old, "new": new},
+                )
+
+
+def _is_below(column: str) -> str:
+    return f"({column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/')"
 
 
 def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":

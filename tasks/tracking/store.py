@@ -1,4 +1,4 @@
-"""Where runs are kept: MLflow's store, made safely on first use, migrated and reconciled when it is opened."""
+"""Where runs are kept: MLflow's store, made safely on first use; relocated, migrated and reconciled when opened."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,7 @@ from tasks.tracking.connection import EXPERIMENT, Store, alone, connect
 from tasks.tracking.database import check, is_writable, make_sqlite, snapshot, sqlite_path
 from tasks.tracking.migrate import migrate
 from tasks.tracking.reconcile import reconcile
+from tasks.tracking.relocate import relocate
 
 __all__ = ["DEFAULT_DATABASE", "EXPERIMENT", "Store", "alone", "open_store", "sqlite_path", "tracking_uri"]
 
@@ -39,7 +40,8 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
         create: False to only read, which a store that cannot be written allows too; a missing one is not made.
 
     Raises:
-        CpbError: the store is missing (with `create=False`), not MLflow's, locked, too old, or unreachable.
+        CpbError: the store is missing (with `create=False`), not MLflow's, locked, too old, unreachable, or the copy
+            of a database without its artifacts.
     """
     uri = uri or tracking_uri()
     database = sqlite_path(uri)
@@ -57,6 +59,7 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
         check(uri, write=create)
     if uri not in _opened:
         store = connect(uri, uri)
+        relocate(store)
         migrate(store)
         _opened[uri] = store
     if create and uri not in _opened_for_writing:
@@ -79,6 +82,7 @@ def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
         served = f"sqlite:///{_readable_copy(uri, database)}"
         check(served, write=False)
         store = connect(uri, served)
+        relocate(store)
         migrate(store)
         _opened[uri], _snapshots[uri] = store, state
     return _opened[uri]

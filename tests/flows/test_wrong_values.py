@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -10,6 +11,8 @@ from flows import cli
 from flows.parameters import takes
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+
+AHEAD = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"
 
 WRONG = [
     ("train-all", {"device": "gpuu"}, "device"),
@@ -37,6 +40,14 @@ WRONG = [
     ("train-all", {"architectures": "linear", "overrides": {"hidden_dim": 8}}, "overrides"),
     ("train-all", {"source": "sim", "market": "um"}, "market"),
     ("train-all", {"source": "/mirror", "market": "sim"}, "market"),
+    ("train-all", {"source": "ftp://mirror"}, "source"),
+    ("train-all", {"source": "http://user:hunter2@mirror:notaport"}, "source"),
+    ("train-all", {"source": "https://user:hunt/er2@mirror:80/x"}, "source"),
+    ("ingest", {"source": "http://:80/x"}, "source"),
+    ("forecast", {"source": "http://[::1"}, "source"),
+    ("train-all", {"as_of": AHEAD}, "as_of"),
+    ("ingest", {"as_of": AHEAD, "source": "sim"}, "as_of"),
+    ("backtest", {"since": AHEAD}, "since"),
     ("forecast", {"as_of": "soon"}, "as_of"),
     ("ingest", {"since": "soon"}, "since"),
     ("backtest", {"folds": 25}, "folds"),
@@ -90,3 +101,9 @@ def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, f
     assert end.value.code == 2
     assert "\n" not in sentence
     assert "--" not in sentence
+    assert "hunt" not in out + err
+
+
+def test_the_end_of_today_is_not_ahead_of_the_clock():
+    tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}"
+    assert ScopeSpec(as_of=tomorrow).scope.as_of is not None

@@ -7,6 +7,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import polars as pl
+from sqlalchemy import create_engine, inspect, text
+from sqlalchemy.pool import NullPool
 
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import ModelId, SeriesId
@@ -23,7 +25,6 @@ from tasks.tracking import (
     start_fleet,
     start_parent,
 )
-from tasks.tracking.database import sqlite_path
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
 NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -56,10 +57,10 @@ def record(folder, night, architecture, series):
     )  # fmt: skip
 
 
-def model_files(place, text):
+def model_files(place, content):
     place.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
-        (place / name).write_bytes(f"{text}/{name}".encode() * 20)
+        (place / name).write_bytes(f"{content}/{name}".encode() * 20)
     return place
 
 
@@ -68,7 +69,7 @@ def add_night(
 ):  # fmt: skip
     """Write what one nightly run writes; return the ids of flow, fleets and members.
 
-    `database`: the SQLite file behind a tracking server.
+    `database`: the SQLite file behind a tracking server; default: the store's own database.
     """
     began = time.time()
     key = f"{market}-{name}-{number}"
@@ -99,7 +100,7 @@ def add_night(
         add_forecast(home, series, version, day(number))
     if finished:
         finish(flow.run_id, store=store)
-    date_rows(database or sqlite_path(store.uri), began, day(number))
+    date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members
 
 
@@ -116,16 +117,22 @@ def add_forecast(home, series, version, issued_at, scored=True):
         add_rows(home, series, LEDGER, done.select(*LEDGER_SCHEMA))
 
 
-def date_rows(database, since, moment):
+def date_rows(uri, since, moment):
     """Date what the database got since `since` to `moment`: MLflow takes its times from the clock."""
     at, first = int(moment.timestamp() * 1000), int(since * 1000) - 1
-    with closing(sqlite3.connect(database)) as connection, connection:
+    with connected(uri) as connection, connection.begin():
         for table, column in (
             ("runs", "start_time"),
             ("runs", "end_time"),
             ("model_versions", "creation_time"),
         ):
-            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} >= ?", (at, first))
+            update = f"UPDATE {table} SET {column} = :at WHERE {column} >= :first"
+            connection.execute(text(update), {"at": at, "first": first})
+
+
+def connected(uri):
+    """A connection of its own to a store's database, SQLite or another."""
+    return create_engine(uri, poolclass=NullPool).connect()
 
 
 def state_of(*folders):
@@ -145,10 +152,10 @@ def rows_of(database):
 
 def counts(store):
     """Rows of each table."""
-    return rows_by_table(sqlite_path(store.uri))
+    return rows_by_table(store.uri)
 
 
-def rows_by_table(database):
-    with closing(sqlite3.connect(database)) as connection:
-        names = [n for (n,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        return {n: connection.execute(f"SELECT count(*) FROM {n}").fetchone()[0] for n in names}
+def rows_by_table(uri):
+    with connected(uri) as connection:
+        names = inspect(connection).get_table_names()
+        return {n: connection.execute(text(f"SELECT count(*) FROM {n}")).scalar() for n in names}

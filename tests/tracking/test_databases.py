@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from postgres_tools import needs_driver, postgres, uri  # noqa: F401
 from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, member
 
@@ -221,17 +222,6 @@ def test_a_store_that_may_only_be_read_is_read(foreign, folder, open_elsewhere):
 
 # -- Postgres ---------------------------------------------------------------------------------------------------------
 
-POSTGRES = Path("/usr/lib/postgresql/15/bin")
-needs_driver = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import psycopg2"], capture_output=True, check=False).returncode
-    != 0,
-    reason="needs the driver psycopg2",
-)
-
-
-def uri(port, password="hunter2", name="mlflow"):
-    return f"postgresql://cpb:{password}@127.0.0.1:{port}/{name}"
-
 
 @needs_driver
 def test_a_postgres_that_is_not_there(closed_port):
@@ -244,60 +234,8 @@ def test_a_postgres_that_does_not_answer(silent_port, monkeypatch):
     refused(uri(silent_port), "database-down")
 
 
-@pytest.fixture
-def postgres():
-    """A server with the user cpb (password hunter2) and the empty database mlflow; yields its port and a control."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name, socket.socket() as free:
-        folder = Path(name)
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        (folder / "password").write_text("hunter2")
-        as_user = (
-            ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.getuid() == 0 else []
-        )
-        if as_user:
-            for path in (folder, folder / "password"):
-                shutil.chown(path, "postgres", "postgres")
-
-        def run(*command):
-            subprocess.run([*as_user, *command], cwd=folder, check=True, capture_output=True, timeout=60)
-
-        data, options = str(folder / "data"), f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
-        run(
-            POSTGRES / "initdb", "-D", data, "-U", "cpb", "-A", "scram-sha-256", f"--pwfile={folder}/password"
-        )
-
-        def control(action):
-            run(
-                POSTGRES / "pg_ctl",
-                "-D",
-                data,
-                "-o",
-                options,
-                "-l",
-                str(folder / "log"),
-                "-w",
-                "-m",
-                "fast",
-                action,
-            )
-
-        control("start")
-        try:
-            create = "import psycopg2, sys; c = psycopg2.connect(sys.argv[1]); c.autocommit = True; "
-            create += "c.cursor().execute('CREATE DATABASE mlflow')"
-            subprocess.run([sys.executable, "-c", create, uri(port, name="postgres")], check=True, timeout=60)
-            yield port, control
-        finally:
-            with contextlib.suppress(subprocess.CalledProcessError):
-                control("stop")
-
-
 @pytest.mark.slow
-@needs_driver
-@pytest.mark.skipif(not POSTGRES.exists(), reason="needs PostgreSQL")
-def test_a_postgres_store_and_what_can_go_wrong_with_it(postgres, tmp_path, monkeypatch):
+def test_a_postgres_store_and_what_can_go_wrong_with_it(postgres, tmp_path, monkeypatch):  # noqa: F811
     port, control = postgres
     monkeypatch.chdir(tmp_path)
     refused(uri(port, "hunter2x"), "database-refused")
@@ -320,9 +258,7 @@ def test_a_postgres_store_and_what_can_go_wrong_with_it(postgres, tmp_path, monk
 
 
 @pytest.mark.slow
-@needs_driver
-@pytest.mark.skipif(not POSTGRES.exists(), reason="needs PostgreSQL")
-def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres, tmp_path):
+def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres, tmp_path):  # noqa: F811
     from test_ui import command_lines, free_port
 
     port, _ = postgres

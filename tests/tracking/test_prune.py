@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from nights import add_forecast, add_night, counts, day, model_files, rows_by_table, state_of
+from postgres_tools import postgres, uri  # noqa: F401
 from test_ui import free_port
 
 from schemas.errors import BusyError, CpbError
@@ -56,14 +57,6 @@ def nights(template, tmp_path, monkeypatch):
     """A copy of the seven nights; its parts are attributes."""
     place, made = template
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
-    with closing(sqlite3.connect(tmp_path / "mlruns" / "mlflow.db")) as connection, connection:
-        for table, column in (
-            ("runs", "artifact_uri"), ("experiments", "artifact_location"), ("model_versions", "source"),
-            ("model_versions", "storage_location"),
-        ):  # fmt: skip
-            connection.execute(
-                f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (str(place), str(tmp_path))
-            )
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     return Nights(tmp_path, made)
@@ -614,13 +607,13 @@ def test_a_tracking_server_marks_runs_as_deleted_and_its_boards_are_kept(nights,
     made = {n: add_night(store, nights.home, n, "um", ("BTCUSDT",), database=database) for n in range(1, 5)}
     flows = {n: night[0] for n, night in made.items()}
     boards = {n: leaderboard(flow, store) for n, flow in flows.items()}
-    before = rows_by_table(database)["runs"]
+    before = rows_by_table(f"sqlite:///{database}")["runs"]
 
     report = prune(nights.home, dry_run=False, nights=1, now=day(4), store=store)
 
     # The predecessor of the champion is that of night 3.
     assert (report.runs, len(report.versions), report.archived, report.kept) == (12, 2, [flows[3]], [])
-    assert rows_by_table(database)["runs"] == before
+    assert rows_by_table(f"sqlite:///{database}")["runs"] == before
     assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
     assert leaderboard(flows[3], store) == [row | {"run_id": flows[3]} for row in boards[3]]
     assert leaderboard(flows[4], store) == boards[4]
@@ -632,3 +625,44 @@ def test_a_tracking_server_marks_runs_as_deleted_and_its_boards_are_kept(nights,
     (champion,) = champions(store=store)
     champion.check()
     assert champion.version == "5"
+
+
+@pytest.mark.slow
+def test_postgres_keeps_and_loses_what_sqlite_does(nights, postgres, monkeypatch):  # noqa: F811
+    place = nights.place / "other"
+    (place / "data").mkdir(parents=True)
+    monkeypatch.chdir(place)
+    port, _ = postgres
+    store = open_store(uri(port))
+    made = {number: add_night(store, place / "data", number) for number in range(1, NIGHTS + 1)}
+    boards = {number: leaderboard(made[number][0], store) for number in (4, 7)}
+    whole = rows_by_table(store.uri)
+    assert whole == counts(nights.store)
+
+    def there(dry_run):
+        return prune(
+            place / "data", dry_run=dry_run, nights=KEPT, now=day(NIGHTS) + timedelta(hours=1), store=store
+        )
+
+    told = there(dry_run=True)
+    assert rows_by_table(store.uri) == whole
+    done, expected = there(dry_run=False), nights.prune()
+
+    for report in (told, done):
+        assert (report.runs, sorted(report.versions), report.artifact_bytes, report.kept, report.archived) == (
+            expected.runs, sorted(expected.versions), expected.artifact_bytes, [], [made[4][0]],
+        )  # fmt: skip
+    assert rows_by_table(store.uri) == counts(nights.store)
+    trees = {night: {flow, *fleets, *members} for night, (flow, fleets, members) in made.items()}
+    left = {run for tree in trees.values() for run in tree if find_run(store, run)}
+    assert left == trees[5] | trees[6] | trees[7] | {made[4][0]}
+    files = [p for p in (place / "mlruns").rglob("*") if p.is_file()]
+    kept = [p for p in (nights.place / "mlruns/artifacts").rglob("*") if p.is_file()]
+    assert sorted(p.name for p in files) == sorted(p.name for p in kept)
+    assert leaderboard(made[4][0], store) == [row | {"run_id": made[4][0]} for row in boards[4]]
+    assert leaderboard(made[7][0], store) == boards[7]
+    served, own = champions(store=store), champions(store=nights.store)
+    assert [c.model_version for c in served] == [c.model_version for c in own]
+    for champion in served:
+        champion.check()
+    assert str(there(dry_run=False)) == "nothing to prune"
