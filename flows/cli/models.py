@@ -10,17 +10,22 @@ from flows.cli.options import Json, takes
 from flows.console import count, emit, quiet_libraries, say
 from flows.summary import plain_reason
 from schemas.errors import COMPLETE, PARTIAL, UsageError
-from schemas.run import RunSpec, ScopeSpec
+from schemas.identity import SPOT
+from schemas.run import BoardSpec, RunSpec, ScopeSpec
 
 
+@takes(BoardSpec)
 def leaderboard(
-    run: Annotated[str | None, typer.Option("--run", help="id of a flow's run; default: the newest")] = None,
+    spec: BoardSpec,
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
-    Example: cpb leaderboard --json
+    Each model counts as the newest run that trained it has it; simulated markets are only shown where asked for, or
+    where nothing else was trained.
+
+    Example: cpb leaderboard --market um --coins BTC,ETH
     """
     if json and as_csv:
         raise UsageError(
@@ -29,7 +34,7 @@ def leaderboard(
     quiet_libraries()
     from tasks.tracking.leaderboard import leaderboard as read_board
 
-    rows = read_board(run)
+    rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
     if json:
         emit({"leaderboard": rows, "exit": 0})
     elif as_csv:
@@ -131,8 +136,9 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return format(row[name], form) if row.get(name) is not None else "-"
 
     interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
+    market = row.get("market", SPOT)
     return [
-        row["timeframe"], row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
+        row["timeframe"] if market == SPOT else f"{market} {row['timeframe']}", row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
         interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
         number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
         number("coverage_80", ".3f"),
