@@ -105,10 +105,12 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
+    markets = {row["market"] for row in rows}
+    title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
     columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "verdict", "coins < 1", "MAE ratio",
                "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 160)
-    cells = [_cells(row) for row in rows]
+    cells = [_cells(row, with_market=len(markets) > 1) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     shown = _fitting([columns, *cells], console.width)
     for i in shown:
@@ -131,14 +133,14 @@ def _fitting(lines: list[list[str]], width: int) -> list[int]:
     return shown
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], with_market: bool) -> list[str]:
     def number(name: str, form: str) -> str:
         return format(row[name], form) if row.get(name) is not None else "-"
 
+    timeframe = f"{row['market']} {row['timeframe']}" if with_market else row["timeframe"]
     interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
-    market = row.get("market", SPOT)
     return [
-        row["timeframe"] if market == SPOT else f"{market} {row['timeframe']}", row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
+        timeframe, row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
         interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
         number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
         number("coverage_80", ".3f"),

@@ -41,8 +41,8 @@ COLUMNS = {
     "train_seconds": "training time of the fleet",
     "rss_peak_mb": "peak host memory",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
-    "run_id": "the fleet's run (several: with commas): its config, data digests, versions and seeds make the row again; "
-    "of a pruned fleet the flow's run, whose archive.json holds them",
+    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
+    "all, with commas); of a pruned fleet the flow's run, whose archive.json holds them",
 }
 """The columns of a row and what they mean."""
 
@@ -69,8 +69,11 @@ class _Member:
     metrics: Mapping[str, float]
 
     @classmethod
-    def of(cls, tags: Mapping[str, str], status: str, metrics: Mapping[str, float]) -> "_Member":
-        return cls(tags.get(SYMBOL, ""), tags.get(TIMEFRAME, ""), status == "FINISHED", metrics)
+    def of(cls, tags: Mapping[str, str], status: str, metrics: Mapping[str, float]) -> "list[_Member]":
+        """Return the member of a run, or nothing for one that is open or was killed."""
+        if status not in ("FINISHED", "FAILED"):
+            return []
+        return [cls(tags.get(SYMBOL, ""), tags.get(TIMEFRAME, ""), status == "FINISHED", metrics)]
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ class _Fleet:
     run_id: str
     architecture: str
     metrics: Mapping[str, float]
-    members: tuple[_Member, ...]
+    members: list[_Member]
 
 
 def leaderboard(
@@ -208,28 +211,18 @@ def _live_keys(store: Store, flow: "Run") -> set[str]:
 
 def _live_fleets(store: Store, flow: "Run") -> Iterator[_Fleet]:
     for fleet in _live_runs(store, flow):
-        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        yield _Fleet(
-            fleet.info.run_id,
-            fleet.data.tags.get("architecture", fleet.info.run_name),
-            fleet.data.metrics,
-            tuple(
-                _Member.of(m.data.tags, m.info.status, m.data.metrics)
-                for m in members
-                if m.info.status in ("FINISHED", "FAILED")
-            ),
-        )
+        runs = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
+        members = [m for run in runs for m in _Member.of(run.data.tags, run.info.status, run.data.metrics)]
+        architecture = fleet.data.tags.get("architecture", fleet.info.run_name)
+        yield _Fleet(fleet.info.run_id, architecture, fleet.data.metrics, members)
 
 
 def _archived_fleets(archive: "FlowArchive", run_id: str, known: Collection[str]) -> Iterator[_Fleet]:
     for one in archive.fleets:
         if one.fleet.key not in known:
-            yield _Fleet(
-                run_id,
-                one.fleet.tags.get("architecture", one.fleet.name),
-                one.fleet.metrics,
-                tuple(_Member.of(m.tags, m.status, m.metrics) for m in one.members if m.status in ("FINISHED", "FAILED")),
-            )
+            members = [m for run in one.members for m in _Member.of(run.tags, run.status, run.metrics)]
+            architecture = one.fleet.tags.get("architecture", one.fleet.name)
+            yield _Fleet(run_id, architecture, one.fleet.metrics, members)
 
 
 def _no_fleet(run_id: str) -> CpbError:

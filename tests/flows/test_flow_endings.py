@@ -31,12 +31,16 @@ def test_a_run_that_ends_in_an_error_is_marked_failed_and_can_be_repeated(store)
     assert find_by_key("k") == run.run_id
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(143), TerminationSignal(signal.SIGTERM)])
+@pytest.mark.parametrize(
+    "interrupt", [KeyboardInterrupt(), SystemExit(143), TerminationSignal(signal.SIGTERM)]
+)
 def test_an_interrupted_run_and_what_is_open_below_it_are_killed_and_can_be_repeated(store, interrupt):
     run = start_parent("k", {})
     done, fleet = (start_fleet(run.run_id, name, name) for name in ("gru", "har"))
     finish(done.run_id)
-    member = store.client.create_run(store.experiment_id, tags={"mlflow.parentRunId": fleet.run_id}).info.run_id
+    member = store.client.create_run(
+        store.experiment_id, tags={"mlflow.parentRunId": fleet.run_id}
+    ).info.run_id
     other = start_parent("other", {})
 
     with pytest.raises(type(interrupt)), run_of(run.run_id):
