@@ -64,6 +64,7 @@ def _run(job: Job, loop: Loop, task: Task) -> dict[str, Any]:
         "windows_per_s": loop.windows / loop.seconds if loop.seconds else 0.0,
         "train_seconds": loop.seconds,
         "fleet_members": len(loop.tasks),
+        "halved_to": job.halved_to,
         "device": str(job.device),
         "compute_dtype": str(job.compute).removeprefix("torch."),
         "accumulate": job.options.accumulate,

@@ -53,5 +53,6 @@ class Job:
     resume: bool
     warm: list[Member | None] | None  # per task, the member it continues from
     on_epoch: Callable[[EpochRecord], None] | None
+    halved_to: int = 0  # members at once since memory ran out; 0: it has not
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step

@@ -40,6 +40,7 @@ class Report(TypedDict, total=False):
     validation_windows: int
     accumulate: int  # micro-batches per step; more than asked for where memory was short
     fleet_members: int
+    halved_to: int  # most members at once since memory ran out; 0: it did not
     windows_per_s: float
     train_seconds: float
     device: str
@@ -52,9 +53,7 @@ class Report(TypedDict, total=False):
     gpu_power_mean_w: float
     accuracy: float  # classifiers: on the validation windows
     confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
-    ensemble: (
-        int  # ensembles: number of averaged models; all else is the first one's, but `diverged` is any one's
-    )
+    ensemble: int  # ensembles: number of averaged models; all else is the first one's, but `diverged` and `accumulate`
 
 
 @dataclass
@@ -164,11 +163,12 @@ def _fill(member: Member, tensors: dict[str, Tensor], folder: Path) -> Member:
 def ensemble(members: list[Member]) -> Member:
     """One model of several trained with equal options and other seeds: their quantiles and candles are averaged.
 
-    Its history, and its report apart from `diverged` and `ensemble`, are the first one's.
+    Its history, and its report apart from `diverged`, `accumulate` and `ensemble`, are the first one's.
     """
     if not members:
         raise ModelError("An ensemble needs at least one member.")
-    first, ignored = members[0], {"seed", "seeds"}
+    # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
+    first, ignored = members[0], {"seed", "seeds", "accumulate"}
     for other in members[1:]:
         differing = [k for k in first.config if k not in ignored and other.config.get(k) != first.config[k]]
         if differing:
@@ -184,6 +184,7 @@ def ensemble(members: list[Member]) -> Member:
         report={
             **first.report,
             "ensemble": len(seeds),
+            "accumulate": max(one.report.get("accumulate", 1) for one in members),
             "diverged": any(one.report.get("diverged", False) for one in members),
         },
     )

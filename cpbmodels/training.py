@@ -174,7 +174,7 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
         torch.cuda.empty_cache()
     if size > 1:
         log.warning("Out of memory with %d members at once: going on with %d.", size, size // 2)
-        return size // 2, job
+        return size // 2, replace(job, halved_to=size // 2)
     parts = job.options.accumulate * 2
     if job.options.batch_size % parts:
         raise ModelError(

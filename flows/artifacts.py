@@ -19,11 +19,11 @@ _COLUMNS = (
 _DIGITS = 4
 
 
-def show_run(flow: str, run_id: str, failures: Sequence[str]) -> None:
-    """Show the leaderboard of a run in MLflow, and what failed."""
+def show_run(flow: str, run_id: str, failures: Sequence[str], warnings: Sequence[str] = ()) -> None:
+    """Show the leaderboard of a run in MLflow, what failed, and the warnings about its trainings."""
     with _never_failing():
         show_table(flow, [{name: row.get(name) for name in _COLUMNS} for row in leaderboard(run_id)])
-    show_failures(flow, failures)
+    show_failures(flow, failures, warnings)
 
 
 def show_table(flow: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -37,13 +37,17 @@ def show_table(flow: str, rows: Sequence[dict[str, Any]]) -> None:
         )
 
 
-def show_failures(flow: str, failures: Sequence[str]) -> None:
-    """Create the artifact FLOW-failures: a line for everything that failed, with its reason."""
-    lines = [f"- {' '.join(without_credentials(text).split())}" for text in failures]
+def show_failures(flow: str, failures: Sequence[str], warnings: Sequence[str] = ()) -> None:
+    """Create the artifact FLOW-failures: a line for everything that failed, with its reason, then the warnings."""
+    text = _listed(failures) or "Nothing failed."
+    if warnings:
+        text += f"\n\nWarnings:\n\n{_listed(warnings)}"
     with _never_failing():
-        create_markdown_artifact(
-            "\n".join(lines) or "Nothing failed.", f"{flow}-failures", "What failed in this run"
-        )
+        create_markdown_artifact(text, f"{flow}-failures", "What failed in this run")
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {' '.join(without_credentials(text).split())}" for text in texts)
 
 
 @contextmanager

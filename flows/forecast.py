@@ -12,16 +12,20 @@ from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.runner import Runner, plain_failures
-from flows.summary import Say, plain_reason
+from flows.summary import NOT_YET, Say, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
 from schemas.run import ScopeSpec
+from schemas.scope import Scope
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.store import stored
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
 from tasks.score import score
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
+from tasks.tracking.versions import series_with_champion
 
 _NONE = "there is no champion for them yet"
 
@@ -72,11 +76,30 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
     }
 
 
+def _is_untrained(scope: Scope) -> bool:
+    """Whether no series of the scope has a champion, or ever had a forecast: lost champions are an error."""
+    if any(one in scope.series for one in stored(scope.home, scope.market)):
+        return False
+    try:
+        known = series_with_champion(open_store(create=False))
+    except CpbError as error:
+        if error.code != "no-store":
+            raise
+        return True
+    return not any(one in scope.series for one in known)
+
+
 @flow(name="forecast", validate_parameters=False, on_running=[claim_run])
 @plain_failures
 @takes(ScopeSpec)
 def forecast_flow(spec: ScopeSpec) -> State:
-    """Forecast every champion of the scope from the newest candles."""
+    """Forecast every champion of the scope from the newest candles; none before the first training."""
+    if _is_untrained(spec.scope):
+        return Completed(
+            name=NOT_YET,
+            message="no champions yet: the first run of train-all makes them",
+            data={"exit": COMPLETE},
+        )
     result = run_forecast(spec, Runner(prefect=True))
     show_failures("forecast", result["failed"])
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)

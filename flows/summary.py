@@ -9,6 +9,9 @@ from schemas.handover import Failure
 
 Say = Callable[[str], None]
 
+NOT_YET = "Not yet"
+"""Name of the state, of the type Completed, of a scheduled forecast before the first training has ended."""
+
 
 @dataclass
 class Summary:
@@ -22,6 +25,8 @@ class Summary:
     published: str = ""
     stopped: list[str] = field(default_factory=list)
     """Series that are not traded any more; they are left out, which is no failure."""
+    warnings: list[str] = field(default_factory=list)
+    """What a person should know of the trainings beside their figures, as that memory was short."""
     failures: list[Failure] = field(default_factory=list)
 
     @property

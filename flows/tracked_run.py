@@ -8,7 +8,7 @@ from schemas.handover import SeriesRecord
 from schemas.run import RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
-from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, start_parent
+from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, start_parent
 from tasks.training.planning import training_code
 
 
@@ -19,11 +19,17 @@ def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> Open
 
 @contextmanager
 def run_of(run_id: str) -> Iterator[None]:
-    """Mark the flow's run as failed, with the reason, whatever ends the block early."""
+    """Mark the flow's run as failed, with the reason, where an error ends the block, as killed where an interrupt does.
+
+    Interrupts (Ctrl-C, the signal by which Prefect cancels a run) are no `Exception`.
+    """
     try:
         yield
-    except BaseException as error:
+    except Exception as error:
         finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
+        raise
+    except BaseException as interrupt:
+        kill(run_id, f"interrupted ({type(interrupt).__name__})")
         raise
 
 

@@ -31,7 +31,7 @@ from tasks.hub.tree import check_replaceable
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.tracking.prune import prune_nightly
-from tasks.tracking.runs import COMPLETE, PARTIAL, finish
+from tasks.tracking.runs import COMPLETE, PARTIAL, WARNINGS, finish
 
 
 def run_train_all(
@@ -70,7 +70,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     summary.add(issued.failures, say)
     packaged = f", packaged in {summary.published}" if summary.published else ""
     say(f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}")
-    finish(summary.run_id, PARTIAL if summary.failures else COMPLETE)
+    warnings = {WARNINGS: "; ".join(summary.warnings) or None}
+    finish(summary.run_id, PARTIAL if summary.failures else COMPLETE, warnings)
     if spec.prune:
         _prune(spec, summary, say)
     return summary
@@ -96,7 +97,7 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))
-    show_run("train-all", summary.run_id, [failure_line(f) for f in summary.failures])
+    show_run("train-all", summary.run_id, [failure_line(f) for f in summary.failures], summary.warnings)
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())

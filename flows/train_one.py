@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.runner import Runner
 from flows.summary import Say
-from flows.training import run_training
+from flows.training import Earlier, run_training
 from schemas.errors import CpbError
 from schemas.handover import FleetResult, Judgement
 from schemas.run import RunSpec
@@ -25,7 +25,8 @@ def train_one(
     Raises:
         CpbError: the member failed.
     """
-    training = run_training(spec, Runner(), say, fresh=not resume, name="train", on_progress=on_progress)
+    earlier: Earlier = "expect" if resume else "forget"
+    training = run_training(spec, Runner(), say, earlier=earlier, name="train", on_progress=on_progress)
     if training.summary.failures:
         failure = training.summary.failures[0]
         raise CpbError(failure.reason, code=failure.code)

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from flows.console import count
 from flows.console import say as say_to_people
@@ -28,6 +28,10 @@ from tasks.training.slots import check_device, plan_slots
 
 Progress = Callable[[dict[str, Any]], None]
 
+Earlier = Literal["use", "expect", "forget"]
+"""What becomes of what the same command has trained before: gone on from, the same and said where there is nothing, or
+trained anew."""
+
 
 @dataclass
 class Training:
@@ -45,11 +49,11 @@ def run_training(
     steps: Runner,
     say: Say = say_to_people,
     *,
-    fresh: bool = False,
+    earlier: Earlier = "use",
     name: str = "train-all",
     on_progress: Progress | None = None,
 ) -> Training:
-    """Ingest, compute features, plan, train, judge and log; `fresh` forgets what earlier runs trained.
+    """Ingest, compute features, plan, train, judge and log.
 
     Raises:
         CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed. Before anything
@@ -71,16 +75,16 @@ def run_training(
             f"no series can be trained ({reasons}); check coins, since, as_of and source", code="no-series"
         )
     summary.series = len(planned.series)
-    earlier = tuple(summary.failures)  # they belong to series, and so to a model of every fleet
+    left_out = tuple(summary.failures)  # they belong to series, and so to a model of every fleet
     run = start_run(spec, planned.series, name)
     summary.run_id = run.run_id
     in_use = FleetsInUse(root)
     with run_of(run.run_id):
-        results = _train(spec, steps, say, planned.jobs, summary, fresh, on_progress)
+        results = _train(spec, steps, say, planned.jobs, summary, earlier, on_progress)
         judged = []
         for job, result in zip(planned.jobs, results, strict=True):
             if result.members:
-                judged.append(steps.one(evaluate, spec, run.run_id, job, result, root, earlier))
+                judged.append(steps.one(evaluate, spec, run.run_id, job, result, root, left_out))
                 summary.add(judged[-1].failures, say)
         summary.members = sum(len(fleet.judgements) for fleet in judged)
         if not summary.members:
@@ -97,17 +101,19 @@ def _train(
     say: Say,
     jobs: Sequence[FleetJob],
     summary: Summary,
-    fresh: bool,
+    earlier: Earlier,
     on_progress: Progress | None,
 ) -> list[FleetResult]:
     """Train one fleet per architecture, side by side."""
     root, slots = spec.scope.root, plan_slots(spec.device, len(jobs))
     folders = [fleet_folder(root, job) for job in jobs]
-    if fresh:
+    if earlier == "forget":
         for folder in folders:
             if not is_training(folder):  # another process's training of the same job is fresh enough
                 shutil.rmtree(folder, ignore_errors=True)
     before = [progress_so_far(folder) for folder in folders]
+    if earlier == "expect" and not any(before):
+        say("nothing to resume: no training with these options on these candles was begun; starting anew")
     calls = [(job, root, slots, spec.train_timeout_s, on_progress) for job in jobs]
     results = []
     for job, known, found in zip(jobs, before, steps.each(train, calls), strict=True):
@@ -121,5 +127,6 @@ def _train(
                 + (f" ({known})" if known else "")
             )
         for sentence in fleet_warnings(found):
-            say(f"{job.architecture}: {sentence}")
+            summary.warnings.append(f"{job.architecture}: {sentence}")
+            say(summary.warnings[-1])
     return results

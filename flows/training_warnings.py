@@ -22,6 +22,8 @@ def member_warnings(report: dict[str, Any]) -> list[str]:
     found = []
     if report.get("stopped") == "nan":
         found.append(f"stopped early: {report['reason']}")
+    if at_once := report.get("halved_to"):
+        found.append(f"memory was short: the fleet was halved, to {count(at_once, 'model')} at once")
     if report.get("accumulate", 1) > 1:
         found.append(f"memory was short: each batch was split into {report['accumulate']} parts")
     return [*found, *filter(None, [report.get("device_warning")])]

@@ -102,7 +102,7 @@ class SeriesId:
 
         The trees of futures carry their market's name (`klines-um`), those of the simulator lie in `HOME/sim`.
         """
-        return tree_of(home, tree, self.market) / f"interval={self.timeframe}" / f"symbol={self.symbol}"
+        return tree_of(home, tree, self.market).joinpath(f"interval={self.timeframe}/symbol={self.symbol}")
 
 
 def market_home(home: Path, market: str) -> Path:

@@ -300,6 +300,37 @@ class BacktestSpec(RunSpec):
         return _listed(self.baselines)
 
 
+class BoardSpec(Spec):
+    """Which rows `cpb leaderboard` shows: those of one run, or what stands now, of these markets and series."""
+
+    run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
+    market: Market | None = Field(None, description="spot, um, cm or sim; default: all real ones")
+    coins: str | None = Field(None, description="BTC,ETH or all; default: every coin that was trained")
+    timeframes: str | None = Field(None, description="as in 15m,1h; default: all")
+
+    @model_validator(mode="after")
+    def _one_run_or_filters(self) -> Self:
+        filters = {"market": self.market, "coins": self.coins, "timeframes": self.timeframes}
+        given = [name for name, value in filters.items() if value is not None]
+        if self.run is not None and given:
+            raise UsageError(
+                f"run shows all that one run has trained: leave {', '.join(given)} out",
+                code="run", field=given[0],
+            )  # fmt: skip
+        _ = self.symbols, self.intervals
+        return self
+
+    @property
+    def symbols(self) -> list[str] | None:
+        """The coins' symbols; None for all."""
+        return parse_coins(self.coins) if self.coins is not None else None
+
+    @property
+    def intervals(self) -> list[str] | None:
+        """The timeframes; None for all."""
+        return parse_timeframes(self.timeframes) if self.timeframes is not None else None
+
+
 def _listed(text: str) -> tuple[str, ...]:
     """Return the names in a comma-separated text, each once, in order."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -1,4 +1,7 @@
 import os
+import sys
+
+import pytest
 
 # Before any library is imported: no telemetry, one thread per test process, no stray server.
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -8,3 +11,36 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PREFECT_API_URL", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("CPB_HOME", None)
+
+_engines: set = set()
+"""SQLAlchemy engines with which this process has connected to a database."""
+_watching: list = []
+
+
+@pytest.fixture(autouse=True)
+def _close_databases():
+    """Close the connections that a test leaves in pools: a process with a thousand files open cannot `select`.
+
+    MLflow keeps the pool of every store for the life of the process, and nearly every test makes a store of its own.
+    Stores of wider fixtures connect again when they are used.
+    """
+    _watch_engines()
+    yield
+    _watch_engines()
+    while _engines:
+        _engines.pop().dispose()
+
+
+def _watch_engines():
+    """Note every engine that connects, once a test has imported SQLAlchemy; importing it takes most tests' time."""
+    if "sqlalchemy" not in sys.modules or _watching:
+        return
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    @event.listens_for(Engine, "engine_connect")
+    def note(connection):
+        if not connection.engine.dialect.is_async:
+            _engines.add(connection.engine)
+
+    _watching.append(note)

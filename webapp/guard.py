@@ -31,6 +31,8 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:[0-9]{1,5})?")
 class Guard:
     """An ASGI application before another one: refuses foreign hosts with 421, adds `HEADERS` to every answer.
 
+    HEAD is answered as GET is, without the body: FastAPI's routes for GET would refuse it.
+
     Loopback names and addresses are always answered to, and so is the address by which a request arrived: only
     names can be rebound. Other names, such as a proxy's, must be in `allowed_hosts`.
     """
@@ -44,9 +46,15 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
+        head = scope["method"] == "HEAD"
+        if head:
+            scope = {**scope, "method": "GET"}
+
         async def send_with_headers(message: "Message") -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(HEADERS)
+            elif head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             await send(message)
 
         given = Headers(scope=scope).getlist("host")

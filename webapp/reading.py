@@ -116,7 +116,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
 
 
 def leaderboard(market: Market) -> Leaderboard:
-    """Return the leaderboard of a market's newest finished run and its champions; a note says why it is empty."""
+    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty."""
     from tasks.tracking.store import sqlite_path, tracking_uri
 
     uri = tracking_uri()

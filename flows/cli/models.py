@@ -10,17 +10,22 @@ from flows.cli.options import Json, takes
 from flows.console import count, emit, quiet_libraries, say
 from flows.summary import plain_reason
 from schemas.errors import COMPLETE, PARTIAL, UsageError
-from schemas.run import RunSpec, ScopeSpec
+from schemas.identity import SPOT
+from schemas.run import BoardSpec, RunSpec, ScopeSpec
 
 
+@takes(BoardSpec)
 def leaderboard(
-    run: Annotated[str | None, typer.Option("--run", help="id of a flow's run; default: the newest")] = None,
+    spec: BoardSpec,
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
-    Example: cpb leaderboard --json
+    Each model counts as the newest run that trained it has it; simulated markets are only shown where asked for, or
+    where nothing else was trained.
+
+    Example: cpb leaderboard --market um --coins BTC,ETH
     """
     if json and as_csv:
         raise UsageError(
@@ -29,7 +34,7 @@ def leaderboard(
     quiet_libraries()
     from tasks.tracking.leaderboard import leaderboard as read_board
 
-    rows = read_board(run)
+    rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
     if json:
         emit({"leaderboard": rows, "exit": 0})
     elif as_csv:
@@ -100,10 +105,12 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
+    markets = {row["market"] for row in rows}
+    title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
     columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "verdict", "coins < 1", "MAE ratio",
                "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 160)
-    cells = [_cells(row) for row in rows]
+    cells = [_cells(row, with_market=len(markets) > 1) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     shown = _fitting([columns, *cells], console.width)
     for i in shown:
@@ -126,13 +133,14 @@ def _fitting(lines: list[list[str]], width: int) -> list[int]:
     return shown
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _cells(row: dict[str, Any], with_market: bool) -> list[str]:
     def number(name: str, form: str) -> str:
         return format(row[name], form) if row.get(name) is not None else "-"
 
+    timeframe = f"{row['market']} {row['timeframe']}" if with_market else row["timeframe"]
     interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
     return [
-        row["timeframe"], row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
+        timeframe, row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
         interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
         number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
         number("coverage_80", ".3f"),

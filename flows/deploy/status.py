@@ -12,6 +12,7 @@ from flows.deploy.liveness import EndedRun, end_dead_runs
 from flows.deploy.prepare import POOL
 from flows.deploy.project import data_home
 from flows.deploy.services import Name, Service
+from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
 from tasks.notices import findings
@@ -158,7 +159,7 @@ def _last(runs: list["FlowRun"]) -> LastRun | None:
 def _bad_endings(deployments: list[Deployment]) -> Iterator[Event]:
     for deployment in deployments:
         last = deployment.last
-        if last and last.outcome not in ("Completed", "Cancelled"):
+        if last and last.outcome not in ("Completed", "Cancelled", NOT_YET):
             why = f": {last.message.splitlines()[0][:200]}" if last.message else ""
             when = f"{last.ended:%Y-%m-%d %H:%M} UTC"
             text = f"the last run of {deployment.name} ({last.name}) ended {last.outcome} at {when}{why}"

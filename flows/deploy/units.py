@@ -19,7 +19,9 @@ def units(port: int, workers: int) -> str:
             "Prefect worker of cpb", f"-m flows.deploy.worker --port {port} --workers {workers}",
             after="cpb-server.service", wants="cpb-server.service", before_start="-m flows.cli deploy prepare",
         ),
-        "cpb-status.service": _unit("Check of cpb's deployment") + _run("-m flows.cli deploy status", kind="oneshot"),
+        "cpb-status.service": (
+            _unit("Check of cpb's deployment") + _run("-m flows.cli deploy status --notify", kind="oneshot")
+        ),
         "cpb-status.timer": (
             "[Unit]\nDescription=Check of cpb's deployment, every 15 minutes\n\n"
             "[Timer]\nOnCalendar=*:0/15\nPersistent=true\n\n[Install]\nWantedBy=timers.target\n"
@@ -34,7 +36,10 @@ _HEAD = f"""\
 #   systemctl --user daemon-reload
 #   systemctl --user enable --now cpb-server cpb-worker cpb-status.timer
 #   loginctl enable-linger          # so that they run while nobody is logged in
-# Secrets (MLFLOW_TRACKING_URI with a password, HF_TOKEN) belong into ~/.config/cpb/env with mode 600, as NAME=VALUE.
+# cpb-status tells the services of CPB_NOTIFY, or of the file `notify` in CPB_HOME, what is wrong: a dead scheduler
+# cannot. See docs/notifications.md; to have the check in the journal alone, take --notify out of it.
+# Secrets (CPB_NOTIFY, MLFLOW_TRACKING_URI with a password, HF_TOKEN) belong into ~/.config/cpb/env with mode 600, as
+# NAME=VALUE.
 # Stop with `systemctl --user stop cpb-worker cpb-server`, never with both systemd and `cpb deploy down`.
 # ({_FOLDER} is searched by systemd; the lines for cron, at the end, do without it.)
 """
@@ -91,7 +96,8 @@ def _cron() -> str:
     cpb = f"env {places} {shlex.quote(sys.executable)} -m flows.cli deploy"
     command = f"cd {shlex.quote(str(project_folder()))} && {cpb}".replace("%", r"\%")
     return (
-        "# cron, where there is no systemd: `crontab -e`\n"
+        "# cron, where there is no systemd: `crontab -e`. It knows no CPB_NOTIFY: name the services in the file\n"
+        "# `notify` in CPB_HOME with mode 600; to have the check mailed by cron alone, take --notify out of it.\n"
         f"# @reboot {command} up\n"
-        f'# */15 * * * * out=$({command} status 2>&1) || echo "$out"\n'
+        f'# */15 * * * * out=$({command} status --notify 2>&1) || echo "$out"\n'
     )

@@ -20,13 +20,13 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import quote, unquote, urlencode, urljoin, urlsplit
 
-from requests import Request, RequestException, Session
+from requests import RequestException, Session
 from requests.auth import HTTPBasicAuth
 from requests.utils import default_user_agent, get_netrc_auth
 from urllib3 import Retry
 from urllib3.exceptions import HTTPError
 
-from tasks.market.deadline import DeadlineAdapter
+from tasks.market.adapter import HostAdapter, Requests, origin_of
 from tasks.market.faults import NotFound, Refused, Rejected, SourceFault, Unreachable
 from tasks.market.layout import Remote
 from tasks.market.wire import is_unconnected, reason_of, retry_after_seconds, whole_number
@@ -43,6 +43,7 @@ BINANCE_REST = {
     "cm": "https://dapi.binance.com",
 }
 CONNECTIONS = 32
+_ORIGINS = 6  # base, listing and REST, each redirected to https
 _TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 never pass
 _MOVED = {301, 302, 303, 307, 308}
 _MAX_REDIRECTS = 5
@@ -104,11 +105,12 @@ class HttpSource:
         self._failures = 0
         self._settings: dict[str, dict[str, Any]] = {}
         self.clock_ahead: float | None = None  # seconds by which the server's clock is ahead of ours
-        self._adapter = DeadlineAdapter(
+        self._requests = Requests(_HEADERS, self._credentials)
+        self._adapter = HostAdapter(
             self.limits.read,
             self.limits.deadline,
             self._count,
-            pool_connections=4,
+            pool_connections=_ORIGINS,
             pool_maxsize=self.connections,
             pool_block=True,
         )
@@ -211,10 +213,12 @@ class HttpSource:
         raise SourceFault(f"redirected more than {_MAX_REDIRECTS} times")
 
     def _once(self, method: str, url: str, max_bytes: int) -> _Answer:
-        request = Request(method, url, headers=_HEADERS, auth=self._credentials(url)).prepare()
+        request = self._requests.prepared(method, url)
         timeout = (self.limits.connect, self.limits.read)
         # the adapter, not a session: that keeps cookies, and takes redirects apart even where it is not to follow them
-        response = self._adapter.send(request, stream=True, timeout=timeout, **self._environment(url))
+        response = self._adapter.send(
+            request, stream=True, timeout=timeout, **self._environment(str(request.url))
+        )
         try:
             body = self._body(response.raw, max_bytes)
         except BaseException:
@@ -238,7 +242,7 @@ class HttpSource:
 
     def _environment(self, url: str) -> dict[str, Any]:
         """Return proxies and certificates for a URL's host, as the environment names them; read once per host."""
-        host = _origin(url)
+        host = origin_of(url)
         if host not in self._settings:
             with Session() as session:
                 found = session.merge_environment_settings(url, {}, None, None, None)
@@ -321,11 +325,6 @@ def _auth_in(url: str) -> HTTPBasicAuth | None:
         return HTTPBasicAuth(unquote(parts.username), unquote(parts.password or ""))
     found = get_netrc_auth(url)
     return HTTPBasicAuth(*found) if found else None
-
-
-def _origin(url: str) -> str:
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}"
 
 
 _PORTS = {"http": 80, "https": 443}

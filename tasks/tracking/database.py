@@ -3,7 +3,6 @@
 MLflow itself would retry for one to two minutes, then advise to upgrade the schema. So cpb asks first, once.
 """
 
-import atexit
 import os
 import shutil
 import sqlite3
@@ -140,12 +139,11 @@ def is_writable(database: Path) -> bool:
 
 
 def snapshot(database: Path) -> Path:
-    """Return a copy of a database that may only be read, in a temporary folder of this process.
+    """Return a copy of a database that may only be read, in a temporary folder that the caller deletes.
 
     SQLite needs to write beside a database even to read it (its journal is a WAL), and MLflow knows no other way.
     """
     folder = Path(tempfile.mkdtemp(prefix="cpb-store-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for ending in ("", "-wal"):  # the WAL holds what was not yet moved into the database
         source = database.with_name(database.name + ending)
         if source.exists():

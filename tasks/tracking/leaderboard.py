@@ -1,19 +1,25 @@
 """The leaderboard, from MLflow alone: architecture x timeframe against the random walk."""
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
-from schemas.identity import SIM
+from schemas.identity import MARKETS, SIM
 from tasks.judging.inference import relation
 from tasks.tracking.archive import read_archive
-from tasks.tracking.connection import Store, find_run, search, search_lazily
+from tasks.tracking.connection import Store, find_run, search
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KIND, PARENT, PRUNED, market_of
+from tasks.tracking.tags import FLOW, KEY, KIND, PARENT, PRUNED, SYMBOL, TIMEFRAME, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
+    from tasks.tracking.archive import FlowArchive
+
+log = logging.getLogger("cpb")
 
 COLUMNS = {
     "market": "spot, um, cm, or sim for simulated candles",
@@ -35,8 +41,8 @@ COLUMNS = {
     "train_seconds": "training time of the fleet",
     "rss_peak_mb": "peak host memory",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
-    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again; "
-    "of a pruned fleet the flow's run, whose archive.json holds them",
+    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
+    "all, with commas); of a pruned fleet the flow's run, whose archive.json holds them",
 }
 """The columns of a row and what they mean."""
 
@@ -48,25 +54,64 @@ _MEANS = {
     "coverage_90": "test_coverage_90",
     "windows_per_s": "windows_per_s",
 }
-_RUNS_A_PAGE = 20  # of flow runs: the wanted one is nearly always among the newest
+_ASKED = ("coins", "timeframes", "architectures")
+"""Params of a flow run that say which models it was to train."""
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 
 
-def leaderboard(
-    parent: str | None = None, store: Store | None = None, *, market: str | None = None
-) -> list[dict[str, Any]]:
-    """Return one row per timeframe and architecture of a flow run, best CRPS ratio first in each timeframe.
+@dataclass(frozen=True)
+class _Member:
+    """One model of a fleet: it was judged, or has failed."""
 
-    Keys are those of `COLUMNS`; a value that was not measured is None.
+    symbol: str
+    timeframe: str
+    judged: bool
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, tags: Mapping[str, str], status: str, metrics: Mapping[str, float]) -> "list[_Member]":
+        """Return the member of a run, or nothing for one that is open or was killed."""
+        if status not in ("FINISHED", "FAILED"):
+            return []
+        return [cls(tags.get(SYMBOL, ""), tags.get(TIMEFRAME, ""), status == "FINISHED", metrics)]
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """A fleet as MLflow or the archive of its flow has it; `run_id` as in `COLUMNS`."""
+
+    run_id: str
+    architecture: str
+    metrics: Mapping[str, float]
+    members: list[_Member]
+
+
+def leaderboard(
+    parent: str | None = None,
+    store: Store | None = None,
+    *,
+    market: str | None = None,
+    symbols: Collection[str] | None = None,
+    timeframes: Collection[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Return one row per market, timeframe and architecture, best CRPS ratio first in each timeframe.
+
+    Each series and architecture counts as the newest finished run that trained it has it, so a run of one coin replaces
+    that coin alone. A row whose members come from several fleets has no interval: theirs do not combine. Keys are
+    those of `COLUMNS`; a value that was not measured is None.
 
     Args:
-        parent: run id of the flow; default the newest finished one (of `market`), see `newest_flow`.
+        parent: run id of a flow, for the rows of that run alone; the filters are not looked at then.
+        market: only this one; default all real ones, and where nothing real was trained the simulated one.
+        symbols, timeframes: only these; default all.
 
     Raises:
-        CpbError: there is no such run, or no fleet of it was judged.
+        CpbError: there is no such run, or nothing that was judged.
     """
     store = store or open_store(create=False)
-    flow = newest_flow(store, market) if parent is None else find_run(store, parent)
+    if parent is None:
+        return _current(store, market, symbols, timeframes)
+    flow = find_run(store, parent)
     if flow is None:
         raise CpbError(
             f"there is no run {parent!r}; `cpb ui` shows those that there are (old runs are pruned to one a week)",
@@ -82,11 +127,8 @@ def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
     """Return the rows of one flow run, from its members' runs, or from its archive where those were pruned."""
     market = market_of(flow)
     rows = []
-    for fleet in search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'"):
-        if PRUNED in fleet.data.tags:  # only a champion's run is left of it
-            continue
-        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        rows += [_row(fleet, market, timeframe, group) for timeframe, group in _by_timeframe(members)]
+    for fleet in _live_fleets(store, flow):
+        rows += [_row(fleet, market, timeframe, group) for timeframe, group in _by_timeframe(fleet.members)]
     rows = _merged(rows)
     known = {(row["timeframe"], row["architecture"]) for row in rows}
     archive = read_archive(store, flow)
@@ -94,31 +136,93 @@ def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
     return sorted([*rows, *(r for r in kept if (r["timeframe"], r["architecture"]) not in known)], key=_order)
 
 
-def newest_flow(store: Store, market: str | None = None) -> "Run":
-    """Return the newest finished flow run of a market.
-
-    Without a market: the newest of real candles, and only where there is none, the newest simulated one. In all
-    of these a run of the whole universe comes before one of a single model, which must not hide its board.
-
-    Raises:
-        CpbError: no flow has finished yet.
-    """
-    finished = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
-    universe = f"{finished} and tags.`mlflow.runName` = 'train-all'"
-    simulated: Run | None = None
-    for condition in (universe, finished):
-        for run in search_lazily(store, condition, ["attributes.start_time DESC"], page_size=_RUNS_A_PAGE):
-            found = market_of(run)
-            if found == market or (market is None and found != SIM):
-                return run
-            simulated = simulated or run
-    if simulated is None or market is not None:
+def _current(
+    store: Store, market: str | None, symbols: Collection[str] | None, timeframes: Collection[str] | None
+) -> list[dict[str, Any]]:
+    """Return the rows of what stands now, over all finished flow runs."""
+    flows = [(run, market_of(run)) for run in _newest_flows(store)]
+    trained = {found for _, found in flows}
+    shown = {market} if market else trained - {SIM} or trained
+    if not shown & trained:
         which = f" of market {market}" if market else ""
         raise CpbError(
             f"no finished training run{which} in the MLflow store yet; start one with `cpb train-all`",
             code="no-run",
         )
-    return simulated
+    rows = []
+    seen: set[tuple[str, str, str, str]] = set()
+    for flow, of_market in flows:
+        for fleet in _fleets(store, flow) if of_market in shown else ():
+            for timeframe, group in _by_timeframe(fleet.members):
+                kept = []
+                for member in group:
+                    key = (of_market, fleet.architecture, member.symbol, timeframe)
+                    wanted = symbols is None or member.symbol in symbols
+                    if key not in seen and wanted and (timeframes is None or timeframe in timeframes):
+                        kept.append(member)
+                    seen.add(key)
+                if kept:
+                    rows.append(_row(fleet, of_market, timeframe, kept, whole=len(kept) == len(group)))
+    if not rows:
+        raise CpbError(
+            "no model that was judged is of these markets, coins and timeframes; leave some of the options out",
+            code="no-run",
+        )
+    return sorted(_merged(rows), key=lambda row: (MARKETS.index(row["market"]), *_order(row)))
+
+
+def _newest_flows(store: Store) -> "list[Run]":
+    """Return the finished flow runs, the newest first; of those that were asked for the same models the newest alone.
+
+    So a year of nightly runs costs one search and the reading of one run.
+    """
+    found: dict[tuple[str | None, ...], Run] = {}
+    condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
+    for run in search(store, condition, ["attributes.start_time DESC"]):
+        asked = tuple(run.data.params.get(name) for name in _ASKED)
+        # Runs of older releases do not say what they were asked for.
+        found.setdefault((market_of(run), *asked) if any(asked) else (run.info.run_id,), run)
+    return list(found.values())
+
+
+def _fleets(store: Store, flow: "Run") -> Iterator[_Fleet]:
+    """Yield the fleets of a flow run: those in MLflow, then those that only its archive has."""
+    yield from _live_fleets(store, flow)
+    try:
+        archive = read_archive(store, flow)
+    except CpbError as error:
+        if error.code != "damaged":
+            raise
+        log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
+        return
+    if archive:
+        yield from _archived_fleets(archive, flow.info.run_id, _live_keys(store, flow))
+
+
+def _live_runs(store: Store, flow: "Run") -> "list[Run]":
+    """Return the runs of a flow's fleets whose members were not pruned; of the others only champions' are left."""
+    fleets = search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'")
+    return [fleet for fleet in fleets if PRUNED not in fleet.data.tags]
+
+
+def _live_keys(store: Store, flow: "Run") -> set[str]:
+    return {fleet.data.tags.get(KEY, "") for fleet in _live_runs(store, flow)}
+
+
+def _live_fleets(store: Store, flow: "Run") -> Iterator[_Fleet]:
+    for fleet in _live_runs(store, flow):
+        runs = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
+        members = [m for run in runs for m in _Member.of(run.data.tags, run.info.status, run.data.metrics)]
+        architecture = fleet.data.tags.get("architecture", fleet.info.run_name)
+        yield _Fleet(fleet.info.run_id, architecture, fleet.data.metrics, members)
+
+
+def _archived_fleets(archive: "FlowArchive", run_id: str, known: Collection[str]) -> Iterator[_Fleet]:
+    for one in archive.fleets:
+        if one.fleet.key not in known:
+            members = [m for run in one.members for m in _Member.of(run.tags, run.status, run.metrics)]
+            architecture = one.fleet.tags.get("architecture", one.fleet.name)
+            yield _Fleet(run_id, architecture, one.fleet.metrics, members)
 
 
 def _no_fleet(run_id: str) -> CpbError:
@@ -127,16 +231,19 @@ def _no_fleet(run_id: str) -> CpbError:
     )
 
 
-def _by_timeframe(members: Iterable["Run"]) -> list[tuple[str, list["Run"]]]:
-    groups: dict[str, list[Run]] = {}
-    for run in members:
-        groups.setdefault(run.data.tags.get("timeframe", ""), []).append(run)
+def _by_timeframe(members: Iterable[_Member]) -> list[tuple[str, list[_Member]]]:
+    groups: dict[str, list[_Member]] = {}
+    for member in members:
+        groups.setdefault(member.timeframe, []).append(member)
     return sorted(groups.items())
 
 
-def _row(fleet: "Run", market: str, timeframe: str, members: list["Run"]) -> dict[str, Any]:
-    judged = [m.data.metrics for m in members if m.info.status == "FINISHED"]
-    pooled = fleet.data.metrics
+def _row(
+    fleet: _Fleet, market: str, timeframe: str, members: list[_Member], whole: bool = True
+) -> dict[str, Any]:
+    """Return the row of a fleet's members of one timeframe; `whole`: all of them, so that pooled figures hold."""
+    judged = [m.metrics for m in members if m.judged]
+    pooled = fleet.metrics if whole else {}
     ratios = [m["test_crps_ratio"] for m in judged if "test_crps_ratio" in m]
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {name: _mean(judged, metric) for name, metric in _MEANS.items()}
@@ -144,15 +251,15 @@ def _row(fleet: "Run", market: str, timeframe: str, members: list["Run"]) -> dic
     row |= {
         "market": market,
         "timeframe": timeframe,
-        "architecture": fleet.data.tags.get("architecture", fleet.info.run_name),
+        "architecture": fleet.architecture,
         "members": len(judged),
-        "failed": sum(m.info.status == "FAILED" for m in members),
+        "failed": sum(not m.judged for m in members),
         "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
         "crps_ratio_high": pooled.get(f"pooled_crps_ratio_{timeframe}_high"),
         "p_value": pooled.get(f"pooled_p_{timeframe}"),
         "better_share": fmean(r < 1 for r in ratios) if ratios else None,
-        "train_seconds": pooled.get("train_seconds", _mean(judged, "train_seconds")),
-        "run_id": fleet.info.run_id,
+        "train_seconds": fleet.metrics.get("train_seconds", _mean(judged, "train_seconds")),
+        "run_id": fleet.run_id,
     }
     certainty = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
     if None not in certainty:
@@ -162,19 +269,20 @@ def _row(fleet: "Run", market: str, timeframe: str, members: list["Run"]) -> dic
     return row
 
 
-def _mean(runs: list[dict[str, float]], metric: str) -> float | None:
+def _mean(runs: list[Mapping[str, float]], metric: str) -> float | None:
     values = [m[metric] for m in runs if metric in m]
     return fmean(values) if values else None
 
 
 def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join the shards of one architecture x timeframe (several fleets on several devices) into one row.
+    """Join what several fleets have of one market, timeframe and architecture into one row.
 
-    Means are weighted by members. Intervals of shards do not combine, so they are left out there.
+    They are shards of one run on several devices, or parts of several runs. Means are weighted by members. Intervals
+    of fleets do not combine, so they are left out there.
     """
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in rows:
-        groups.setdefault((row["timeframe"], row["architecture"]), []).append(row)
+        groups.setdefault((row["market"], row["timeframe"], row["architecture"]), []).append(row)
     return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
 
 

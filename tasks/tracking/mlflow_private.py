@@ -137,11 +137,27 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
 def close_connections(client: "MlflowClient") -> None:
     """Close a client's database connections, as before a fork; the next call opens new ones.
 
-    3.17.2: `MlflowClient._tracking_client.store.engine` of a SQL store.
+    3.17.2: `engine` of a SQL store; `MlflowClient._tracking_client.store` for runs, `_get_registry_client().store` for
+    models, each with an engine of its own.
     """
-    engine = getattr(client._tracking_client.store, "engine", None)
-    if engine is not None:
-        engine.dispose()
+    for store in (client._tracking_client.store, client._get_registry_client().store):
+        engine = getattr(store, "engine", None)
+        if engine is not None:
+            engine.dispose()
+
+
+def forget_database(uri: str) -> None:
+    """Close all connections to a database that nobody will read again.
+
+    3.17.2: MLflow keeps engines for the life of the process, in `_engine_map` of its SQL stores for runs and models.
+    """
+    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
+
+    for store in (Runs, Models):
+        engine = store._engine_map.pop(uri, None)
+        if engine is not None:
+            engine.dispose()
 
 
 def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:

@@ -40,6 +40,7 @@ from tasks.tracking.tags import (
     PROCESS,
     PRUNED,
     REASON,
+    WARNINGS,
     digests_of,
     market_of,
     series_tags,
@@ -53,11 +54,13 @@ __all__ = [
     "FAILED",
     "PARTIAL",
     "REASON",
+    "WARNINGS",
     "Dataset",
     "MemberRecord",
     "OpenRun",
     "find_by_key",
     "finish",
+    "kill",
     "log_member",
     "log_members",
     "log_metrics",
@@ -148,6 +151,19 @@ def finish(
     client = (store or open_store()).client
     client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | dict(tags or {})))
     client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
+
+
+def kill(run_id: str, reason: str, store: Store | None = None) -> None:
+    """End a run that a person or the system has interrupted, and what is open below it, as KILLED.
+
+    The same command continues it, as after `reconcile`.
+    """
+    heartbeats.stop(run_id)
+    store = store or open_store()
+    for child in search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'"):
+        kill(child.info.run_id, reason, store)
+    store.client.set_tag(run_id, REASON, reason)
+    store.client.set_terminated(run_id, "KILLED")
 
 
 def find_by_key(key: str, store: Store | None = None) -> str | None:

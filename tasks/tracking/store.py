@@ -1,6 +1,8 @@
 """Where runs are kept: MLflow's store, made safely on first use; relocated, migrated and reconciled when opened."""
 
 import os
+import shutil
+import weakref
 from pathlib import Path
 
 from schemas.errors import CpbError
@@ -8,6 +10,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import EXPERIMENT, Store, alone, connect
 from tasks.tracking.database import check, is_writable, make_sqlite, snapshot, sqlite_path
 from tasks.tracking.migrate import migrate
+from tasks.tracking.mlflow_private import close_connections, forget_database
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.relocate import relocate
 
@@ -17,6 +20,8 @@ DEFAULT_DATABASE = Path("mlruns/mlflow.db")
 
 _opened: dict[str, Store] = {}
 _opened_for_writing: set[str] = set()
+_files: dict[str, tuple[int, int] | None] = {}
+"""Device and inode of each SQLite database when it was opened."""
 _snapshots: dict[str, tuple[float, ...]] = {}
 """When the files of a read-only database were last changed, as of its snapshot."""
 
@@ -45,13 +50,13 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
     """
     uri = uri or tracking_uri()
     database = sqlite_path(uri)
+    if database:
+        _let_go_if_replaced(uri, database)
     if database and not database.exists():
         if not create:
             raise CpbError(
                 f"no runs yet: {database} does not exist; train first, as in `cpb demo`", code="no-store"
             )
-        _opened.pop(uri, None)
-        _opened_for_writing.discard(uri)
         make_sqlite(database)
     if database and not is_writable(database):
         return _open_snapshot(uri, database, create)
@@ -62,10 +67,31 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
         relocate(store)
         migrate(store)
         _opened[uri] = store
+        if database:
+            _files[uri] = _file(database)
     if create and uri not in _opened_for_writing:
         reconcile(_opened[uri])
         _opened_for_writing.add(uri)
     return _opened[uri]
+
+
+def _file(database: Path) -> tuple[int, int] | None:
+    """Return which file bears this name now."""
+    try:
+        found = database.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _let_go_if_replaced(uri: str, database: Path) -> None:
+    """Close a database that was deleted or replaced since: MLflow would go on writing to the file without a name."""
+    if uri in _files and _files[uri] != _file(database):
+        _opened_for_writing.discard(uri)
+        _snapshots.pop(uri, None)
+        _files.pop(uri, None)
+        if store := _opened.pop(uri, None):
+            close_connections(store.client)
 
 
 def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
@@ -79,13 +105,26 @@ def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
     files = (database, database.with_name(f"{database.name}-wal"))
     state = tuple(file.stat().st_mtime for file in files if file.exists())
     if _snapshots.get(uri) != state:
-        served = f"sqlite:///{_readable_copy(uri, database)}"
-        check(served, write=False)
-        store = connect(uri, served)
+        copy = _readable_copy(uri, database)
+        served = f"sqlite:///{copy}"
+        try:
+            check(served, write=False)
+            store = connect(uri, served)
+        except BaseException:
+            _drop(served, copy.parent)
+            raise
+        # A process that shows a store while another writes it makes many copies: each goes with its last reader.
+        weakref.finalize(store.client, _drop, served, copy.parent)
         relocate(store)
         migrate(store)
         _opened[uri], _snapshots[uri] = store, state
     return _opened[uri]
+
+
+def _drop(served: str, folder: Path) -> None:
+    """Delete a copy that is no longer in use."""
+    forget_database(served)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _readable_copy(uri: str, database: Path) -> Path:

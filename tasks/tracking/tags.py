@@ -13,6 +13,8 @@ KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRun
 FLOW, FLEET, MEMBER = "flow", "fleet", "member"
 """Values of `KIND`."""
 REASON = "reason"
+WARNINGS = "warnings"
+"""Of a flow's run: what a person should know of its trainings, in one line."""
 MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
 FILES = "files"
 """JSON: the sha256 of each file of a model's folder."""

@@ -33,6 +33,13 @@ def test_server_worker_and_a_regular_check_have_units(parts):
     assert "100%%" in parts["cpb-server.service"]
 
 
+def test_the_check_tells_people_what_is_wrong(parts):
+    assert re.search(
+        r"^ExecStart=.* -m flows\.cli deploy status --notify$", parts["cpb-status.service"], re.MULTILINE
+    )
+    assert "deploy status --notify 2>&1" in parts["cpb-status.timer"].splitlines()[-1]  # cron's
+
+
 def test_systemd_understands_them(parts, tmp_path):
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd on this machine")
@@ -52,7 +59,9 @@ def test_the_cron_lines_are_shell_commands(parts):
     reboot, check = (line.removeprefix("# ") for line in lines[-2:])
     assert reboot.startswith("@reboot cd ")
     assert reboot.endswith(" -m flows.cli deploy up")
-    command = check.removeprefix("*/15 * * * * ").replace(r"\%", "%").replace("deploy status", "--version")
+    command = (
+        check.removeprefix("*/15 * * * * ").replace(r"\%", "%").replace("deploy status --notify", "--version")
+    )
     done = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False, cwd=Path("/")
     )

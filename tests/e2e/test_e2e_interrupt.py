@@ -1,7 +1,9 @@
 """Ctrl-C in a real terminal: every long command ends within 3 seconds, with 130 and a way to go on; no trainer left."""
 
+import sqlite3
 import sys
 import time
+from contextlib import closing
 
 import psutil
 import pytest
@@ -62,6 +64,9 @@ def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
     assert trainers_in(tmp_path)
     check_end(shown, shown.press_ctrl_c())
     assert not trainers_in(tmp_path)
+    if command != "backtest":  # which logs no runs
+        with closing(sqlite3.connect(tmp_path / "mlruns/mlflow.db")) as database:
+            assert database.execute("SELECT status FROM runs").fetchall() == [("KILLED",)]
 
 
 def test_ctrl_c_while_the_trainer_still_imports(cpb, tmp_path, terminal):

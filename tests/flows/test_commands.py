@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -68,6 +69,32 @@ def test_forecast_takes_the_scope(cpb, monkeypatch):
     code, _ = cpb("forecast", "--coins", "BTC", "--market", "um", "--as-of", "2024-01-02T03:04:05", "--tail")
     assert code == 3
     assert seen == [ScopeSpec(coins="BTC", market="um", as_of="2024-01-02T03:04:05", tail=True)]
+
+
+def test_the_board_takes_markets_coins_and_timeframes(cpb, monkeypatch):
+    seen = []
+    module = import_module("tasks.tracking.leaderboard")  # the package has a function of that name
+    monkeypatch.setattr(module, "leaderboard", lambda run, **options: seen.append((run, options)) or [])
+    cpb("leaderboard")
+    cpb("leaderboard", "--run", "r1")
+    cpb("leaderboard", "--market", "um", "--coins", "btc,eth", "--timeframes", "1h")
+    nothing = {"market": None, "symbols": None, "timeframes": None}
+    some = {"market": "um", "symbols": ["BTCUSDT", "ETHUSDT"], "timeframes": ["1h"]}
+    assert seen == [(None, nothing), ("r1", nothing), (None, some)]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "field"),
+    [
+        (["--market", "mars"], "literal-error", "market"),
+        (["--coins", ","], "coins", "coins"),
+        (["--timeframes", "7h"], "timeframes", "timeframes"),
+        (["--run", "r1", "--coins", "BTC"], "run", "coins"),
+    ],
+)
+def test_a_board_that_cannot_be_is_one_sentence(cpb, words, code, field):
+    exit_code, told = cpb("leaderboard", *words)
+    assert (exit_code, told["code"], told["field"]) == (2, code, field)
 
 
 @pytest.mark.parametrize(

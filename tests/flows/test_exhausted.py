@@ -26,7 +26,7 @@ ERRORS = {
 
 
 def run(monkeypatch, capsys, error):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     # By name: the package has a function of the module's name.

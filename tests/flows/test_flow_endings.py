@@ -1,10 +1,13 @@
 """How a flow ends where a step fails: what MLflow and the user are told."""
 
+import signal
+
 import pytest
+from prefect.exceptions import TerminationSignal
 
 from flows.tracked_run import run_of
 from schemas.errors import CpbError
-from tasks.tracking import find_by_key, finish, open_store, start_parent
+from tasks.tracking import find_by_key, finish, open_store, start_fleet, start_parent
 
 
 @pytest.fixture
@@ -26,3 +29,29 @@ def test_a_run_that_ends_in_an_error_is_marked_failed_and_can_be_repeated(store)
     finish(again.run_id)
     assert "reason" not in store.client.get_run(run.run_id).data.tags
     assert find_by_key("k") == run.run_id
+
+
+@pytest.mark.parametrize(
+    "interrupt", [KeyboardInterrupt(), SystemExit(143), TerminationSignal(signal.SIGTERM)]
+)
+def test_an_interrupted_run_and_what_is_open_below_it_are_killed_and_can_be_repeated(store, interrupt):
+    run = start_parent("k", {})
+    done, fleet = (start_fleet(run.run_id, name, name) for name in ("gru", "har"))
+    finish(done.run_id)
+    member = store.client.create_run(
+        store.experiment_id, tags={"mlflow.parentRunId": fleet.run_id}
+    ).info.run_id
+    other = start_parent("other", {})
+
+    with pytest.raises(type(interrupt)), run_of(run.run_id):
+        raise interrupt
+
+    ids = (run.run_id, fleet.run_id, member, done.run_id, other.run_id)
+    status = [store.client.get_run(one).info.status for one in ids]
+    assert status == ["KILLED", "KILLED", "KILLED", "FINISHED", "RUNNING"]
+    assert type(interrupt).__name__ in store.client.get_run(run.run_id).data.tags["reason"]
+    again = start_parent("k", {})
+    assert (again.run_id, again.finished) == (run.run_id, False)
+    finish(other.run_id)
+    finish(again.run_id)
+    assert "reason" not in store.client.get_run(run.run_id).data.tags

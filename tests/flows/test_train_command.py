@@ -108,8 +108,8 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
         coins="BTCUSDT", timeframes="1h", architectures="gru", preset="seed-gru", source="sim", seed=7,
         overrides={"epochs": 2}, dtype="float64",
     )  # fmt: skip
-    assert (trained.asked["fresh"], trained.asked["name"], trained.asked["finished"]) == (
-        True,
+    assert (trained.asked["earlier"], trained.asked["name"], trained.asked["finished"]) == (
+        "forget",
         "train",
         "parent",
     )
@@ -117,7 +117,7 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
 
 def test_resume_latest_keeps_what_was_trained(trained, monkeypatch, capsys):
     end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim", "--resume", "latest")
-    assert trained.asked["fresh"] is False
+    assert trained.asked["earlier"] == "expect"
     assert trained.asked["spec"].preset == "default"  # har has no preset of its own
 
 

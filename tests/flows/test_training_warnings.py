@@ -4,7 +4,7 @@ from flows.training_warnings import fleet_warnings, member_warnings
 from schemas.handover import FleetResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 
-FINE = {"stopped": "max_epochs", "accumulate": 1, "device_warning": ""}
+FINE = {"stopped": "max_epochs", "halved_to": 0, "accumulate": 1, "device_warning": ""}
 
 
 def member(symbol, **report):
@@ -21,9 +21,11 @@ def test_a_training_that_went_as_asked_has_none():
 
 
 def test_what_went_otherwise_is_said():
-    report = {"stopped": "nan", "reason": "epoch 3", "accumulate": 4, "device_warning": "busy only 3 %"}
+    report = {"stopped": "nan", "reason": "epoch 3", "halved_to": 1, "accumulate": 4}
+    report |= {"device_warning": "busy only 3 %"}
     assert member_warnings(report) == [
         "stopped early: epoch 3",
+        "memory was short: the fleet was halved, to 1 model at once",
         "memory was short: each batch was split into 4 parts",
         "busy only 3 %",
     ]

@@ -8,11 +8,12 @@ import pytest
 from market_tools import build, key, put, scope
 
 from schemas.errors import MemberError
+from tasks.features import features
 from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
 from tasks.market.store import read_klines
-from tasks.market.verify import record_damage, verify
+from tasks.market.verify import verify
 
 BTC, ETH = key(), key("ETHUSDT")
 FLIPS = 24
@@ -171,7 +172,8 @@ def test_a_damaged_month_that_a_step_met_is_fetched_by_the_next_ingest(home, tmp
     before = read_klines(home, BTC)
     shutil.rmtree(home / "cache")
     flip(part(home), 3)
-    record_damage(home, BTC)
+    found = features(scope(home, tmp_path / "mirror"), BTC)
+    assert (found.step, found.code, found.series) == ("features", "damaged", BTC)
     with pytest.raises(MemberError):  # until then no step goes on with a hole
         read_klines(home, BTC)
     assert ingest(scope(home, tmp_path / "mirror")).exit == 0

@@ -252,7 +252,25 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
     assert "2 parts" in caplog.text
     for a, b in zip(wanted, found, strict=True):
         torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
-    assert found[0].report["accumulate"] == 2
+    assert [(member.report["halved_to"], member.report["accumulate"]) for member in found] == [(1, 2)] * 3
+    assert wanted[0].report["halved_to"] == 0
+
+
+def test_copies_average_where_memory_ran_out_between_them(monkeypatch):
+    step, calls = Fleet.step, []
+
+    def scarce(self, bank, origins, weight, lr):
+        calls.append(self)
+        if calls[0] is not self and self.net.options.accumulate == 1:
+            raise torch.OutOfMemoryError("no")
+        return step(self, bank, origins, weight, lr)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    options = SMALL | {"fleet_size": 1, "workers": 1}
+    copies = train_fleet([walk(600)] * 2, "linear", seeds=[1, 2], **options)
+    assert [one.report["accumulate"] for one in copies] == [1, 2]
+    report = ensemble(copies).report
+    assert (report["ensemble"], report["accumulate"]) == (2, 2)
 
 
 def test_lack_of_memory_is_recognised_behind_the_error_of_a_broken_capture(monkeypatch):

@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from inbox import inbox
 
+from cpbmodels.fleet import Fleet
 from flows.runner import Runner
 from flows.train_all import run_train_all
+from flows.train_one import train_one
 from schemas.errors import CpbError
 from schemas.handover import FleetResult
 from schemas.identity import SeriesId
@@ -99,6 +102,37 @@ def test_a_whole_run_and_the_same_again(trainer, tmp_path):
     assert again.as_json() == first.as_json()
     assert len(statuses()) == 4
     assert any("trained before by the same command" in line for line in said)
+
+
+def test_a_fleet_that_memory_halved_is_a_warning_of_the_summary_and_of_the_run(trainer, monkeypatch):
+    step = Fleet.step
+
+    def scarce(self, bank, origins, weight, lr):
+        if len(origins) > 1:
+            raise torch.OutOfMemoryError("no")
+        return step(self, bank, origins, weight, lr)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # both members in one fleet
+    for _ in range(2):  # the same command again says it again
+        summary, said = run(architectures="linear")
+        (warning,) = summary.warnings
+        assert warning in said
+        assert warning.startswith("linear: memory was short")
+        assert summary.as_json()["warnings"] == [warning]
+        assert (summary.exit_code, summary.members) == (0, 2)
+        assert open_store().client.get_run(summary.run_id).data.tags["warnings"] == warning
+
+
+def test_resuming_says_where_there_is_nothing_to_resume(trainer):
+    options = {"coins": "BTC", "architectures": "linear"}
+    spec = RunSpec(**SPEC.model_dump() | options)
+    heard = []
+    for resume in (True, True, False):
+        said = []
+        train_one(spec, resume=resume, say=said.append)
+        heard.append([line.startswith("nothing to resume") for line in said].count(True))
+    assert heard == [1, 0, 0]
 
 
 def spoil_forecast(name):

@@ -5,9 +5,9 @@ from schemas.errors import CpbError
 from tasks.tracking import COLUMNS, finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
 
 
-def flow(key, ratios, shards=1, finished=True, market="spot", name="train-all"):
+def flow(key, ratios, shards=1, finished=True, market="spot", name="train-all", config=None):
     """One flow with a fleet (in shards) per architecture; `ratios` are its members' CRPS ratios on 1h."""
-    parent = start_parent(key, {"market": market}, name=name)
+    parent = start_parent(key, config or {"market": market}, name=name)
     for architecture, values in ratios.items():
         for shard in range(shards):
             fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}/{shard}")
@@ -61,35 +61,114 @@ def test_pooled_metrics_of_the_fleet_bring_the_interval(store):
     assert (row["verdict"], row["run_id"]) == ("better", fleet.run_id)
 
 
-def test_the_newest_finished_flow_is_shown_unless_one_is_named(store):
-    old = flow("old", {"har": [0.9]})
-    flow("new", {"gru": [1.1]})
-    flow("running", {"lstm": [1.0]}, finished=False)
+def test_each_model_is_shown_as_its_newest_finished_run_has_it(store):
+    old = flow("old", {"har": [0.9, 0.8, 0.7], "gru": [1.1, 1.1]})
+    one_coin = flow("new", {"har": [0.6]}, name="train")
+    flow("running", {"lstm": [1.0], "gru": [2.0]}, finished=False)
 
-    assert [r["architecture"] for r in leaderboard()] == ["gru"]
-    assert [r["architecture"] for r in leaderboard(old)] == ["har"]
+    har, gru = leaderboard()
+
+    assert (har["architecture"], har["members"]) == ("har", 3)
+    assert har["crps_ratio"] == pytest.approx((0.6 + 0.8 + 0.7) / 3)
+    assert har["run_id"] == f"{board(one_coin)['har']['run_id']},{board(old)['har']['run_id']}"
+    assert gru == board(old)["gru"]
+    assert {name: row["crps_ratio"] for name, row in board(one_coin).items()} == {"har": 0.6}
+
+
+def board(run):
+    return {row["architecture"]: row for row in leaderboard(run)}
+
+
+def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
+    def pooled(key, symbols):
+        parent = start_parent(key, {})
+        fleet = start_fleet(parent.run_id, "har", f"{key}/har")
+        log_members(fleet.run_id, [member(key=f"{key}/{s}", symbol=s, architecture="har") for s in symbols])
+        values = {"": 0.9, "_low": 0.8, "_high": 0.95}
+        log_metrics(
+            fleet.run_id,
+            {f"pooled_crps_ratio_1h{end}": v for end, v in values.items()} | {"pooled_p_1h": 0.01},
+        )
+        finish(parent.run_id)
+
+    pooled("old", ["BTCUSDT", "ETHUSDT"])
+    assert leaderboard(symbols=["BTCUSDT", "ETHUSDT"])[0]["crps_ratio_low"] == 0.8
+    (part,) = leaderboard(symbols=["ETHUSDT"])
+    assert (part["members"], part["crps_ratio_low"], part["verdict"]) == (1, None, None)
+    pooled("new", ["BTCUSDT"])
+    (joined,) = leaderboard()
+    assert (joined["members"], joined["crps_ratio_low"], joined["p_value"], joined["verdict"]) == (
+        2,
+        None,
+        None,
+        None,
+    )
+    pooled("whole", ["BTCUSDT", "ETHUSDT"])
+    assert leaderboard()[0]["verdict"] == "better"
+
+
+def test_a_model_that_failed_in_the_newest_run_is_shown_as_failed(store):
+    flow("old", {"har": [0.9, 0.9]})
+    parent = start_parent("new", {})
+    fleet = start_fleet(parent.run_id, "har", "new/har")
+    log_members(fleet.run_id, [member(symbol="C0USDT", architecture="har", reason="diverged")])
+    finish(parent.run_id, "partial")
+
+    (row,) = leaderboard()
+
+    assert (row["members"], row["failed"], row["crps_ratio"]) == (1, 1, 0.9)
+
+
+def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
+    asked = {"market": "spot", "coins": "all", "timeframes": "1h", "architectures": ["har"]}
+    flow("old", {"har": [0.9]}, config=asked)
+    new = flow("new", {"har": [0.8]}, config=asked)
+    searched, search = [], store.client._client.search_runs
+
+    def count(*args, **kwargs):
+        searched.append(args[1])
+        return search(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store.client._client, "search_runs", count)
+        assert leaderboard() == leaderboard(new)
+    assert len(searched) == 3 + 2  # flows, fleets, members; then the same run by its id
+
+
+def test_coins_and_timeframes_filter(store):
+    flow("a", {"har": [0.9, 0.7]})
+
+    (row,) = leaderboard(symbols=["C1USDT"], timeframes=["1h"])
+    assert (row["members"], row["crps_ratio"]) == (1, 0.7)
+    for nothing in ({"symbols": ["XRPUSDT"]}, {"timeframes": ["15m"]}):
+        with pytest.raises(CpbError) as caught:
+            leaderboard(**nothing)
+        assert caught.value.code == "no-run"
 
 
 @pytest.mark.parametrize(
     ("runs", "shown"),
     [
-        ([("spot", "train-all"), ("sim", "train-all")], "spot"),
-        ([("um", "train-all"), ("sim", "train-all"), ("sim", "train")], "um"),
-        ([("spot", "train"), ("sim", "train-all")], "spot"),
-        ([("um", "train-all"), ("spot", "train")], "um"),
-        ([("sim", "train-all"), ("sim", "train")], "sim"),
+        ([("spot", "train-all"), ("sim", "train-all")], {"spot"}),
+        ([("um", "train-all"), ("sim", "train-all"), ("sim", "train")], {"um"}),
+        ([("um", "train-all"), ("sim", "train-all"), ("spot", "train")], {"spot", "um"}),
+        ([("sim", "train-all"), ("sim", "train")], {"sim"}),
     ],
 )
-def test_a_simulated_run_does_not_hide_a_real_one(store, runs, shown):
+def test_real_and_simulated_are_never_on_one_board(store, runs, shown):
     for number, (market, name) in enumerate(runs):
         flow(f"{number}", {"har": [0.9]}, market=market, name=name)
 
-    assert {r["market"] for r in leaderboard()} == {shown}
+    rows = leaderboard()
+    assert {r["market"] for r in rows} == shown
+    assert len(rows) == len(shown)
 
 
 def test_each_market_has_its_own_board(store):
-    for market in ("um", "sim", "spot"):
-        flow(market, {"har": [0.9]}, market=market)
+    runs = {market: flow(market, {"har": [0.9]}, market=market) for market in ("um", "sim", "spot")}
+    assert {r["market"] for r in leaderboard(runs["sim"])} == {
+        "sim"
+    }  # as the demo prints it, whatever else there is
 
     for market in ("um", "sim", "spot"):
         assert {r["market"] for r in leaderboard(market=market)} == {market}

@@ -158,14 +158,26 @@ def test_the_board_of_a_pruned_week_is_the_one_that_it_was(nights):
     assert "pruned" in str(error.value)
 
 
-@pytest.mark.parametrize("damage", ["gone", "damaged"])
-def test_an_archive_that_cannot_be_read_is_named(nights, damage):
+def test_models_of_a_pruned_run_alone_are_on_the_board(nights):
     nights.prune()
+    for night in range(5, NIGHTS + 1):
+        nights.store.client.delete_run(nights.flow(night))
+    assert leaderboard() == leaderboard(nights.flow(4))
+    (gru, har) = sorted(leaderboard(symbols=["ETHUSDT"]), key=lambda row: row["architecture"])
+    assert (gru["members"], gru["crps_ratio"], har["crps_ratio"]) == (1, 0.904, 0.804)
+
+
+@pytest.mark.parametrize("damage", ["gone", "damaged"])
+def test_an_archive_that_cannot_be_read_is_named(nights, damage, caplog):
+    nights.prune()
+    before = leaderboard()
     path = nights.artifacts(nights.flow(4)) / ARCHIVE
     path.unlink() if damage == "gone" else path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(CpbError) as error:
         leaderboard(nights.flow(4))
     assert (error.value.code, error.value.field) == ("damaged", str(path))
+    assert leaderboard() == before  # one damaged archive does not take the other runs with it
+    assert str(path) in caplog.text
 
 
 def test_a_pruned_run_that_is_repeated_is_whole_again_and_then_pruned_again(nights):

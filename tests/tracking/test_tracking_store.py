@@ -1,9 +1,15 @@
+import shutil
+import sqlite3
 import sys
+from contextlib import closing, suppress
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
 from schemas.errors import CpbError
+from tasks.tracking import store as store_module
+from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.store import EXPERIMENT, open_store, sqlite_path, tracking_uri
 
 
@@ -89,3 +95,71 @@ def test_a_plain_folder_is_no_store_and_the_remedy_is_named(tmp_path):
     with pytest.raises(CpbError, match="set MLFLOW_TRACKING_URI to sqlite") as caught:
         open_store((tmp_path / "runs").as_uri())
     assert caught.value.code == "plain-folder"
+
+
+def descriptors(folder):
+    """How many of this process's open files lie, or lay, below a folder."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the one that lists them
+            count += str(entry.readlink()).startswith(str(folder))
+    return count
+
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux's /proc")
+
+
+def use(store):
+    """A run and a model, so that both of MLflow's stores have connections."""
+    run = store.client.create_run(store.experiment_id)
+    store.client.search_registered_models()
+    return run.info.run_id
+
+
+@needs_proc
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_database_that_was_deleted_or_replaced_is_let_go(store, schema, tmp_path, replaced):
+    database = sqlite_path(store.uri)
+    use(store)
+    held = descriptors(tmp_path)
+    for _ in range(3):
+        shutil.rmtree(database.parent)
+        if replaced:
+            database.parent.mkdir()
+            shutil.copyfile(schema, database)
+        run_id = use(open_store())
+        with closing(sqlite3.connect(database)) as connection:
+            assert connection.execute("SELECT run_uuid FROM runs").fetchall() == [(run_id,)]
+        assert descriptors(tmp_path) <= held + 3  # a pool may hold one connection more
+
+
+@needs_proc
+def test_copies_of_a_store_that_may_only_be_read_do_not_pile_up(store, tmp_path, monkeypatch):
+    run_id, database, scratch = use(store), sqlite_path(store.uri), tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.setattr(store_module, "is_writable", lambda _: False)
+    first = open_store(create=False)
+    for number in range(4):
+        with closing(sqlite3.connect(database)) as owner, owner:
+            owner.execute("UPDATE runs SET name = ?", (f"change {number}",))
+        read = open_store(create=False)
+        assert read.read_only
+        assert read.client.get_run(run_id).info.run_name == f"change {number}"
+        read.client.search_registered_models()
+        in_use = {sqlite_path(s.served).parent for s in (first, read)}
+        assert set(scratch.iterdir()) == in_use  # who still holds the first copy can go on reading it
+        assert descriptors(scratch) == sum(map(descriptors, in_use)) <= 20
+    assert first.client.get_run(run_id).info.run_name != "change 0"
+
+
+def test_a_copy_that_cannot_be_opened_is_deleted_at_once(store, tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    monkeypatch.setattr(store_module, "is_writable", lambda _: False)
+    close_connections(store.client)
+    sqlite_path(store.uri).write_bytes(b"no database at all" * 1000)
+    with pytest.raises(CpbError) as caught:
+        open_store(create=False)
+    assert (caught.value.code, list(scratch.iterdir())) == ("database-damaged", [])

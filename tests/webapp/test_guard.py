@@ -89,6 +89,21 @@ def test_every_answer_carries_policy_and_nosniff(service, path):
     assert "http" not in policy
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_head_is_answered_like_get_without_a_body(service, path):
+    status, headers, body = ask(service, path, "localhost")
+    head_status, head_headers, nothing = ask(service, path, "localhost", "HEAD")
+
+    assert (head_status, nothing) == (status, b"")
+    assert int(head_headers["Content-Length"]) == len(body)
+    names = ("Content-Type", "X-Content-Type-Options", "Content-Security-Policy", "Referrer-Policy")
+    assert [head_headers[name] for name in names] == [headers[name] for name in names]
+
+
+def test_head_of_a_foreign_host_is_refused(service):
+    assert ask(service, "/", "evil.example", "HEAD")[::2] == (421, b"")
+
+
 def test_an_unexpected_fault_is_one_sentence_with_the_same_headers(tmp_path, monkeypatch):
     def broken(_home):
         raise RuntimeError("secret path /home/someone")

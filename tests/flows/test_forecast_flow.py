@@ -1,0 +1,66 @@
+"""The scheduled forecast: quiet before the first training, an error where champions were lost."""
+
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+from prefect.states import State
+
+from flows.cli.deploy import _deployment_line
+from flows.deploy.status import Deployment, LastRun, _bad_endings
+from flows.forecast import forecast_flow, run_forecast
+from flows.runner import Runner
+from flows.summary import NOT_YET
+from schemas.errors import CpbError
+from schemas.identity import SeriesId
+from schemas.run import ScopeSpec
+from tasks.tracking.store import open_store
+
+SCOPE = {"coins": "BTC", "timeframes": "1h", "tail": True}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_the_scheduled_run_before_any_training_is_complete_and_says_so(store):
+    if store:
+        open_store()
+    state: State = forecast_flow.fn(**SCOPE)
+
+    assert (state.type, state.name) == ("COMPLETED", NOT_YET)
+    assert state.message.startswith("no champions yet: ")
+    assert state.data == {"exit": 0}
+
+
+def test_a_person_who_asks_for_it_meets_an_error():
+    open_store()
+    with pytest.raises(CpbError) as caught:
+        run_forecast(ScopeSpec(**SCOPE), Runner(), say=lambda text: None)
+    assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
+
+
+def test_where_there_were_forecasts_the_loss_of_the_champions_is_an_error(home):
+    folder = SeriesId("spot", "BTCUSDT", "1h").folder(home, "forecasts")
+    folder.mkdir(parents=True)
+    (folder / "2025-06.parquet").write_bytes(b"")
+    open_store()
+
+    lost, other = forecast_flow.fn(**SCOPE), forecast_flow.fn(**SCOPE | {"coins": "ETH"})
+
+    assert (lost.type, lost.name) == ("FAILED", "Failed")
+    assert (other.type, other.name) == ("COMPLETED", NOT_YET)
+
+
+def test_status_shows_it_and_finds_nothing_wrong():
+    last = LastRun("id", "run", NOT_YET, "no champions yet", datetime(2025, 6, 6, tzinfo=UTC), 60.0)
+    deployment = Deployment("forecast/hourly", last, 0, None)
+
+    assert list(_bad_endings([deployment])) == []
+    assert "Not yet 1 min ago" in _deployment_line(deployment)
+    failed = SimpleNamespace(**vars(last) | {"outcome": "Failed"})
+    assert len(list(_bad_endings([Deployment("forecast/hourly", failed, 0, None)]))) == 1
