@@ -56,10 +56,11 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
     outcome.failures = problems
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
+        # The reason of a damaged champion ends with the command that mends it.
+        damaged = {failure.code for failure in issued.failures} == {"damaged"}
+        hint = "" if damaged else "; train first, as in `cpb train-all`, or check as_of"
         raise CpbError(
-            f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}; "
-            "train first, as in `cpb train-all`, or check as_of",
-            code="no-forecast",
+            f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}{hint}", code="no-forecast"
         )
     for text in texts:
         say(f"FAILED {text}")

@@ -41,7 +41,7 @@ def run_train_all(
     with tell_outcome("train-all", spec.scope) as outcome:
         if spec.repo:
             check_ready(spec.repo)  # hours before the token is needed
-        check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
+        check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
         training = run_training(spec, steps, say, on_progress=on_progress)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):

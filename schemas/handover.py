@@ -223,13 +223,15 @@ class Publication(Record):
 class Damage(Record):
     """A stored file that is not what was written: where (relative to the home), why, and what makes it good again.
 
-    `repaired`: it has been made or fetched again, or deleted or set aside so that the command makes it again.
+    `repaired`: it has been made or fetched again, or deleted or set aside so that a later command makes it again.
+    `outcome` says which of these, in words; "" where nothing was done.
     """
 
     path: str
     reason: str
     command: str
     repaired: bool = False
+    outcome: str = ""
 
 
 class Score(Record):

@@ -1,10 +1,12 @@
-"""Checks every stored artefact of a market, or of all: candles, features, fleets, champions, forecasts and scores.
+"""Checks every stored artefact of a market, or of all: candles, features, fleets, champions, forecasts and the ledger.
 
 Not a step of the DAG: `cpb verify` runs it beside it. What damage keeps one kind from being checked stops no other.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tasks.forecasting.verify import verify as verify_forecasts
 from tasks.market.verify import verify as verify_market
 from tasks.signals.verify import verify as verify_features
 from tasks.storage.damage import Seen, unseen
+from tasks.tracking.cards import verify as verify_cards
 from tasks.tracking.verify import verify as verify_champions
 from tasks.training.verify import verify as verify_fleets
 
@@ -24,15 +27,23 @@ KINDS: dict[str, Callable[..., Iterator[Damage]]] = {
     "champions": verify_champions,
     "fleets": verify_fleets,
     "forecasts": verify_forecasts,
+    "cards": verify_cards,
 }
 """What is checked, in this order."""
+
+_WITHOUT_RECORDS = ("candles", "champions")
+"""Kinds that are no records of steps, so that no earlier version wrote them otherwise."""
 
 
 @dataclass
 class Verification:
-    """What was found: files checked, damaged ones, and a sentence for each kind that could not be checked."""
+    """What was found: files checked, damaged ones, and a sentence for each kind that could not be checked.
+
+    `earlier`: how many fleets or files of each kind an earlier version wrote and this one does not use. No damage.
+    """
 
     checked: int = 0
+    earlier: Counter[str] = field(default_factory=Counter)
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
@@ -67,9 +78,14 @@ def verify_all(
         result.checked += 1
         seen(path)
 
+    def count_earlier(kind: str, _path: Path) -> None:
+        result.earlier[kind] += 1
+
     for market in markets:
         for kind, verify in KINDS.items():
             options: dict[str, Any] = {"source": source} if kind == "candles" else {}
+            if kind not in _WITHOUT_RECORDS:
+                options["earlier"] = partial(count_earlier, kind)
             try:
                 result.damaged += verify(home, market, repair=repair, seen=count, **options)
             except (CpbError, OSError) as error:

@@ -4,7 +4,7 @@ import contextlib
 import fcntl
 import os
 import pty
-import select
+import selectors
 import subprocess
 import termios
 import time
@@ -20,6 +20,8 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), **options,
         )  # fmt: skip
         os.close(slave)
+        self._selector = selectors.DefaultSelector()  # select() fails with descriptors of 1024 and more
+        self._selector.register(self._master, selectors.EVENT_READ)
         self.screen = ""
 
     def read_until(self, done, timeout=60):
@@ -45,10 +47,11 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self._selector.close()
         os.close(self._master)
 
     def _read(self, timeout):
-        if not select.select([self._master], [], [], timeout)[0]:
+        if not self._selector.select(timeout):
             return False
         with contextlib.suppress(OSError):  # EIO: the other end is closed
             if data := os.read(self._master, 65536):

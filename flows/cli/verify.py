@@ -9,6 +9,7 @@ from flows.console import count, emit, quiet_libraries, say
 from schemas.errors import COMPLETE, FATAL, UsageError
 
 _ALL = "all"
+_NOUNS = {"features": "feature file", "fleets": "fleet", "forecasts": "list of digests", "cards": "card"}
 
 
 def verify(
@@ -22,9 +23,10 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
+    """Check every stored file against its digest: candles, features, fleets, champions, forecasts, scores and cards.
 
-    Prints one line per damaged file: its path, the reason, and a command. Exit 1 where damage remains.
+    Prints one line per damaged file: its path, the reason, and a command, or what --repair has done. Exit 1 where
+    damage remains.
 
     Example: cpb verify --repair
     """
@@ -38,22 +40,35 @@ def verify(
     quiet_libraries()
     from flows.progress import counter
     from schemas.scope import home
+    from tasks.storage.damage import REPAIRED
     from tasks.verify import verify_all
 
     markets = MARKETS if market == _ALL else (market,)
     with counter("files checked") as step:
         result = verify_all(home(), markets, repair=repair, source=source, seen=lambda _path: step())
     for damage in () if json else result.damaged:
-        print(f"{damage.path}  {damage.reason}  -> {'repaired' if damage.repaired else damage.command}")
+        print(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
     for sentence in result.unchecked:
         say(sentence)
-    repaired = len(result.damaged) - len(result.remaining)
-    say(
-        f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged"
-        + (f", {repaired} repaired" if repair else "")
-    )
+    for kind, number in result.earlier.items():
+        verb = "is" if number == 1 else "are"
+        say(f"{count(number, _NOUNS[kind])} written by an earlier version {verb} not used")
+    done = ""
+    if repair:
+        mended = len(result.damaged) - len(result.remaining)
+        whole = sum(damage.outcome == REPAIRED for damage in result.damaged)
+        done = f": {whole} repaired, {mended - whole} removed or set aside, {len(result.remaining)} left"
+    say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged{done}")
     code = COMPLETE if result.is_good else FATAL
     if json:
         damaged = [d.model_dump(mode="json") for d in result.damaged]
-        emit({"checked": result.checked, "damaged": damaged, "unchecked": result.unchecked, "exit": code})
+        emit(
+            {
+                "checked": result.checked,
+                "damaged": damaged,
+                "unchecked": result.unchecked,
+                "earlier": result.earlier,
+                "exit": code,
+            }
+        )
     raise typer.Exit(code)

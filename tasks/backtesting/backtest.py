@@ -99,6 +99,8 @@ def finish_backtest(
         }
         notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
         output.write_results(spec, found, fleets, recorder.figures, notes, answer)
+        for fleet in fleets:
+            fleet.discard_unread()
     _report(found, len(failures), len(plan.incomplete), lookahead, say)
     return answer
 

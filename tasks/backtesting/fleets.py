@@ -64,6 +64,14 @@ class TrainedFleet:
         series = first.model.series
         return f"{self.name} {series.label} {series.timeframe}", first.history
 
+    def discard_unread(self) -> None:
+        """Delete the forecasts of the validation spans, which only the judging of `train-all` reads.
+
+        Those of the test spans stay: the same command repeated reads them, to the same last bit.
+        """
+        for member in self._trained:
+            (self._folder / "members" / member.name / "validation.npz").unlink(missing_ok=True)
+
     def identity(self, one: FoldSeries) -> ModelId:
         """Return the model that was planned for a series in a fold."""
         return self._member(one).model

@@ -19,6 +19,9 @@ from tasks.signals.store import newest_series
 
 log = logging.getLogger("cpb")
 
+LOST = "forecasts-lost"
+"""Code of the failure that says that a damaged month was set aside."""
+
 ANY_ERROR = (Exception, pl.exceptions.PanicException)
 """Whatever can go wrong in one series; polars' panics are no `Exception`."""
 
@@ -45,7 +48,8 @@ class Champion(Protocol):
 def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> ForecastBatch:
     """Forecast with the champions; whatever fails in one series is its `Failure`, the others are forecast.
 
-    `provisional` reads on into the newest candles that `ingest --tail` fetched.
+    A series whose older forecasts were damaged is forecast too; that they were set aside is its `Failure`, of the code
+    `LOST`. `provisional` reads on into the newest candles that `ingest --tail` fetched.
     """
     new, total = 0, 0
     done: list[SeriesId] = []
@@ -53,7 +57,9 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bo
     for champion in champions:
         try:
             rows = _forecast(scope, champion, provisional)
-            new += append(scope.home, champion.series, rows)
+            lost: list[str] = []
+            new += append(scope.home, champion.series, rows, lost=lost.append)
+            failures += [Failure.of(champion.series, "forecast", CpbError(text, code=LOST)) for text in lost]
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "forecast", error))
         else:

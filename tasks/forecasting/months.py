@@ -137,10 +137,15 @@ def read_file(path: Path, tree: Tree) -> pl.DataFrame:
         raise DamagedError(f"no rows can be read from it ({text})") from error
 
 
-def add_rows(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame) -> int:
+def add_rows(
+    home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, *, lost: Callable[[str], None] | None = None
+) -> int:
     """Append rows with new keys to their months' files, each in one rename; return how many were new.
 
     A damaged file is set aside first and a new one begun.
+
+    Args:
+        lost: called with a sentence for each damaged file that was set aside.
 
     Raises:
         MemberError: the rows break the tree's contract, or are of another series; nothing is written.
@@ -153,10 +158,19 @@ def add_rows(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame) -> in
     parts = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m")).partition_by(
         "month", as_dict=True
     )
-    return sum(_add(home, series, tree, str(month), part.drop("month")) for (month,), part in parts.items())
+    return sum(
+        _add(home, series, tree, str(month), part.drop("month"), lost) for (month,), part in parts.items()
+    )
 
 
-def _add(home: Path, series: SeriesId, tree: Tree, month: str, rows: pl.DataFrame) -> int:
+def _add(
+    home: Path,
+    series: SeriesId,
+    tree: Tree,
+    month: str,
+    rows: pl.DataFrame,
+    lost: Callable[[str], None] | None,
+) -> int:
     path = series.folder(home, tree.name) / f"{month}.parquet"
     with writing(path.parent):
         try:
@@ -166,7 +180,13 @@ def _add(home: Path, series: SeriesId, tree: Tree, month: str, rows: pl.DataFram
         except DamagedError as error:
             if error.code == UNREADABLE:
                 raise
-            _set_month_aside(home, series, tree, month, str(error))
+            reason = str(error.__cause__ or error)
+            aside = _set_month_aside(home, series, tree, month, reason)
+            if lost and aside:
+                place = path.relative_to(home)
+                lost(
+                    f"{place} was damaged ({reason}) and is set aside as {aside.name}; {consequence(series, tree)}"
+                )
             old = rows.clear()
         new = rows.unique(tree.key, keep="first", maintain_order=True).join(
             old, on=list(tree.key), how="anti"
@@ -189,8 +209,8 @@ def set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason
         _set_month_aside(home, series, tree, month, reason)
 
 
-def _set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason: str) -> None:
-    """Set aside a month's file; the caller holds the lock of its folder.
+def _set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason: str) -> Path | None:
+    """Set aside a month's file, and return where it lies now; the caller holds the lock of its folder.
 
     What speaks of its rows goes first: were the run killed in between, a forecast made again must not find the old
     time of writing and pass for a live one, nor a score that was another's.
@@ -200,13 +220,15 @@ def _set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reaso
         if (folder / f"{month}.parquet").exists():
             with writing(folder):
                 _rename_aside(folder, month, f"it belongs to {tree.name} that are lost")
-    _rename_aside(series.folder(home, tree.name), month, reason)
+    return _rename_aside(series.folder(home, tree.name), month, reason)
 
 
-def _rename_aside(folder: Path, month: str, reason: str) -> None:
+def _rename_aside(folder: Path, month: str, reason: str) -> Path | None:
+    aside = None
     with suppress(FileNotFoundError):
-        set_aside(folder / f"{month}.parquet", reason)
+        aside = set_aside(folder / f"{month}.parquet", reason)
     forget(folder, month)
+    return aside
 
 
 def remedy(series: SeriesId, tree: Tree) -> str:
@@ -214,6 +236,15 @@ def remedy(series: SeriesId, tree: Tree) -> str:
     if tree is LEDGER:
         return f"`{forecast_command(series)}` scores its rows again"
     return f"restore its folder from a backup, or set it aside with `{VERIFY}`"
+
+
+def consequence(series: SeriesId, tree: Tree) -> str:
+    """Return what the loss of a month's file means, and what makes it good."""
+    if tree is LEDGER:
+        return f"`{forecast_command(series)}` scores its rows again"
+    if tree is ISSUED:
+        return "its forecasts count as replays unless a backup has the file"
+    return "the forecasts in it are lost unless a backup has the file"
 
 
 def forecast_command(series: SeriesId) -> str:

@@ -4,6 +4,7 @@ A row once written never changes: what came true later stands in the ledger's ow
 market lie in a tree of their own (`SeriesId.folder`), so those of spot, futures and the simulator never meet.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,23 +59,31 @@ def forecast_rows(
     return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
 
 
-def append(home: Path, series: SeriesId, rows: pl.DataFrame, made_at: datetime | None = None) -> int:
+def append(
+    home: Path,
+    series: SeriesId,
+    rows: pl.DataFrame,
+    made_at: datetime | None = None,
+    *,
+    lost: Callable[[str], None] | None = None,
+) -> int:
     """Add rows that are not there yet and return how many; the first forecast under a key stands.
 
     Args:
         made_at: UTC; default the clock's time. Kept apart, so that replays can be told from live forecasts.
+        lost: called with a sentence for each damaged file that was set aside.
 
     Raises:
         MemberError: the rows break the contract, or are of another series; nothing is written.
     """
-    added = add_rows(home, series, FORECASTS, rows)
+    added = add_rows(home, series, FORECASTS, rows, lost=lost)
     # After the forecasts: if the run is killed in between, no forecast claims to be older than it is.
     made = (
         rows.select(ISSUED_KEY)
         .unique(maintain_order=True)
         .with_columns(made_at=pl.lit(made_at or datetime.now(UTC)))
     )
-    add_rows(home, series, ISSUED, made.cast(ISSUED_SCHEMA))  # type: ignore[arg-type]
+    add_rows(home, series, ISSUED, made.cast(ISSUED_SCHEMA), lost=lost)  # type: ignore[arg-type]
     return added
 
 

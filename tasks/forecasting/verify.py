@@ -13,40 +13,50 @@ from tasks.forecasting.months import (
     TREES,
     UNREADABLE,
     Tree,
+    consequence,
     forecast_command,
     read_file,
     set_month_aside,
 )
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
-from tasks.storage.records import read_record, set_aside
+from tasks.storage.records import EARLIER, parse_record, set_aside
 
 
-def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
+def verify(
+    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
+) -> Iterator[Damage]:
     """Yield what is damaged in a market's forecasts, times of writing and scores.
 
     Args:
         repair: set damaged files aside; scores are then made again by the next `cpb forecast`, forecasts are lost.
             Files without a digest, written before digests were recorded, get one.
         seen: called with each file that is checked.
+        earlier: called with each record of digests that an earlier version wrote.
     """
     for tree in TREES:
         for series in stored_series(home, tree.name):
             if series.market == market:
-                yield from _verify_folder(home, series, tree, repair, seen)
+                yield from _verify_folder(home, series, tree, repair, seen, earlier)
 
 
-def _verify_folder(home: Path, series: SeriesId, tree: Tree, repair: bool, seen: Seen) -> Iterator[Damage]:
+def _verify_folder(
+    home: Path, series: SeriesId, tree: Tree, repair: bool, seen: Seen, earlier: Seen
+) -> Iterator[Damage]:
     folder = series.folder(home, tree.name)
     known = MonthIndex()
     try:
-        known = read_record(folder / INDEX, MonthIndex)
+        known = parse_record(folder / INDEX, MonthIndex)
     except FileNotFoundError:
         pass
     except DamagedError as error:
-        if repair:
-            with writing(folder):
-                set_aside(folder / INDEX, str(error))
-        yield damage_at(home, folder / INDEX, "the record of digests cannot be read", VERIFY, repair)
+        if error.code == EARLIER:
+            earlier(folder / INDEX)
+        else:
+            if repair:
+                with writing(folder):
+                    set_aside(folder / INDEX, str(error))
+            reason = f"the record of digests cannot be read: {error}"
+            yield damage_at(home, folder / INDEX, reason, VERIFY, repair)
     present = month_files(folder)
     for path in present:
         seen(path)
@@ -56,7 +66,10 @@ def _verify_folder(home: Path, series: SeriesId, tree: Tree, repair: bool, seen:
         mended = repair and fault.code != UNREADABLE
         if mended:
             set_month_aside(home, series, tree, path.stem, str(fault))
-        yield damage_at(home, path, str(fault), _command(series, tree, path, fault, mended), mended)
+        command = _command(series, tree, path, fault, mended)
+        yield damage_at(
+            home, path, str(fault), command, mended, outcome=f"set aside; {consequence(series, tree)}"
+        )
     # Without an older digest a file may never have been written: the index is written first.
     lost = {m for m, entry in known.months.items() if entry.previous} - {path.stem for path in present}
     for month in sorted(lost):
@@ -64,7 +77,9 @@ def _verify_folder(home: Path, series: SeriesId, tree: Tree, repair: bool, seen:
             with writing(folder):
                 forget(folder, month)
         command = forecast_command(series) if repair or tree is LEDGER else VERIFY
-        yield damage_at(home, folder / f"{month}.parquet", "the file is missing", command, repair)
+        lost_file = folder / f"{month}.parquet"
+        outcome = f"its digest is removed; {consequence(series, tree)}"
+        yield damage_at(home, lost_file, "the file is missing", command, repair, outcome=outcome)
     if repair and present:
         with writing(folder):
             record_missing(folder)

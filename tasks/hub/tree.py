@@ -3,7 +3,9 @@
 Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`.
 """
 
+import itertools
 import logging
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +39,7 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
         )
     for champion in champions:
         champion.check()
-    check_replaceable(folder)
+    check_replaceable(folder, champions[0].series.market)
     ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
@@ -62,17 +64,24 @@ def _copy_model(champion: Champion, target: Path) -> None:
         shutil.copyfile(source, target / name)
 
 
-def check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path, market: str) -> None:
     """Raise `CpbError` where the folder holds anything but a tree that cpb wrote."""
     if not folder.exists() and not folder.is_symlink():
         return
     foreign = folder if folder.is_symlink() or not folder.is_dir() else _foreign_file(folder)
     if foreign is not None:
         raise CpbError(
-            f"{folder} is to be replaced by the models to publish, but cpb did not write {foreign}; "
-            "move it elsewhere, or set CPB_HOME to another folder",
+            f"{folder} is to be replaced by the models to publish, but {foreign} is damaged or was not written by cpb; "
+            f"move it away with `mv {shlex.quote(str(folder))} {shlex.quote(str(_free_name(folder)))}` and run "
+            f"`cpb publish --dry-run --market {market}`, or set CPB_HOME to another folder",
             code="foreign-folder", field=str(folder),
         )  # fmt: skip
+
+
+def _free_name(folder: Path) -> Path:
+    """Return the first of `hub.old-1`, `hub.old-2`, … that does not exist."""
+    names = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
 def _foreign_file(folder: Path) -> Path | None:

@@ -22,7 +22,7 @@ from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set
 from tasks.market.own import own_files
 from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
-from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
+from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
 from tasks.storage.records import set_aside
 
 log = logging.getLogger("cpb")
@@ -62,13 +62,15 @@ def verify(
                 found = _check(home, manifest, market, repair, seen)
     if broken and market in (SPOT, SIM):  # spot's is that of um and cm too, and is named once
         reason = f"it is no sound database ({broken}): every file is fetched again without it"
-        yield damage_at(home, root / MANIFEST, reason, VERIFY, repair)
+        outcome = "set aside; the next ingest fetches every file again"
+        yield damage_at(home, root / MANIFEST, reason, VERIFY, repair, outcome=outcome)
     for series, damages in _by_series(found).items():
         if repair:
             _fetch_again(home, series, [month for _, month, _ in damages if month], source)
         for damage, month, path in damages:
-            repaired = damage.repaired or (repair and bool(month) and not damage_of(path))
-            yield damage.model_copy(update={"repaired": repaired})
+            if not damage.repaired and repair and month and not damage_of(path):
+                damage = damage.model_copy(update={"repaired": True, "outcome": REPAIRED})
+            yield damage
 
 
 def record_damage(home: Path, series: SeriesId) -> None:
@@ -136,13 +138,17 @@ def _check_derived(home: Path, series: SeriesId, repair: bool, seen: Seen) -> It
         if cache.is_damaged(path):
             if repair:
                 path.unlink(missing_ok=True)
-            yield damage_at(home, path, "its bytes are not those that were written", VERIFY, repair), path
+            outcome = "removed; the next read of its series makes it anew"
+            reason = "its bytes are not those that were written"
+            yield damage_at(home, path, reason, VERIFY, repair, outcome=outcome), path
     for path in _files(home, series, "provisional"):
         seen(path)
         if reason := damage_of(path):
             if repair:
                 set_aside(path, reason)
-            yield damage_at(home, path, reason, f"{ingest_command(series)} --tail", repair), path
+            command = f"{ingest_command(series)} --tail"
+            outcome = f"set aside; `{command}` fetches it again"
+            yield damage_at(home, path, reason, command, repair, outcome=outcome), path
 
 
 def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:

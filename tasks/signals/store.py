@@ -74,7 +74,10 @@ def _known(home: Path, path: Path) -> SeriesRecord | None:
         return None
     except DamagedError:
         pass
-    log.warning("%s or its record was damaged: deleted, and computed again", path.relative_to(home))
+    log.warning(
+        "%s or its record was damaged or of an earlier version: deleted, and computed again",
+        path.relative_to(home),
+    )
     path.unlink(missing_ok=True)
     beside.unlink(missing_ok=True)
     return None

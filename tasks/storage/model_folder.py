@@ -62,7 +62,8 @@ def read_config(folder: Path) -> ModelConfig:
     except FileNotFoundError as error:
         raise _damaged(folder, f"{CONFIG} is missing") from error
     except (OSError, ValidationError) as error:
-        raise _damaged(folder, f"{CONFIG} cannot be read ({type(error).__name__})") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not what cpb writes"
+        raise _damaged(folder, f"{CONFIG} cannot be read ({why})") from error
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:
@@ -113,8 +114,10 @@ def metrics_damage(folder: Path) -> str:
     try:
         told = json.loads((folder / METRICS).read_bytes())
         told.pop("verdict")
-    except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
-        return f"its scores cannot be read ({type(error).__name__})"
+    except OSError as error:
+        return f"its scores cannot be read ({error.strerror})"
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return "its scores cannot be read: it is not what cpb writes"
     # As texts, since NaN is not equal to itself.
     return "" if json.dumps(told) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
 

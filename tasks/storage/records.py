@@ -1,12 +1,13 @@
 """The records that steps hand on, on disk: one JSON file each, with its kind, its version and a digest.
 
-All reading and writing of records happens here. A file whose digest does not fit is set aside, never used.
+All reading and writing of records happens here. A file whose digest does not fit is set aside, never used. One that an
+earlier version of cpb wrote is not used either, but it is no damage (code `EARLIER`).
 """
 
 import json
 import logging
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -20,6 +21,11 @@ log = logging.getLogger("cpb")
 R = TypeVar("R", bound=Record)
 ASIDE = ".damaged"
 """Ending of the name under which a damaged file is kept."""
+
+EARLIER = "earlier-version"
+"""Code of the error for a record that an earlier version of cpb wrote, with other fields."""
+
+_HEAD = ("record", "version", "digest", "body")
 
 
 def record_digest(record: Record) -> str:
@@ -44,21 +50,43 @@ def read_record(path: Path, kind: type[R]) -> R:
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedError: not the bytes that were written, or written by a version of cpb with other records.
+        DamagedError: not what was written, or (code `EARLIER`) written by a version of cpb with other records.
     """
     try:
+        return parse_record(path, kind)
+    except DamagedError as error:
+        state = str(error) if error.code == EARLIER else f"is damaged: {error}"
+        raise DamagedError(
+            f"{path} {state}; run the same command again to make it anew", code=error.code, field=str(path)
+        ) from error
+
+
+def parse_record(path: Path, kind: type[R]) -> R:
+    """Return the record in `path`; errors as in `read_record`, but the message is the bare reason."""
+    try:
         found = json.loads(path.read_bytes())
-        name, version, digest, body = (found[key] for key in ("record", "version", "digest", "body"))
-    except (ValueError, KeyError, TypeError) as error:
-        raise _damaged(path, f"no record of cpb can be read from it ({type(error).__name__})") from error
-    if (name, version) != (kind.__name__, kind.version):
-        raise _damaged(path, f"it holds {name} version {version}, not {kind.__name__} version {kind.version}")
+    except ValueError as error:
+        raise DamagedError("it is not JSON") from error
+    if not isinstance(found, dict):
+        raise DamagedError("it is JSON, but not an object")
+    if _is_headless(found, kind):
+        raise _earlier()
+    if missing := [key for key in _HEAD if key not in found]:
+        raise DamagedError(f"it has no field {missing[0]}")
+    name, version, digest, body = (found[key] for key in _HEAD)
+    if name != kind.__name__:
+        raise DamagedError(f"it holds the record {name}, not {kind.__name__}")
     if value_digest(body) != digest:
-        raise _damaged(path, "its digest does not fit its content")
+        raise DamagedError("its digest does not fit its content")
+    if type(version) is int and 1 <= version < kind.version:
+        raise _earlier()
+    if version != kind.version:
+        raise DamagedError(f"its version is {version}, and this cpb reads version {kind.version}")
     try:
         return kind.model_validate(body)
     except ValidationError as error:
-        raise _damaged(path, f"{error.errors()[0]['loc']} is not valid") from error
+        place = ".".join(str(part) for part in error.errors()[0]["loc"]) or "body"
+        raise DamagedError(f"its field {place} is not valid") from error
 
 
 def find_record(path: Path, kind: type[R]) -> R | None:
@@ -82,7 +110,14 @@ def set_aside(path: Path, reason: str) -> Path:
     return target
 
 
-def _damaged(path: Path, why: str) -> DamagedError:
-    return DamagedError(
-        f"{path} is damaged: {why}; run the same command again to make it anew", field=str(path)
-    )
+def _is_headless(found: dict[str, Any], kind: type[Record]) -> bool:
+    """Whether a JSON object is a record as it was written before records had a head: the bare fields, or most of them.
+
+    No damage of a present record looks so: its fields lie one level deeper, below `body`.
+    """
+    needed = [name for name, field in kind.model_fields.items() if field.is_required()]
+    return not found.keys() & {"record", "body"} and 2 * len(found.keys() & set(needed)) > len(needed) > 0
+
+
+def _earlier() -> DamagedError:
+    return DamagedError("was written by an earlier version of cpb", code=EARLIER)

@@ -3,21 +3,28 @@
 Stored forecasts name their model (`cpb-BTCUSDT-1h/3`); the card says what that model was and how it scored.
 """
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.handover import Record
-from schemas.identity import SeriesId, tree_of
+from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.handover import Damage, Record
+from schemas.identity import SPOT, SeriesId, tree_of
 from tasks.forecasting.months import LEDGER
-from tasks.storage.records import write_record
+from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
+from tasks.storage.records import EARLIER, parse_record, set_aside, write_record
 from tasks.tracking.archive import rounded
 from tasks.tracking.connection import Store, find_run
 from tasks.tracking.registry import version_metrics
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import REASON, digests_of
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
+
+
+_LOST = "set aside; what this version was is lost unless a backup has its card"
 
 
 class VersionCard(Record):
@@ -41,7 +48,7 @@ class VersionCard(Record):
 
 def card_path(home: Path, series: SeriesId, version: str) -> Path:
     """Return where a version's card lies: `HOME/ledger/cards/cpb-BTCUSDT-1h-3.json`."""
-    return tree_of(home, LEDGER.name, series.market) / "cards" / f"{series.registered}-{version}.json"
+    return _folder(home, series.market) / f"{series.registered}-{version}.json"
 
 
 def write_card(store: Store, home: Path, series: SeriesId, version: "ModelVersion") -> Path:
@@ -67,3 +74,69 @@ def write_card(store: Store, home: Path, series: SeriesId, version: "ModelVersio
     )
     write_record(path, card, compact=True)
     return path
+
+
+def verify(
+    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
+) -> Iterator[Damage]:
+    """Yield each damaged card of a market's versions.
+
+    Args:
+        repair: set a damaged card aside, and write it again where MLflow still has its version, which pruning deletes
+            after the card is written.
+        seen: called with each card that is checked.
+        earlier: called with each card that an earlier version of cpb wrote.
+
+    Raises:
+        CpbError: a card is to be written again, and the MLflow store cannot be read.
+    """
+    for path in sorted(_folder(home, market).glob("*.json")):
+        if (named := _named(path)) is None or path.is_symlink():
+            continue
+        seen(path)
+        try:
+            card = parse_record(path, VersionCard)
+            fault = (
+                "" if card_path(home, card.series, _number(card)) == path else "it is another version's card"
+            )
+        except DamagedError as error:
+            if error.code == EARLIER:
+                earlier(path)
+                continue
+            fault = str(error)
+        if fault:
+            outcome = _mend(home, path, *named, fault) if repair else ""
+            yield damage_at(home, path, fault, VERIFY, repair, outcome=outcome)
+
+
+def _mend(home: Path, path: Path, series: SeriesId, number: str, fault: str) -> str:
+    """Set a damaged card aside, write it again if its version still exists, and return what was done."""
+    set_aside(path, fault)
+    try:
+        store = open_store(create=False)
+    except CpbError as error:
+        if error.code != "no-store":
+            raise
+        return _LOST
+    versions = store.client.search_model_versions(f"name = '{series.registered}'")
+    if (version := next((v for v in versions if str(v.version) == number), None)) is None:
+        return _LOST
+    write_card(store, home, series, version)
+    return REPAIRED
+
+
+def _folder(home: Path, market: str) -> Path:
+    return tree_of(home, LEDGER.name, market) / "cards"
+
+
+def _number(card: VersionCard) -> str:
+    return card.model_version.rpartition("/")[2]
+
+
+def _named(path: Path) -> tuple[SeriesId, str] | None:
+    """Return the series and the version that a card's name speaks of; None for a file that is no card."""
+    name, _, number = path.stem.rpartition("-")
+    try:
+        return (SeriesId.parse(name), number) if name.startswith("cpb-") and number.isdigit() else None
+    except UsageError:
+        return None

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
+from schemas.scope import home
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, find_run
+from tasks.tracking.copies import mending_command
 from tasks.tracking.entries import tag_texts
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, REASON, digests_of, series_tags
@@ -82,11 +84,11 @@ class Champion:
         return digests_of(self.tags)
 
     def check(self) -> None:
-        """Raise `DamagedError` with the command that trains the model again, where its files are damaged."""
+        """Raise `DamagedError` with the command that mends it with the least work, where its files are damaged."""
         if self.damage:
             raise DamagedError(
                 f"champion {self.model_version} is damaged: {self.damage}; "
-                f"train it again with `cpb train-all {self.series.options}`",
+                f"mend it with `{mending_command(home(), self)}`",
                 field=str(self.folder),
             )
 

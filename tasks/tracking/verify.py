@@ -10,11 +10,12 @@ from pathlib import Path
 
 from schemas.errors import CpbError
 from schemas.handover import Damage
-from schemas.identity import SPOT, market_home
-from tasks.storage.damage import Seen, damage_at, unseen
+from schemas.identity import SPOT
+from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
 from tasks.storage.files import replacing
 from tasks.storage.model_folder import NEEDED
+from tasks.tracking.copies import find_copy, training_command
 from tasks.tracking.registry import Champion, champions
 from tasks.tracking.store import Store, open_store
 
@@ -25,7 +26,7 @@ def verify(
     """Yield each damaged file of a market's champions; a folder outside the home is named as it is.
 
     Args:
-        repair: copy files back from the fleet that the champion comes from, where it still has them.
+        repair: copy files back from the fleet that the champion comes from, or from the published folder.
         seen: called with each file that is checked.
 
     Raises:
@@ -38,11 +39,13 @@ def verify(
             return
         raise
     for champion in champions(market=market, store=store):
-        command = f"cpb train-all {champion.series.options}"
         for name, reason in _damaged(champion, seen):
             path = champion.folder / name
-            repaired = repair and _copy_back(market_home(home, market), path, champion.digests.get(name, ""))
-            yield damage_at(home.resolve(), path, reason, command, repaired)
+            copy = find_copy(home, champion, name)
+            if repair and copy:
+                _copy_back(copy, path)
+            command = VERIFY if copy else training_command(champion)
+            yield damage_at(home.resolve(), path, reason, command, repair and copy is not None)
 
 
 def _damaged(champion: Champion, seen: Seen) -> Iterator[tuple[str, str]]:
@@ -59,11 +62,9 @@ def _damaged(champion: Champion, seen: Seen) -> Iterator[tuple[str, str]]:
         yield next((n for n in NEEDED if n in champion.damage), NEEDED[0]), champion.damage
 
 
-def _copy_back(root: Path, path: Path, digest: str) -> bool:
-    """Copy a file with this digest from a fleet's folder, trained or set aside; return whether there was one."""
-    for source in sorted(root.glob(f"fleets/*/members/*/model/{path.name}")):
-        if digest and file_digest(source) == digest:
-            with replacing(path) as draft:
-                shutil.copyfile(source, draft)
-            return True
-    return False
+def _copy_back(copy: Path, path: Path) -> None:
+    # The folder of artifacts, ROOT/RUN/artifacts, may be gone; without its ROOT, a disk is not mounted.
+    if path.parent.parent.parent.is_dir():
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        shutil.copyfile(copy, draft)

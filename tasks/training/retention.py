@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.errors import BusyError, CpbError, DamagedError
+from schemas.errors import BusyError, CpbError, DamagedError, UsageError
 from schemas.handover import FleetJob
+from schemas.identity import SeriesId
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
-from tasks.storage.records import ASIDE
+from tasks.storage.records import ASIDE, EARLIER
 from tasks.training.fleet_files import JOB, RESULT, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
@@ -27,8 +28,9 @@ MAX_UNUSED_DAYS = 90
 """Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
-_TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|progress\.json|worker\.log(\.\d+)?|lock")
-_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
+# done.json and history.json: of earlier versions, which had no result.json.
+_TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|done\.json|progress\.json|worker\.log(\.\d+)?|lock")
+_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz|history\.json")
 
 log = logging.getLogger("cpb")
 
@@ -70,36 +72,51 @@ def remove_old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
 def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
     """Return all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and those unused for `MAX_UNUSED_DAYS`.
 
-    A folder that cpb cannot prove to be a fleet of its own is left out: its job must be readable, and every file
-    in it one that cpb writes.
+    A fleet that an earlier version wrote is never used again, and goes after `MAX_UNUSED_DAYS`. A folder that cpb
+    cannot prove to be a fleet of its own is left out: its job must be cpb's, and every file in it one that cpb writes.
     """
-    kinds: dict[tuple[str, ...], list[tuple[float, Path, FleetJob]]] = defaultdict(list)
-    for folder, job in _fleets(fleets):
-        kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, job))
+    kinds: dict[tuple[str, ...], list[tuple[float, Path, set[str]]]] = defaultdict(list)
     unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
-    return [
-        folder
-        for found in kinds.values()
-        for place, (used, folder, job) in enumerate(sorted(found, key=lambda one: one[0], reverse=True))
-        if (place >= MAX_FLEETS_PER_KIND or used < unused_since) and not _is_foreign(folder, job)
-    ]
-
-
-def _fleets(fleets: Path) -> Iterator[tuple[Path, FleetJob]]:
+    old: list[tuple[Path, set[str]]] = []
     for folder in fleet_folders(fleets.parent):
         try:
-            yield folder, read_job(folder)
+            job = read_job(folder)
+            members = {member.name for member in job.members}
+            kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, members))
         except (OSError, DamagedError) as error:
-            log.debug("%s is left as it is: its job cannot be read (%s)", folder, error)
+            if getattr(error, "code", "") != EARLIER:
+                log.debug("%s is left as it is: its job cannot be read (%s)", folder, error)
+            elif (folder / JOB).stat().st_mtime < unused_since:
+                old.append((folder, _members_on_disk(folder)))
+    for found in kinds.values():
+        for place, (used, folder, members) in enumerate(sorted(found, key=lambda one: one[0], reverse=True)):
+            if place >= MAX_FLEETS_PER_KIND or used < unused_since:
+                old.append((folder, members))
+    return [folder for folder, members in old if not _is_foreign(folder, members)]
 
 
 def _kind(job: FleetJob) -> tuple[str, ...]:
     return (job.architecture, job.preset, *sorted(member.name for member in job.members))
 
 
-def _is_foreign(folder: Path, job: FleetJob) -> bool:
+def _members_on_disk(folder: Path) -> set[str]:
+    """Return the names of a fleet's member folders that are a series', as `BTCUSDT-1h` or `BTCUSDT-1h-fold-2`."""
+    members = folder / "members"
+    names = [path.name for path in members.iterdir()] if members.is_dir() else []
+    return {name for name in names if _is_series(re.sub(r"-fold-\d+$", "", name))}
+
+
+def _is_series(name: str) -> bool:
+    try:
+        SeriesId.parse(name)
+    except UsageError:
+        return False
+    return True
+
+
+def _is_foreign(folder: Path, members: set[str]) -> bool:
     """Whether a fleet's folder holds something that cpb did not write, which is logged."""
-    if foreign := _foreign_file(folder, job):
+    if foreign := _foreign_file(folder, members):
         log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
     return foreign is not None
 
@@ -115,9 +132,8 @@ def _remove(folder: Path) -> bool:
     return True
 
 
-def _foreign_file(folder: Path, job: FleetJob) -> Path | None:
+def _foreign_file(folder: Path, members: set[str]) -> Path | None:
     """Return the first file of a fleet's folder that cpb does not write there, or None."""
-    members = {member.name for member in job.members}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (
             path.is_dir() or _is_fleet_file(path.relative_to(folder).parts, members)

@@ -14,21 +14,26 @@ from schemas.identity import SPOT, SeriesId, market_home
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.model_folder import METRICS, PICTURES, metrics_damage, picture_damage
 from tasks.storage.npz import read_npz
-from tasks.storage.records import read_record, set_aside
+from tasks.storage.records import EARLIER, parse_record, set_aside
 from tasks.training.fleet_files import JOB, RESULT, damaged_files, fleet_folders, is_training
 
+_SET_ASIDE = "set aside; the command that trained this fleet trains it again"
 
-def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
+
+def verify(
+    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
+) -> Iterator[Damage]:
     """Yield each damaged file of a market's fleets; a fleet that is being trained is left out.
 
     Args:
         repair: set a damaged record, and the result of a fleet with a damaged model, aside; delete damaged scores
             and pictures. The command that trained the fleet makes them again.
         seen: called with each file that is checked.
+        earlier: called with the folder of each fleet that an earlier version wrote; it is left to retention.
     """
     for folder in fleet_folders(market_home(home, market)):
         if _market_of(folder) == market and not is_training(folder):
-            yield from _verify_fleet(home, folder, repair, seen)
+            yield from _verify_fleet(home, folder, repair, seen, earlier)
 
 
 def _market_of(folder: Path) -> str:
@@ -44,19 +49,25 @@ def _market_of(folder: Path) -> str:
     return SPOT
 
 
-def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen) -> Iterator[Damage]:
-    records = {}
+def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen, earlier: Seen) -> Iterator[Damage]:
+    records, faults = {}, {}
     for name, kind in ((JOB, FleetJob), (RESULT, FleetResult)):
         path = folder / name
         seen(path)
         try:
-            records[name] = read_record(path, kind)
+            records[name] = parse_record(path, kind)
         except FileNotFoundError:
             continue  # not trained yet, or set aside
         except DamagedError as error:
-            if repair:
-                set_aside(path, str(error))
-            yield damage_at(home, path, "the record is not what was written", VERIFY, repair)
+            if error.code == EARLIER:
+                earlier(folder)
+                return
+            faults[path] = str(error)
+    for path, fault in faults.items():
+        if repair:
+            set_aside(path, fault)
+        reason = f"the record is not what was written: {fault}"
+        yield damage_at(home, path, reason, VERIFY, repair, outcome=_SET_ASIDE)
     job, result = records.get(JOB), records.get(RESULT)
     command = _command(job) if isinstance(job, FleetJob) else VERIFY
     if isinstance(result, FleetResult):
@@ -74,7 +85,9 @@ def _verify_models(
     if found and repair:
         set_aside(folder / RESULT, f"{found[0][0]} is damaged, so this fleet is trained again")
     for path, reason in found:
-        yield damage_at(home, path, reason, command, repair)
+        yield damage_at(
+            home, path, reason, command, repair, outcome=f"set aside; `{command}` trains it again"
+        )
 
 
 def _verify_judged(
@@ -91,7 +104,9 @@ def _verify_judged(
             if repair:  # without a score the member is judged again, which writes all of these
                 for one in (path, *scores):
                     one.unlink(missing_ok=True)
-            yield damage_at(home, path, reason, command, repair)
+            yield damage_at(
+                home, path, reason, command, repair, outcome=f"removed; `{command}` makes it anew"
+            )
 
 
 def _derived_damage(path: Path) -> str:

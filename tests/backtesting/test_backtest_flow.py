@@ -82,6 +82,14 @@ def test_a_repeated_backtest_finds_its_fleets_and_gives_the_same_figures(asked):
     assert again == first
 
 
+def test_forecasts_that_no_repetition_reads_are_deleted_with_the_report(asked, home):
+    first, _ = asked(InProcess())
+    kept = {path.name for path in home.glob("fleets/*/members/*/*.npz")}
+    again, _ = asked(InProcess())
+    assert kept == {"test.npz"}
+    assert again["pooled"] == first["pooled"]
+
+
 def test_a_training_that_ends_in_an_error_costs_its_own_models_only(asked):
     answer, said = asked(Broken(), architectures="har")
     assert set(answer["pooled"]) == {"random-walk", "robust-har"}

@@ -93,14 +93,18 @@ def test_whatever_fails_in_one_series_is_its_failure_alone(scope, name):
     assert stored(scope.home) == [BTC, PEPE]
 
 
-def test_a_damaged_forecast_file_does_not_stop_the_forecast(scope):
+def test_a_damaged_forecast_file_stops_no_forecast_and_is_told_once(scope):
     append(scope.home, BTC, read_of(scope, BTC).with_columns(model_version=pl.lit("cpb-BTCUSDT-1h/0")))
     for path in files_of(scope.home):
         flip(path)
 
     batch = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
 
-    assert (batch.rows, batch.failures) == (20, ())
+    assert (batch.rows, batch.series) == (20, (BTC, PEPE))
+    (failure,) = batch.failures
+    assert (failure.series, failure.step, failure.code) == (BTC, "forecast", issue.LOST)
+    assert "forecasts/interval=1h/symbol=BTCUSDT/2025-05.parquet " in failure.reason
+    assert issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)]).failures == ()
     assert read(scope.home, BTC)["model_version"].unique().to_list() == ["cpb-BTCUSDT-1h/1"]
 
 

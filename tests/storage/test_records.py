@@ -2,14 +2,16 @@
 
 import json
 import math
+import re
 from contextlib import suppress
 
 import pytest
 
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetResult, TrainedMember
+from schemas.handover import Failure, FleetJob, FleetResult, SeriesRecord, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from tasks.storage.records import find_record, read_record, set_aside, write_record
+from tasks.storage.digests import value_digest
+from tasks.storage.records import EARLIER, find_record, parse_record, read_record, set_aside, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
 RESULT = FleetResult(
@@ -65,6 +67,60 @@ def test_another_kind_or_version_is_not_read(tmp_path):
     path.write_text(json.dumps(values | {"version": 99}))
     with pytest.raises(DamagedError, match="99"):
         read_record(path, FleetResult)
+
+
+class Renewed(SeriesRecord):
+    """A record whose fields were changed once."""
+
+    version = 2
+
+
+def head(kind, version, body, **changes):
+    return {"record": kind.__name__, "version": version, "digest": value_digest(body), "body": body} | changes
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (head(Renewed, 1, {"symbol": "BTCUSDT"}), Renewed),
+        # Before records had a head; the first fleets had fewer fields.
+        ({"symbol": "A", "path": "p", "digest": "d", "rows": 1, "first_us": 0, "last_us": 1}, SeriesRecord),
+        ({"architecture": "gru", "preset": "smoke", "overrides": {}, "device": "auto", "dtype": "float32",
+          "members": [], "bounds": {}, "warm_start": None, "code": "c"}, FleetJob),
+    ],
+)  # fmt: skip
+def test_what_an_earlier_version_wrote_is_told_from_damage(tmp_path, content, kind):
+    (tmp_path / "r.json").write_text(json.dumps(content))
+    with pytest.raises(DamagedError) as caught:
+        read_record(tmp_path / "r.json", kind)
+    assert (caught.value.code, caught.value.field) == (EARLIER, str(tmp_path / "r.json"))
+    assert "is damaged" not in str(caught.value)
+
+
+WHOLE = {"key": "k", "architecture": "har"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", "{}", "\x00\xff", '{"rows": 1}',
+        json.dumps(head(Renewed, 1, {}, digest="0")),
+        json.dumps(head(Renewed, 0, {})),
+        json.dumps(head(Renewed, 3, {})),
+        json.dumps(head(Renewed, True, {})),
+        json.dumps(head(Renewed, 2, {})),
+        json.dumps(head(FleetResult, 1, WHOLE)),
+        json.dumps(head(FleetResult, 1, WHOLE | {"unknown": 1})),
+    ],
+)  # fmt: skip
+def test_damage_of_the_present_version_has_a_reason_in_words(tmp_path, text):
+    path = tmp_path / "r.json"
+    path.write_text(text)
+    kind = FleetResult if "unknown" in text else Renewed
+    with pytest.raises(DamagedError) as caught:
+        parse_record(path, kind)
+    assert caught.value.code == "damaged"
+    assert not re.search(r"Error|Exception|[(<']", str(caught.value))
 
 
 def test_a_damaged_one_is_set_aside_and_a_missing_one_is_none(tmp_path, caplog):

@@ -1,6 +1,7 @@
 """Calls side by side, and their end by Ctrl-C in a real terminal after polars has taken the signal's handler."""
 
 import os
+import resource
 import sys
 import threading
 import time
@@ -252,3 +253,22 @@ def test_polars_takes_the_handler_in_a_way_that_makes_untimed_waits_deaf(tmp_pat
     )
     done = os.popen(f"{sys.executable} -c '{code}'").read()
     assert done.strip() == "True"
+
+
+def test_the_terminal_of_these_tests_works_with_many_open_files(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < 2048:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
+    opened = []
+    try:
+        while not opened or opened[-1] <= 1024:  # what select() takes at most
+            opened.append(os.open(tmp_path, os.O_RDONLY))
+        terminal = Terminal([sys.executable, "-c", "import time; print('shown', flush=True); time.sleep(60)"])
+        try:
+            terminal.read_until(lambda: "shown" in terminal.screen)
+        finally:
+            terminal.close()
+    finally:
+        for number in opened:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -96,6 +96,39 @@ def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, night
     assert set(remove_old_fleets(tmp_path / "fleets")) == {gone, *nights[:2]}
 
 
+def earlier_fleet(root, days):
+    """A fleet as cpb wrote them before records had a head."""
+    folder = root / "fleets" / "0123456789abcdef"
+    place = folder / "members" / "BTCUSDT-1h"
+    (place / "model").mkdir(parents=True)
+    for file in ("history.json", "score-863ff097bc68.npz", "model/config.json", "model/model.safetensors"):
+        (place / file).touch()
+    (folder / "done.json").touch()
+    fields = ("seeds", "overrides", "device", "profile", "dtype", "bounds", "code")
+    values = dict.fromkeys(fields) | {"architecture": "har", "preset": "smoke", "members": []}
+    (folder / "job.json").write_text(json.dumps(values))
+    at = time.time() - days * 86400
+    os.utime(folder / "job.json", (at, at))
+    return folder
+
+
+def test_fleets_of_an_earlier_version_go_like_all_that_no_run_uses(tmp_path):
+    folder = earlier_fleet(tmp_path, MAX_UNUSED_DAYS - 1)
+    assert remove_old_fleets(tmp_path / "fleets") == []
+    os.utime(folder / "job.json", (0, 0))
+    assert remove_old_fleets(tmp_path / "fleets") == [folder]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("place", ["notes.txt", "members/mine/history.json", "members/BTCUSDT-1h/notes.txt"])
+def test_a_fleet_of_an_earlier_version_with_a_file_of_the_users_is_kept(tmp_path, place):
+    mine = earlier_fleet(tmp_path, MAX_UNUSED_DAYS + 1) / place
+    mine.parent.mkdir(exist_ok=True)
+    mine.touch()
+    assert remove_old_fleets(tmp_path / "fleets") == []
+    assert mine.exists()
+
+
 def test_an_older_fleet_that_was_used_again_is_kept(tmp_path, nights):
     os.utime(nights[0] / "job.json")
     FleetsInUse(tmp_path).release()

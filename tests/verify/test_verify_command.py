@@ -1,19 +1,25 @@
 """`cpb verify`, and what a run does about damage that it meets."""
 
 import json
+import re
 import sys
 
 import pytest
-from test_verify_parts import champion, cut, flip, member_of
+from fastapi.testclient import TestClient
+from test_verify_parts import champion, cut, fleet_of, flip, member_of
 
 import flows.cli
 from benchmarks.bitflips import MARKET, SERIES, spec
+from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
-from schemas.errors import BusyError
+from schemas.errors import BusyError, CpbError
 from tasks.publish import publish
 from tasks.tracking.registry import champions
 from tasks.verify import KINDS, verify_all
+from webapp.app import create_app
+
+KINDS_OF_PAGE = ("candles", "forecast", "ledger")
 
 
 @pytest.fixture
@@ -38,7 +44,10 @@ def test_a_good_home(stored, cpb):
     assert (code, out) == (0, [])
     assert "0 damaged" in err
     code, out, _ = cpb("verify", "--market", "um", "--json")
-    assert (code, json.loads(out[-1])) == (0, {"checked": 0, "damaged": [], "unchecked": [], "exit": 0})
+    assert (code, json.loads(out[-1])) == (
+        0,
+        {"checked": 0, "damaged": [], "unchecked": [], "earlier": {}, "exit": 0},
+    )
 
 
 def test_one_line_for_each_damaged_file_and_a_repair(stored, cpb):
@@ -60,11 +69,13 @@ def test_one_line_for_each_damaged_file_and_a_repair(stored, cpb):
     found = json.loads(out[-1])
     assert (code, found["exit"], len(found["damaged"])) == (1, 1, 4)
     assert found["checked"] > 30
-    assert set(found["damaged"][0]) == {"path", "reason", "command", "repaired"}
+    assert set(found["damaged"][0]) == {"path", "reason", "command", "repaired", "outcome"}
     code, out, err = cpb("verify", "--repair")
-    assert (code, [line.split(" -> ")[1] for line in out]) == (0, ["repaired"] * 4)
+    done = [line.split(" -> ")[1] for line in out]
+    assert (code, done[:3], done[3].startswith("removed; `cpb train-all ")) == (0, ["repaired"] * 3, True)
     assert candles.read_bytes() == before
-    assert "4 repaired" in err
+    assert features.exists()
+    assert "3 repaired, 1 removed or set aside, 0 left" in err
     assert cpb("verify")[0] == 0
 
 
@@ -108,6 +119,44 @@ def test_the_same_command_judges_again_where_a_score_is_damaged(stored, name):
     assert train_again()[0].exit_code == 0
     assert verify_all(stored, (MARKET,)).is_good
     assert (champion().folder / "metrics.json").read_bytes() == scores
+
+
+def test_fleets_of_an_earlier_version_are_a_note(stored, cpb):
+    (path,) = (fleet_of(stored) / name for name in ("job.json",))
+    (fleet_of(stored) / "result.json").unlink()
+    path.write_text(json.dumps(json.loads(path.read_text())["body"]))
+    code, out, err = cpb("verify", "--repair", "--json")
+    found = json.loads(out[-1])
+    assert (code, found["exit"], found["damaged"], found["earlier"]) == (0, 0, [], {"fleets": 1})
+    assert err.count("an earlier version") == 1
+    assert path.exists()
+
+
+def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
+    (month,) = SERIES.folder(stored, "forecasts").glob("*.parquet")
+    flip(month)
+    said = []
+    with TestClient(create_app(stored), base_url="http://127.0.0.1:8000") as page:
+        found = run_forecast(spec("2025-05-23"), Runner(), said.append)
+        assert (found["exit"], found["series"], len(found["failed"])) == (3, 2, 1)
+        assert found["rows"] > 0
+        assert [line.startswith("FAILED ") for line in said] == [True, False]
+        for path in (
+            "/healthz",
+            "/api/symbols",
+            *(f"/api/{kind}/BTC/1h?market=sim" for kind in KINDS_OF_PAGE),
+        ):
+            assert page.get(path).status_code == 200, path
+    assert run_forecast(spec("2025-05-23"), Runner(), said.append)["exit"] == 0
+
+
+def test_a_refusal_for_damage_names_one_command_only(stored):
+    for one in champions(market=MARKET):
+        cut(one.folder / "model.safetensors")
+    with pytest.raises(CpbError) as caught:
+        run_forecast(spec("2025-05-23"), Runner(), lambda _: None)
+    assert caught.value.code == "no-forecast"
+    assert set(re.findall(r"`([^`]+)`", str(caught.value))) == {"cpb verify --repair"}
 
 
 def test_a_damaged_champion_of_one_series_stops_no_other(stored):

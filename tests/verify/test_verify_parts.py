@@ -1,18 +1,29 @@
 """The check of each kind of artefact: features, fleets and champions."""
 
 import json
+import shlex
+import shutil
 
 import numpy as np
 import pytest
 
 from benchmarks.bitflips import MARKET, SERIES, SPAN
+from flows.runner import Runner
+from flows.train_all import run_train_all
+from schemas.errors import DamagedError
 from schemas.handover import FleetResult
+from schemas.run import RunSpec
 from tasks.signals.store import read_features, write_features
 from tasks.signals.verify import verify as verify_features
+from tasks.storage.damage import REPAIRED
 from tasks.storage.locks import locked
-from tasks.storage.records import find_record
+from tasks.storage.records import find_record, read_record, write_record
+from tasks.tracking.cards import VersionCard, write_card
+from tasks.tracking.cards import verify as verify_cards
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.tracking.verify import verify as verify_champions
+from tasks.tracking.versions import versions_of
 from tasks.training.fleet_files import JOB, RESULT, prepare, read_job
 from tasks.training.verify import verify as verify_fleets
 
@@ -70,11 +81,23 @@ def test_damaged_features_are_named_deleted_and_computed_again(stored, damage, e
     assert (found.path, found.command, found.repaired) == (
         path.relative_to(stored).as_posix(), "cpb verify --repair", False,
     )  # fmt: skip
-    assert one(verify_features(stored, MARKET, repair=True)).repaired
+    outcome = one(verify_features(stored, MARKET, repair=True)).outcome
     assert not list(verify_features(stored, MARKET))
+    computed = (stored / record.path).exists()
+    assert (computed, outcome == REPAIRED) == (ending == "parquet",) * 2  # the record says from which candles
     again = write_features(stored, SERIES, **SPAN)
     assert (again.path, again.digest, again.rows) == (record.path, record.digest, record.rows)
     assert np.array_equal(read_features(stored, again).features, before.features, equal_nan=True)
+
+
+def test_features_without_candles_are_removed_and_said_to_be(stored):
+    record = write_features(stored, SERIES, **SPAN)
+    cut(stored / record.path)
+    for path in SERIES.folder(stored, "klines").glob("*.parquet"):
+        path.unlink()
+    found = one(verify_features(stored, MARKET, repair=True))
+    assert (found.repaired, found.outcome.split(";")[0]) == (True, "removed")
+    assert not list(verify_features(stored, MARKET))
 
 
 def test_features_that_are_gone_are_named_and_those_without_a_record_are_not(stored):
@@ -141,6 +164,18 @@ def test_damaged_scores_and_pictures_are_deleted_and_the_models_stay(stored, dam
     assert (fleet_of(stored) / RESULT).exists()
 
 
+def test_a_fleet_of_an_earlier_version_is_no_damage_and_is_left_alone(stored):
+    folder = fleet_of(stored)
+    (folder / RESULT).unlink()
+    body = json.loads((folder / JOB).read_text())["body"]
+    (folder / JOB).write_text(json.dumps(body))  # as before records had a head
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    met = []
+    assert list(verify_fleets(stored, MARKET, repair=True, earlier=met.append)) == []
+    assert met == [folder]
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
 def test_a_fleet_in_training_is_left_alone(stored):
     flip(member_of(stored, "model/model.safetensors"))
     with locked(fleet_of(stored) / "lock"):
@@ -166,17 +201,98 @@ def test_a_damaged_champion_is_named_and_copied_back_from_its_fleet(stored, dama
     damage(path)
     found = one(verify_champions(stored, MARKET))
     assert (found.path, found.repaired) == (path.as_posix(), False)  # outside the home: as it is
-    assert found.command == "cpb train-all --coins BTCUSDT --timeframes 1h --source sim"
+    assert found.command == "cpb verify --repair"
     assert one(verify_champions(stored, MARKET, repair=True)).repaired
     assert path.read_bytes() == whole
     assert not list(verify_champions(stored, MARKET))
 
 
-def test_a_champion_whose_fleet_is_damaged_too_cannot_be_repaired(stored):
-    flip(champion().folder / "model.safetensors")
+def test_a_champion_whose_fleet_is_gone_is_copied_back_from_what_was_published(stored):
+    path = champion().folder / "model.safetensors"
+    whole = path.read_bytes()
+    flip(path)
+    shutil.rmtree(stored / MARKET / "fleets")
+    assert "`cpb verify --repair`" in refusal()
+    assert one(verify_champions(stored, MARKET, repair=True)).outcome == REPAIRED
+    assert path.read_bytes() == whole
+
+
+def test_a_champion_whose_whole_folder_is_gone_is_copied_back(stored):
+    folder = champion().folder
+    names = {path.name for path in folder.iterdir()}
+    shutil.rmtree(folder.parent)
+    assert {d.outcome for d in verify_champions(stored, MARKET, repair=True)} == {REPAIRED}
+    assert {path.name for path in folder.iterdir()} == names
+    assert champion().damage == ""
+
+
+def test_a_champion_without_an_intact_copy_is_trained_again_by_the_named_command(stored):
+    path = champion().folder / "model.safetensors"
+    flip(path)
     flip(member_of(stored, "model/model.safetensors"))
-    assert not one(verify_champions(stored, MARKET, repair=True)).repaired
-    assert champion().damage
+    shutil.rmtree(stored / MARKET / "hub")
+    found = one(verify_champions(stored, MARKET, repair=True))
+    expected = "cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures"
+    assert (found.repaired, found.command) == (False, f"{expected} {champion().architecture} --preset smoke")
+    assert f"`{found.command}`" in refusal()
+    options = shlex.split(found.command)[2:]
+    asked = dict(zip((o.removeprefix("--") for o in options[::2]), options[1::2], strict=True))
+    # The user's own part of the first run's options: the named command alone learns everything that there is.
+    assert run_train_all(RunSpec(**asked, since="2025-03", as_of="2025-05-20"), Runner(), lambda _: None)
+    assert champion().damage == ""
+    assert not list(verify_champions(stored, MARKET))
+
+
+def refusal():
+    with pytest.raises(DamagedError) as caught:
+        champion().check()
+    return str(caught.value)
+
+
+def write_cards(home):
+    """Cards of both series' versions, as pruning writes them before it deletes the versions."""
+    store = open_store()
+    (mine,) = versions_of(store, SERIES)
+    paths = [write_card(store, home, SERIES, mine)]
+    gone = paths[0].with_name("cpb-sim-BTCUSDT-1h-9.json")
+    card = read_record(paths[0], VersionCard)
+    write_record(gone, card.model_copy(update={"model_version": f"{SERIES.registered}/9"}), compact=True)
+    return [*paths, gone]
+
+
+def test_sound_cards_are_no_damage(stored):
+    paths = write_cards(stored)
+    paths[0].with_name("notes.json").write_text("{}")
+    seen = []
+    assert list(verify_cards(stored, MARKET, seen=seen.append)) == list(verify_cards(stored, "spot")) == []
+    assert sorted(seen) == sorted(paths)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_card_is_named_and_written_again_while_its_version_exists(stored, damage):
+    path, _ = write_cards(stored)
+    whole = path.read_bytes()
+    damage(path)
+    found = one(verify_cards(stored, MARKET))
+    assert (found.path, found.command, found.repaired) == (
+        f"{MARKET}/ledger/cards/{path.name}", "cpb verify --repair", False,
+    )  # fmt: skip
+    assert one(verify_cards(stored, MARKET, repair=True)).outcome == REPAIRED
+    assert path.read_bytes() == whole
+
+
+def test_a_damaged_card_of_a_version_that_is_gone_is_set_aside(stored):
+    _, path = write_cards(stored)
+    flip(path)
+    assert one(verify_cards(stored, MARKET, repair=True)).outcome.startswith("set aside; ")
+    assert path.with_name(f"{path.name}.damaged-1").exists()
+    assert list(verify_cards(stored, MARKET)) == []
+
+
+def test_a_card_under_another_versions_name_is_damage(stored):
+    path, other = write_cards(stored)
+    shutil.copyfile(other, path)
+    assert one(verify_cards(stored, MARKET)).path.endswith(path.name)
 
 
 def test_without_a_store_there_is_no_champion_to_check(stored, tmp_path, monkeypatch):
