@@ -87,7 +87,7 @@ def test_an_interrupt_in_one_call_stops_the_others_also_deep_inside():
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_each([wait_long, nested, interrupt, lambda: never.append(1)], workers=3)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # far from the call's own length, and from what a busy machine takes
     assert len(stopped) == 3
     assert not never
 
@@ -102,7 +102,7 @@ def test_a_call_that_cannot_be_stopped_is_left_behind(monkeypatch):
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run_each([lambda: release.wait(30), interrupt], workers=2)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 20  # far from the call's own length, and from what a busy machine takes
     release.set()
 
 
@@ -158,11 +158,9 @@ def test_an_interrupt_waits_for_running_calls_of_a_pool_as_long_as_it_is_told(gr
             time.sleep(0.05)
             raise KeyboardInterrupt
 
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         interrupt_the_block()
     assert done.is_set() is written
-    assert time.monotonic() - began < 2
 
 
 SCRIPT = """\
