@@ -36,6 +36,7 @@ ATR_CANDLES = 14
 FIT_CANDLES = 365 * 24
 FIGURES = ("volatility", "range")
 ERRORS = ("log", "qlike")
+HOLDS = ("rms_in_sigmas", "within_sigma", "below_q05", "touched_q05")
 DRAWS = 2000
 
 
@@ -91,8 +92,10 @@ def errors(ex_ante: np.ndarray, came: np.ndarray, fit: np.ndarray) -> dict[str, 
     }
 
 
-def measure_coin(folder: Path, home: Path, until: datetime) -> dict[tuple[int, str], dict[str, Any]]:
-    """For each h and figure: month of each tested origin, and the errors of both sides."""
+def measure_coin(
+    folder: Path, home: Path, until: datetime
+) -> tuple[dict[tuple[int, str], dict[str, Any]], list[list[float]]]:
+    """For each h and figure the month of each tested origin and the errors of both sides; and `holds`."""
     model = load(folder)
     if model.known_until is None or model.known_until > until:
         raise SystemExit(f"{folder} knows candles until {model.known_until}: train it as of {until:%Y-%m-%d}")
@@ -104,7 +107,8 @@ def measure_coin(folder: Path, home: Path, until: datetime) -> dict[tuple[int, s
     ranges = atr(series.prices, series.segments)
     origins = np.flatnonzero(series.usable(model.context, max(HORIZONS)) & np.isfinite(ranges))
     origins = origins[origins >= first - FIT_CANDLES]
-    sigma = forecast_sigma(predict([model], [series], [origins])[0].quantiles)
+    quantiles = predict([model], [series], [origins])[0].quantiles
+    sigma = forecast_sigma(quantiles)
     months = closes[origins].astype("datetime64[us]").astype("datetime64[M]")
     out: dict[tuple[int, str], dict[str, Any]] = {}
     for h in HORIZONS:
@@ -118,14 +122,35 @@ def measure_coin(folder: Path, home: Path, until: datetime) -> dict[tuple[int, s
                 "forecast": errors(sigma[keep, h - 1], came[keep], before[keep]),
                 "atr": errors(ranges[origins][keep] * np.sqrt(h), came[keep], before[keep]),
             }
+    tested = origins >= first
+    return out, holds(series, origins[tested], quantiles[tested])
+
+
+def holds(series: Series, origins: np.ndarray, quantiles: np.ndarray) -> list[list[float]]:
+    """HOLDS for each of HORIZONS: root mean square of the move in sigmas; the shares of moves within one sigma, of closes
+    below the 5 % quantile, and of origins after which a low undercut it."""
+    logs, sigma = np.log(series.prices), forecast_sigma(quantiles)
+    out = []
+    for h in HORIZONS:
+        moves = logs[origins + h, 3] - logs[origins, 3]
+        lows = logs[origins[:, None] + np.arange(1, h + 1), 2].min(axis=1) - logs[origins, 3]
+        scores, stop = moves / sigma[:, h - 1], quantiles[:, h - 1, 0]
+        out.append(
+            [
+                float(np.sqrt((scores**2).mean())),
+                float((np.abs(scores) < 1).mean()),
+                float((moves < stop).mean()),
+                float((lows < stop).mean()),
+            ]
+        )
     return out
 
 
-def summary(coins: dict[str, dict[tuple[int, str], dict[str, Any]]]) -> list[dict[str, Any]]:
+def summary(coins: list[dict[tuple[int, str], dict[str, Any]]]) -> list[dict[str, Any]]:
     """For each figure, h and error: its mean over coins, the ratio, and how that spreads over coins and months."""
     rows = []
     for figure, h, error in product(FIGURES, HORIZONS, ERRORS):
-        table = [one[h, figure] for one in coins.values()]
+        table = [one[h, figure] for one in coins]
         forecast, other = (
             np.array([one[side][error].mean() for one in table]) for side in ("forecast", "atr")
         )
@@ -188,9 +213,14 @@ def main() -> None:
             source = str(Path(asked.source).resolve()) if Path(asked.source).exists() else asked.source
             train(home, source, asked.train_until, asked.as_of, asked.coins)
         folders = sorted((home / "hub").glob("*/1h"))
-        rows = summary({one.parent.name: measure_coin(one, home, until) for one in folders})
+        measured = [measure_coin(one, home, until) for one in folders]
+    rows = summary([one for one, _ in measured])
+    held = np.mean([one for _, one in measured], axis=0)
     if asked.json:
-        print(json.dumps({"coins": len(folders), "rows": rows}))
+        holding = {
+            h: dict(zip(HOLDS, one, strict=True)) for h, one in zip(HORIZONS, held.tolist(), strict=True)
+        }
+        print(json.dumps({"coins": len(folders), "rows": rows, "holds": holding}))
         return
     print(
         f"{len(folders)} coins at 1h, {asked.train_until} to {asked.as_of}, {rows[0]['origins']:,} origins\n"
@@ -205,6 +235,9 @@ def main() -> None:
             f"| [{r['low']:.3f}, {r['high']:.3f}] | {r['median_coin']:.3f} | {r['worst_coin']:.3f} "
             f"| {min(r['months']):.2f} to {max(r['months']):.2f} |"
         )
+    print(f"\n| h | {' | '.join(HOLDS)} |\n|---|---|---|---|---|")
+    for h, one in zip(HORIZONS, held, strict=True):
+        print(f"| {h} | {one[0]:.2f} | {one[1]:.1%} | {one[2]:.1%} | {one[3]:.1%} |")
 
 
 if __name__ == "__main__":

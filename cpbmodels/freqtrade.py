@@ -65,7 +65,7 @@ def add_forecasts(
     Returns:
         The table with new columns for every step h, rounded to 6 digits:
         `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
-        between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same;
+        between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
         `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices.
         NaN where there is no forecast: before the model's `known_until`, in the first candles (rolling windows), for a
         week of candles after a hole or an impossible candle, and in a last candle that has not closed.
@@ -123,7 +123,7 @@ class RiskFromForecast:
     cpb_horizon: int = 10
     """Candles ahead for which risk is measured and the stop is set."""
     cpb_target_risk: float = 0.005
-    """Share of the wallet that a move of one forecast standard deviation over the horizon gains or loses."""
+    """Share of the wallet that a move of one `cpb_sigma` over the horizon gains or loses; two of three are smaller."""
 
     use_custom_stoploss = True
     config: Any
