@@ -127,8 +127,11 @@ def measure_coin(
 
 
 def holds(series: Series, origins: np.ndarray, quantiles: np.ndarray) -> list[list[float]]:
-    """HOLDS for each of HORIZONS: root mean square of the move in sigmas; the shares of moves within one sigma, of closes
-    below the 5 % quantile, and of origins after which a low undercut it."""
+    """HOLDS for each of HORIZONS.
+
+    The root mean square of the move in sigmas; shares of moves within one sigma, of closes below the 5 % quantile, and
+    of origins after which a low undercut it.
+    """
     logs, sigma = np.log(series.prices), forecast_sigma(quantiles)
     out = []
     for h in HORIZONS:

@@ -8,14 +8,15 @@ import json
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+import time
 import zipfile
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
@@ -42,6 +43,18 @@ pytestmark = [
     ),
 ]
 mirror_is_here = pytest.mark.skipif(not MIRROR.exists(), reason="needs the mirror of real klines")
+
+ALWAYS = """
+from CpbRiskStrategy import CpbRiskStrategy
+
+
+class Always(CpbRiskStrategy):
+    def populate_entry_trend(self, dataframe, metadata):
+        return dataframe.assign(enter_long=1)
+
+    def populate_exit_trend(self, dataframe, metadata):
+        return dataframe
+"""
 
 
 @pytest.fixture(scope="module", params=["sim", pytest.param(str(MIRROR), marks=mirror_is_here)])
@@ -81,20 +94,28 @@ def trader(request, tmp_path_factory):
         klines = read_klines(home, series)
         candles[f"{coin}/USDT"] = to_feather(klines, user / "data/binance" / f"{coin}_USDT-1h.feather")
 
-    with serve(None, hook=exchange) as url:
+    with serve(None, hook=Exchange(candles)) as url:
         (folder / "config.json").write_text(json.dumps(config_of(url)))
+        env |= {"PYTHONPATH": str(ROOT), "COLUMNS": "240"}
+
+        def command_of(command, *arguments):
+            return [PYTHON, "-m", "freqtrade", command, "-c", "config.json", "--userdir", user, *arguments]
 
         def run(command, *arguments, timerange):
             done = subprocess.run(
-                [PYTHON, "-m", "freqtrade", command, "-c", "config.json", "--userdir", user, "--strategy",
-                 STRATEGY.stem, "--timerange", timerange, *arguments],
-                cwd=folder, env=env | {"PYTHONPATH": str(ROOT), "COLUMNS": "240"}, capture_output=True, text=True,
-                timeout=600, check=False,
+                command_of(command, "--strategy", STRATEGY.stem, "--timerange", timerange, *arguments),
+                cwd=folder, env=env, capture_output=True, text=True, timeout=600, check=False,
             )  # fmt: skip
             assert done.returncode == 0, done.stderr[-4000:]
             return " ".join(done.stderr.split()), done.stdout
 
-        yield SimpleNamespace(run=run, user=user, candles=candles)
+        def start(log, *arguments):
+            return subprocess.Popen(
+                command_of("trade", "--dry-run", *arguments), cwd=folder, stdout=log, stderr=log,
+                env=env | {"PYTHONPATH": f"{ROOT}{os.pathsep}{user / 'strategies'}"},
+            )  # fmt: skip
+
+        yield SimpleNamespace(run=run, start=start, folder=folder, user=user, candles=candles)
 
 
 def to_feather(klines, path):
@@ -108,23 +129,71 @@ def to_feather(klines, path):
     return pd.DataFrame({"date": dates, **{name: frame[name].to_numpy() for name in frame.columns[1:]}})
 
 
-def exchange(_handler, path, _query):
-    """A stand-in that knows the exchange's markets and nothing else."""
-    if path != "api/v3/exchangeInfo":
-        return 404, {}, b'{"code": -1, "msg": "not here"}'
-    filters = [
-        {"filterType": "PRICE_FILTER", "minPrice": "0.01", "maxPrice": "1000000", "tickSize": "0.01"},
-        {"filterType": "LOT_SIZE", "minQty": "0.00001", "maxQty": "9000", "stepSize": "0.00001"},
-        {"filterType": "NOTIONAL", "minNotional": "5", "applyMinToMarket": True},
-    ]
-    symbols = [
-        {"symbol": f"{coin}USDT", "status": "TRADING", "baseAsset": coin, "quoteAsset": "USDT",
-         "baseAssetPrecision": 8, "quotePrecision": 8, "quoteAssetPrecision": 8, "orderTypes": ["LIMIT", "MARKET"],
-         "isSpotTradingAllowed": True, "permissions": ["SPOT"], "permissionSets": [["SPOT"]], "filters": filters}
-        for coin in COINS
-    ]  # fmt: skip
-    body = {"timezone": "UTC", "serverTime": 0, "rateLimits": [], "exchangeFilters": [], "symbols": symbols}
-    return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+class Exchange:
+    """A stand-in: markets, and for a live bot prices and candles, moved in time so that the last one is open."""
+
+    def __init__(self, candles):
+        self.candles = {pair.replace("/", ""): frame for pair, frame in candles.items()}
+
+    def __call__(self, _handler, path, query):
+        answer = getattr(self, path.removeprefix("api/v3/").partition("/")[0], None)
+        status, body = (404, {"code": -1, "msg": "not here"}) if answer is None else (200, answer(query))
+        return status, {"Content-Type": "application/json"}, json.dumps(body).encode()
+
+    def exchangeInfo(self, _query):
+        filters = [
+            {"filterType": "PRICE_FILTER", "minPrice": "0.01", "maxPrice": "1000000", "tickSize": "0.01"},
+            {"filterType": "LOT_SIZE", "minQty": "0.00001", "maxQty": "9000", "stepSize": "0.00001"},
+            {"filterType": "NOTIONAL", "minNotional": "5", "applyMinToMarket": True},
+        ]
+        symbols = [
+            {"symbol": f"{coin}USDT", "status": "TRADING", "baseAsset": coin, "quoteAsset": "USDT",
+             "baseAssetPrecision": 8, "quotePrecision": 8, "quoteAssetPrecision": 8, "filters": filters,
+             "orderTypes": ["LIMIT", "MARKET"], "isSpotTradingAllowed": True, "permissionSets": [["SPOT"]]}
+            for coin in COINS
+        ]  # fmt: skip
+        return {
+            "timezone": "UTC",
+            "serverTime": 0,
+            "rateLimits": [],
+            "exchangeFilters": [],
+            "symbols": symbols,
+        }
+
+    def time(self, _query):
+        return {"serverTime": round(time.time() * 1000)}
+
+    def klines(self, query):
+        recent = moved(self.candles[query["symbol"]], pd.Timestamp.now(tz="UTC")).tail(int(query["limit"]))
+        opens = recent["date"].astype("datetime64[ms, UTC]").astype("int64")
+        prices = recent[["open", "high", "low", "close", "volume"]].astype(str).to_numpy().tolist()
+        ends = ["0", 1, "0", "0", "0"]
+        return [[t, *row, t + 3_599_999, *ends] for t, row in zip(opens.tolist(), prices, strict=True)]
+
+    def ticker(self, query):
+        price = str(self.candles[query["symbol"]]["close"].iloc[-1])
+        now = round(time.time() * 1000)
+        names = (
+            "lastPrice",
+            "bidPrice",
+            "askPrice",
+            "openPrice",
+            "highPrice",
+            "lowPrice",
+            "weightedAvgPrice",
+        )
+        return {"symbol": query["symbol"], "openTime": now - 86_400_000, "closeTime": now} | dict.fromkeys(
+            names, price
+        )
+
+    def depth(self, query):
+        side = [[str(self.candles[query["symbol"]]["close"].iloc[-1]), "1000"]]
+        return {"lastUpdateId": 1, "bids": side, "asks": side}
+
+
+def moved(candles, now):
+    """The candles with the last one open at `now`."""
+    return candles.assign(date=candles["date"] + (now.floor("h") - candles["date"].iloc[-1]))
 
 
 def config_of(url):
@@ -132,10 +201,11 @@ def config_of(url):
     api = {"urls": {"api": {"public": f"{url}/api/v3"}}, "options": {"fetchMarkets": {"types": ["spot"]}}}
     return {
         "stake_currency": "USDT", "stake_amount": "unlimited", "tradable_balance_ratio": 1.0, "max_open_trades": 2,
-        "dry_run": True, "dry_run_wallet": WALLET, "trading_mode": "spot", "dataformat_ohlcv": "feather",
+        "dry_run": True, "initial_state": "running", "db_url": "sqlite:///live.sqlite",
+        "dry_run_wallet": WALLET, "trading_mode": "spot", "dataformat_ohlcv": "feather",
         "entry_pricing": pricing, "exit_pricing": pricing, "pairlists": [{"method": "StaticPairList"}],
         "exchange": {"name": "binance", "key": "", "secret": "", "ccxt_config": api,
-                     "pair_whitelist": [f"{coin}/USDT" for coin in COINS]},
+                     "enable_ws": False, "pair_whitelist": [f"{coin}/USDT" for coin in COINS]},
     }  # fmt: skip
 
 
@@ -168,6 +238,49 @@ def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_th
             assert trade.stop_loss_abs == pytest.approx(stops.max(), rel=5e-5)  # rounded to a tick
             stopped += 1
     assert stopped > 5
+
+
+def test_a_live_bot_stakes_and_stops_by_the_candle_that_has_closed(trader):
+    """The exchange sends the open candle too. No signal is waited for: the strategy enters at once."""
+    (trader.user / "strategies" / "Always.py").write_text(ALWAYS)
+    with (trader.folder / "live.log").open("w+") as log:
+        bot = trader.start(log, "--strategy", "Always")
+        try:
+            trades = wait_for_trades(trader.folder / "live.sqlite", bot)
+        finally:
+            bot.terminate()
+            bot.wait(60)
+        log.seek(0)
+        said = log.read()
+    assert "ERROR" not in said
+    assert "Strategy caused" not in said
+    for pair, stake, stop, opened in trades:
+        now = pd.Timestamp(opened, tz="UTC")
+        candles = moved(trader.candles[pair], now)[:-1]
+        folder = trader.user / "cpb" / pair.replace("/", "") / "1h"
+        last = add_forecasts(candles, pair, "1h", folder, steps=[10]).iloc[-1]
+        assert stake == pytest.approx(0.005 * WALLET / last["cpb_sigma_10"], rel=1e-3)
+        assert stop == pytest.approx(last["cpb_q05_10"], rel=5e-5)
+
+
+def wait_for_trades(path, bot, seconds=120):
+    """Pair, stake, stop and opening time of a trade in each pair, once the bot has moved their first stops."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until and bot.poll() is None:
+        time.sleep(1)
+        if not path.exists():
+            continue
+        with sqlite3.connect(path) as database:
+            tables = database.execute("select count(*) from sqlite_master where name = 'trades'").fetchone()
+            found = (
+                tables[0]
+                and database.execute(
+                    "select pair, stake_amount, stop_loss, open_date from trades where stop_loss > initial_stop_loss"
+                ).fetchall()
+            )
+        if found and len(found) == len(COINS):
+            return found
+    raise AssertionError("the bot has not opened a trade in every pair")
 
 
 def test_lookahead_analysis_finds_no_bias(trader):
