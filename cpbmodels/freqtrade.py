@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from cpbmodels.columns import PRICES
 from cpbmodels.errors import ModelError
-from cpbmodels.figures import INTERVAL_SECONDS
+from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
 from cpbmodels.member import Member, load
 from cpbmodels.prediction import check_forecasts_prices, microseconds, predict
 from cpbmodels.rows import QUANTILE_COLUMNS
@@ -54,7 +54,7 @@ def add_forecasts(
 
     Args:
         dataframe: candles as freqtrade has them, oldest first: `date` (open time, UTC), `open high low close volume`;
-            other columns are kept. Any table that `Series.from_frame` reads will do.
+            other columns are kept. Any pandas table that `Series.from_frame` reads will do.
         pair: such as BTC/USDT, for messages.
         timeframe: length of a candle, such as 1h; the model must have been trained on it.
         model: a model, or its folder (read once a process).
@@ -67,8 +67,8 @@ def add_forecasts(
         `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
         between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
         `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices.
-        NaN where there is no forecast: before the model's `known_until`, in the first candles (rolling windows), for a
-        week of candles after a hole or an impossible candle, and in a last candle that has not closed.
+        NaN where there is no forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
+        as many after a hole or an impossible candle, and in a last candle that has not closed.
 
     Raises:
         ModelError: the model does not say until when it knows the market, forecasts no price or belongs to another
@@ -101,8 +101,8 @@ def add_forecasts(
     if np.isnan(values).all():
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, until which the model knows the market, or "
-            "are less than a week of candles without a hole",
-            pair, timeframe, len(dataframe), np.datetime64(first, "us"),
+            "there are no %d candles without a hole",
+            pair, timeframe, len(dataframe), np.datetime64(first, "us"), WARMUP + member.context,
         )  # fmt: skip
     new = pd.DataFrame(
         _rounded(values).reshape(len(dataframe), len(names)), index=dataframe.index, columns=names, copy=False
