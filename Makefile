@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test test-all lint fmt clean
+.PHONY: help install wheel demo test test-all freqtrade lint fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -37,6 +37,13 @@ test: lint ## lint, types, import rules and the fast tests
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
 	$(BIN)/pytest -n 2 -m ''
+
+.venv-freqtrade/.installed: cpbmodels/pyproject.toml Makefile
+	test -x .venv-freqtrade/bin/python || $(PYTHON) -m venv .venv-freqtrade
+	.venv-freqtrade/bin/pip install --quiet --disable-pip-version-check -e ./cpbmodels freqtrade==2026.9
+	touch $@
+
+freqtrade: .venv-freqtrade/.installed ## create .venv-freqtrade, in which the slow tests run the real freqtrade
 
 fmt: .venv/.installed-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -296,7 +296,7 @@ def predict_rows(member: Model, series: Series, since: datetime | str | None = N
 
     origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
     if since is not None:
-        first = _microseconds(since) - series.step_seconds * 1_000_000
+        first = microseconds(since) - series.step_seconds * 1_000_000
         assert series.times is not None or series.end_of(0)  # which raises
         origins = origins[series.times[origins] >= first]  # type: ignore[index]
     found = predict([member], [series], [origins])[0]
@@ -317,13 +317,14 @@ def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
         )
 
 
-def _microseconds(time: datetime | str) -> int:
+def microseconds(time: datetime | str) -> int:
+    """Since 1970 UTC, of an aware datetime or a written one; ModelError where the time zone is missing."""
     found = datetime.fromisoformat(time) if isinstance(time, str) else time
     if isinstance(time, str) and found.tzinfo is None:
         found = found.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
     if found.tzinfo is None:
         raise ModelError(
-            f"since {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
+            f"the time {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
         )
     return round(found.timestamp() * 1e6)
 

@@ -256,8 +256,7 @@ def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
         raise ModelError(
             f"{label}: candles must have the shape [rows, 4] (open, high, low, close), not {prices.shape}."
         )
-    wrong = ~(np.isfinite(prices) & (prices > 0)).all(axis=1)
-    wrong |= (prices[:, 1] < prices.max(axis=1)) | (prices[:, 2] > prices.min(axis=1))
+    wrong = ~is_candle(prices)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ModelError(
@@ -265,6 +264,13 @@ def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
             "with low <= open, close <= high; remove or repair it and the rows like it."
         )
     return prices
+
+
+def is_candle(prices: np.ndarray) -> np.ndarray:
+    """Bool [rows]: whether [rows, 4] is a possible open, high, low, close."""
+    positive = (np.isfinite(prices) & (prices > 0)).all(axis=1)
+    inside = (prices[:, 1] >= prices.max(axis=1)) & (prices[:, 2] <= prices.min(axis=1))
+    return np.asarray(positive & inside)
 
 
 def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:

@@ -1,0 +1,273 @@
+"""Forecasts as columns of a candle table, and position risk from them, for freqtrade; the columns serve any backtester.
+
+`add_forecasts` needs pandas alone; freqtrade itself is imported where its own arithmetic is called. Nothing here is an
+entry signal: what cpb forecasts is the width of the coming move, not its direction.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from statistics import NormalDist
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from cpbmodels.columns import PRICES
+from cpbmodels.errors import ModelError
+from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
+from cpbmodels.member import Member, load
+from cpbmodels.prediction import check_forecasts_prices, microseconds, predict
+from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.series import Series, is_candle
+from cpbmodels.student_t import QUANTILES
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+log = logging.getLogger(__name__)
+
+STARTUP_CANDLES = 699
+"""For `startup_candle_count`: the longest rolling window (168) and 531 candles more, after which the EWMA volatility's
+memory of its first candle (0.96^531 = 4e-10) is below the digits of the columns. Kraken serves 720 and no more."""
+
+SIGNIFICANT_DIGITS = 6
+"""Of the columns. Equal candles must give equal bits however many rows lie before and behind them, or freqtrade's
+analyses report a bias: so models run in float64 here, and what sums in another order change (1e-13) is cut off."""
+
+
+def add_forecasts(
+    dataframe: pd.DataFrame,
+    pair: str,
+    timeframe: str,
+    model: Member | str | Path,
+    *,
+    steps: Iterable[int] | None = None,
+    known_until: datetime | str | None = None,
+) -> pd.DataFrame:
+    """Return the candles with the forecast made at each candle's close, for all rows in one call.
+
+    Args:
+        dataframe: candles as freqtrade has them, oldest first: `date` (open time, UTC), `open high low close volume`;
+            other columns are kept. Any pandas table that `Series.from_frame` reads will do.
+        pair: such as BTC/USDT, for messages.
+        timeframe: length of a candle, such as 1h; the model must have been trained on it.
+        model: a model, or its folder (read once a process).
+        steps: which of the candles ahead, from 1 to the model's horizon; None: all of them.
+        known_until: the end of what the model has seen, for a model that does not say so itself; of two times the later
+            one counts.
+
+    Returns:
+        The table with new columns for every step h, rounded to 6 digits:
+        `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
+        between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
+        `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices.
+        NaN where there is no forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
+        as many after a hole or an impossible candle, and in a last candle that has not closed.
+
+    Raises:
+        ModelError: the model does not say until when it knows the market, forecasts no price or belongs to another
+            timeframe; a step or a column is impossible.
+    """
+    import pandas as pd
+
+    member = _double(_load(str(model)) if isinstance(model, (str, Path)) else model)
+    if member.config.get("timeframe") not in ("", None, timeframe):
+        raise ModelError(
+            f"{pair}: the model was trained on {member.config['timeframe']} candles and these are {timeframe}: use a "
+            "model of this timeframe."
+        )
+    first = _first_time(member, known_until, pair)
+    wanted = _steps(steps, member.horizon)
+    names = [f"cpb_{name}_{step}" for step in wanted for name in ("sigma", *QUANTILE_COLUMNS)]
+    values = np.full((len(dataframe), len(wanted), 1 + len(QUANTILES)), np.nan)
+    rows = _possible_rows(dataframe, pair)
+    if len(rows) >= member.context:
+        series = _series(dataframe, rows, pair, timeframe)
+        assert series.times is not None
+        closes = series.times + series.step_seconds * 1_000_000
+        origins = np.flatnonzero(series.usable(member.context) & (closes >= first)).astype(np.int64)
+        if len(origins):
+            found = predict([member], [series], [origins])[0]
+            check_forecasts_prices(found.probabilities)
+            returns = found.quantiles[:, [step - 1 for step in wanted]]
+            prices = series.prices[origins, 3][:, None, None] * np.exp(returns)
+            values[rows[origins]] = np.concatenate([forecast_sigma(returns)[..., None], prices], axis=-1)
+    if np.isnan(values).all():
+        log.warning(
+            "%s %s: no forecast in these %d candles: they end before %s, until which the model knows the market, or "
+            "there are no %d candles without a hole",
+            pair, timeframe, len(dataframe), np.datetime64(first, "us"), WARMUP + member.context,
+        )  # fmt: skip
+    new = pd.DataFrame(
+        _rounded(values).reshape(len(dataframe), len(names)), index=dataframe.index, columns=names, copy=False
+    )
+    return pd.concat([dataframe.drop(columns=[name for name in names if name in dataframe]), new], axis=1)
+
+
+class RiskFromForecast:
+    """For a freqtrade strategy, before `IStrategy` in its bases: stake and stop-loss from the forecast.
+
+    The strategy calls `add_forecasts` in `populate_indicators` and decides itself when to enter. Only candles that have
+    closed by `current_time` are read.
+    """
+
+    cpb_models: str | Path = "cpb"
+    """Folder, absolute or in `user_data`: one model for all pairs, or one for each as SYMBOL/TIMEFRAME, such as
+    `BTCUSDT/1h`, the layout of `cpb publish`."""
+    cpb_horizon: int = 10
+    """Candles ahead for which risk is measured and the stop is set."""
+    cpb_target_risk: float = 0.005
+    """Share of the wallet that a move of one `cpb_sigma` over the horizon gains or loses; two of three are smaller."""
+
+    use_custom_stoploss = True
+    config: Any
+    dp: Any
+    timeframe: str
+    wallets: Any
+
+    def add_forecasts(self, dataframe: pd.DataFrame, metadata: dict[str, Any]) -> pd.DataFrame:
+        """Return the candles with the columns that stake and stop-loss read; for `populate_indicators`."""
+        pair = metadata["pair"]
+        folder = Path(self.config["user_data_dir"]) / self.cpb_models
+        if not (folder / "config.json").is_file():
+            folder = folder / pair.partition(":")[0].replace("/", "") / self.timeframe
+        return add_forecasts(dataframe, pair, self.timeframe, folder, steps=[self.cpb_horizon])
+
+    def custom_stake_amount(
+        self,
+        pair: str,
+        current_time: datetime,
+        current_rate: float,
+        proposed_stake: float,
+        min_stake: float | None,
+        max_stake: float,
+        leverage: float,
+        entry_tag: str | None,
+        side: str,
+        **kwargs: Any,
+    ) -> float:
+        """Target risk over forecast width, at most `max_stake`; 0, which is no trade, where there is no forecast.
+
+        A result below `min_stake` is left to freqtrade, which raises it by at most 30 % and else does not trade: more
+        stake would be more risk than was asked for.
+        """
+        sigma = self._forecast(pair, current_time, "sigma")
+        if sigma is None:
+            log.debug("%s at %s: no forecast, so no trade", pair, current_time)
+            return 0.0
+        wallet: float = self.wallets.get_total_stake_amount()
+        return min(self.cpb_target_risk * wallet / (sigma * leverage), max_stake)
+
+    def custom_stoploss(
+        self,
+        pair: str,
+        trade: Any,
+        current_time: datetime,
+        current_rate: float,
+        current_profit: float,
+        after_fill: bool,
+        **kwargs: Any,
+    ) -> float | None:
+        """The 5 % quantile of the close `cpb_horizon` candles ahead (for a short the 95 % one), as freqtrade wants it.
+
+        Each new candle brings a new one, and freqtrade moves a stop in the trade's favour only; without a forecast the
+        stop stays.
+        """
+        from freqtrade.strategy import stoploss_from_absolute
+
+        rate = self._forecast(pair, current_time, "q95" if trade.is_short else "q05")
+        if rate is None:
+            return None
+        relative: float = stoploss_from_absolute(
+            rate, current_rate, is_short=trade.is_short, leverage=trade.leverage
+        )
+        return relative
+
+    def _forecast(self, pair: str, current_time: datetime, name: str) -> float | None:
+        """The newest forecast issued by `current_time`, if it is not yet over."""
+        dataframe, _ = self.dp.get_analyzed_dataframe(pair, self.timeframe)
+        length = timedelta(seconds=INTERVAL_SECONDS[self.timeframe])
+        row = int((dataframe["date"] <= current_time - length).sum()) - 1 if len(dataframe) else -1
+        if row < 0 or dataframe["date"].iloc[row] + length * (1 + self.cpb_horizon) <= current_time:
+            return None
+        value = float(dataframe[f"cpb_{name}_{self.cpb_horizon}"].iloc[row])
+        return value if np.isfinite(value) else None
+
+
+@lru_cache(maxsize=256)
+def _load(folder: str) -> Member:
+    return load(folder)
+
+
+_doubles = WeakTensorKeyDictionary()
+"""Weights by the float32 tensor they come from: `predict` keeps what it stacked of every tensor that it sees."""
+
+
+def _double(member: Member) -> Member:
+    """The member in float64; see `SIGNIFICANT_DIGITS`."""
+    if member.config["dtype"] == "float64":
+        return member
+    if member.rows not in _doubles:
+        _doubles[member.rows] = member.rows.double()
+    small = {name: getattr(member, name).double() for name in ("mean", "inverse", "table")}
+    config = {**member.config, "dtype": "float64"}
+    return replace(member, config=config, rows=_doubles[member.rows], **small)
+
+
+def _first_time(member: Member, known_until: datetime | str | None, pair: str) -> int:
+    """The first close, in microseconds since 1970, at which a forecast is none of the past that the model knows."""
+    times = [microseconds(time) for time in (member.known_until, known_until) if time is not None]
+    if not times:
+        raise ModelError(
+            f"{pair}: the model does not say until when it knows the market, and a backtest on candles that it learnt "
+            "from proves nothing: pass known_until, the end of its training data."
+        )
+    return max(times)
+
+
+def _steps(steps: Iterable[int] | None, horizon: int) -> list[int]:
+    wanted = list(range(1, horizon + 1)) if steps is None else list(dict.fromkeys(steps))
+    wrong = [step for step in wanted if step not in range(1, horizon + 1)]
+    if wrong or not wanted:
+        raise ModelError(f"steps {wrong} are impossible: choose from 1 to {horizon}, the model's horizon.")
+    return wanted
+
+
+def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
+    """Rows that hold a candle. Exchanges send impossible ones now and then; one of them is a hole, and no more."""
+    if not set(PRICES) <= set(dataframe.columns):
+        return np.arange(len(dataframe))  # other spellings, or an error that Series.from_frame describes
+    good = is_candle(dataframe[list(PRICES)].to_numpy(dtype=np.float64, na_value=np.nan))
+    if "volume" in dataframe:
+        good &= dataframe["volume"].between(0, np.finfo(np.float64).max).to_numpy()
+    if not good.all():
+        log.warning("%s: %d impossible candles are treated as missing", pair, (~good).sum())
+    return np.flatnonzero(good)
+
+
+def _series(dataframe: pd.DataFrame, rows: np.ndarray, pair: str, timeframe: str) -> Series:
+    names = ["date", *PRICES, "volume"]
+    candles = dataframe[names] if set(names) <= set(dataframe.columns) else dataframe
+    return Series.from_frame(candles.iloc[rows], pair, timeframe, partial="drop")
+
+
+def forecast_sigma(returns: np.ndarray) -> np.ndarray:
+    """[...]: half the distance between -1 and +1 on the normal scale, of quantiles [..., 19] of the log-return."""
+    scores = [NormalDist().inv_cdf(level) for level in QUANTILES]
+    below = int(np.searchsorted(scores, -1.0)) - 1  # between the 15 % and the 20 % level
+    share = (-1.0 - scores[below]) / (scores[below + 1] - scores[below])
+    low = returns[..., below] * (1 - share) + returns[..., below + 1] * share
+    high = returns[..., -1 - below] * (1 - share) + returns[..., -2 - below] * share
+    return (high - low) / 2
+
+
+def _rounded(values: np.ndarray) -> np.ndarray:
+    """To `SIGNIFICANT_DIGITS`; NaN stays."""
+    scale = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(values)))
+    return np.round(values * scale) / scale

@@ -1,0 +1,204 @@
+"""Forecasts as columns, and stakes from them, without freqtrade; with it: tests/e2e/test_e2e_freqtrade.py."""
+
+import logging
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from candles import walk
+
+from cpbmodels import ModelError, Series, load, train_fleet
+from cpbmodels import freqtrade as adapter
+from cpbmodels.freqtrade import RiskFromForecast, add_forecasts, forecast_sigma
+from cpbmodels.student_t import QUANTILES, t_quantiles
+
+START = pd.Timestamp("2024-03-01", tz="UTC")
+LEVELS = [f"q{round(100 * level):02d}" for level in QUANTILES]
+
+
+def candles(rows=1500, seed=0):
+    """As freqtrade has them: a `date` column, UTC, and a plain index."""
+    prices = walk(rows, seed).prices
+    volume = np.random.default_rng(seed).lognormal(3, 1, rows)
+    columns = dict(zip(("open", "high", "low", "close"), prices.T, strict=True))
+    return pd.DataFrame({"date": pd.date_range(START, periods=rows, freq="h"), **columns, "volume": volume})
+
+
+@pytest.fixture(scope="module", params=["robust-har", "har", "gru"])
+def model(request):
+    options = {} if request.param == "robust-har" else {"epochs": 1, "steps_per_epoch": 3}
+    series = Series.from_frame(candles()[:1000], "BTCUSDT")
+    return train_fleet([series], request.param, "smoke", seeds=[1], device="cpu", **options)[0]
+
+
+@pytest.fixture(scope="module")
+def quick():
+    series = Series.from_frame(candles()[:1000], "BTCUSDT")
+    return train_fleet([series], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+
+
+def new_columns(frame):
+    return frame[[name for name in frame.columns if name.startswith("cpb_")]]
+
+
+def test_every_row_is_what_the_model_predicts_there(model):
+    frame = candles()
+    found = add_forecasts(frame, "BTC/USDT", "1h", model)
+    pd.testing.assert_frame_equal(found[frame.columns], frame)
+    assert found.index.equals(frame.index)
+    assert list(new_columns(found).columns) == [
+        f"cpb_{name}_{h}" for h in range(1, 11) for name in ("sigma", *LEVELS)
+    ]
+    wanted = model.predict(Series.from_frame(frame, "BTCUSDT"), since=model.known_until).to_pandas()
+    issued = frame["date"] + timedelta(hours=1)
+    for h in (1, 4, 10):
+        rows = wanted[wanted.step == h].set_index("issued_at").reindex(issued)
+        for name in LEVELS:
+            np.testing.assert_allclose(
+                found[f"cpb_{name}_{h}"], rows[name].to_numpy(), rtol=6e-6
+            )  # six digits
+    known = issued >= model.known_until
+    assert 400 < known.sum() < 1000
+    np.testing.assert_array_equal(new_columns(found).notna().all(axis=1), known)
+    np.testing.assert_array_equal(new_columns(found).isna().all(axis=1), ~known)
+
+
+def test_the_past_of_a_row_decides_it_and_nothing_else_to_the_last_bit(model):
+    frame = candles()
+    whole = add_forecasts(frame, "BTC/USDT", "1h", model)
+    for rows in (1001, 1237, 1499):
+        cut = add_forecasts(frame[:rows], "BTC/USDT", "1h", model)
+        pd.testing.assert_frame_equal(cut, whole[:rows], check_exact=True)
+    for start in (100, 301):  # the history that freqtrade loads, and more of it
+        cut = add_forecasts(frame[start:], "BTC/USDT", "1h", model)
+        late = cut.loc[start + adapter.STARTUP_CANDLES :]
+        pd.testing.assert_frame_equal(late, whole.loc[late.index], check_exact=True)
+
+
+def test_a_model_that_does_not_say_what_it_knows_is_refused(quick):
+    unknown = replace(quick, config={k: v for k, v in quick.config.items() if k != "known_until"})
+    with pytest.raises(ModelError, match="known_until"):
+        add_forecasts(candles(), "BTC/USDT", "1h", unknown)
+    stated = add_forecasts(candles(), "BTC/USDT", "1h", unknown, known_until=START + timedelta(hours=1200))
+    assert stated["cpb_sigma_1"].first_valid_index() == 1199
+    earlier = add_forecasts(candles(), "BTC/USDT", "1h", quick, known_until="2024-03-02")
+    pd.testing.assert_frame_equal(earlier, add_forecasts(candles(), "BTC/USDT", "1h", quick))
+    with pytest.raises(ModelError, match="time zone"):
+        add_forecasts(candles(), "BTC/USDT", "1h", quick, known_until=datetime(2024, 5, 1))
+
+
+def test_steps_are_chosen_and_columns_replaced(quick):
+    found = add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=[10, 2])
+    assert list(new_columns(found).columns[::20]) == ["cpb_sigma_10", "cpb_sigma_2"]
+    again = add_forecasts(found, "BTC/USDT", "1h", quick, steps=[10, 2])
+    pd.testing.assert_frame_equal(again, found)
+    for wrong in ([0], [11], [1.5], []):
+        with pytest.raises(ModelError, match="from 1 to 10"):
+            add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=wrong)
+
+
+def test_a_model_of_another_timeframe_or_without_prices_is_refused(quick):
+    with pytest.raises(ModelError, match=r"trained on 1h candles and these are 15m"):
+        add_forecasts(candles(), "BTC/USDT", "15m", quick)
+    series = Series.from_frame(candles()[:700])
+    options = {"epochs": 1, "steps_per_epoch": 2, "device": "cpu"}
+    classes = train_fleet([series], "classifier-gru", "smoke", seeds=[1], **options)[0]
+    with pytest.raises(ModelError, match="no price"):
+        add_forecasts(candles(), "BTC/USDT", "1h", classes)
+
+
+def test_a_folder_is_read_once(quick, tmp_path, monkeypatch):
+    folder, reads = quick.save(tmp_path / "BTCUSDT"), []
+    adapter._load.cache_clear()
+    monkeypatch.setattr(adapter, "load", lambda path: reads.append(path) or load(path))
+    for _ in range(3):
+        found = add_forecasts(candles(), "BTC/USDT", "1h", folder)
+    assert len(reads) == 1
+    pd.testing.assert_frame_equal(found, add_forecasts(candles(), "BTC/USDT", "1h", quick))
+    with pytest.raises(ModelError, match="missing"):
+        add_forecasts(candles(), "BTC/USDT", "1h", tmp_path / "nothing")
+
+
+def test_live_tables_that_are_short_damaged_or_unfinished_give_nan_and_no_error(quick, caplog):
+    frame = candles()
+    with caplog.at_level(logging.WARNING):
+        for rows in (0, 1, 20, 900):
+            found = add_forecasts(frame[:rows], "BTC/USDT", "1h", quick)
+            assert len(found) == rows
+            assert new_columns(found).isna().all(axis=None)
+    assert [r.getMessage().count("no forecast in these") for r in caplog.records] == [1, 1, 1, 1]
+
+    hour = pd.Timestamp.now(tz="UTC").floor("h")
+    live = frame.assign(date=frame["date"] + (hour - frame["date"].iloc[-1]))
+    found = add_forecasts(live, "BTC/USDT", "1h", quick)
+    assert new_columns(found).iloc[-1].isna().all()  # has not closed
+    assert new_columns(found).iloc[-2].notna().all()
+
+    for column, value in {"low": -1.0, "close": np.nan, "high": 1e-9, "volume": np.nan}.items():
+        broken = frame.copy()
+        broken.loc[1200, column] = value
+        found = new_columns(add_forecasts(broken, "BTC/USDT", "1h", quick))
+        assert found.loc[1200:1360].isna().all(axis=None)  # rolling windows of a week
+        assert found.loc[1400:].notna().all(axis=None)
+        whole = new_columns(add_forecasts(frame, "BTC/USDT", "1h", quick))
+        pd.testing.assert_frame_equal(found.loc[:1199], whole.loc[:1199])
+
+
+def test_sigma_is_the_standard_deviation_of_a_normal_and_half_a_68_percent_band_of_others():
+    normal = t_quantiles(np.array(1e7)) * 0.02 + 0.001
+    assert forecast_sigma(normal) == pytest.approx(0.02, rel=1e-4)
+    fat = t_quantiles(np.array(4.0))
+    exact = t_quantiles(np.array(4.0), np.array([0.8413447]))[0]
+    assert forecast_sigma(np.stack([fat, 3 * fat])) == pytest.approx([exact, 3 * exact], rel=5e-3)
+
+
+class Strategy(RiskFromForecast):
+    timeframe = "1h"
+
+    def __init__(self, frame, wallet=10_000.0):
+        self.dp = SimpleNamespace(get_analyzed_dataframe=lambda pair, timeframe: (frame, None))
+        self.wallets = SimpleNamespace(get_total_stake_amount=lambda: wallet)
+
+    def stake(self, time, max_stake=1e9, leverage=1.0):
+        return self.custom_stake_amount(
+            "BTC/USDT", time, 100.0, 50.0, 10.0, max_stake, leverage, None, "long"
+        )
+
+
+def test_the_stake_is_target_risk_over_forecast_width(quick):
+    frame = add_forecasts(candles(), "BTC/USDT", "1h", quick)
+    strategy = Strategy(frame)
+    opens = (frame["date"].iloc[1300] + timedelta(hours=1)).to_pydatetime()
+    wanted = 0.005 * 10_000 / frame["cpb_sigma_10"].iloc[1300]
+    assert strategy.stake(opens) == wanted
+    assert strategy.stake(opens + timedelta(minutes=59)) == wanted  # the next candle has not closed
+    assert strategy.stake(opens + timedelta(minutes=60)) != wanted
+    assert strategy.stake(opens, leverage=2.0) == wanted / 2
+    assert strategy.stake(opens, max_stake=100.0) == 100.0
+
+
+def test_without_a_forecast_there_is_no_trade(quick):
+    frame = add_forecasts(candles(), "BTC/USDT", "1h", quick)
+    assert Strategy(frame).stake(START + timedelta(hours=500)) == 0.0  # the model knows this time
+    assert Strategy(frame).stake(START - timedelta(hours=5)) == 0.0
+    assert Strategy(pd.DataFrame()).stake(START) == 0.0
+    end = frame["date"].iloc[-1] + timedelta(hours=1)
+    assert Strategy(frame).stake(end + timedelta(hours=9)) > 0  # an exchange's pause
+    assert Strategy(frame).stake(end + timedelta(hours=10)) == 0.0  # what was forecast is over
+
+
+def test_models_lie_by_symbol_and_timeframe_or_one_serves_all(quick, tmp_path):
+    strategy = Strategy(None)
+    strategy.config = {"user_data_dir": tmp_path}
+    quick.save(tmp_path / "cpb" / "BTCUSDT" / "1h")
+    found = strategy.add_forecasts(candles(), {"pair": "BTC/USDT:USDT"})
+    assert list(new_columns(found).columns) == [f"cpb_{name}_10" for name in ("sigma", *LEVELS)]
+    with pytest.raises(ModelError, match="ETHUSDT"):
+        strategy.add_forecasts(candles(), {"pair": "ETH/USDT"})
+    quick.save(tmp_path / "one")
+    strategy.cpb_models = tmp_path / "one"
+    pd.testing.assert_frame_equal(strategy.add_forecasts(candles(), {"pair": "ETH/USDT"}), found)
+    assert quick.known_until < datetime(2025, 1, 1, tzinfo=UTC)
