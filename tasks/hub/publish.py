@@ -95,8 +95,11 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.utils import disable_progress_bars
 
-    constants.HF_HUB_DISABLE_XET = True  # in case the client had been imported before
+    constants.HF_HUB_DISABLE_XET = True  # in case the client had been imported before, as by the card
+    if os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
+        disable_progress_bars()
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
     secret = (token or get_token() or "").strip()
     if not secret:

@@ -5,6 +5,7 @@ import socket
 import numpy as np
 import pytest
 from fake_hub import TOKEN, Repo, blob_oid, fake_hub
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from safetensors.numpy import load_file, save_file
 
 from schemas.errors import CpbError, UsageError
@@ -151,6 +152,15 @@ def test_a_stumbling_hub_is_asked_again(hub, tree, step):
     assert publish(tree, REPO, pause=0.01).sent
 
     assert len(hub.repos[REPO].commits) == 2
+
+
+def test_an_upload_draws_no_bars(hub, tree, monkeypatch):
+    monkeypatch.delenv("HF_HUB_DISABLE_PROGRESS_BARS", raising=False)
+    enable_progress_bars()
+
+    publish(tree, REPO)
+
+    assert are_progress_bars_disabled()
 
 
 def test_a_hub_that_stays_down_changes_nothing(hub, tree):
