@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what follows at run time by name, spelled out for type checkers and completion
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
     from cpbmodels.errors import ModelError
+    from cpbmodels.hub import from_hub
     from cpbmodels.job import EpochRecord
     from cpbmodels.member import Member, ensemble, load
     from cpbmodels.options import PROFILES, Preset
@@ -44,6 +45,7 @@ _MODULE_OF = {
     "Member": "member",
     "Forecast": "prediction",
     "load": "member",
+    "from_hub": "hub",
     "ensemble": "member",
     "Prediction": "prediction",
     "predict": "prediction",
@@ -54,8 +56,8 @@ _MODULE_OF = {
 }
 __all__ = [
     "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
-    "Prediction", "Preset", "Series", "architecture", "architectures", "ensemble", "forecast_all", "load", "predict",
-    "preset", "train_fleet", "why_not", "without_effect",
+    "Prediction", "Preset", "Series", "architecture", "architectures", "ensemble", "forecast_all", "from_hub", "load",
+    "predict", "preset", "train_fleet", "why_not", "without_effect",
 ]  # fmt: skip
 
 

@@ -9,6 +9,10 @@ class ModelError(ValueError):
     """Impossible data, option or model folder; the message says what, where and what to do next."""
 
 
+class DamagedModelError(ModelError):
+    """A model folder whose files are not those that were saved."""
+
+
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
     """The sentence for a name that is not among the allowed ones."""
     return f"{kind} {value!r} is unknown: choose one of {', '.join(allowed)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import DamagedModelError, ModelError
 from cpbmodels.files import write_whole
 from cpbmodels.model import Model
 from cpbmodels.prediction import Forecast, forecast_all, predict_rows
@@ -111,20 +112,25 @@ class Member(Model):
 
 
 def load(folder: str | Path) -> Member:
-    """A member from its folder. Reads no pickle and runs no code from it; ModelError names what is wrong."""
+    """A member from its folder. Reads no pickle and runs no code from it; ModelError names what is wrong.
+
+    A published folder's config.json holds the sha256 of its weights, which is checked.
+    """
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
     folder = Path(folder)
     try:
         config = json.loads((folder / "config.json").read_text())
-        tensors = from_bytes((folder / "model.safetensors").read_bytes())
+        weights = (folder / "model.safetensors").read_bytes()
+        _check_digest(config, weights, folder)
+        tensors = from_bytes(weights)
     except FileNotFoundError as missing:
         raise ModelError(
             f"{missing.filename} is missing: a model folder holds config.json and model.safetensors."
         ) from None
-    except (json.JSONDecodeError, SafetensorError) as broken:
-        raise ModelError(f"{folder} is damaged ({broken}): fetch or train the model again.") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as broken:
+        raise DamagedModelError(f"{folder} is damaged ({broken}): fetch or train the model again.") from None
     if config.get("format") != FORMAT:
         raise ModelError(f"{folder} has model format {config.get('format')!r}, this version reads {FORMAT}.")
     name = config.get("architecture")
@@ -139,6 +145,20 @@ def load(folder: str | Path) -> Member:
     empty = torch.zeros(0)
     member = Member(config, empty, empty, empty, empty, history, report)
     return _fill(member, tensors, folder)
+
+
+def _check_digest(config: Any, weights: bytes, folder: Path) -> None:
+    """Take `weights_sha256` out of the config: a member saved from this one has weights of its own."""
+    if not isinstance(config, dict):
+        raise DamagedModelError(
+            f"{folder} is damaged (config.json is no object): fetch or train the model again."
+        )
+    told = config.pop("weights_sha256", None)
+    if told not in (None, hashlib.sha256(weights).hexdigest()):
+        raise DamagedModelError(
+            f"{folder} is damaged (the sha256 of model.safetensors is not the one in config.json): fetch or train the "
+            "model again."
+        )
 
 
 def _fill(member: Member, tensors: dict[str, Tensor], folder: Path) -> Member:

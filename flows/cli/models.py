@@ -46,19 +46,54 @@ def leaderboard(
 
 
 @takes(ScopeSpec)
-def forecast(spec: ScopeSpec, json: Json = False) -> None:
+def forecast(
+    spec: ScopeSpec,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="hub:USER/NAME[@REVISION]",
+            help="published models instead of the own champions; their forecasts are shown, not stored",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE.parquet", help="with --model: write the rows there")
+    ] = None,
+    json: Json = False,
+) -> None:
     """Refresh the candles, forecast with the champions, and score older forecasts that have come due.
 
     Example: cpb forecast --coins BTC --timeframes 1h --source sim
     """
     quiet_libraries()
     from flows.forecast import run_forecast
+    from flows.forecast_published import run_forecast_published
     from flows.runner import Runner
 
-    result = run_forecast(spec, Runner(), say)
+    if model is not None:
+        result = run_forecast_published(spec, model, out, Runner(), say)
+        if not json:
+            print("\n".join(map(_forecast_line, result["forecasts"])))
+    elif out is not None:
+        raise UsageError(
+            "out goes with --model: forecasts of the own champions are in the forecast store",
+            code="out", field="out",
+        )  # fmt: skip
+    else:
+        result = run_forecast(spec, Runner(), say)
     if json:
         emit(result)
     raise typer.Exit(result["exit"])
+
+
+def _forecast_line(forecast: dict[str, Any]) -> str:
+    """Return the last step of one forecast, for people."""
+    last = forecast["steps"][-1]
+    name = f"{forecast['symbol']} {forecast['timeframe']}"
+    return (
+        f"{name:<14} {forecast['issued_at']:%Y-%m-%d %H:%M} UTC  close {forecast['last_close']:.6g}; after "
+        f"{last['step']} candles {last['q05']:.6g} to {last['q95']:.6g} (90 %), median {last['q50']:.6g}"
+    )
 
 
 @takes(RunSpec, only=("market", "repo"))

@@ -80,19 +80,31 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
 
 def _forecast(scope: Scope, champion: Champion, provisional: bool) -> pl.DataFrame:
     champion.check()
-    wanted = champion.series
+    model = cpbmodels.load(champion.folder)
+    return forecast_with(model, champion.series, champion.model_version, scope, provisional)
+
+
+def forecast_with(
+    model: cpbmodels.Member, wanted: SeriesId, model_version: str, scope: Scope, provisional: bool = False
+) -> pl.DataFrame:
+    """Return a model's forecast from the newest stored candles of a series, as rows of the contract.
+
+    Raises:
+        MemberError: there are no candles in the scope, or a price of the forecast is not finite.
+        ModelError: too few candles for the model.
+    """
     series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
-    forecast = cpbmodels.load(champion.folder).forecast(series)
+    forecast = model.forecast(series)
     close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
     if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):
         raise MemberError(
-            f"{wanted}: {champion.model_version} gives prices that are not finite; train it again, as in "
+            f"{wanted}: {model_version} gives prices that are not finite; train it again, as in "
             f"`cpb train-all {wanted.options}`",
             code="non-finite",
         )
     return forecast_rows(
         wanted,
-        champion.model_version,
+        model_version,
         issued_at=_end_of(series, forecast.issued_row, wanted.seconds),
         close=close,
         candle=forecast.candle,

@@ -1,11 +1,17 @@
 """The model card: what the models are, their results beside the random walk, what they can do, and their limits."""
 
 import math
+import os
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from schemas.identity import SIM
+from schemas.identity import SIM, SPOT
+from tasks.market.client import BINANCE_REST
+from tasks.market.rest import PATHS
+from tasks.storage.model_folder import read_config
+from tasks.storage.urls import without_credentials
+from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
 
 MARKER = "Trained and judged with **cpb**."
@@ -40,21 +46,39 @@ A ratio below 1 is better than the random walk. In brackets: the 95 % interval.
 {% endfor %}
 *direction*: share of correct directions of the median; 0.5 is a coin toss. *inside 80 %*: share of closes inside
 the 80 % interval; 0.8 is exact.
+{% if picture %}
+![A forecast on the test span, with what came true]({{ picture }})
 
+A forecast on the test span ({{ picture_of }}): the median, the intervals of 50, 80 and 90 %, and what came true.
+{% endif %}
 ## Use
 
-No pickle and no code from here: each folder is `model.safetensors` and `config.json` (architecture, dimensions,
-context, horizon, quantiles, features, training span, data digest, metrics, library versions).
+```
+{{ install }}
+```
+
+The library comes from this repository, and pip checks its sha256; its dependencies are torch, numpy, safetensors,
+polars and huggingface_hub. Without an NVIDIA GPU, add `--extra-index-url https://download.pytorch.org/whl/cpu`: torch
+without CUDA is several GB smaller.
 
 ```python
-from huggingface_hub import snapshot_download
-from cpbmodels import Series, load
-
-folder = snapshot_download("{{ repo }}")
-model = load(f"{folder}/{{ first.label }}/{{ first.timeframe }}")
-forecast = model.forecast(series)   # a Series of closed candles, oldest first
-forecast.close[0.5], forecast.candle
+{{ snippet }}
 ```
+
+It fetches two files, `config.json` and `model.safetensors` (whose sha256 is checked), and the newest candles from
+Binance. No pickle is read, and no code of this repository is run.
+
+## What they learned
+
+The candles that the weights were fitted to, and those of the results above, which no model has seen (UTC).
+
+| coin | candles | market | trained on | tested on |
+|---|---|---|---|---|
+{% for row in spans -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
+Everything else stands in each folder's `config.json`: architecture, dimensions, context, horizon, quantiles, features,
+data digest, metrics, library versions.
 
 ## Limits
 
@@ -62,7 +86,7 @@ forecast.close[0.5], forecast.candle
 - Past volatility patterns may end: the figures hold for the test span given in each `config.json`.
 - The coins were chosen because they still exist; ones that vanished are not in the data.
 - Coins move together, so {{ count }} results are far fewer independent ones.
-- Data: Binance's public klines, under Binance's terms; not included here.
+- Data: {{ data }}; not included here.
 
 ## Licence
 
@@ -70,18 +94,52 @@ MIT, for the weights and the card.
 """
 
 
-def model_card(champions: Sequence[Champion], repo: str = "USER/NAME") -> str:
-    """Return the card as Markdown with Hub metadata (`model-index`); the same champions give the same text."""
+_SNIPPET = """import json
+from urllib.request import urlopen
+
+import polars as pl
+from cpbmodels import Series, from_hub
+
+symbol, timeframe = "{symbol}", "{timeframe}"  # or another row of the table
+url = f"{url}?symbol={{symbol}}&interval={{timeframe}}&limit=1000"
+columns = ["open_time", "open", "high", "low", "close", "volume"]
+candles = pl.DataFrame([row[:6] for row in json.load(urlopen(url))], schema=columns, orient="row")
+series = Series.from_frame(candles, symbol, timeframe, partial="drop")  # without the candle that is still open
+forecast = from_hub("{repo}", symbol, timeframe{market}).forecast(series)
+print(forecast.to_frame())"""
+
+_HUB = "https://huggingface.co"
+
+
+def is_card(text: str) -> bool:
+    """Whether a text is a card that cpb wrote."""
+    return MARKER in text
+
+
+def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: str = "") -> str:
+    """Return the card as Markdown with Hub metadata (`model-index`); the same champions give the same text.
+
+    Args:
+        repo: `USER/NAME`; it is published where `HF_ENDPOINT` says.
+        wheel: the light library, which lies beside the card.
+        picture: `SYMBOL/IV/NAME.png` of the model whose forecast is shown; "" for none.
+
+    Raises:
+        DamagedError: a champion's `config.json` is not what cpb writes.
+    """
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData(
         model_name="cpb",
+        library_name="cpbmodels",
+        datasets=sorted({_dataset(c) for c in champions}),
         license="mit",
         pipeline_tag="time-series-forecasting",
         tags=["time-series", "probabilistic-forecasting", "finance", "safetensors"],
         eval_results=_results(champions) or None,
     )
     timeframes = sorted({c.series.timeframe for c in champions})
+    real = sum(c.series.market != SIM for c in champions)
     card = ModelCard.from_template(
         data,
         template_str=_TEMPLATE,
@@ -89,13 +147,50 @@ def model_card(champions: Sequence[Champion], repo: str = "USER/NAME") -> str:
         timeframes=" and ".join(timeframes),
         count=len(champions),
         verdict=verdict(champions),
-        simulated=sum(c.series.market == SIM for c in champions),
+        simulated=len(champions) - real,
         marker=MARKER,
         rows=[_row(c) for c in champions],
-        first=champions[0].series,
-        repo=repo,
+        install=_install_line(repo, wheel),
+        snippet=_snippet(champions[0], repo),
+        data="Binance's public klines, under Binance's terms" if real else "simulated klines",
+        spans=[_spans(c) for c in champions],
+        picture=picture,
+        picture_of=" ".join(picture.split("/")[:2]),
     )
     return str(card)
+
+
+def _install_line(repo: str, wheel: Wheel) -> str:
+    """Return the pip command that takes the library from the repository itself: no index is asked for its name."""
+    hub = without_credentials(os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
+    return f'pip install "cpbmodels[hub] @ {hub}/{repo}/resolve/main/{wheel.name}#sha256={wheel.sha256}"'
+
+
+def _snippet(champion: Champion, repo: str) -> str:
+    """Return code that forecasts with a champion from fresh candles; simulated markets have none, so from spot's."""
+    series = champion.series
+    market = SPOT if series.market == SIM else series.market
+    return _SNIPPET.format(
+        symbol=series.symbol,
+        timeframe=series.timeframe,
+        url=f"{BINANCE_REST[market]}/{PATHS[market]}",
+        repo=repo,
+        market="" if series.market == SPOT else f', market="{series.market}"',
+    )
+
+
+def _spans(champion: Champion) -> list[str]:
+    config = read_config(champion.folder)
+    series, bounds = champion.series, config.bounds
+    return [
+        series.label, series.timeframe, series.market,
+        _span(config.training_span), _span(bounds.get("test", ())),
+    ]  # fmt: skip
+
+
+def _span(ends: Sequence[str]) -> str:
+    """Return a span of ISO times as `2024-10-01 00:00 to 2025-03-12 18:00`, `–` where it is not known."""
+    return " to ".join(end[:16].replace("T", " ") for end in ends) or "–"
 
 
 def verdict(champions: Sequence[Champion]) -> str:
@@ -136,7 +231,7 @@ def _results(champions: Sequence[Champion]) -> list[Any]:
     return [
         EvalResult(
             task_type="time-series-forecasting",
-            dataset_type="binance-klines",
+            dataset_type=_dataset(c),
             dataset_name=str(c.series),
             dataset_config=c.series.name,  # without it the Hub takes all for one data set
             dataset_split="test",
@@ -147,6 +242,10 @@ def _results(champions: Sequence[Champion]) -> list[Any]:
         for c in champions
         if math.isfinite(c.metrics.get("test_crps_ratio", math.nan))
     ]
+
+
+def _dataset(champion: Champion) -> str:
+    return "simulated-klines" if champion.series.market == SIM else "binance-klines"
 
 
 def _row(champion: Champion) -> list[str]:

@@ -12,9 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, UsageError
+from tasks.hub.card import is_card
+from tasks.hub.tree import CARD, WHEEL
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -41,6 +44,8 @@ def publish(
     tree: Path, repo: str, token: str | None = None, attempts: int = 5, pause: float = 1.0
 ) -> Published:
     """Make the Hub's `repo` hold the tree's files, in one commit; none is made where nothing changed.
+
+    The library of a former publish is removed in the same commit. Nothing else is ever deleted.
 
     Args:
         tree: folder written by `build_tree`.
@@ -90,8 +95,11 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, get_token
+    from huggingface_hub.utils import disable_progress_bars
 
-    constants.HF_HUB_DISABLE_XET = True  # in case the client had been imported before
+    constants.HF_HUB_DISABLE_XET = True  # in case the client had been imported before, as by the card
+    if os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
+        disable_progress_bars()
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
     secret = (token or get_token() or "").strip()
     if not secret:
@@ -107,29 +115,46 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
 
 
 def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
-    from huggingface_hub import CommitOperationAdd
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    parent = _head(api, repo)
+    parent, there = _head(api, repo)
     additions = [
         CommitOperationAdd(path.relative_to(tree).as_posix(), path)
         for path in sorted(tree.rglob("*"))
         if path.is_file()
     ]
-    done = api.create_commit(repo, additions, commit_message=_MESSAGE, parent_commit=parent)
+    removals = [CommitOperationDelete(name) for name in _old_wheels(api, repo, parent, tree, there)]
+    done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
 
 
-def _head(api: "HfApi", repo: str) -> str | None:
-    """Return the repository's newest commit; it is created only where missing, since a token may not be allowed to."""
+def _old_wheels(api: "HfApi", repo: str, parent: str | None, tree: Path, there: list[str]) -> list[str]:
+    """Return the libraries of former publishes: only those that a card of cpb, in the same commit, installs."""
+    old = [name for name in there if WHEEL.fullmatch(name) and not (tree / name).is_file()]
+    if not old or CARD not in there:
+        return []
+    with TemporaryDirectory() as folder:
+        card = Path(api.hf_hub_download(repo, CARD, revision=parent, local_dir=folder)).read_text(
+            "utf-8", "replace"
+        )
+    return [name for name in old if is_card(card) and f"/{name}#sha256=" in card]
+
+
+def _head(api: "HfApi", repo: str) -> tuple[str | None, list[str]]:
+    """Return the repository's newest commit and its files.
+
+    It is created only where missing, since a token may not be allowed to.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        return api.repo_info(repo).sha
+        found = api.model_info(repo)
     except HfHubHTTPError as error:
         if _status(error) != 404:
             raise
-    api.create_repo(repo, exist_ok=True)
-    return api.repo_info(repo).sha
+        api.create_repo(repo, exist_ok=True)
+        found = api.model_info(repo)
+    return found.sha, [file.rfilename for file in found.siblings or ()]
 
 
 def _try(action: Callable[[], Published]) -> "Published | Exception":

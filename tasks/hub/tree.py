@@ -1,10 +1,12 @@
-"""The folder that is published: a model folder per champion, `SYMBOL/IV/`, and the model card.
+"""The folder that is published: a model folder per champion, `SYMBOL/IV/`, the model card, and the light library.
 
-Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`.
+Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is there so
+that whoever installs it gets the one that the models were made with, by a URL with its hash.
 """
 
 import itertools
 import logging
+import re
 import shlex
 import shutil
 from collections.abc import Sequence
@@ -12,13 +14,18 @@ from pathlib import Path
 
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
-from tasks.hub.card import MARKER, model_card
+from tasks.hub.card import is_card, model_card
 from tasks.storage.digests import file_digest
-from tasks.storage.files import new_folder
+from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import FILES, METRICS, PICTURES, WEIGHTS, write_published_config
+from tasks.storage.wheel import light_wheel
 from tasks.tracking.registry import Champion
 
 CARD = "README.md"
+WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
+"""Names of the light library's wheel, of any version."""
+
+_PICTURE = PICTURES[0]
 
 log = logging.getLogger("cpb")
 
@@ -26,11 +33,11 @@ log = logging.getLogger("cpb")
 def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = None) -> Path:
     """Write the tree to publish into `folder`, whole or not at all, and return it.
 
-    The same champions give the same bytes, so publishing twice finds nothing to send. `repo` (USER/NAME) is
-    what the card's example downloads.
+    The same champions and the same source of the library give the same bytes, so publishing twice finds nothing to
+    send. `repo` (USER/NAME) is what the card's example downloads.
 
     Raises:
-        CpbError: there are no champions, or `folder` holds files that cpb did not write.
+        CpbError: there are no champions, the library cannot be built, or `folder` holds files that cpb did not write.
         DamagedError: a champion's files are not those that were registered.
     """
     if not champions:
@@ -44,8 +51,17 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
     with new_folder(folder) as draft:
         for champion in ordered:
             _copy_model(champion, draft / champion.series.label / champion.series.timeframe)
-        (draft / CARD).write_text(model_card(ordered, repo or "USER/NAME"), encoding="utf-8")
+        wheel = light_wheel()
+        write_bytes(draft / wheel.name, wheel.data)
+        picture = next((path.relative_to(draft).as_posix() for path in _pictures(draft, ordered)), "")
+        card = model_card(ordered, repo or "USER/NAME", wheel, picture)
+        (draft / CARD).write_text(card, encoding="utf-8")
     return folder
+
+
+def _pictures(tree: Path, champions: Sequence[Champion]) -> list[Path]:
+    places = [tree / c.series.label / c.series.timeframe / _PICTURE for c in champions]
+    return [path for path in places if path.is_file()]
 
 
 def _copy_model(champion: Champion, target: Path) -> None:
@@ -94,8 +110,10 @@ def _foreign_file(folder: Path) -> Path | None:
 
 def _is_tree_file(folder: Path, path: Path) -> bool:
     match path.relative_to(folder).parts:
+        case [name] if WHEEL.fullmatch(name):
+            return True
         case [name]:
-            return name == CARD and MARKER in path.read_text(encoding="utf-8", errors="replace")
+            return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
         case [label, timeframe, name]:
             return name in FILES and _is_series(f"{label}-{timeframe}")
     return False

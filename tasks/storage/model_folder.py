@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import DamagedError
 from tasks.storage.digests import file_digest
@@ -32,6 +32,8 @@ class ModelConfig(BaseModel):
     """A model folder's `config.json`: the fields that cpb reads; dimensions, options and the rest pass through.
 
     `rows`: candles of the series that it learnt. `warm_start`: the folder of the model that it continued.
+    `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
+    of each split (ISO, UTC).
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="constants")
@@ -45,6 +47,8 @@ class ModelConfig(BaseModel):
     horizon: int | None = None
     features: tuple[str, ...] = ()
     data_digest: str = ""
+    training_span: tuple[str, ...] = ()
+    bounds: dict[str, Any] = Field(default_factory=dict)
     rows: int = 0
     warm_start: str | None = None
     flat_band: float | None = None
@@ -138,12 +142,14 @@ def picture_damage(path: Path) -> str:
 
 
 def write_published_config(source: Path, target: Path) -> None:
-    """Copy `config.json` for publication: it may say that the model continued another, but not where that lies."""
+    """Write `config.json` for publication: with the sha256 of the weights, by which `cpbmodels.load` checks them.
+
+    It may say that the model continued another, but not where that lies.
+    """
     values = _config_values(source)
-    if not values.get("warm_start"):
-        (target / CONFIG).write_bytes((source / CONFIG).read_bytes())
-        return
-    write_json(target / CONFIG, values | {"warm_start": "champion"})
+    if values.get("warm_start"):
+        values["warm_start"] = "champion"
+    write_json(target / CONFIG, values | {"weights_sha256": file_digest(source / WEIGHTS)})
 
 
 def file_digests(folder: Path) -> dict[str, str]:

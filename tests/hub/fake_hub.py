@@ -28,6 +28,12 @@ class Repo:
     def files(self) -> dict[str, tuple[str, str]]:
         return self.commits[-1][1]
 
+    def at(self, revision: str | None) -> tuple[str, dict[str, tuple[str, str]]] | None:
+        """The commit of a branch or hash; None where there is none."""
+        if revision in (None, "main"):
+            return self.commits[-1]
+        return next((commit for commit in self.commits if commit[0] == revision), None)
+
     def commit(self, files: dict[str, tuple[str, str]]) -> str:
         text = json.dumps([len(self.commits), sorted(files.items())])
         self.commits.append((hashlib.sha1(text.encode()).hexdigest(), files))
@@ -44,6 +50,7 @@ class FakeHub:
     requests: list[tuple[str, str]] = field(default_factory=list)
     faults: list[tuple[str, str, int]] = field(default_factory=list)
     on_preupload: list = field(default_factory=list)
+    on_read: list = field(default_factory=list)
     writable: bool = True
     lose_next_commit_answer: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -111,7 +118,10 @@ class _Handler(BaseHTTPRequestHandler):
             fault = self.hub.fault(method, path)
             if fault:
                 return self._json(fault, {"error": "scripted"})
-            if not path.startswith("/blob/") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            # Public repositories are read without a token, but not with a wrong one.
+            public = path.startswith("/blob/") or method in ("GET", "HEAD")
+            given = self.headers.get("Authorization") or ("" if public else "none")
+            if given not in ("", f"Bearer {TOKEN}") and not path.startswith("/blob/"):
                 return self._json(401, {"error": "Invalid credentials in Authorization header"})
             for verb, pattern, action in _ROUTES:
                 match = re.fullmatch(pattern, path)
@@ -151,14 +161,27 @@ class _Handler(BaseHTTPRequestHandler):
         self.hub.repos[name] = Repo()
         self.hub.repos[name].commit({".gitattributes": ("file", blob_oid(data))})
 
-    def _info(self, _body, name):
-        repo = self.hub.repos.get(name)
-        if repo is None:
+    def _commit_at(self, name, revision):
+        """The commit and its files, or None once a 404 has been sent."""
+        if name not in self.hub.repos:
             return self._json(404, {"error": "Repository not found"}, [("X-Error-Code", "RepoNotFound")])
-        siblings = [{"rfilename": path} for path in repo.files]
+        if not (found := self.hub.repos[name].at(revision)):
+            return self._json(404, {"error": "Revision not found"}, [("X-Error-Code", "RevisionNotFound")])
+        return found
+
+    def _info(self, _body, name, revision=None):
+        if not (found := self._commit_at(name, revision)):
+            return None
+        siblings = [{"rfilename": path} for path in found[1]]
         return self._json(
-            200, {"_id": "1", "id": name, "sha": repo.head, "private": False, "siblings": siblings}
+            200, {"_id": "1", "id": name, "sha": found[0], "private": False, "siblings": siblings}
         )
+
+    def _refs(self, _body, name):
+        if not (found := self._commit_at(name, None)):
+            return None
+        main = {"name": "main", "ref": "refs/heads/main", "targetCommit": found[0]}
+        return self._json(200, {"branches": [main], "converts": [], "tags": []})
 
     def _validate(self, body):
         assert json.loads(body)["content"].startswith("---")
@@ -169,7 +192,7 @@ class _Handler(BaseHTTPRequestHandler):
         files = []
         for item in json.loads(body)["files"]:
             base64.b64decode(item["sample"], validate=True)
-            mode = "lfs" if item["path"].endswith((".safetensors", ".png")) else "regular"
+            mode = "lfs" if item["path"].endswith((".safetensors", ".png", ".whl")) else "regular"
             oid = repo.files.get(item["path"], (None, None))[1]
             files.append({"path": item["path"], "uploadMode": mode, "shouldIgnore": False, "oid": oid})
         self._json(200, {"files": files, "commitOid": repo.head})
@@ -215,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
                 if value["oid"] not in self.hub.blobs:
                     return self._json(400, {"error": f"LFS object {value['oid']} was not uploaded"})
                 files[value["path"]] = ("lfs", value["oid"])
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         oid = repo.commit(files)
         if self.hub.lose_next_commit_answer:
             self.hub.lose_next_commit_answer = False
@@ -223,19 +248,24 @@ class _Handler(BaseHTTPRequestHandler):
             200, {"success": True, "commitOid": oid, "commitUrl": f"{self.hub.url}/{name}/commit/{oid}"}
         )
 
-    def _resolve(self, _body, name, _revision, path):
-        repo = self.hub.repos[name]
-        if path not in repo.files:
+    def _resolve(self, _body, name, revision, path):
+        if not (found := self._commit_at(name, revision)):
+            return None
+        head, files = found
+        if path not in files:
             return self._json(404, {"error": "Entry not found"}, [("X-Error-Code", "EntryNotFound")])
-        oid = repo.files[path][1]
+        oid = files[path][1]
         data = self.hub.blobs[oid]
         self.send_response(200)
         self.send_header("ETag", f'"{oid}"')
-        self.send_header("X-Repo-Commit", repo.head)
+        self.send_header("X-Repo-Commit", head)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(data)
+            for action in self.hub.on_read:  # someone commits after the first file was read
+                action(self.hub.repos[name])
+            self.hub.on_read.clear()
         return None
 
 
@@ -243,7 +273,8 @@ _NAME = r"([\w.-]+/[\w.-]+)"
 _ROUTES = [
     ("POST", "/api/repos/create", _Handler._create),
     ("POST", "/api/validate-yaml", _Handler._validate),
-    ("GET", f"/api/models/{_NAME}(?:/revision/[^/]+)?", _Handler._info),
+    ("GET", f"/api/models/{_NAME}(?:/revision/([^/]+))?", _Handler._info),
+    ("GET", f"/api/models/{_NAME}/refs", _Handler._refs),
     ("POST", f"/api/models/{_NAME}/preupload/main", _Handler._preupload),
     ("POST", f"/{_NAME}\\.git/info/lfs/objects/batch", _Handler._lfs_batch),
     ("PUT", "/blob/([0-9a-f]+)", _Handler._lfs_put),

@@ -9,6 +9,9 @@ from test_publish import champion
 
 from schemas.errors import CpbError, DamagedError
 from tasks.hub import build_tree, model_card, verdict
+from tasks.storage.wheel import Wheel, light_wheel
+
+WHEEL = Wheel("cpbmodels-9.9-py3-none-any.whl", b"the library")
 
 
 def test_tree_holds_model_folders_and_the_card_only(tmp_path):
@@ -24,7 +27,9 @@ def test_tree_holds_model_folders_and_the_card_only(tmp_path):
         "ETHUSDT/15m/forecast.png",
         "ETHUSDT/15m/model.safetensors",
         "README.md",
+        light_wheel().name,
     ]
+    assert (tree / light_wheel().name).read_bytes() == light_wheel().data
 
 
 def test_the_same_champions_give_the_same_bytes_in_any_order(tmp_path):
@@ -58,13 +63,15 @@ def test_no_champion_is_an_error(tmp_path):
 def test_the_card_states_results_licence_limits_and_metadata(tmp_path):
     models = [champion(tmp_path / "a", ratio=0.9731), champion(tmp_path / "b", "ETHUSDT", ratio=1.02)]
 
-    card = ModelCard(model_card(models, "alice/cpb"))
+    card = ModelCard(model_card(models, "alice/cpb", WHEEL))
 
     assert card.data.license == "mit"
     results = [(r.dataset_name, r.metric_value) for r in card.data.eval_results]
     assert results == [("BTCUSDT 1h", 0.9731), ("ETHUSDT 1h", 1.02)]
     assert "| BTCUSDT | 1h | har | 0.9731 |" in card.text
-    assert 'snapshot_download("alice/cpb")' in card.text
+    assert (card.data.library_name, card.data.datasets) == ("cpbmodels", ["binance-klines"])
+    assert f"https://huggingface.co/alice/cpb/resolve/main/{WHEEL.name}#sha256={WHEEL.sha256}" in card.text
+    assert 'from_hub("alice/cpb", symbol, timeframe)' in card.text
     assert "## Limits" in card.text
     assert "Not financial advice" in card.text
 
@@ -87,7 +94,8 @@ def test_the_verdict_counts_what_is_beyond_the_interval(tmp_path):
 def test_the_verdict_says_what_the_tables_findings_say(tmp_path):
     lucky = champion(tmp_path / "a", ratio=0.99, test_crps_ratio_low=0.98, test_crps_ratio_high=0.999)
     after_correction = "no different from the random walk with EWMA volatility (…, p=0.06)"
-    card = model_card([replace(lucky, tags={"architecture": "har", "verdict": after_correction})])
+    model = replace(lucky, tags={"architecture": "har", "verdict": after_correction})
+    card = model_card([model], "alice/cpb", WHEEL)
 
     assert "| no different from the random walk with EWMA volatility |" in card
     assert (
@@ -104,6 +112,7 @@ def test_no_path_of_this_machine_is_published(tmp_path):
     tree = build_tree([model], tmp_path / "tree")
 
     published = json.loads((tree / "BTCUSDT/1h/config.json").read_text())
+    del published["weights_sha256"]
     assert published == {"architecture": "har", "warm_start": "champion"}
 
 
@@ -112,14 +121,44 @@ def test_without_scores_the_verdict_says_so(tmp_path):
     model.metrics.clear()
 
     assert "Not judged" in verdict([model])
-    assert "–" in model_card([model])
+    assert "–" in model_card([model], "alice/cpb", WHEEL)
 
 
 def test_models_of_the_simulator_are_called_a_demonstration(tmp_path):
     real, simulated = champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", market="sim")
 
-    assert "1 of these models learned simulated klines" in model_card([real, simulated])
-    assert "simulated" not in model_card([real])
+    both = model_card([real, simulated], "alice/cpb", WHEEL)
+    assert "1 of these models learned simulated klines" in both
+    assert ModelCard(both).data.datasets == ["binance-klines", "simulated-klines"]
+    assert "simulated" not in model_card([real], "alice/cpb", WHEEL)
+
+
+def test_the_card_shows_a_picture_that_is_there_and_the_spans(tmp_path):
+    without, with_picture = champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT")
+    (without.folder / "forecast.png").unlink()
+    spans = {
+        "training_span": ["2024-01-01T05:00:00.000000Z", "2024-12-01T10:00:00.000000Z"],
+        "bounds": {"timeframe": "1h", "test": ["2025-01-01T00:00:00Z", "2025-06-01T00:00:00Z"]},
+    }
+    (with_picture.folder / "config.json").write_text(json.dumps({"architecture": "har"} | spans))
+    models = [replace(model, tags={}) for model in (without, with_picture)]
+
+    card = (build_tree(models, tmp_path / "tree") / "README.md").read_text()
+
+    assert re.findall(r"!\[.*\]\((.*)\)", card) == ["ETHUSDT/1h/forecast.png"]
+    trained, tested = "2024-01-01 05:00 to 2024-12-01 10:00", "2025-01-01 00:00 to 2025-06-01 00:00"
+    assert f"| ETHUSDT | 1h | spot | {trained} | {tested} |" in card
+    assert "| BTCUSDT | 1h | spot | – | – |" in card
+
+
+def test_the_card_of_another_hub_installs_from_there_without_its_password(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:pw@hub.example.org/")
+
+    card = model_card([champion(tmp_path / "a", market="um")], "alice/cpb", WHEEL)
+
+    assert f"@ https://hub.example.org/alice/cpb/resolve/main/{WHEEL.name}#" in card
+    assert 'timeframe, market="um")' in card
+    assert "https://fapi.binance.com/fapi/v1/klines?" in card
 
 
 def test_models_of_several_markets_lie_apart(tmp_path):
@@ -212,6 +251,15 @@ def test_a_link_is_not_replaced(tmp_path):
 
     assert caught.value.code == "foreign-folder"
     assert (tmp_path / "hub").is_symlink()
+
+
+def test_a_tree_with_an_older_library_is_replaced(tmp_path):
+    tree = build_tree([champion(tmp_path / "a")], tmp_path / "tree")
+    (tree / "cpbmodels-0.0.1-py3-none-any.whl").write_bytes(b"older")
+
+    build_tree([champion(tmp_path / "a")], tree)
+
+    assert [path.name for path in tree.glob("*.whl")] == [light_wheel().name]
 
 
 def test_an_empty_folder_is_replaced(tmp_path):

@@ -1,5 +1,6 @@
 import json
 import math
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -75,13 +76,15 @@ def test_metrics_are_added_and_nothing_else_moves(folder):
     assert (folder / "config.json").stat().st_mtime_ns == before
 
 
-def test_a_published_config_names_no_folder(folder, tmp_path):
+def test_a_published_config_holds_the_weights_digest_and_names_no_folder(folder, tmp_path):
     target = tmp_path / "public"
     target.mkdir()
     write_published_config(folder, target)
-    assert (target / "config.json").read_bytes() == (folder / "config.json").read_bytes()
-
     values = json.loads((folder / "config.json").read_text())
+    published = json.loads((target / "config.json").read_text())
+    assert published.pop("weights_sha256") == sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert str(published) == str(values)  # as texts: one field is NaN
+
     (folder / "config.json").write_text(json.dumps(values | {"warm_start": "/home/me/models"}))
     write_published_config(folder, target)
     assert json.loads((target / "config.json").read_text())["warm_start"] == "champion"

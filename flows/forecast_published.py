@@ -1,0 +1,150 @@
+"""`forecast --model hub:USER/NAME`: fresh candles, and forecasts by models that somebody published."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from flows.runner import Runner
+from flows.summary import Say, plain_reason
+from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
+from schemas.handover import Failure
+from schemas.run import ScopeSpec
+from schemas.scope import Scope
+from tasks.forecasting.staleness import find_stale
+from tasks.hub.published import PublishedModel, forecast_published, published_models
+from tasks.ingest import ingest
+from tasks.storage.files import check_writable, write_bytes
+
+CANDLES = 1300
+"""Candles asked of Binance for a forecast: a week of hours of warm-up, the model's context, and some to spare."""
+
+_FIRST_CANDLE = datetime(2017, 7, 1, tzinfo=UTC)
+_MODEL = re.compile(r"hub:(?P<repo>[^@\s]+/[^@\s]+?)(@(?P<revision>[^@\s]+))?")
+
+
+def run_forecast_published(
+    spec: ScopeSpec, model: str, out: str | None, steps: Runner, say: Say
+) -> dict[str, Any]:
+    """Return the forecasts, in the order of the repository; exit 3 where a series could not be refreshed or forecast.
+
+    Args:
+        model: `hub:USER/NAME`, with `@REVISION` for another commit than the newest.
+        out: file (`.parquet`) for the forecasts as rows of the contract.
+
+    Raises:
+        UsageError: `model` or `out` is of another form.
+        CpbError: the repository cannot be read or has no model of the scope, or not one forecast could be made.
+    """
+    repo, revision = _parse(model)
+    target = _target(out)
+    models = _in_scope(spec, published_models(repo, revision), repo, say)
+    problems: list[Failure] = []
+    rows = []
+    for scope, some in _by_timeframe(spec.scope, models):
+        problems += steps.one(ingest, scope, spec.tail).failures
+        found, failures = forecast_published(some, scope, spec.tail)
+        rows.append(found)
+        problems += failures + _stale(scope, some)
+    forecasts = pl.concat(rows)
+    texts = [f"{one.subject}: {plain_reason(one)}" for one in problems]
+    if forecasts.is_empty():
+        raise CpbError(f"no forecast could be made: {'; '.join(texts[:2])}", code="no-forecast")
+    for text in texts:
+        say(f"FAILED {text}")
+    if target:
+        buffer = io.BytesIO()
+        forecasts.write_parquet(buffer, compression="zstd")
+        write_bytes(target, buffer.getvalue())
+    return {
+        "repo": repo,
+        "commit": models[0].commit,
+        "forecasts": _nested(forecasts, spec.scope.market),
+        "out": target,
+        "failed": texts,
+        "exit": PARTIAL if problems else COMPLETE,
+    }
+
+
+def _parse(model: str) -> tuple[str, str | None]:
+    found = _MODEL.fullmatch(model)
+    if not found:
+        raise UsageError(
+            f"model {model!r} is not hub:USER/NAME or hub:USER/NAME@REVISION", code="model", field="model"
+        )
+    return found["repo"], found["revision"]
+
+
+def _target(out: str | None) -> Path | None:
+    """Return the file to write, once it is known that it can be written: better now than after the forecasts."""
+    if out is None:
+        return None
+    path = Path(out)
+    if path.suffix != ".parquet":
+        raise UsageError(f"out {out!r} must end in .parquet", code="out", field="out")
+    check_writable(path.parent)
+    return path
+
+
+def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say) -> list[PublishedModel]:
+    """Return the models of the scope; `coins=all` is every coin of the repository, in the default universe or not."""
+    scope = spec.scope
+    all_coins = spec.coins.strip().lower() == "all"
+    wanted = [
+        one for one in models
+        if one.series.market == scope.market
+        and one.series.timeframe in scope.timeframes
+        and (all_coins or one.series.symbol in scope.symbols)
+    ]  # fmt: skip
+    others = ", ".join(str(one.series) for one in models if one not in wanted)
+    if not wanted:
+        asked = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
+        raise CpbError(
+            f"{repo} has no model for {asked}; it has {others or 'none at all'}: choose with --coins, --timeframes and "
+            "--market (--source sim for sim)",
+            code="no-model", field="model",
+        )  # fmt: skip
+    if others:
+        say(f"not asked for, though published: {others}")
+    return wanted
+
+
+def _by_timeframe(
+    scope: Scope, models: Sequence[PublishedModel]
+) -> Iterator[tuple[Scope, list[PublishedModel]]]:
+    """Yield a scope of exactly the models' series for each timeframe.
+
+    From Binance itself only the newest candles are asked: whoever uses a published model need not fetch years. What a
+    mirror's newest candles are is not known, so it is read from its first one on.
+    """
+    for timeframe in dict.fromkeys(one.series.timeframe for one in models):
+        some = [one for one in models if one.series.timeframe == timeframe]
+        since = scope.since
+        if since is None and scope.source is None:
+            span = timedelta(seconds=CANDLES * some[0].series.seconds)
+            since = max((scope.as_of or datetime.now(UTC)) - span, _FIRST_CANDLE)
+        symbols = tuple(one.series.symbol for one in some)
+        yield scope.model_copy(update={"symbols": symbols, "timeframes": (timeframe,), "since": since}), some
+
+
+def _stale(scope: Scope, models: Sequence[PublishedModel]) -> list[Failure]:
+    old = find_stale(scope.home, [one.series for one in models], scope.as_of)
+    return [
+        Failure(step="forecast", reason=str(one), code="stale", series=one.series)
+        for one in old
+        if one.what == "candle"  # stored forecasts are the own champions'
+    ]
+
+
+def _nested(forecasts: pl.DataFrame, market: str) -> list[dict[str, Any]]:
+    """Return a record per forecast, with its steps."""
+    head = ["symbol", "timeframe", "model_version", "issued_at", "last_close"]
+    parts = forecasts.partition_by(head, maintain_order=True)
+    return [
+        {"market": market, **part.select(head).row(0, named=True), "steps": part.drop(head).to_dicts()}
+        for part in parts
+    ]

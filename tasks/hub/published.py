@@ -1,0 +1,78 @@
+"""Forecasts with published models: what a Hub repository holds, and each of its models on the candles of the store."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import polars as pl
+
+from cpbmodels import ModelError, from_hub
+from cpbmodels.hub import list_models
+from schemas.errors import CpbError, UsageError
+from schemas.forecasts import FORECAST_SCHEMA, check_forecasts
+from schemas.handover import Failure
+from schemas.identity import SeriesId
+from schemas.scope import Scope
+from tasks.forecasting.issue import ANY_ERROR, failure, forecast_with
+
+
+@dataclass(frozen=True)
+class PublishedModel:
+    """One model of a Hub repository (`USER/NAME`), at one commit."""
+
+    series: SeriesId
+    repo: str
+    commit: str
+
+    @property
+    def model_version(self) -> str:
+        """The text that its forecasts carry: `hub:USER/NAME@COMMIT/BTCUSDT/1h`."""
+        return f"hub:{self.repo}@{self.commit[:12]}/{self.series.label}/{self.series.timeframe}"
+
+
+def published_models(repo: str, revision: str | None = None) -> list[PublishedModel]:
+    """Return the models of a repository, in one request; folders that are no series of Binance's are left out.
+
+    Raises:
+        CpbError: (code `hub`) the Hub cannot be reached, or there is no such repository or revision.
+    """
+    with _one_error():
+        found = list_models(repo, revision)
+    series = (_series_of(name) for name in found.models)
+    return [PublishedModel(one, repo, found.commit) for one in series if one]
+
+
+def forecast_published(
+    models: Sequence[PublishedModel], scope: Scope, provisional: bool = False
+) -> tuple[pl.DataFrame, list[Failure]]:
+    """Return the forecasts of all models as rows of the contract; whatever fails in one is its failure alone.
+
+    They are not put into the forecast store: there the newest row of a series is what the page shows and what the hit
+    rates count, and that is the own champion's.
+    """
+    parts, failures = [pl.DataFrame(schema=FORECAST_SCHEMA)], []
+    for model in models:
+        one = model.series
+        try:
+            member = from_hub(model.repo, one.symbol, one.timeframe, model.commit, one.market)
+            rows = forecast_with(member, one, model.model_version, scope, provisional)
+            parts.append(check_forecasts(rows))
+        except ANY_ERROR as error:
+            failures.append(failure(one, "forecast", error))
+    return pl.concat(parts), failures
+
+
+def _series_of(folder: str) -> SeriesId | None:
+    label, _, timeframe = folder.partition("/")
+    try:
+        return SeriesId.parse(f"{label}-{timeframe}")
+    except UsageError:
+        return None
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        raise CpbError(f"{error}".rstrip("."), code="hub", field="model") from None

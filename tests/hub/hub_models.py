@@ -1,0 +1,50 @@
+"""Small real models, published to a fake Hub."""
+
+import json
+
+import numpy as np
+import polars as pl
+
+from cpbmodels import Series, train_fleet
+from schemas.identity import SeriesId
+from tasks.hub import build_tree, publish
+from tasks.storage.model_folder import file_digests
+from tasks.tracking.registry import Champion
+
+REPO = "alice/cpb-models"
+
+
+def candles(rows=700, seconds=3600, seed=0, last=1_748_736_000):
+    """A random walk; `open_time` in seconds since 1970, the last candle holds `last`."""
+    draw = np.random.default_rng(seed)
+    close = 100 * np.exp(np.cumsum(draw.standard_normal(rows) * 0.01))
+    opened = np.concatenate([[100.0], close[:-1]])
+    return pl.DataFrame(
+        {
+            "open_time": (np.arange(rows) - rows + 1) * seconds + last // seconds * seconds,
+            "open": opened,
+            "high": np.maximum(opened, close) * 1.002,
+            "low": np.minimum(opened, close) * 0.998,
+            "close": close,
+            "volume": draw.uniform(1, 2, rows),
+        }
+    )
+
+
+def series(symbol="BTCUSDT", timeframe="1h", seed=0):
+    seconds = SeriesId("spot", symbol, timeframe).seconds
+    return Series.from_frame(candles(seconds=seconds, seed=seed), symbol, timeframe)
+
+
+def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0):
+    """A champion that was trained on a random walk of its own."""
+    known = series(symbol, timeframe, seed)
+    (member,) = train_fleet([known], "har", "smoke", seeds=[seed], epochs=1, steps_per_epoch=2, device="cpu")
+    member.save(folder, extra={"market": market})
+    tags = {"architecture": "har", "files": json.dumps(file_digests(folder))}
+    return Champion(SeriesId(market, symbol, timeframe), "1", "run", folder, {"test_crps_ratio": 0.9}, tags)
+
+
+def publish_models(tmp_path, *champions):
+    """Publish champions as one commit, and return its hash."""
+    return publish(build_tree(champions, tmp_path / "tree", REPO), REPO).oid

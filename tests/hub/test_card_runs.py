@@ -1,0 +1,206 @@
+"""What the card tells a newcomer to type works: its install line, by real pip, and its code in a bare environment."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import numpy as np
+import polars as pl
+import pytest
+from fake_hub import TOKEN, fake_hub
+from hub_models import REPO, candles, publish_models, trained
+
+from cpbmodels import Series, load
+from schemas.universe import INTERVAL_SECONDS
+from tasks.market import mirror
+from tasks.storage.wheel import light_wheel
+
+BINANCE_HERE = """
+import sys, urllib.request
+
+class Here(urllib.request.HTTPSHandler):
+    def https_open(self, request):
+        return urllib.request.build_opener().open(sys.argv[2] + "/" + request.full_url.split("/", 3)[3])
+
+urllib.request.install_opener(urllib.request.build_opener(Here))
+exec(compile(open(sys.argv[1]).read(), sys.argv[1], "exec"))
+import json
+print(json.dumps([forecast.issued_at.timestamp(), forecast.close[0.5].tolist()]))
+"""
+"""Run a card's code as it is, with Binance's REST at the address of the second argument."""
+
+
+def blocks(card, kind=""):
+    return re.findall(rf"```{kind}\n(.*?)\n```", card, re.DOTALL)
+
+
+def environment(**changes):
+    """The environment of someone who has nothing of cpb, and no token."""
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "HF_TOKEN", "VIRTUAL_ENV")}
+    return kept | changes
+
+
+def rest_row(row, seconds):
+    """One candle as Binance's REST has it."""
+    opened = row["open_time"] * 1000
+    values = [f"{row[name]:.8f}" for name in ("open", "high", "low", "close", "volume")]
+    return [opened, *values, opened + seconds * 1000 - 1, "0", 1, "0", "0", "0"]
+
+
+def newest_candles(key, query):
+    """Binance's answer: the newest candles, of which the last is still open."""
+    assert key == "api/v3/klines"
+    seconds = INTERVAL_SECONDS[query["interval"]]
+    frame = candles(int(query["limit"]), seconds, len(query["symbol"]), last=int(time.time()))
+    return [rest_row(row, seconds) for row in frame.iter_rows(named=True)]
+
+
+@pytest.fixture
+def binance(tmp_path):
+    """Binance's REST on loopback, and the answers that it gave."""
+    given = []
+
+    def hook(_handler, key, query):
+        given.append(newest_candles(key, query))
+        return 200, {}, json.dumps(given[-1]).encode()
+
+    with mirror.serve(mirror.FolderMirror(tmp_path), hook) as url:
+        yield url, given
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield server
+
+
+@pytest.fixture
+def index():
+    """A package index that has nothing, and the names that it was asked for."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path.strip("/"))
+            self.send_error(404)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/", asked
+    server.shutdown()
+    server.server_close()
+
+
+def pip(requirement, *options, **env):
+    """Install with this environment's pip."""
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "install", *options, requirement],
+        env=environment(PIP_CONFIG_FILE=os.devnull, PIP_NO_CACHE_DIR="1", **env), capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def requirement_of(tree):
+    line = blocks((tree / "README.md").read_text())[0]
+    return re.fullmatch(r'pip install "(.*)"', line)[1]
+
+
+def test_pip_takes_the_library_from_the_repository_and_checks_its_hash(hub, tmp_path):
+    publish_models(tmp_path, trained(tmp_path / "a"))
+    requirement = requirement_of(tmp_path / "tree")
+
+    done = pip(requirement, "--no-deps", "--target", str(tmp_path / "lib"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "lib/cpbmodels/hub.py").is_file()
+
+    _kind, oid = hub.repos[REPO].files[light_wheel().name]
+    hub.blobs[oid] = light_wheel().data + b"\0"
+    refused = pip(requirement, "--no-deps", "--target", str(tmp_path / "other"))
+    assert refused.returncode
+    assert "hash" in refused.stderr.lower()
+    assert not (tmp_path / "other").exists()
+
+
+def test_no_index_is_asked_for_the_library(hub, index, tmp_path):
+    url, asked = index
+    publish_models(tmp_path, trained(tmp_path / "a"))
+
+    done = pip(requirement_of(tmp_path / "tree"), "--target", str(tmp_path / "lib"), "--index-url", url)
+
+    assert done.returncode  # there is no torch
+    assert asked
+    assert not [name for name in asked if "cpb" in name]
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The folder of a `cpb demo`."""
+    folder = tmp_path_factory.mktemp("demo")
+    run_cpb(folder, "demo")
+    return folder
+
+
+def run_cpb(folder, *arguments):
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *arguments, "--json"],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_card_of_the_demo_installs_and_forecasts_every_champion(hub, binance, demo, tmp_path):
+    """A bare environment: nothing in it but what the install line brings (torch from the index, 17 s on two cores)."""
+    run_cpb(demo, "publish", "--market", "sim", "--repo", REPO)
+    card = hub.content(REPO, "README.md").decode()
+    (install,), (code,) = blocks(card), blocks(card, "python")
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", bare], check=True)
+    env = environment(PATH=f"{bare / 'bin'}:{os.environ['PATH']}", HF_HOME=str(tmp_path / "hf"))
+    done = subprocess.run(install, shell=True, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rest, given = binance
+
+    rows = re.findall(r"^\| sim-(\w+) \| (\w+) \| sim \|", card, re.MULTILINE)
+    assert len(rows) == 4
+    for symbol, timeframe in rows:
+        chosen = f'symbol, timeframe = "{symbol}", "{timeframe}"'
+        (tmp_path / "card.py").write_text(re.sub('symbol, timeframe = ".*", ".*"', chosen, code))
+        ran = subprocess.run(
+            [bare / "bin/python", "-c", BINANCE_HERE, "card.py", rest],
+            env=env, cwd=tmp_path, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.returncode == 0, ran.stderr
+        assert "shape: (10, 25)" in ran.stdout
+        issued_at, medians = json.loads(ran.stdout.splitlines()[-1])
+        asked = given[-1]
+        assert issued_at == asked[-1][0] / 1000  # the last candle is still open
+        expected = load(demo / f"data/sim/hub/sim-{symbol}/{timeframe}").forecast(
+            known(asked, symbol, timeframe)
+        )
+        np.testing.assert_allclose(medians, expected.close[0.5], rtol=1e-5)
+    shutil.rmtree(bare)
+
+
+def known(rows, symbol, timeframe):
+    columns = np.array([row[:6] for row in rows[:-1]], dtype=float)
+    names = ("open_time", "open", "high", "low", "close", "volume")
+    return Series.from_frame(pl.DataFrame(columns, schema=list(names)), symbol, timeframe)

@@ -1,0 +1,197 @@
+"""`from_hub`: one model folder alone, checked, from the Hub or from the cache."""
+
+import socket
+import sys
+
+import numpy as np
+import pytest
+from fake_hub import TOKEN, fake_hub
+from hub_models import REPO, publish_models, series, trained
+
+import cpbmodels
+from cpbmodels import ModelError, from_hub, load
+from cpbmodels.hub import commit_of, fetch, list_models
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with fake_hub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
+
+
+@pytest.fixture
+def published(hub, tmp_path, monkeypatch):
+    """The commit of a repository with two models; it is read without a token."""
+    commit = publish_models(
+        tmp_path, trained(tmp_path / "a"), trained(tmp_path / "b", "ETHUSDT", market="sim", seed=1)
+    )
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "none"))
+    hub.requests.clear()
+    return commit
+
+
+def blob(tmp_path, name):
+    """The file in the cache that a snapshot's name stands for."""
+    (path,) = (tmp_path / "cache").glob(f"*/snapshots/*/BTCUSDT/1h/{name}")
+    return path.resolve()
+
+
+def test_it_fetches_the_two_files_of_one_model_and_forecasts_as_the_original_does(hub, published, tmp_path):
+    model = from_hub(REPO, "BTCUSDT", "1h")
+
+    original = load(tmp_path / "a")
+    np.testing.assert_array_equal(model.forecast(series()).candle, original.forecast(series()).candle)
+    got = [path for method, path in hub.requests if method == "GET"]
+    assert [path.rpartition("BTCUSDT")[2] for path in got] == ["/1h/config.json", "/1h/model.safetensors"]
+    assert "weights_sha256" not in model.config
+    load(model.save(tmp_path / "again"))
+
+
+def test_both_files_are_of_one_commit_where_someone_publishes_in_between(
+    hub, published, tmp_path, monkeypatch
+):
+    other = hub.repos[REPO].files | {
+        "BTCUSDT/1h/model.safetensors": hub.repos[REPO].files["sim-ETHUSDT/1h/model.safetensors"]
+    }
+    hub.on_read.append(lambda repo: repo.commit(other))
+
+    folder = fetch(REPO, "BTCUSDT/1h")
+
+    assert commit_of(folder) == published
+    assert (folder / "model.safetensors").read_bytes() == (tmp_path / "a/model.safetensors").read_bytes()
+
+
+def test_a_whole_commit_is_read_from_the_cache_without_a_request(hub, published):
+    first = from_hub(REPO, "BTCUSDT", "1h", revision=published)
+    hub.requests.clear()
+
+    again = from_hub(REPO, "BTCUSDT", "1h", revision=published)
+
+    assert hub.requests == []
+    np.testing.assert_array_equal(first.rows, again.rows)
+
+
+def test_other_markets_have_folders_of_their_own(published, tmp_path):
+    model = from_hub(REPO, "ETHUSDT", "1h", market="sim")
+
+    np.testing.assert_array_equal(model.rows, load(tmp_path / "b").rows)
+
+
+def test_what_is_fetched_is_there_without_a_network(hub, published, monkeypatch):
+    model = from_hub(REPO, "BTCUSDT", "1h")
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused_port()}")
+
+    np.testing.assert_array_equal(from_hub(REPO, "BTCUSDT", "1h").rows, model.rows)
+    with pytest.raises(ModelError, match="cannot be reached"):
+        list_models(REPO)
+
+
+@pytest.mark.slow  # huggingface_hub asks for 23 s before it gives up on what is not in the cache
+def test_what_was_never_fetched_is_one_sentence_without_a_network(published, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused_port()}")
+    with pytest.raises(ModelError, match=r"BTCUSDT/1h.*cache.*does not answer"):
+        from_hub(REPO, "BTCUSDT", "1h")
+
+
+def test_offline_mode_asks_nobody(hub, published, monkeypatch):
+    from_hub(REPO, "BTCUSDT", "1h")
+    hub.requests.clear()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    assert from_hub(REPO, "BTCUSDT", "1h").config["symbol"] == "BTCUSDT"
+    with pytest.raises(ModelError, match=r"sim-ETHUSDT/1h.*HF_HUB_OFFLINE"):
+        from_hub(REPO, "ETHUSDT", "1h", market="sim")
+    with pytest.raises(ModelError, match="HF_HUB_OFFLINE"):
+        list_models(REPO)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ((REPO, "SOLUSDT", "1h"), "SOLUSDT/1h.*BTCUSDT/1h, sim-ETHUSDT/1h"),
+        ((REPO, "../etc", "1h"), "names no model"),
+        ((REPO, "BTCUSDT", "1h", "v9"), "revision 'v9'.*main"),
+        (("alice/nothing", "BTCUSDT", "1h"), "alice/nothing.*HF_TOKEN"),
+        (("nothing", "BTCUSDT", "1h"), "USER/NAME"),
+        (("alice/a..b", "BTCUSDT", "1h"), "USER/NAME"),
+    ],
+)
+def test_what_does_not_exist_is_one_sentence(published, asked, told):
+    with pytest.raises(ModelError, match=told) as caught:
+        from_hub(*asked)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_token_that_is_refused_is_not_shown(published, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "wrong" * 6)
+
+    with pytest.raises(ModelError, match="401") as caught:
+        from_hub(REPO, "BTCUSDT", "1h")
+
+    assert "wrongwrong" not in str(caught.value)
+
+
+def test_a_hub_in_trouble_is_one_sentence(hub, published):
+    hub.faults.append(("GET", "/api/models/", 503))
+    with pytest.raises(ModelError, match="503"):
+        list_models(REPO)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_copy_in_the_cache_is_fetched_again(published, tmp_path, name):
+    model = from_hub(REPO, "BTCUSDT", "1h")
+    path = blob(tmp_path, name)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40] + bytes(40))
+
+    np.testing.assert_array_equal(from_hub(REPO, "BTCUSDT", "1h").rows, model.rows)
+    assert blob(tmp_path, name).read_bytes() == whole
+
+
+def test_a_damaged_copy_without_a_network_says_both(published, tmp_path, monkeypatch):
+    from_hub(REPO, "BTCUSDT", "1h")
+    path = blob(tmp_path, "model.safetensors")
+    path.write_bytes(path.read_bytes()[:-40])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+
+    with pytest.raises(ModelError, match=r"sha256.*cannot be reached"):
+        from_hub(REPO, "BTCUSDT", "1h")
+
+
+def test_a_password_in_the_endpoint_is_not_shown(published, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", f"http://me:hush@127.0.0.1:{unused_port()}")
+    with pytest.raises(ModelError) as caught:
+        list_models(REPO)
+    assert "hush" not in str(caught.value)
+
+
+def test_weights_that_are_not_those_of_the_config_are_refused(hub, published):
+    files = hub.repos[REPO].files
+    swapped = {"BTCUSDT/1h/model.safetensors": files["sim-ETHUSDT/1h/model.safetensors"]}
+    hub.repos[REPO].commit(files | swapped)
+
+    with pytest.raises(ModelError, match="sha256"):
+        from_hub(REPO, "BTCUSDT", "1h")
+    assert from_hub(REPO, "BTCUSDT", "1h", revision=published).config["symbol"] == "BTCUSDT"
+
+
+def test_without_huggingface_hub_the_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match="pip install"):
+        from_hub(REPO, "BTCUSDT", "1h")
+
+
+def test_it_is_a_name_of_the_library():
+    assert "from_hub" in dir(cpbmodels)
+
+
+def unused_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
