@@ -318,7 +318,10 @@ def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
 
 
 def _microseconds(time: datetime | str) -> int:
-    found = datetime.fromisoformat(time) if isinstance(time, str) else time
+    try:
+        found = datetime.fromisoformat(time) if isinstance(time, str) else time
+    except ValueError:
+        raise ModelError(f"since {time!r} is no time: give a text such as 2025-01-01.") from None
     if isinstance(time, str) and found.tzinfo is None:
         found = found.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
     if found.tzinfo is None:
