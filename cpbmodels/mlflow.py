@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from cpbmodels.columns import PRICES
 from cpbmodels.errors import ModelError
 from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
@@ -67,7 +69,7 @@ def utc_times(times: pd.Series) -> pd.Series:
     Texts are ISO 8601; a text or a datetime without a zone means UTC, because MLflow and JSON carry none.
 
     Raises:
-        ModelError: a text is no ISO 8601 time.
+        ModelError: one is no time; the sentence names its row.
     """
     import pandas as pd
 
@@ -75,13 +77,14 @@ def utc_times(times: pd.Series) -> pd.Series:
         return times
     if times.dtype.kind == "O" and pd.api.types.infer_dtype(times, skipna=True) in ("integer", "floating"):
         return pd.to_numeric(times)
-    try:
-        return pd.to_datetime(times, utc=True, format="ISO8601")
-    except (ValueError, TypeError) as error:
+    found = pd.to_datetime(times, utc=True, format="ISO8601", errors="coerce")
+    if (wrong := np.flatnonzero(found.isna() & times.notna())).size:
+        row = int(wrong[0])
         raise ModelError(
-            f"open_time is no time ({str(error).splitlines()[0]}): give aware datetimes, ISO 8601 texts, or seconds, "
+            f"open_time {times.iloc[row]!r} in row {row} is no time: give aware datetimes, ISO 8601 texts, or seconds, "
             "milliseconds or microseconds since 1970."
-        ) from error
+        )
+    return found
 
 
 def signature() -> ModelSignature:
