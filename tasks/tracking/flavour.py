@@ -29,9 +29,9 @@ from tasks.tracking.tags import MLFLOW_FILES, digests_of
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-ML_MODEL, REQUIREMENTS, ENVIRONMENT = "MLmodel", "requirements.txt", "python_env.yaml"
+ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA = "MLmodel", "requirements.txt", "python_env.yaml", "conda.yaml"
 EXAMPLE, SERVED_EXAMPLE = "input_example.json", "serving_input_example.json"
-NAMES = (ML_MODEL, REQUIREMENTS, ENVIRONMENT, EXAMPLE, SERVED_EXAMPLE)
+NAMES = (ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA, EXAMPLE, SERVED_EXAMPLE)
 LOADED = "registered_model_meta"
 """MLflow writes it into a registered model's folder on this machine when it loads the model from there."""
 WHEELS = "wheels"
@@ -120,7 +120,10 @@ def _ml_model(run: "Run") -> bytes:
         "python_function",
         loader_module=LOADER,
         python_version=platform.python_version(),
-        env={"virtualenv": ENVIRONMENT},
+        env={
+            "virtualenv": ENVIRONMENT,
+            "conda": CONDA,
+        },  # MLflow asks for the second before it uses the first
     )
     return model.to_yaml().encode()
 
@@ -130,21 +133,23 @@ def _common_files(timeframe: str, context: int) -> dict[str, bytes]:
     """Return the files that all models of this timeframe and context have alike."""
     wheel = light_wheel()
     example = _example(timeframe, context)
+    needed = _requirements(f"{WHEELS}/{wheel.name}")
     return {
         f"{WHEELS}/{wheel.name}": wheel.data,
-        REQUIREMENTS: _requirements(wheel.name).encode(),
+        REQUIREMENTS: "\n".join([*needed, ""]).encode(),
         ENVIRONMENT: _environment(wheel.sha256).encode(),
+        CONDA: _conda(needed, wheel.sha256).encode(),
         EXAMPLE: json.dumps(example).encode(),
         SERVED_EXAMPLE: json.dumps({"dataframe_split": example}).encode(),
     }
 
 
-def _requirements(wheel: str) -> str:
+def _requirements(wheel: str) -> list[str]:
     """Return what to install, as it is installed here; pip and MLflow take the wheel's path from the model's folder."""
     pins = [
         f"{name}=={version(name).partition('+')[0]}" for name in _PINNED
     ]  # +cpu: no index need have that build
-    return "\n".join([*pins, f"{WHEELS}/{wheel}", ""])
+    return [*pins, wheel]
 
 
 def _environment(wheel_digest: str) -> str:
@@ -153,8 +158,25 @@ def _environment(wheel_digest: str) -> str:
     The comment is for MLflow, which keeps environments by the text of this file: another build of the same version of
     the library must not get the environment of the first.
     """
-    comment = json.dumps(f"# cpbmodels sha256 {wheel_digest}")
-    return f"python: {platform.python_version()}\ndependencies:\n- -r {REQUIREMENTS}\n- {comment}\n"
+    python = platform.python_version()
+    return f'python: {python}\ndependencies:\n- -r {REQUIREMENTS}\n- "# cpbmodels sha256 {wheel_digest}"\n'
+
+
+def _conda(needed: list[str], wheel_digest: str) -> str:
+    """Return the same for conda."""
+    lines = [
+        "name: cpbmodels",
+        "channels:",
+        "- conda-forge",
+        "dependencies:",
+        f"- python={platform.python_version()}",
+        "- pip",
+        "- pip:",
+        *(f"  - {one}" for one in needed),
+        f"# cpbmodels sha256 {wheel_digest}",
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def _example(timeframe: str, context: int) -> dict[str, Any]:

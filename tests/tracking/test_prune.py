@@ -533,10 +533,15 @@ def ended_like(nights):
 
 @pytest.mark.parametrize(
     "moment",
-    [1, 40, 112, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 18, 46, 47, 133, 134))],
+    [
+        1,
+        40,
+        112,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 18, 46, 47, 133, 134, 190, 195)),
+    ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, moment):
-    """Moments: cards and versions to 15; the week's archive, marks, files and rows to 46; whole flows; shrinking."""
+    """Moments: cards and versions to 15; the week's archive, marks, files and rows to 46; flows, shared files."""
     board = [r | {"run_id": nights.flow(4)} for r in leaderboard(nights.flow(4))]
     killed = child(nights, CHILD, moment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
