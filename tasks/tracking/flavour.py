@@ -71,8 +71,9 @@ def add_flavour(store: Store, run: "Run", source: str, folder: Path, timeframe: 
     assert root is not None  # the source lies within it
     for name, data in shared.items():
         write_shared(root.parent.parent, here / name, data)
-    for name in digests.keys() - found.keys():  # another version's wheel
-        (here / name).unlink(missing_ok=True)
+    for name in digests.keys() - found.keys():
+        if Path(name).parent == Path(WHEELS):  # of another release
+            (here / name).unlink(missing_ok=True)
     for name, data in own.items():  # last: with it the folder is a model
         write_bytes(here / name, data)
     return found

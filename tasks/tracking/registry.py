@@ -4,6 +4,7 @@ The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1
 models of several markets never take one another's place.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
+from tasks.storage.model_folder import damage_of
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run
 from tasks.tracking.entries import tag_texts
@@ -30,6 +32,8 @@ from tasks.tracking.versions import (
 if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
+
+log = logging.getLogger("cpb")
 
 RETIRED = "retired"
 """Tag of a version that lost the alias because its series is not traded any more."""
@@ -199,9 +203,12 @@ def _champion(store: Store, series: SeriesId) -> Champion:
 def _make_mlflow_model(
     store: Store, run: "Run", version: "ModelVersion", digests: Mapping[str, str], timeframe: str
 ) -> None:
-    folder, _ = model_folder(store, version, digests)
+    folder, damage = model_folder(store, version, digests)
     with alone(store):  # pruning removes shared files that no run links to
-        add_flavour(store, run, version.source or "", folder, timeframe)
+        made = add_flavour(store, run, version.source or "", folder, timeframe)
+    if not made:
+        why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
+        log.warning("%s/%s is no MLflow model: %s", version.name, version.version, why)
 
 
 def _check_run(run: "Run", series: SeriesId) -> None:

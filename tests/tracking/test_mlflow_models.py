@@ -242,6 +242,24 @@ def test_a_file_of_somebody_else_among_the_wheels_keeps_a_run(store, champion):
     assert "mine.whl" in problem_of(store, StoredRun.of(store.client.get_run(champion.run_id)))
 
 
+def test_a_newer_release_takes_the_place_of_an_older_wheel(store, champion, tmp_path):
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    recorded = {k: v for k, v in champion.mlflow_files.items() if not k.startswith(WHEELS)}
+    old = champion.folder / WHEELS / "cpbmodels-0.1.0-py3-none-any.whl"
+    old.write_bytes(b"old")
+    (champion.folder / WHEELS / light_wheel().name).unlink()
+    outside = os.path.relpath(mine, champion.folder)
+    tag = json.dumps(recorded | {f"{WHEELS}/{old.name}": "0" * 64, outside: "0" * 64})
+    store.client.set_tag(champion.run_id, MLFLOW_FILES, tag)
+
+    register_champion(BTC, champion.run_id)
+
+    assert [p.name for p in old.parent.iterdir()] == [light_wheel().name]
+    assert mine.read_text() == "mine"
+    assert damaged(champion.folder, champions()[0].mlflow_files) == []
+
+
 def test_promoting_again_after_a_kill_writes_what_is_missing(champion):
     before = {n: (champion.folder / n).read_bytes() for n in champion.mlflow_files}
     (champion.folder / "MLmodel").unlink()
@@ -269,7 +287,7 @@ def test_verify_names_damage_and_writes_it_again(store, champion, tmp_path):
     assert wheel.read_bytes() == light_wheel().data
 
 
-def test_a_model_that_cannot_be_read_becomes_none(store, trained):
+def test_a_model_that_cannot_be_read_becomes_none(store, trained, caplog):
     run_id = log_member(fleet_of().run_id, member(trained))
     weights = (
         Path(store.client.get_run(run_id).info.artifact_uri.removeprefix("file://")) / "model.safetensors"
@@ -279,6 +297,7 @@ def test_a_model_that_cannot_be_read_becomes_none(store, trained):
     register_champion(BTC, run_id)
 
     assert not (weights.parent / "MLmodel").exists()
+    assert "cpb-BTCUSDT-1h/1 is no MLflow model" in caplog.text
     assert champions()[0].damage
 
 
