@@ -16,11 +16,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 from tasks.storage.model_folder import damage_of, read_config
-from tasks.storage.wheel import light_wheel
 from tasks.tracking.connection import Store
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.shared import write_shared
@@ -132,6 +130,8 @@ def _ml_model(run: "Run") -> bytes:
 @cache
 def _common_files(timeframe: str, context: int) -> dict[str, bytes]:
     """Return the files that all models of this timeframe and context have alike."""
+    from tasks.storage.wheel import light_wheel  # imports cpbmodels, which `cpb --help` need not
+
     wheel = light_wheel()
     example = _example(timeframe, context)
     needed = _requirements(f"{WHEELS}/{wheel.name}")
@@ -183,6 +183,8 @@ def _conda(needed: list[str], wheel_digest: str) -> str:
 def _example(timeframe: str, context: int) -> dict[str, Any]:
     """Return made-up candles, enough for every column to be there in a whole context, as pandas' `split` table."""
     import numpy as np
+
+    from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
 
     step, rows = timedelta(seconds=INTERVAL_SECONDS[timeframe]), context + 2 * WARMUP
     draw = np.random.default_rng(1)
