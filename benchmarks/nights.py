@@ -120,8 +120,9 @@ def sizes() -> dict[str, Any]:
 
 
 def tree_size(folder: Path) -> int:
-    """Return the bytes of all files below a folder."""
-    return sum(f.lstat().st_size for f in folder.rglob("*") if f.is_file())
+    """Return the bytes of all files below a folder; what is linked several times counts once, as on the disk."""
+    found = {(s.st_dev, s.st_ino): s.st_size for f in folder.rglob("*") if f.is_file() for s in [f.lstat()]}
+    return sum(found.values())
 
 
 def trees(home: Path) -> dict[str, int]:

@@ -14,7 +14,7 @@ from tasks.storage.records import read_record, write_record
 from tasks.tracking.connection import Store, search
 from tasks.tracking.database import failure
 from tasks.tracking.mlflow_private import local_path
-from tasks.tracking.tags import FILES, FLEET, KEY, KIND, PARENT, PRUNED
+from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ARCHIVE = "archive.json"
 """Name of the artifact on the flow's run."""
 
-_LEFT_OUT = (KEY, PARENT, FILES, "fleet", "mlflow.user", "mlflow.runName")
+_LEFT_OUT = (KEY, PARENT, FILES, MLFLOW_FILES, "fleet", "mlflow.user", "mlflow.runName")
 """Tags of a run that say nothing once it is gone."""
 
 

@@ -14,10 +14,11 @@ from tasks.storage.files import DRAFT, new_folder
 from tasks.storage.model_folder import FILES, damage_of, file_digests
 from tasks.tracking.connection import Store, experiment_of
 from tasks.tracking.database import failure
+from tasks.tracking.flavour import LOADED, NAMES, WHEELS
 from tasks.tracking.mlflow_private import delete_remote_files, local_path
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
@@ -103,9 +104,11 @@ def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") ->
     folder = local_path(uri)
     if folder is None:
         listed = store.client.list_artifacts(run_id)
+        if any(f.is_dir and f.path == WHEELS for f in listed):
+            listed = [f for f in listed if f.path != WHEELS] + store.client.list_artifacts(run_id, WHEELS)
         return next((f.path for f in listed if f.is_dir or f.path not in own), "")
     beside = [f for f in _inside(folder.parent) if f != folder] if folder.parent.name == run_id else []
-    return next((f.name for f in [*beside, *_inside(folder)] if not _is_own(f, own)), "")
+    return next((f.name for f in [*beside, *_files(folder)] if not _is_own(f, folder, own)), "")
 
 
 def lies_elsewhere(uri: str) -> bool:
@@ -115,9 +118,10 @@ def lies_elsewhere(uri: str) -> bool:
 
 
 def files_size(uri: str) -> int:
-    """Return the bytes of a run's artifacts on this machine."""
+    """Return the bytes of a run's artifacts on this machine, without those that other runs have as well."""
     folder = local_path(uri)
-    return sum(f.lstat().st_size for f in _inside(folder)) if folder else 0
+    found = [f.lstat() for f in _files(folder)] if folder else []
+    return sum(f.st_size for f in found if f.st_nlink == 1)
 
 
 def remove_files(uri: str, run_id: str) -> None:
@@ -126,10 +130,11 @@ def remove_files(uri: str, run_id: str) -> None:
     if folder is None:
         delete_remote_files(uri)
         return
-    for file in _inside(folder):
+    for file in _files(folder):
         file.unlink(missing_ok=True)
-    with suppress(OSError):  # something else has come into it since
-        folder.rmdir()
+    for emptied in (folder / WHEELS, folder):
+        with suppress(OSError):  # it is not there, or something else has come into it since
+            emptied.rmdir()
     if folder.parent.name == run_id:
         with suppress(OSError):
             folder.parent.rmdir()
@@ -161,7 +166,7 @@ def stale_copies(versions: "Iterable[ModelVersion]") -> list[Path]:
         for folder in _inside(_CACHE.absolute())
         if _COPY.fullmatch(folder.name)
         and folder.name not in known
-        and all(_is_own(file, FILES) for file in _inside(folder))
+        and all(_is_own(file, folder, FILES) for file in _inside(folder))
     ]
 
 
@@ -191,16 +196,29 @@ def _download(store: Store, version: "ModelVersion", target: Path) -> None:
         except (MlflowException, OSError) as error:
             raise failure(store.uri, error) from None  # the exception may hold the URI
         with new_folder(target) as draft:
-            shutil.copytree(got, draft, dirs_exist_ok=True)
+            # What MLflow alone reads stays on the server.
+            shutil.copytree(
+                got, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
+            )
 
 
 def _inside(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _is_own(path: Path, known: "Collection[str]") -> bool:
+def _files(folder: Path) -> "Iterator[Path]":
+    """Yield what lies in a run's folder, and in its folder of wheels in place of that."""
+    for path in _inside(folder):
+        if path.name == WHEELS and path.is_dir() and not path.is_symlink():
+            yield from _inside(path)
+        else:
+            yield path
+
+
+def _is_own(path: Path, folder: Path, known: "Collection[str]") -> bool:
     draft = DRAFT.fullmatch(path.name)  # left half-written by a kill
-    return path.is_file() and not path.is_symlink() and (draft["name"] if draft else path.name) in known
+    whole = path.with_name(draft["name"]) if draft else path
+    return path.is_file() and not path.is_symlink() and os.path.relpath(whole, folder) in known
 
 
 def _is_file(path: Path, digest: str) -> bool:

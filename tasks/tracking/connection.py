@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 EXPERIMENT = "cpb"
 LAYOUT_TAG, LAYOUT = "cpb.layout", "2"
 """How names and tags of the experiment's runs are arranged; 2 since models carry their market."""
+MODELS_TAG, MODELS = "cpb.models", "mlflow"
+"""Says that registered versions are MLflow models."""
 _TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     LAYOUT_TAG: LAYOUT,
+    MODELS_TAG: MODELS,
 }  # the first: the UI need not ask
 _PAGE = 1000
 

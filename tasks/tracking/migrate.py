@@ -1,6 +1,7 @@
-"""Brings a store of an older release to the present layout, in which a model's name says its market.
+"""Brings a store of an older release to the present layout.
 
-Before, a run on simulated or futures candles made its model the champion under spot's name.
+In it a model's name says its market: before, a run on simulated or futures candles made its model the champion under
+spot's name. And every registered version is an MLflow model: before, it was a folder that only cpb could load.
 """
 
 import logging
@@ -8,13 +9,26 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from schemas.identity import SPOT, SeriesId
-from tasks.tracking.connection import LAYOUT, LAYOUT_TAG, Store, alone, experiment_of, find_run
+from tasks.tracking.connection import (
+    LAYOUT,
+    LAYOUT_TAG,
+    MODELS,
+    MODELS_TAG,
+    Store,
+    alone,
+    experiment_of,
+    find_run,
+)
+from tasks.tracking.flavour import add_flavour
+from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.tags import PARENT, market_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
     add_version,
+    all_versions,
     champion_version,
     make_champion,
+    series_of,
     series_with_champion,
     versions_of,
 )
@@ -47,6 +61,45 @@ def migrate(store: Store) -> list[str]:
             "moved to their market's name (%s)", len(moved), ", ".join(moved[:3]) + (", …" if len(moved) > 3 else ""),
         )  # fmt: skip
     return moved
+
+
+def make_mlflow_models(store: Store) -> None:
+    """Make MLflow models of the versions of older releases whose files lie on this machine, and say how many.
+
+    Done once, when the store is first opened for writing: a tag of the experiment says so. Whatever is registered
+    again becomes one as well.
+    """
+    if MODELS_TAG in experiment_of(store).tags:
+        return
+    with alone(store):
+        if MODELS_TAG in experiment_of(store).tags:  # by the process that held the store until now
+            return
+        done, left = 0, []
+        for version in _own_versions(store):
+            if _make_mlflow_model(store, version):
+                done += 1
+            else:
+                left.append(f"{version.name}/{version.version}")
+        store.client.set_experiment_tag(store.experiment_id, MODELS_TAG, MODELS)
+    if done or left:
+        log.warning(
+            "the MLflow store is of an older release: %d of its %d registered versions are MLflow models now%s",
+            done, done + len(left),
+            f"; not so {', '.join(left[:3])}{', …' if len(left) > 3 else ''}, whose files are damaged or not on this "
+            "machine: `mlflow` loads the next champion that `cpb train-all` makes" if left else "",
+        )  # fmt: skip
+
+
+def _own_versions(store: Store) -> "list[ModelVersion]":
+    return [v for v in all_versions(store) if (series := series_of(v.name)) and series.registered == v.name]
+
+
+def _make_mlflow_model(store: Store, version: "ModelVersion") -> bool:
+    run, series = find_run(store, version.run_id), series_of(version.name)
+    folder = local_path(version.source or "")
+    if run is None or series is None or folder is None:
+        return False
+    return bool(add_flavour(store, run, version.source or "", folder, series.timeframe))
 
 
 def _is_migrated(store: Store) -> bool:

@@ -22,15 +22,14 @@ from tasks.storage.records import find_record, write_record
 from tasks.tracking.archive import make_archive, write_archive
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.cards import write_card
-from tasks.tracking.connection import Store, alone
+from tasks.tracking.connection import Store, alone, experiment_of
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
+from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,
     OldVersion,
-    all_versions,
     first_nights,
     old_versions,
     plan_runs,
@@ -38,7 +37,9 @@ from tasks.tracking.prune_plan import (
     stored_runs,
 )
 from tasks.tracking.reconcile import reconcile
+from tasks.tracking.shared import unused
 from tasks.tracking.store import open_store
+from tasks.tracking.versions import all_versions
 from tasks.training.retention import no_fleets_in_use, old_fleets, remove_old_fleets
 
 SET_ASIDE_DAYS = 90
@@ -183,6 +184,8 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
         path.unlink(missing_ok=True)
         report.files.append(str(path))
     report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, ()))]
+    for path in _unshared(store):
+        path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
     return False
@@ -264,6 +267,12 @@ def _old_set_aside(home: Path, now: datetime) -> list[Path]:
     """Return files that were set aside long ago: renaming leaves a file's time of change, but not that of its inode."""
     limit = (now - timedelta(days=SET_ASIDE_DAYS)).timestamp()
     return [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
+
+
+def _unshared(store: Store) -> list[Path]:
+    """Return files that runs shared, and that went with the last of them."""
+    root = local_path(experiment_of(store).artifact_location)
+    return unused(root) if root else []
 
 
 def _stale_copies(store: Store, gone: Sequence[OldVersion]) -> list[Path]:

@@ -8,16 +8,27 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from schemas.errors import UsageError
 from schemas.identity import SeriesId
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.archive import ARCHIVE
 from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.tags import FLEET, FLOW, KEEP, KEY, KIND, MEMBER, PARENT, digests_of, market_of
-from tasks.tracking.versions import ALIAS
+from tasks.tracking.flavour import LOADED
+from tasks.tracking.tags import (
+    FLEET,
+    FLOW,
+    KEEP,
+    KEY,
+    KIND,
+    MEMBER,
+    MLFLOW_FILES,
+    PARENT,
+    digests_of,
+    market_of,
+)
+from tasks.tracking.versions import ALIAS, series_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -27,7 +38,7 @@ NIGHTS = 14
 """Nights of each market that are kept whole."""
 CHALLENGER = "challenger"
 
-_OWN_FILES: dict[str, tuple[str, ...]] = {FLOW: (ARCHIVE,), FLEET: (), MEMBER: MODEL_FILES}
+_OWN_FILES: dict[str, tuple[str, ...]] = {FLOW: (ARCHIVE,), FLEET: (), MEMBER: (*MODEL_FILES, LOADED)}
 
 
 @dataclass(frozen=True)
@@ -68,7 +79,7 @@ class StoredRun:
             deleted=info.lifecycle_stage == "deleted",
             keep=KEEP in tags,
             uri=info.artifact_uri,
-            files=tuple(digests_of(tags)),
+            files=(*digests_of(tags), *digests_of(tags, MLFLOW_FILES)),
         )
 
     @property
@@ -126,18 +137,6 @@ def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, d
     return {market: sorted(found)[-nights] for market, found in days.items() if len(found) > nights}
 
 
-def all_versions(store: Store) -> list["ModelVersion"]:
-    """Return every version of every registered model, also of those that are not cpb's."""
-    found: list[ModelVersion] = []
-    token = None
-    while True:
-        page: Any = store.client.search_model_versions(max_results=1000, page_token=token)
-        found += page
-        token = page.token
-        if not token:
-            return found
-
-
 def old_versions(
     store: Store, versions: Iterable["ModelVersion"], since: dict[str, date], runs: Collection[StoredRun]
 ) -> list[OldVersion]:
@@ -152,8 +151,8 @@ def old_versions(
         models[version.name].append(version)
     found = []
     for name, group in models.items():
-        series = _series_of(name)
-        if series is None or series.market not in since:
+        series = series_of(name)
+        if series is None or series.registered != name or series.market not in since:
             continue
         ordered = sorted(group, key=lambda v: int(v.version))
         aliases = store.client.get_registered_model(name).aliases
@@ -255,15 +254,6 @@ def _tree(top: StoredRun, children: dict[str, list[StoredRun]]) -> Iterator[Stor
 
 def _is_old(run: StoredRun, since: dict[str, date]) -> bool:
     return run.market in since and run.night < since[run.market]
-
-
-def _series_of(name: str) -> SeriesId | None:
-    """Return the series of a registered model; None for one that is not cpb's."""
-    try:
-        series = SeriesId.parse(name)
-    except UsageError:
-        return None
-    return series if series.registered == name else None
 
 
 def _index(numbers: Sequence[str], number: object) -> int:

@@ -4,6 +4,7 @@ The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1
 models of several markets never take one another's place.
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,15 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from schemas.scope import home
+from tasks.storage.model_folder import damage_of
 from tasks.tracking.artifacts import model_folder
-from tasks.tracking.connection import Store, find_run
+from tasks.tracking.connection import Store, alone, find_run
 from tasks.tracking.copies import mending_command
 from tasks.tracking.entries import tag_texts
+from tasks.tracking.flavour import add_flavour
+from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FILES, MARKET, REASON, digests_of, series_tags
+from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
     add_version,
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
+log = logging.getLogger("cpb")
+
 RETIRED = "retired"
 """Tag of a version that lost the alias because its series is not traded any more."""
 
@@ -42,7 +48,8 @@ _METRIC = "metric."
 class Champion:
     """The best model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`).
+    `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`). `at_home`:
+    the folder is the one that was registered, not a copy from a tracking server.
     """
 
     series: SeriesId
@@ -52,6 +59,7 @@ class Champion:
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     damage: str = ""
+    at_home: bool = True
 
     @property
     def name(self) -> str:
@@ -83,6 +91,11 @@ class Champion:
         """The sha256 of each file of the model's folder, as recorded; empty for versions of older releases."""
         return digests_of(self.tags)
 
+    @property
+    def mlflow_files(self) -> dict[str, str]:
+        """The sha256 of each file that makes the folder an MLflow model; empty where it is a copy from a server."""
+        return digests_of(self.tags, MLFLOW_FILES) if self.at_home else {}
+
     def check(self) -> None:
         """Raise `DamagedError` with the command that mends it with the least work, where its files are damaged."""
         if self.damage:
@@ -106,8 +119,9 @@ def register_champion(
 ) -> str:
     """Make a member run the champion of a series and return the version.
 
-    A run that already has a version keeps it (the alias moves, the reason is renewed): promoting twice
-    changes nothing. `metrics` are this series' own, kept with the version: a universal member serves many.
+    The version is an MLflow model (`add_flavour`). A run that already has one keeps it (the alias moves, the reason is
+    renewed): promoting twice changes nothing. `metrics` are this series' own, kept with the version: a
+    universal member serves many.
 
     Args:
         folder_artifact_path: where in the run's artifacts the model folder lies; "" for their root.
@@ -130,6 +144,7 @@ def register_champion(
     else:
         source = f"{run.info.artifact_uri}/{folder_artifact_path}".rstrip("/")
         mine = add_version(store, series, source, run_id, known)
+    _make_mlflow_model(store, run, mine, digests, series.timeframe)
     if ALIAS not in mine.aliases:
         make_champion(store, mine)
     return str(mine.version)
@@ -183,7 +198,19 @@ def _champion(store: Store, series: SeriesId) -> Champion:
         metrics={**(run.data.metrics if run else {}), **own},
         tags=tags,
         damage=damage,
+        at_home=local_path(version.source or "") is not None,
     )
+
+
+def _make_mlflow_model(
+    store: Store, run: "Run", version: "ModelVersion", digests: Mapping[str, str], timeframe: str
+) -> None:
+    folder, damage = model_folder(store, version, digests)
+    with alone(store):  # pruning removes shared files that no run links to
+        made = add_flavour(store, run, version.source or "", folder, timeframe)
+    if not made:
+        why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
+        log.warning("%s/%s is no MLflow model: %s", version.name, version.version, why)
 
 
 def _check_run(run: "Run", series: SeriesId) -> None:

@@ -9,7 +9,7 @@ from schemas.errors import CpbError
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import EXPERIMENT, Store, alone, connect
 from tasks.tracking.database import check, is_writable, make_sqlite, snapshot, sqlite_path
-from tasks.tracking.migrate import migrate
+from tasks.tracking.migrate import make_mlflow_models, migrate
 from tasks.tracking.mlflow_private import close_connections, forget_database
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.relocate import relocate
@@ -71,6 +71,7 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
             _files[uri] = _file(database)
     if create and uri not in _opened_for_writing:
         reconcile(_opened[uri])
+        make_mlflow_models(_opened[uri])
         _opened_for_writing.add(uri)
     return _opened[uri]
 

@@ -18,6 +18,8 @@ WARNINGS = "warnings"
 MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
 FILES = "files"
 """JSON: the sha256 of each file of a model's folder."""
+MLFLOW_FILES = "mlflow_files"
+"""JSON, on a member's run: the sha256 of each file that makes its folder an MLflow model (`flavour.py`)."""
 KEEP = "keep"
 """Tag of a run or a version that pruning must leave as it is; people set it, its value does not matter."""
 PRUNED = "cpb.pruned"
@@ -42,10 +44,10 @@ def market_of(run: "Run") -> str:
     return market if market in MARKETS else SPOT
 
 
-def digests_of(tags: Mapping[str, str]) -> dict[str, str]:
+def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
     """Return the recorded sha256 of each file from the tags of a run or a version; empty where there are none."""
     try:
-        found = json.loads(tags.get(FILES, "{}"))
+        found = json.loads(tags.get(key, "{}"))
     except ValueError:
         return {}
     return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}

@@ -1,7 +1,8 @@
 """Checks the files of champions against the digests that were recorded when they were registered.
 
 A champion cannot be made again without a training. But the folder of the fleet it comes from may still hold its
-files: those are copied back where their sha256 is the recorded one.
+files: those are copied back where their sha256 is the recorded one. What makes the folder an MLflow model is written
+again.
 """
 
 import shutil
@@ -15,9 +16,13 @@ from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
 from tasks.storage.files import replacing
 from tasks.storage.model_folder import NEEDED
+from tasks.tracking.connection import alone, find_run
 from tasks.tracking.copies import find_copy, training_command
+from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.registry import Champion, champions
 from tasks.tracking.store import Store, open_store
+
+_CHANGED = "it is not the file that was registered (its sha256 differs)"
 
 
 def verify(
@@ -46,6 +51,7 @@ def verify(
                 _copy_back(copy, path)
             command = VERIFY if copy else training_command(champion)
             yield damage_at(home.resolve(), path, reason, command, repair and copy is not None)
+        yield from _mlflow_damage(store, home, champion, repair, seen)
 
 
 def _damaged(champion: Champion, seen: Seen) -> Iterator[tuple[str, str]]:
@@ -57,7 +63,7 @@ def _damaged(champion: Champion, seen: Seen) -> Iterator[tuple[str, str]]:
         if not path.is_file():
             yield name, "it is missing"
         elif name in digests and file_digest(path) != digests[name]:
-            yield name, "it is not the file that was registered (its sha256 differs)"
+            yield name, _CHANGED
     if not digests and champion.damage:  # registered by an older release
         yield next((n for n in NEEDED if n in champion.damage), NEEDED[0]), champion.damage
 
@@ -68,3 +74,28 @@ def _copy_back(copy: Path, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         shutil.copyfile(copy, draft)
+
+
+def _mlflow_damage(
+    store: Store, home: Path, champion: Champion, repair: bool, seen: Seen
+) -> Iterator[Damage]:
+    """Yield each damaged file that MLflow alone reads; such files are written anew, by the library of today."""
+    for name in champion.mlflow_files:
+        seen(champion.folder / name)
+    wrong = damaged(champion.folder, champion.mlflow_files)
+    told = [
+        (champion.folder / n, "it is missing" if not (champion.folder / n).is_file() else _CHANGED)
+        for n in wrong
+    ]
+    repaired = bool(wrong) and repair and _write_again(store, champion)
+    for path, reason in told:
+        yield damage_at(home.resolve(), path, reason, VERIFY, repaired)
+
+
+def _write_again(store: Store, champion: Champion) -> bool:
+    run = find_run(store, champion.run_id)
+    if run is None or store.read_only:
+        return False
+    with alone(store):
+        digests = add_flavour(store, run, str(champion.folder), champion.folder, champion.series.timeframe)
+    return bool(digests) and not damaged(champion.folder, digests)

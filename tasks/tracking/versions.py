@@ -1,6 +1,6 @@
 """Registered models and their versions, as MLflow holds them: what registry and migration both need."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError
 from schemas.identity import SeriesId
@@ -19,7 +19,7 @@ def series_with_champion(store: Store) -> list[SeriesId]:
     token = None
     while True:
         page = store.client.search_registered_models("name LIKE 'cpb-%'", max_results=1000, page_token=token)
-        found += [series for model in page if ALIAS in model.aliases and (series := _series_of(model.name))]
+        found += [series for model in page if ALIAS in model.aliases and (series := series_of(model.name))]
         token = page.token
         if not token:
             return sorted(found, key=lambda s: (s.timeframe, s.symbol, s.market))
@@ -58,7 +58,19 @@ def add_version(
     )
 
 
-def _series_of(name: str) -> SeriesId | None:
+def all_versions(store: Store) -> list["ModelVersion"]:
+    """Return every version of every registered model, also of those that are not cpb's."""
+    found: list[ModelVersion] = []
+    token = None
+    while True:
+        page: Any = store.client.search_model_versions(max_results=1000, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def series_of(name: str) -> SeriesId | None:
     """Return the series of a registered model; None for one that somebody else named `cpb-…`."""
     try:
         return SeriesId.parse(name)

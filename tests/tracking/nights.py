@@ -1,12 +1,15 @@
 """A store as nightly runs leave it: flows, fleets, members with files, champions, forecasts, all dated."""
 
+import json
 import sqlite3
 import time
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+from safetensors.numpy import save_file
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
@@ -58,9 +61,12 @@ def record(folder, night, architecture, series):
 
 
 def model_files(place, content):
+    """A folder that can be read as a model, so that its version becomes an MLflow model."""
     place.mkdir(parents=True, exist_ok=True)
-    for name in NAMES:
+    for name in NAMES[2:]:
         (place / name).write_bytes(f"{content}/{name}".encode() * 20)
+    save_file({"w": np.arange(64, dtype=np.float32)}, place / NAMES[0], {"of": content})
+    (place / NAMES[1]).write_content(json.dumps({"architecture": "gru", "concontent": 30, "of": content}))
     return place
 
 
@@ -106,8 +112,6 @@ def add_night(
 
 def add_forecast(home, series, version, issued_at, scored=True):
     """One forecast of a version, and its scores."""
-    import numpy as np
-
     close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
     candle = np.full((10, 4), 100.0)
     rows = forecasts.forecast_rows(series, f"{series.registered}/{version}", issued_at, close, candle, 100.0)

@@ -203,7 +203,7 @@ def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
     champion = next(c for c in champions(store=nights.store) if c.series == BTC)
     champion.check()
     assert (champion.version, champion.run_id) == ("3", nights.members(3)[0])
-    assert (champion.folder / "model.safetensors").read_bytes().startswith(b"spot-train-all-3/gru")
+    assert (champion.folder / "model.safetensors").read_bytes().count(b"spot-train-all-3/gru") == 1
     # Nothing hangs in the air: what is above it stays, and shows the board of the whole run.
     assert nights.there(nights.flow(3), nights.fleets(3)[0]) == {nights.flow(3), nights.fleets(3)[0]}
     assert [r["members"] for r in leaderboard(nights.flow(3))] == [2, 2]
@@ -538,10 +538,15 @@ def ended_like(nights):
 
 @pytest.mark.parametrize(
     "moment",
-    [1, 40, 112, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 18, 46, 47, 133, 134))],
+    [
+        1,
+        40,
+        112,
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 15, 16, 17, 18, 46, 47, 133, 134, 190, 195)),
+    ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, moment):
-    """Moments: cards and versions to 15; the week's archive, marks, files and rows to 46; whole flows; shrinking."""
+    """Moments: cards and versions to 15; the week's archive, marks, files and rows to 46; flows, shared files."""
     board = [r | {"run_id": nights.flow(4)} for r in leaderboard(nights.flow(4))]
     killed = child(nights, CHILD, moment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -551,7 +556,9 @@ def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, moment):
     nights.prune()
     rows, files, cards, btc, eth, after = ended_like(nights)
     assert (rows["runs"], rows["inputs"], rows["model_versions"], len(cards)) == (22, 12, 6, 8)
-    assert {f.parts[2] for f in files if len(f.parts) > 2} == {
+    assert {
+        f.parts[2] for f in files if len(f.parts) > 3
+    } == {  # the copied store has no links: `shared` is empty
         run for n in (5, 6, 7) for run in nights.members(n)
     } | {nights.flow(4)}
     assert (btc, eth, after) == ([5, 6, 7], [5, 6, 7], board)

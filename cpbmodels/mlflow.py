@@ -1,0 +1,120 @@
+"""A model's folder as an MLflow model: candles in, forecast rows out.
+
+Name this module as the `loader_module` of the flavour `python_function`; the data is the folder with
+`model.safetensors` and `config.json`. Nothing is pickled, and no code comes from the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cpbmodels.columns import PRICES
+from cpbmodels.errors import ModelError
+from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
+from cpbmodels.series import Series
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from mlflow.models import ModelSignature
+
+    from cpbmodels.member import Member
+
+TIME, VOLUME = "open_time", "volume"
+
+
+class CandleModel:
+    """What `mlflow.pyfunc` calls: a model that takes a pandas table of candles."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+
+    def predict(self, frame: pd.DataFrame, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Return the forecast after the last candle, or with `since` those from every origin since then.
+
+        Args:
+            frame: `open_time open high low close` and, if known, `volume`, oldest first. `open_time` as in `utc_times`.
+            params: `since`: the first origin (UTC close of the last candle used) as ISO text, a backtest's start;
+                `partial`: "drop" leaves out a last candle that has not closed yet, by default it is refused.
+
+        Returns:
+            `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, times aware (UTC), the rest prices.
+
+        Raises:
+            MlflowException: the candles cannot be used (status 400 of a server); the sentence names column or row.
+        """
+        from mlflow.exceptions import MlflowException
+
+        options = params or {}
+        config = self.member.config
+        try:
+            series = Series.from_frame(
+                frame.assign(**{TIME: utc_times(frame[TIME])}),
+                config.get("symbol") or None,
+                config.get("timeframe") or None,
+                partial=options.get("partial") or "refuse",
+            )
+            since = options.get("since")
+            rows = self.member.predict(series, since) if since else self.member.forecast(series).to_frame()
+        except ModelError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from error
+        return to_pandas(rows)
+
+
+def utc_times(times: pd.Series) -> pd.Series:
+    """Return open times as `Series.from_frame` takes them: aware (UTC), or numbers since 1970 as they are.
+
+    Texts are ISO 8601; a text or a datetime without a zone means UTC, because MLflow and JSON carry none.
+
+    Raises:
+        ModelError: one is no time; the sentence names its row.
+    """
+    import pandas as pd
+
+    if times.dtype.kind in "iuf":
+        return times
+    if times.dtype.kind == "O" and pd.api.types.infer_dtype(times, skipna=True) in ("integer", "floating"):
+        return pd.to_numeric(times)
+    found = pd.to_datetime(times, utc=True, format="ISO8601", errors="coerce")
+    if (wrong := np.flatnonzero(found.isna() & times.notna())).size:
+        row = int(wrong[0])
+        raise ModelError(
+            f"open_time {times.iloc[row]!r} in row {row} is no time: give aware datetimes, ISO 8601 texts, or seconds, "
+            "milliseconds or microseconds since 1970."
+        )
+    return found
+
+
+def signature() -> ModelSignature:
+    """Return what MLflow checks before `predict`.
+
+    `open_time` is of any type: MLflow's `datetime` refuses aware times, and `predict` reads more than those.
+    """
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import AnyType, ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
+
+    candles: list[ColSpec | TensorSpec] = [
+        ColSpec(AnyType(), TIME),
+        *(ColSpec("double", name) for name in PRICES),
+        ColSpec("double", VOLUME, required=False),
+    ]
+    rows: list[ColSpec | TensorSpec] = [
+        ColSpec("datetime", "issued_at"),
+        ColSpec("long", "step"),
+        ColSpec("datetime", "target_time"),
+        *(ColSpec("double", name) for name in (*QUANTILE_COLUMNS, *MEDIAN_COLUMNS)),
+    ]
+    return ModelSignature(
+        inputs=Schema(candles),
+        outputs=Schema(rows),
+        params=ParamSchema([ParamSpec("since", "string", None), ParamSpec("partial", "string", "refuse")]),
+    )
+
+
+def _load_pyfunc(path: str) -> CandleModel:
+    """Load the model in a folder; MLflow calls this by name."""
+    from cpbmodels.member import load  # torch, which the signature alone does not need
+
+    return CandleModel(load(Path(path)))

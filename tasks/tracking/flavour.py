@@ -1,0 +1,200 @@
+"""What makes the folder of a registered model an MLflow model: `MLmodel`, an example, what to install; no pickle.
+
+MLflow imports `cpbmodels.mlflow`, which reads `model.safetensors` and `config.json` beside these files. The light
+library travels along as a wheel, because no package index has it. The files belong to the run, whose tag `mlflow_files`
+names them with their digests: a universal member's run serves many coins' versions.
+"""
+
+import json
+import platform
+import tempfile
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tasks.storage.digests import file_digest
+from tasks.storage.files import write_bytes
+from tasks.storage.model_folder import damage_of, read_config
+from tasks.tracking.connection import Store
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.shared import write_shared
+from tasks.tracking.tags import MLFLOW_FILES, digests_of
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA = "MLmodel", "requirements.txt", "python_env.yaml", "conda.yaml"
+EXAMPLE, SERVED_EXAMPLE = "input_example.json", "serving_input_example.json"
+NAMES = (ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA, EXAMPLE, SERVED_EXAMPLE)
+LOADED = "registered_model_meta"
+"""MLflow writes it into a registered model's folder on this machine when it loads the model from there."""
+WHEELS = "wheels"
+"""The folder beside them with the library's wheel, the one folder within a run's artifacts."""
+LOADER = "cpbmodels.mlflow"
+
+_PINNED = ("mlflow", "numpy", "pandas", "polars", "safetensors", "torch")
+_LAST = datetime(2025, 1, 1, tzinfo=UTC)
+"""Open time of the example's last candle: long closed, whatever the timeframe."""
+
+
+def add_flavour(store: Store, run: "Run", source: str, folder: Path, timeframe: str) -> dict[str, str]:
+    """Write the files beside a model, where they are missing or damaged, and return their digests by name.
+
+    A folder whose model cannot be read gets none, nor does one with an `MLmodel` that cpb did not write: then the
+    result is empty. A kill in the middle does no harm: the names are recorded first, the next call writes the files.
+
+    Args:
+        source: the URI of the model's folder among the run's artifacts.
+        folder: that folder on this machine, or a copy of it.
+        timeframe: of the series that it is registered for.
+    """
+    digests = digests_of(run.data.tags, MLFLOW_FILES)
+    here = local_path(source)
+    if digests and (here is None or not damaged(here, digests)):
+        return digests
+    if damage_of(folder, {}) or (not digests and (folder / ML_MODEL).exists()):
+        return {}
+    shared = _common_files(timeframe, read_config(folder).context or 0)
+    own = {ML_MODEL: _ml_model(run)}
+    found = {name: sha256(data).hexdigest() for name, data in sorted({**own, **shared}.items())}
+    store.client.set_tag(run.info.run_id, MLFLOW_FILES, json.dumps(found))
+    if here is None:
+        _upload(store, run, source, {**own, **shared})
+        return found
+    root = local_path(run.info.artifact_uri)
+    assert root is not None  # the source lies within it
+    for name, data in shared.items():
+        write_shared(root.parent.parent, here / name, data)
+    for name in digests.keys() - found.keys():
+        if Path(name).parent == Path(WHEELS):  # of another release
+            (here / name).unlink(missing_ok=True)
+    for name, data in own.items():  # last: with it the folder is a model
+        write_bytes(here / name, data)
+    return found
+
+
+def damaged(folder: Path, digests: Mapping[str, str]) -> list[str]:
+    """Return the names of the recorded files that are missing in a folder, or not what was written."""
+    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]
+
+
+def _upload(store: Store, run: "Run", source: str, files: Mapping[str, bytes]) -> None:
+    """Log the files as artifacts of a run whose artifacts a tracking server keeps."""
+    below = source.removeprefix(run.info.artifact_uri).strip("/")
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(data)
+        store.client.log_artifacts(run.info.run_id, folder, below or None)
+
+
+def _ml_model(run: "Run") -> bytes:
+    """Return the file `MLmodel`: how the model is loaded, its signature and where its example lies.
+
+    The same run gives the same bytes, so that a damaged file can be written again.
+    """
+    from mlflow.models import Model
+
+    from cpbmodels.mlflow import signature
+
+    ended = datetime.fromtimestamp((run.info.end_time or run.info.start_time) / 1000, UTC)
+    model = Model(
+        run_id=run.info.run_id,
+        model_uuid=run.info.run_id,
+        utc_time_created=str(ended.replace(tzinfo=None)),
+        signature=signature(),
+        saved_input_example_info={
+            "artifact_path": EXAMPLE,
+            "type": "dataframe",
+            "pandas_orient": "split",
+            "serving_input_path": SERVED_EXAMPLE,
+        },
+    )
+    model.add_flavor(
+        "python_function",
+        loader_module=LOADER,
+        python_version=platform.python_version(),
+        env={
+            "virtualenv": ENVIRONMENT,
+            "conda": CONDA,
+        },  # MLflow asks for the second before it uses the first
+    )
+    return model.to_yaml().encode()
+
+
+@cache
+def _common_files(timeframe: str, context: int) -> dict[str, bytes]:
+    """Return the files that all models of this timeframe and context have alike."""
+    from tasks.storage.wheel import light_wheel  # imports cpbmodels, which `cpb --help` need not
+
+    wheel = light_wheel()
+    example = _example(timeframe, context)
+    needed = _requirements(f"{WHEELS}/{wheel.name}")
+    return {
+        f"{WHEELS}/{wheel.name}": wheel.data,
+        REQUIREMENTS: "\n".join([*needed, ""]).encode(),
+        ENVIRONMENT: _environment(wheel.sha256).encode(),
+        CONDA: _conda(needed, wheel.sha256).encode(),
+        EXAMPLE: json.dumps(example).encode(),
+        SERVED_EXAMPLE: json.dumps({"dataframe_split": example}).encode(),
+    }
+
+
+def _requirements(wheel: str) -> list[str]:
+    """Return what to install, as it is installed here; pip and MLflow take the wheel's path from the model's folder."""
+    pins = [
+        f"{name}=={version(name).partition('+')[0]}" for name in _PINNED
+    ]  # +cpu: no index need have that build
+    return [*pins, wheel]
+
+
+def _environment(wheel_digest: str) -> str:
+    """Return the environment that MLflow builds.
+
+    The comment is for MLflow, which keeps environments by the text of this file: another build of the same version of
+    the library must not get the environment of the first.
+    """
+    python = platform.python_version()
+    return f'python: {python}\ndependencies:\n- -r {REQUIREMENTS}\n- "# cpbmodels sha256 {wheel_digest}"\n'
+
+
+def _conda(needed: list[str], wheel_digest: str) -> str:
+    """Return the same for conda."""
+    lines = [
+        "name: cpbmodels",
+        "channels:",
+        "- conda-forge",
+        "dependencies:",
+        f"- python={platform.python_version()}",
+        "- pip",
+        "- pip:",
+        *(f"  - {one}" for one in needed),
+        f"# cpbmodels sha256 {wheel_digest}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _example(timeframe: str, context: int) -> dict[str, Any]:
+    """Return made-up candles, enough for every column to be there in a whole context, as pandas' `split` table."""
+    import numpy as np
+
+    from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
+
+    step, rows = timedelta(seconds=INTERVAL_SECONDS[timeframe]), context + 2 * WARMUP
+    draw = np.random.default_rng(1)
+    close = 100 * np.exp(np.cumsum(draw.normal(0, 0.005, rows)))
+    opened = np.r_[100, close[:-1]]
+    high, low = np.maximum(opened, close) * 1.002, np.minimum(opened, close) * 0.998
+    volume = draw.lognormal(5, 0.5, rows)
+    table = np.column_stack([opened, high, low, close, volume]).round(3).tolist()
+    times = [(_LAST - i * step).strftime("%Y-%m-%dT%H:%M:%SZ") for i in reversed(range(rows))]
+    return {
+        "columns": ["open_time", "open", "high", "low", "close", "volume"],
+        "data": [[time, *values] for time, values in zip(times, table, strict=True)],
+    }
