@@ -66,7 +66,7 @@ def model_files(place, content):
     for name in NAMES[2:]:
         (place / name).write_bytes(f"{content}/{name}".encode() * 20)
     save_file({"w": np.arange(64, dtype=np.float32)}, place / NAMES[0], {"of": content})
-    (place / NAMES[1]).write_content(json.dumps({"architecture": "gru", "concontent": 30, "of": content}))
+    (place / NAMES[1]).write_text(json.dumps({"architecture": "gru", "context": 30, "of": content}))
     return place
 
 
