@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cpbmodels.arch import find, usable
 from cpbmodels.bank import Scaling
 from cpbmodels.columns import SEGMENT, SIGMA, definition
 from cpbmodels.errors import ModelError
@@ -19,9 +20,6 @@ from cpbmodels.files import write_whole
 from cpbmodels.model import Model
 from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
-
-ARCHITECTURES = ("har", "robust-har", "linear")
-"""What can be exported: models without a loop over the steps."""
 
 FORMAT = 1
 _OPSET = 18
@@ -61,6 +59,11 @@ class _Exported(torch.nn.Module):
         return quantiles, candle
 
 
+def exportable() -> list[str]:
+    """Names of the architectures that can be exported."""
+    return [name for name, found in usable().items() if found.spec.exportable]
+
+
 def export_onnx(model: Model, folder: str | Path, series: Series | None = None) -> list[Path]:
     """Write `model.onnx` and `model.json`, each as a whole, and return their paths.
 
@@ -74,8 +77,8 @@ def export_onnx(model: Model, folder: str | Path, series: Series | None = None) 
             this library's by more than 1e-5.
     """
     name = model.config["architecture"]
-    if name not in ARCHITECTURES:
-        raise ModelError(f"{name} cannot be exported to ONNX: choose a model of {', '.join(ARCHITECTURES)}.")
+    if not find(name).spec.exportable:
+        raise ModelError(f"{name} cannot be exported to ONNX: choose a model of {', '.join(exportable())}.")
     exported = _Exported(model).eval()
     data = _program(exported, model)
     example = _example(exported, model, series)

@@ -40,5 +40,5 @@ def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
         ax.fill_between(future, bottom, top, color="tab:blue", alpha=alpha, linewidth=0, label=name)
     ax.plot(future, [last, *forecast.close[0.5]], color="tab:blue", label="median")
     ax.set_title(f"{series.symbol} {series.timeframe}".strip() or "forecast")
-    ax.legend(loc="upper left", frameon=False)
+    ax.legend(loc="best", frameon=False)
     return ax

@@ -54,6 +54,7 @@ class Har(Architecture):
             "warmup_steps": 10,
         },
         fixed={"context": 1},
+        exportable=True,
     )
 
     @override

@@ -16,7 +16,7 @@ from cpbmodels.weights import Param, Weights
 class Linear(Architecture):
     """No non-linearity anywhere: what a sequence model must at least beat."""
 
-    spec = ArchitectureSpec(defaults={"weight_decay": 1e-2})
+    spec = ArchitectureSpec(defaults={"weight_decay": 1e-2}, exportable=True)
 
     @override
     def params(self) -> list[Param]:

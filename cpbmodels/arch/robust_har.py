@@ -32,6 +32,7 @@ class RobustHar(Architecture):
         },
         fixed={"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"},
         closed_form=True,
+        exportable=True,
     )
 
     @override

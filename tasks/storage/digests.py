@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -27,7 +28,6 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
-@cache
 def code_digest(*places: str) -> str:
     """Return a digest (16 hex digits) of Python sources and of every module of this project that they import.
 
@@ -38,6 +38,16 @@ def code_digest(*places: str) -> str:
         places: files or folders, relative to the project's root. Modules that are imported by name at run time
             (`import_module`) must be named by their folder.
     """
+    with _parsing:
+        return _code_digest(places)
+
+
+_parsing = threading.Lock()
+"""Python 3.11's `ast.parse` counts its depth once for all threads: two at once end in a SystemError."""
+
+
+@cache
+def _code_digest(places: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for file in _with_imports(places):
         digest.update(file.relative_to(ROOT).as_posix().encode())

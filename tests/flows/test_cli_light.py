@@ -12,7 +12,8 @@ from flows import cli
 from schemas.errors import CpbError
 
 HEAVY = (
-    "torch", "prefect", "mlflow", "pandera", "polars", "matplotlib", "pandas", "fastapi", "numpy", "safetensors", "rich",
+    "torch", "prefect", "mlflow", "pandera", "polars", "matplotlib", "pandas", "fastapi", "numpy", "safetensors",
+    "rich",
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The digest of code follows imports: no file that decides a result can be forgotten."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from tasks.storage import digests
@@ -15,25 +17,25 @@ def project(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    digests.code_digest.cache_clear()
+    digests._code_digest.cache_clear()
     yield tmp_path
-    digests.code_digest.cache_clear()
+    digests._code_digest.cache_clear()
 
 
 @pytest.mark.parametrize("changed", ["a/one.py", "b/two.py", "a/three.py"])
 def test_a_change_of_any_imported_module_is_another_digest(project, changed):
     before = digests.code_digest("a/one.py")
-    digests.code_digest.cache_clear()
+    digests._code_digest.cache_clear()
     assert digests.code_digest("a/one.py") == before
     (project / changed).write_text((project / changed).read_text() + "\n# changed")
-    digests.code_digest.cache_clear()
+    digests._code_digest.cache_clear()
     assert digests.code_digest("a/one.py") != before
 
 
 def test_what_is_not_imported_does_not_count(project):
     before = digests.code_digest("a/one.py")
     (project / "a/other.py").write_text("1")
-    digests.code_digest.cache_clear()
+    digests._code_digest.cache_clear()
     assert digests.code_digest("a/one.py") == before
 
 
@@ -49,3 +51,14 @@ def test_the_features_digest_covers_what_decides_them():
         "cpbmodels/figures.py",
         "cpbmodels/columns.py",
     } <= names
+
+
+def test_many_threads_may_ask_at_once():
+    """Python 3.11's `ast.parse` fails when two threads run it at the same time; the features of a run do."""
+
+    def ask():
+        digests._code_digest.cache_clear()
+        return digests.code_digest("cpbmodels/columns.py", "cpbmodels/arch")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({one.result() for one in [pool.submit(ask) for _ in range(40)]}) == 1
