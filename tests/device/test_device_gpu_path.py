@@ -54,15 +54,22 @@ def _adam(rows, grads, first, second, most, counts, *, lr, **options):
         assert (number.dtype, number.shape, number.device) == (torch.float32, (), rows[0].device)
 
 
+KERNELS = {
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_thnn_fused_lstm_cell": _lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": _lstm_cell_backward,
+    "_fused_adamw_.tensor_lr": _adam,
+    "_fused_adam_.tensor_lr": _adam,
+}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _kernels_without_a_meta_form():
     library = torch.library.Library("aten", "IMPL")
-    library.impl("_thnn_fused_gru_cell", _gru_cell, "Meta")
-    library.impl("_thnn_fused_gru_cell_backward", _gru_cell_backward, "Meta")
-    library.impl("_thnn_fused_lstm_cell", _lstm_cell, "Meta")
-    library.impl("_thnn_fused_lstm_cell_backward_impl", _lstm_cell_backward, "Meta")
-    library.impl("_fused_adamw_.tensor_lr", _adam, "Meta")
-    library.impl("_fused_adam_.tensor_lr", _adam, "Meta")
+    for name, kernel in KERNELS.items():
+        # Some builds of torch have a meta form of the LSTM cell; `library.impl` refuses to replace it before torch 2.8.
+        library.m.impl(name, "Meta", kernel, False)
     yield
     library._destroy()
 

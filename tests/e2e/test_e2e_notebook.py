@@ -1,0 +1,199 @@
+"""docs/colab.ipynb, run as on Colab: the clone is fetched, pip installs into a Python without venv and ensurepip.
+
+Third-party packages are those of the Python that runs the tests, read through a .pth file, so that pip installs only
+cpb's two distributions and needs no network.
+"""
+
+import io
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOK = ROOT / "docs/colab.ipynb"
+SETUP = ("import os", "import shutil")  # how the cells begin that make the settings and install
+
+NO_VENV = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("ensurepip", "venv"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+CHECK = "assert globals().get('_exit_code', 0) == 0, _exit_code"
+"""After each cell: a `!` or `%pip` line that fails stops no notebook."""
+
+
+@pytest.fixture
+def python(tmp_path):
+    """A Python with third-party packages and pip, without cpb, cpbmodels, venv and ensurepip."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "python"], check=True)
+    (packages,) = (tmp_path / "python").glob("lib/*/site-packages")
+    found = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "third_party.pth").write_text("\n".join([*found, "import absent_venv"]))
+    (packages / "absent_venv.py").write_text(NO_VENV)
+    python = tmp_path / "python/bin/python"
+    for missing in ("flows", "cpbmodels", "ensurepip", "venv"):
+        done = ask(python, f"import {missing}")
+        assert "ModuleNotFoundError" in done.stderr
+    return python
+
+
+@pytest.fixture
+def repo(tmp_path):
+    """The project as a git repository."""
+    kept_out = shutil.ignore_patterns(
+        ".git", ".venv", "data", "mlruns", "build", "dist", "*.egg-info", ".*_cache", "__pycache__"
+    )
+    folder = shutil.copytree(ROOT, tmp_path / "repo", ignore=kept_out)
+    git = ("git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost")
+    for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
+        subprocess.run([*git, *command], check=True)
+    return folder
+
+
+def clean_environment(**settings):
+    inherited = {
+        k: v
+        for k, v in os.environ.items()
+        if not k.startswith(("CPB_", "MLFLOW_", "PYTHON", "HF_", "JUPYTER"))
+    }
+    # pip: nothing from an index; "0" is how its environment says --no-build-isolation
+    return inherited | {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"} | settings
+
+
+def ask(python, code):
+    return subprocess.run(
+        [python, "-c", code],
+        cwd=python.parent,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def execute(python, folder, monkeypatch, *, only=None, without=(), after="", **settings):
+    """Run the notebook's cells in `folder`; returns them with their outputs.
+
+    Args:
+        only: beginnings of the code cells to run; None: all but those that begin as in `without`.
+        after: code of one more cell.
+    """
+    import nbformat
+    from nbclient import NotebookClient
+
+    spec = folder.parent / "jupyter/kernels/clean/kernel.json"
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    launch = [str(python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    spec.write_text(json.dumps({"argv": launch, "display_name": "clean", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(folder.parent / "jupyter"))
+
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if only is not None:
+        cells = [cell for cell in cells if cell.source.startswith(only)]
+        assert len(cells) == len(only)
+    cells = [cell for cell in cells if not (without and cell.source.startswith(without))]
+    checked = [part for cell in cells for part in (cell, nbformat.v4.new_code_cell(CHECK))]
+    notebook.cells = [*checked, nbformat.v4.new_code_cell(after)]
+    client = NotebookClient(
+        notebook, timeout=900, kernel_name="clean", resources={"metadata": {"path": str(folder)}}
+    )
+    client.execute(env=clean_environment(**settings))
+    return [*cells, notebook.cells[-1]]
+
+
+def printed(cells):
+    return "".join(o.text for cell in cells for o in cell.outputs if o.output_type == "stream")
+
+
+def shown(cells, kind):
+    return [o.data[kind] for cell in cells for o in cell.outputs if kind in o.get("data", {})]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes_on(
+    python, repo, tmp_path, monkeypatch
+):
+    session, kept = tmp_path / "session", tmp_path / "kept"
+    session.mkdir()
+    settings = {"CPB_REPO": repo.as_uri(), "CPB_SOURCE": "sim", "CPB_PRESET": "smoke", "CPB_KEEP": str(kept)}
+    torch_before = ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout
+    board = "print(table.decode())"
+
+    cells = execute(python, session, monkeypatch, after=board, **settings)
+    assert (session / "cpb/flows").is_dir()
+    assert len(shown(cells, "image/png")) == 2
+    assert len(shown(cells, "text/html")) == 2
+    assert "no problems found" in printed(cells)
+    assert "new store" in printed(cells)
+    assert "not published" in printed(cells)
+    rows = pl.read_csv(io.StringIO(printed(cells[-1:]).strip()))
+    assert set(rows["architecture"]) == {"transformer", "gru", "lstm", "linear", "har"}
+    assert set(rows["members"]) == {3}
+    assert ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout == torch_before
+    assert (python.parent / "cpb").exists()
+
+    with tarfile.open(kept / "cpb-store.tar") as archive:
+        archive.extractall(tmp_path / "looked-at", filter="data")
+    with sqlite3.connect(tmp_path / "looked-at/mlruns/mlflow.db") as database:
+        assert database.execute("pragma integrity_check").fetchall() == [("ok",)]
+
+    shutil.rmtree(session / "cpb-store")  # a new machine: what was kept is all that there is
+    again = execute(python, session, monkeypatch, without=("!cpb doctor",), after=board, **settings)
+    assert "went on from" in printed(again)
+    told = pl.read_csv(io.StringIO(printed(again[-1:]).strip()))
+    assert told.drop("run_id").equals(
+        rows.drop("run_id")
+    )  # seconds of training, too: nothing was trained again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_inside_a_clone_nothing_is_fetched_and_elsewhere_the_address_is_asked_for(
+    python, repo, tmp_path, monkeypatch
+):
+    from nbclient.exceptions import CellExecutionError
+
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(CellExecutionError) as error:
+        execute(python, tmp_path / "elsewhere", monkeypatch, only=SETUP)
+    assert error.value.ename == "SystemExit"
+    assert "REPO" in error.value.evalue
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+    where = "import flows.cli, cpbmodels\nprint(flows.cli.__file__, cpbmodels.__file__)"
+    cells = execute(python, repo / "docs", monkeypatch, only=(*SETUP, "import tarfile"), after=where)
+    assert "new store" in printed(cells[:-1])
+    assert printed(cells[-1:]).split() == [
+        str(repo / "flows/cli/__init__.py"),
+        str(repo / "cpbmodels/__init__.py"),
+    ]
+
+
+def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that_made_it():
+    text = NOTEBOOK.read_text()
+    assert len(text) < 400_000
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    outputs = [one for cell in cells for one in cell["outputs"]]
+    assert not [one for one in outputs if one["output_type"] == "error"]
+    places = ("/home/", "/Users/", "/root/", "/tmp/", str(ROOT))
+    assert not [place for place in places if place in json.dumps(outputs)]
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    kinds = [kind for one in outputs for kind in one.get("data", {})]
+    assert kinds.count("image/png") == 2
+    assert kinds.count("text/html") == 2
+    assert "colab.research.google.com/github/" in text
