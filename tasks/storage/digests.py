@@ -43,7 +43,8 @@ def code_digest(*places: str) -> str:
 
 
 _parsing = threading.Lock()
-"""Python 3.11's `ast.parse` counts its depth once for all threads: two at once end in a SystemError."""
+"""Python 3.11's `ast.parse` counts its depth once for all threads: where garbage collection runs Python code in the
+middle of one, another thread's parse makes it end in a SystemError."""
 
 
 @cache
