@@ -72,7 +72,7 @@ def thread_switches_in_the_collector():
 
 @pytest.mark.usefixtures("thread_switches_in_the_collector")
 def test_many_threads_may_ask_at_once():
-    """Without a lock 15 of 40 ended in a SystemError of Python 3.11's `ast.parse`; the features of a run are threads."""
+    """Without a lock 15 of 40 ended in a SystemError of `ast.parse` (3.11); the features of a run are threads."""
 
     def ask():
         digests._code_digest.cache_clear()
