@@ -5,9 +5,16 @@ import fcntl
 import os
 import pty
 import selectors
+import signal
 import subprocess
 import termios
 import time
+
+
+def _as_from_a_shell():
+    """Take the terminal, and heed Ctrl-C, which what was started in the background ignores, and so do its children."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Terminal:
@@ -17,7 +24,7 @@ class Terminal:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0), **options,
+            preexec_fn=_as_from_a_shell, **options,
         )  # fmt: skip
         os.close(slave)
         self._selector = selectors.DefaultSelector()  # select() fails with descriptors of 1024 and more

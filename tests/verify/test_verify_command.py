@@ -164,7 +164,8 @@ def test_a_damaged_champion_of_one_series_stops_no_other(stored):
     found = publish(stored, MARKET)
     (failure,) = found.failures
     assert (failure.series, failure.code) == (SERIES, "damaged")
-    assert sorted(p.name for p in (stored / MARKET / "hub").iterdir()) == ["README.md", "sim-ETHUSDT"]
+    published = {p.name for p in (stored / MARKET / "hub").iterdir() if p.suffix != ".whl"}
+    assert published == {"README.md", "sim-ETHUSDT"}
 
 
 def test_with_every_champion_damaged_nothing_is_published(stored, cpb):
