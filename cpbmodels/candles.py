@@ -24,6 +24,8 @@ TIME_NAMES = ("open_time", "date", "timestamp")
 _TIMEFRAMES = {seconds: name for name, seconds in INTERVAL_SECONDS.items()}
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds of one unit."""
+_FIRST_MONDAY = 4 * 86_400 * 1_000_000
+"""1970-01-05 in microseconds: weeks begin on Mondays."""
 
 
 def read_candles(
@@ -47,6 +49,8 @@ def read_candles(
     if partial not in ("refuse", "drop"):
         raise ModelError(f"partial {partial!r} is unknown: choose refuse or drop.")
     table = _table(frame, label)
+    if table and not len(next(iter(table.values()))):
+        raise ModelError(f"{label}: there is no candle in it.")
     times = _open_times(table, label)
     _check_order(times, label)
     numbers = {name: _numbers(table, name, label) for name in PRICES}
@@ -133,14 +137,14 @@ def _open_times(table: dict[str, Any], label: str) -> np.ndarray:
         if column.dtype.time_zone is None:
             raise ModelError(
                 f"{label}: {name} has no time zone, so it is not known which instants are meant: make it UTC, with "
-                "pandas as tz_localize('UTC'), with polars as dt.replace_time_zone('UTC')."
+                "pandas as dt.tz_localize('UTC'), with polars as dt.replace_time_zone('UTC')."
             )
         return column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy()
     if column.dtype.is_numeric():
         return _epoch(column.to_numpy(), str(name), label)
     raise ModelError(
-        f"{label}: {name} is of the type {column.dtype}: give aware datetimes, or seconds, milliseconds or "
-        "microseconds since 1970."
+        f"{label}: {name} is of the type {column.dtype}: give aware datetimes (of texts, with pandas as "
+        "pd.to_datetime(..., utc=True)), or seconds, milliseconds or microseconds since 1970."
     )
 
 
@@ -161,21 +165,23 @@ def _epoch(values: np.ndarray, name: str, label: str) -> np.ndarray:
 
 def _check_order(times: np.ndarray, label: str) -> None:
     steps = np.diff(times)
-    if not len(times):
-        raise ModelError(f"{label}: there is no candle in it.")
     if (steps > 0).all():
         return
     row = int(np.flatnonzero(steps <= 0)[0]) + 1
     what = "appears twice" if steps[row - 1] == 0 else "is earlier than the one before"
     raise ModelError(
-        f"{label}: the candle of {_text(times[row])} in row {row} {what}: sort by time and remove duplicates."
+        f"{label}: the candle of {_text(times[row])} in row {row} {what}: give one symbol at a time, sorted by "
+        "time and without duplicates."
     )
 
 
 def _numbers(table: dict[str, Any], name: str, label: str) -> np.ndarray:
     column = _column(table, name)
     if column is None:
-        raise ModelError(f"{label}: the column {name} is missing: it needs {', '.join(PRICES)}.")
+        raise ModelError(
+            f"{label}: the column {name} is missing: it needs {', '.join(PRICES)} (there are "
+            f"{', '.join(table) or 'none'})."
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -206,12 +212,13 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
         raise ModelError(
             f"{label}: timeframe {timeframe!r} is unknown: choose {', '.join(INTERVAL_SECONDS)}."
         )
-    wrong = np.flatnonzero(steps % (INTERVAL_SECONDS[timeframe] * 1_000_000))
+    first = _FIRST_MONDAY if timeframe == "1w" else 0
+    wrong = np.flatnonzero((times - first) % (INTERVAL_SECONDS[timeframe] * 1_000_000))
     if len(wrong):
-        row = int(wrong[0]) + 1
+        row = int(wrong[0])
         raise ModelError(
-            f"{label}: the candle of {_text(times[row])} in row {row} does not lie on the grid of {timeframe} candles: "
-            "remove it, or give the right timeframe."
+            f"{label}: the candle of {_text(times[row])} in row {row} does not lie on the UTC grid of {timeframe} "
+            "candles: remove it, give the right timeframe, or check that the times are those at which candles open."
         )
     return timeframe
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
 from cpbmodels.errors import DamagedModelError, ModelError
+from cpbmodels.figures import WARMUP
 from cpbmodels.files import write_whole
 from cpbmodels.model import Model
 from cpbmodels.prediction import Forecast, forecast_all, predict_rows
@@ -64,9 +65,26 @@ class Member(Model):
     history: list[dict[str, Any]] = field(default_factory=list)
     report: Report = field(default_factory=Report)
 
-    def forecast(self, series: Series) -> Forecast:
-        """The forecast after the series' last usable candle."""
-        return forecast_all([self], [series])[0]
+    def forecast(self, series: Series, *, go_back: bool = False) -> Forecast:
+        """The forecast after the series' last candle.
+
+        Args:
+            go_back: where that cannot be, forecast after the last candle from which it can (`Forecast.issued_at`).
+
+        Raises:
+            ModelError: the series is of another timeframe, or a gap or jump lies so near its end that the columns of
+                the last candle are not known yet.
+        """
+        check_series(self, series)
+        found = forecast_all([self], [series])[0]
+        if not go_back and found.issued_row != len(series) - 1:
+            age = int((series.segments == series.segments[-1]).sum())
+            more = max(WARMUP + self.context - age, 1)
+            raise ModelError(
+                f"{series.label}: no forecast after its last candle: a gap or jump {age} candles before its end leaves "
+                f"columns that are not known yet; {more} more candles without one are needed."
+            )
+        return found
 
     def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
         """The forecasts from every origin at once, as rows of `Forecast.to_frame`; for backtests.
@@ -75,6 +93,7 @@ class Member(Model):
             since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
                 None: from the first candle with a whole context on. `known_until` is a good choice.
         """
+        check_series(self, series)
         return predict_rows(self, series, since)
 
     @property
@@ -109,6 +128,20 @@ class Member(Model):
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
         return named | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
+
+
+def check_series(member: Member, series: Series) -> None:
+    """Raise ModelError where `series` is no Series, or its candles are longer or shorter than those the model knows."""
+    if not isinstance(series, Series):
+        raise ModelError(
+            f"A {type(series).__name__} is no Series of candles: make one with Series.from_frame."
+        )
+    trained = member.config.get("timeframe")
+    if trained and series.timeframe and trained != series.timeframe:
+        raise ModelError(
+            f"{series.label}: the model was trained on {trained} candles and these are {series.timeframe}: give it "
+            f"{trained} candles."
+        )
 
 
 def load(folder: str | Path) -> Member:

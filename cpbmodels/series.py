@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cpbmodels.errors import ModelError
-from cpbmodels.figures import EMBARGO, INTERVAL_SECONDS
+from cpbmodels.figures import EMBARGO, INTERVAL_SECONDS, WARMUP
 
 if TYPE_CHECKING:
     import polars as pl
@@ -120,7 +120,8 @@ class Series:
         rows = np.flatnonzero(self.usable(context))
         if not len(rows):
             raise ModelError(
-                f"{self.label} has no {context} usable candles in a row to forecast from: give it more history."
+                f"{self.label} has {len(self):,} candles and no {context} in a row that can be used: columns need "
+                f"{WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
             )
         return int(rows[-1])
 

@@ -43,10 +43,18 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
 def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     scope = spec.scope
     check_source(scope)
-    if not champions(scope.series):  # before anything is fetched for nothing
+    found = champions(scope.series)
+    if not found:  # before anything is fetched for nothing
         raise CpbError(
             f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
         )
+    symbols, timeframes = ({getattr(one.series, name) for one in found} for name in ("symbol", "timeframe"))
+    scope = scope.model_copy(
+        update={
+            "symbols": tuple(name for name in scope.symbols if name in symbols),
+            "timeframes": tuple(name for name in scope.timeframes if name in timeframes),
+        }
+    )
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail)
     scored = steps.one(score, scope, spec.tail)

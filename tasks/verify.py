@@ -13,6 +13,7 @@ from typing import Any
 from schemas.errors import CpbError
 from schemas.handover import Damage
 from tasks.forecasting.verify import verify as verify_forecasts
+from tasks.hub.verify import verify as verify_published
 from tasks.market.verify import verify as verify_market
 from tasks.signals.verify import verify as verify_features
 from tasks.storage.damage import Seen, unseen
@@ -28,10 +29,11 @@ KINDS: dict[str, Callable[..., Iterator[Damage]]] = {
     "fleets": verify_fleets,
     "forecasts": verify_forecasts,
     "cards": verify_cards,
+    "published models": verify_published,
 }
 """What is checked, in this order."""
 
-_WITHOUT_RECORDS = ("candles", "champions")
+_WITHOUT_RECORDS = ("candles", "champions", "published models")
 """Kinds that are no records of steps, so that no earlier version wrote them otherwise."""
 
 

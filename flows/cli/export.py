@@ -53,7 +53,10 @@ def export(
         )
     found[0].check()
     folder = out or Path("export", series.name)
-    paths = export_onnx(cpbmodels.load(found[0].folder), folder, newest_series(home(), series))
+    try:
+        paths = export_onnx(cpbmodels.load(found[0].folder), folder, newest_series(home(), series))
+    except cpbmodels.ModelError as error:
+        raise CpbError(str(error), code="export") from None
     if json:
         emit({"exported": found[0].model_version, "files": [str(path) for path in paths], "exit": 0})
     else:

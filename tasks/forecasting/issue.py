@@ -94,7 +94,7 @@ def forecast_with(
         ModelError: too few candles for the model.
     """
     series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
-    forecast = model.forecast(series)
+    forecast = model.forecast(series, go_back=True)  # behind a gap: that forecast is stored already
     close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
     if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):
         raise MemberError(

@@ -60,7 +60,14 @@ def _relocate(store: Store, recorded: str, old: Path, beside: Path) -> bool:
         other = _database_beside(old, database)
         is_moved = beside.is_dir() and bool(here or not left)
         if not is_moved and other is None:
-            return False
+            if old.exists() or store.read_only:
+                return False
+            if runs:  # MLflow would make that folder again, wherever it is
+                raise CpbError(
+                    f"the artifacts of the MLflow store {database} lay in {old}, which does not exist: copy or mount "
+                    f"that folder; if they are lost, make an empty folder {beside} to go on without them",
+                    code="copied-store", field=str(database),
+                )  # fmt: skip
         if not is_moved and left:
             raise CpbError(
                 f"the MLflow store {database} is a copy of a database without its artifacts, which lie beside {other}; "

@@ -38,7 +38,7 @@ class Model:
         if self.damage:
             raise DamagedError(self.damage)
 
-    def forecast(self, series):
+    def forecast(self, series, **_):
         if self.error:
             raise self.error
         spread = np.linspace(-0.1, 0.1, 19)[:, None] * np.ones(10)

@@ -42,7 +42,10 @@ def test_pandas_mlflow_the_hub_and_freqtrade_each_forecast_in_a_few_lines(tmp_pa
         run(tmp_path, "-m", "flows.cli", "train-all", *scope, "--source", url, "--preset", "smoke",
             "--architectures", "har", "--repo", REPO, **hub)  # fmt: skip
         run(tmp_path, "-m", "flows.cli", "export", "BTC", "1h", "--format", "onnx")
-        assert {path.name for path in (tmp_path / "export/BTCUSDT-1h").iterdir()} == {"model.onnx", "model.json"}
+        assert {path.name for path in (tmp_path / "export/BTCUSDT-1h").iterdir()} == {
+            "model.onnx",
+            "model.json",
+        }
         klines = read_klines(tmp_path / "data", SeriesId("spot", "BTCUSDT", "1h"))
         columns = (pl.col("open_time").dt.epoch("ms"), "open", "high", "low", "close")
         klines.select(*columns).tail(1500).write_csv(tmp_path / "candles.csv")

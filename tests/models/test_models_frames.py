@@ -125,7 +125,7 @@ def test_what_is_wrong_is_named_in_one_sentence(kind):
 
 
 def test_timeframe_and_grid():
-    with pytest.raises(ModelError, match="does not lie on the grid of 4h"):
+    with pytest.raises(ModelError, match="does not lie on the UTC grid of 4h"):
         Series.from_frame(candles(), timeframe="4h")
     with pytest.raises(ModelError, match="unknown"):
         Series.from_frame(candles(), timeframe="45m")
@@ -212,6 +212,36 @@ def test_a_saved_model_forecasts_from_a_frame(architecture, tmp_path):
         model.predict(series, since=datetime(2024, 3, 20))
     assert model.predict(series, since="2024-03-20")["issued_at"][0] == datetime(2024, 3, 20, tzinfo=UTC)
     assert model.known_until == series.end_of(series.spans["validation"][1] - 1)
+
+
+def test_a_model_refuses_candles_of_another_length_and_what_is_no_series():
+    hourly = Series.from_frame(candles(1200), "BTCUSDT")
+    member = train_fleet([hourly], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+    quarters = Series.from_frame(candles(1200, minutes=15), "BTCUSDT")
+    for ask in (member.forecast, member.predict):
+        with pytest.raises(ModelError, match="trained on 1h candles and these are 15m"):
+            ask(quarters)
+        with pytest.raises(ModelError, match=r"Series\.from_frame"):
+            ask(candles())
+
+
+def test_behind_a_gap_there_is_no_forecast_unless_it_may_go_back():
+    whole = candles(1200)
+    member = train_fleet([Series.from_frame(whole)], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+    series = Series.from_frame(without(whole, [1099]), "BTCUSDT")
+    with pytest.raises(ModelError, match="gap or jump 100 candles before its end"):
+        member.forecast(series)
+    assert member.forecast(series, go_back=True).issued_at == START + timedelta(hours=1099)
+    enough = Series.from_frame(without(whole, [1199 - 170]), "BTCUSDT")
+    assert member.forecast(enough).issued_at == START + timedelta(hours=1200)
+
+
+@pytest.mark.parametrize(
+    "shift", [timedelta(seconds=1), timedelta(minutes=30), timedelta(milliseconds=3_599_999)]
+)
+def test_times_beside_the_grid_are_refused(shift):
+    with pytest.raises(ModelError, match="in row 0 does not lie on the UTC grid"):
+        Series.from_frame(candles().with_columns(pl.col("open_time") + shift))
 
 
 def test_each_prints_as_one_line():

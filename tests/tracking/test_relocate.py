@@ -240,3 +240,17 @@ def test_processes_that_open_a_copy_at_once_relocate_it_once(original, tmp_path)
     assert [child.exitcode for child in children] == [0] * 3
     assert sorted(map(bool, texts)) == [False] * 3 + [True]
     champions(store=opened(tmp_path / "copy"))[0].check()
+
+
+def test_a_database_whose_artifacts_are_gone_is_refused_until_its_user_says_so(original, tmp_path):
+    moved = tmp_path / "moved"
+    (moved / "mlruns").mkdir(parents=True)
+    shutil.move(original / "mlruns/mlflow.db", moved / "mlruns/mlflow.db")
+    shutil.rmtree(original)
+    with pytest.raises(CpbError) as caught:
+        opened(moved)
+    assert caught.value.code == "copied-store"
+    assert not original.exists()
+    (moved / "mlruns/artifacts").mkdir()  # as the sentence says
+    assert champions(store=opened(moved))[0].damage
+    assert not original.exists()
