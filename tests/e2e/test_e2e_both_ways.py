@@ -123,8 +123,12 @@ def runs(folder):
     for run in mlflow.search_runs(ids, max_results=1000):
         tags = {k: v for k, v in run.data.tags.items() if not moment(k)}
         tags["cpb.key"] = tags["cpb.key"].rpartition("/")[2]  # a fleet's begins with the id of the flow's run
-        if "files" in tags:  # config.json holds times of its training
-            tags["files"] = {k: v for k, v in json.loads(tags["files"]).items() if k != "config.json"}
+        for tag in {
+            "files",
+            "mlflow_files",
+        } & tags.keys():  # config.json and MLmodel hold times and ids of their run
+            digests = json.loads(tags[tag])
+            tags[tag] = {k: v for k, v in digests.items() if k not in ("config.json", "MLmodel")}
         metrics = {k: v for k, v in run.data.metrics.items() if not any(part in k for part in CLOCK)}
         key = (run.data.tags["cpb.kind"], run.info.run_name)
         assert key not in found
