@@ -152,3 +152,12 @@ class ModelId:
         if len(parts) != 4 or not parts[3].isdigit():
             raise UsageError(f"{name!r} names no model: write har/default/BTCUSDT-1h/123", code="model")
         return cls(parts[0], parts[1], SeriesId.parse(parts[2]), int(parts[3]))
+
+
+def is_series_name(text: str) -> bool:
+    """Whether a text, such as the name of a folder, is a series' name as `SeriesId.parse` reads it."""
+    try:
+        SeriesId.parse(text)
+    except UsageError:
+        return False
+    return True

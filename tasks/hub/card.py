@@ -58,8 +58,7 @@ A forecast on the test span ({{ picture_of }}): the median, the intervals of 50,
 ```
 
 The library comes from this repository, and pip checks its sha256; its dependencies are torch, numpy, safetensors,
-polars and huggingface_hub. Without an NVIDIA GPU, add `--extra-index-url https://download.pytorch.org/whl/cpu`: torch
-without CUDA is several GB smaller.
+polars and huggingface_hub. Without an NVIDIA GPU, install torch's CPU build before it: that is several GB smaller.
 
 ```python
 {{ snippet }}

@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from schemas.errors import CpbError, UsageError
-from schemas.identity import SeriesId
+from schemas.errors import CpbError
+from schemas.identity import is_series_name
 from tasks.hub.card import is_card, model_card
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
@@ -115,13 +115,5 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
         case [name]:
             return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
         case [label, timeframe, name]:
-            return name in FILES and _is_series(f"{label}-{timeframe}")
+            return name in FILES and is_series_name(f"{label}-{timeframe}")
     return False
-
-
-def _is_series(name: str) -> bool:
-    try:
-        SeriesId.parse(name)
-    except UsageError:
-        return False
-    return True

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.errors import BusyError, CpbError, DamagedError, UsageError
+from schemas.errors import BusyError, CpbError, DamagedError
 from schemas.handover import FleetJob
-from schemas.identity import SeriesId
+from schemas.identity import is_series_name
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
 from tasks.storage.records import ASIDE, EARLIER
@@ -103,15 +103,7 @@ def _members_on_disk(folder: Path) -> set[str]:
     """Return the names of a fleet's member folders that are a series', as `BTCUSDT-1h` or `BTCUSDT-1h-fold-2`."""
     members = folder / "members"
     names = [path.name for path in members.iterdir()] if members.is_dir() else []
-    return {name for name in names if _is_series(re.sub(r"-fold-\d+$", "", name))}
-
-
-def _is_series(name: str) -> bool:
-    try:
-        SeriesId.parse(name)
-    except UsageError:
-        return False
-    return True
+    return {name for name in names if is_series_name(re.sub(r"-fold-\d+$", "", name))}
 
 
 def _is_foreign(folder: Path, members: set[str]) -> bool:

@@ -13,7 +13,6 @@ from threading import Thread
 import numpy as np
 import polars as pl
 import pytest
-from fake_hub import TOKEN, fake_hub
 from hub_models import REPO, candles, publish_models, trained
 
 from cpbmodels import Series, load
@@ -75,14 +74,6 @@ def binance(tmp_path):
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    with fake_hub() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield server
-
-
-@pytest.fixture
 def index():
     """A package index that has nothing, and the names that it was asked for."""
     asked = []
@@ -135,7 +126,7 @@ def test_no_index_is_asked_for_the_library(hub, index, tmp_path):
     url, asked = index
     publish_models(tmp_path, trained(tmp_path / "a"))
 
-    done = pip(requirement_of(tmp_path / "tree"), "--target", str(tmp_path / "lib"), "--index-url", url)
+    done = pip(requirement_of(tmp_path / "tree"), "--target", str(tmp_path / "lib"), PIP_INDEX_URL=url)
 
     assert done.returncode  # there is no torch
     assert asked

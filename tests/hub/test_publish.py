@@ -4,7 +4,7 @@ import socket
 
 import numpy as np
 import pytest
-from fake_hub import TOKEN, Repo, blob_oid, fake_hub
+from fake_hub import TOKEN, Repo, blob_oid
 from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from safetensors.numpy import load_file, save_file
 
@@ -16,14 +16,6 @@ from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
 
 REPO = "alice/cpb-models"
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    with fake_hub() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        yield server
 
 
 def champion(
