@@ -13,17 +13,15 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.rows import QUANTILE_COLUMNS
-from schemas.forecasts import ISSUED_KEY, KEY, LEDGER_SCHEMA
+from schemas.forecasts import KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import store
 from tasks.forecasting.index import month_files
-from tasks.forecasting.issue import ANY_ERROR, failure
+from tasks.forecasting.issue import ANY_ERROR, LOST, failure, store_batch
 from tasks.forecasting.months import (
     FORECASTS,
-    ISSUED,
     LEDGER,
-    add_rows,
     count_rows,
     load,
     month_of,
@@ -49,14 +47,19 @@ def score_due(
         provisional: also use the newest candles, which no archive has confirmed yet.
     """
     now = now or datetime.now(UTC)
-    rows = 0
+    due: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
     for one in series:
         try:
-            rows += _score_series(home, one, now, provisional)
+            rows = _scores_due(home, one, now, provisional)
+            if not rows.is_empty():
+                due[one] = rows
         except ANY_ERROR as error:
             failures.append(failure(one, "score", error))
-    return Score(rows=rows, failures=tuple(failures))
+    stored, more = store_batch(home, "scores", due)
+    # A damaged file of scores that was set aside is no failure: its rows are scored again at once.
+    failures += [one for one in more if one.code != LOST]
+    return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 
 def ledger(
@@ -64,7 +67,7 @@ def ledger(
 ) -> pl.DataFrame:
     """Return the scored forecast rows of one series with their scores, oldest first.
 
-    Columns: those of the forecast, `realised_close`, `scored_at`, `made_at`, `live` (written before the candle
+    Columns: those of the forecast, `realised_close`, `scored_at`, `live` (stored before the candle
     that it is about had closed; false for replays with `--as-of` in the past), `crps` (of the log-return since
     `last_close`, so that coins compare), `covered_50 covered_80 covered_90`, and `direction_hit`: did the
     median lie on the realised side of `last_close`; null where either did not move.
@@ -72,8 +75,6 @@ def ledger(
     rows = store.read(home, series, since, until)
     scores = read_months(home, series, LEDGER, since, until)
     joined = rows.join(scores, on=list(KEY), how="inner", maintain_order="left")
-    made = read_months(home, series, ISSUED, since, until)
-    joined = joined.join(made, on=list(ISSUED_KEY), how="left", maintain_order="left")
     closes = pl.col("realised_close")
     moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
     return joined.with_columns(
@@ -115,10 +116,11 @@ def summary(rows: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _score_series(home: Path, series: SeriesId, now: datetime, provisional: bool) -> int:
+def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) -> pl.DataFrame:
+    """Return the scores of a series' forecasts that have come due, none where there are none."""
     due = _due(home, series, now)
     if due.is_empty():
-        return 0
+        return pl.DataFrame(schema=LEDGER_SCHEMA)
     step = timedelta(seconds=series.seconds)
     first: datetime = due["target_time"].min() - step  # type: ignore[operator, assignment]
     klines = read_klines(home, series, since=first, as_of=now, columns=["close"], provisional=provisional)
@@ -126,8 +128,7 @@ def _score_series(home: Path, series: SeriesId, now: datetime, provisional: bool
         target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step, realised_close="close"
     )
     known = due.join(closes, on="target_time", how="inner").filter(pl.col("target_time") <= now)
-    rows = known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
-    return add_rows(home, series, LEDGER, rows) if len(rows) else 0
+    return known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
 
 
 def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
