@@ -141,4 +141,3 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
 def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
     """Whether a month is scored to the last row; it is not read again then, else the work would grow for ever."""
     return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0
-
