@@ -33,7 +33,7 @@ from tasks.market.store import read_klines
 def score_due(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
 ) -> Score:
-    """Write the realised closes of the series' forecasts that have come due, and bring their markets' record up to date.
+    """Write the realised closes of the series' forecasts that have come due, and renew their markets' record.
 
     Whatever fails in one series is its `Failure`, the others are scored.
 
