@@ -63,15 +63,19 @@ def print_ledger(rows: list[dict[str, Any]]) -> None:
             continue
         widths = [max(map(len, column)) + 2 for column in zip(_COLUMNS, *lines, strict=True)]
         shown = len(_COLUMNS)
-        while shown > _MIN_COLUMNS and sum(widths[:shown]) > console.width - 2:
+        cut = max(0, widths[1] - _MIN_LABEL)  # what the names can give away
+        while shown > _MIN_COLUMNS and sum(widths[:shown]) - cut > console.width - 2:
             shown -= 1
         hidden = max(hidden, len(_COLUMNS) - shown)
         title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
         table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
         for name, width in zip(_COLUMNS[:shown], widths, strict=False):
-            room = None if name == _LABEL else width - 2  # figures are never cut
             left = name in ("", _LABEL, "verdict")
-            table.add_column(name, justify="left" if left else "right", no_wrap=True, min_width=room)
+            # A long name goes on in the next line; figures are never cut.
+            room, whole = (None, False) if name == _LABEL else (width - 2, True)
+            table.add_column(
+                name, justify="left" if left else "right", no_wrap=whole, min_width=room, overflow="fold"
+            )
         for line in lines:
             table.add_row(*line[:shown])
         console.print(table)
@@ -80,7 +84,8 @@ def print_ledger(rows: list[dict[str, Any]]) -> None:
 
 
 _LABEL = "forecasts of"
-_MIN_COLUMNS = 5
+_MIN_LABEL = 20
+_MIN_COLUMNS = 4
 _COLUMNS = ("", _LABEL, "CRPS ratio", "95 % interval", "verdict", "days", "forecasts", "tails",
             "in 50 %", "in 80 %", "in 90 %")  # fmt: skip
 

@@ -51,7 +51,10 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     Args:
         now: UTC; default the clock's time. Days whose forecasts may still come due after it are not complete.
     """
-    made = make_summary(home, market, now or datetime.now(UTC))
+    moment, before = now or datetime.now(UTC), read_summary(home, market)
+    if before:  # a replay as of last year takes no day away that has been scored since
+        moment = max(moment, before.made_at)
+    made = make_summary(home, market, moment)
     write_record(_path(home, market), made, compact=True)
     return made
 
