@@ -22,10 +22,10 @@ import polars as pl
 from cpbmodels.rows import QUANTILE_COLUMNS
 from schemas.forecasts import FORECAST_SCHEMA, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
-from tasks.forecasting.chain import append
+from tasks.forecasting.chain import Kind, append
 from tasks.forecasting.index import announce, sha256
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
-from tasks.forecasting.months import FORECASTS, LEDGER, Tree
+from tasks.forecasting.months import FORECASTS, LEDGER
 from tasks.forecasting.verify import verify
 
 FIRST = datetime(2024, 1, 1, tzinfo=UTC)
@@ -63,12 +63,15 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
 
 def make_year(home: Path, series: list[SeriesId], days: int) -> int:
     """Write month files, their records of digests and one chain; return the number of rows of forecasts."""
-    hourly: dict[tuple[datetime, Tree], list[Entry]] = {}
+    hourly: dict[tuple[datetime, Kind], list[Entry]] = {}
     total = 0
     for number, one in enumerate(series):
         rows = forecasts(one, FIRST, 24 * days, number)
         total += len(rows)
-        for tree, frame in ((FORECASTS, rows), (LEDGER, scores(rows))):
+        for kind, tree, frame in (
+            ("forecasts", FORECASTS, rows),
+            ("scores", LEDGER, scores(rows)),
+        ):
             months = frame.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
             for (month,), part in months.partition_by("month", as_dict=True, maintain_order=True).items():
                 path = one.folder(home, tree.name) / f"{month}.parquet"
@@ -82,7 +85,7 @@ def make_year(home: Path, series: list[SeriesId], days: int) -> int:
                 digests, file = RowDigests(whole), path.relative_to(home).as_posix()
                 for start in range(0, len(whole), STEPS):
                     entry = Entry(file, STEPS, digests.of(start, start + STEPS), digest)
-                    hourly.setdefault((whole["issued_at"][start], tree), []).append(entry)
+                    hourly.setdefault((whole["issued_at"][start], kind), []).append(entry)
     previous = ORIGIN
     with chain_path(home, "spot").open("wb") as file:
         for line, ((moment, tree), entries) in enumerate(
@@ -105,7 +108,7 @@ def time_verify(count: int, days: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         rows = make_year(home, named(count), days)
-        files = [path for path in home.rglob("*.parquet")]
+        files = list(home.rglob("*.parquet"))
         size = sum(path.stat().st_size for path in files)
         began = time.perf_counter()
         damage = list(verify(home, "spot"))
