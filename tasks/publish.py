@@ -29,6 +29,6 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
         except DamagedError as error:
             failures.append(Failure.of(champion.series, "publish", error))
     # With none intact the tree's own error names the first.
-    tree = build_tree(intact or found, tree_of(home, "hub", market), repo)
+    tree = build_tree(intact or found, tree_of(home, "hub", market), repo, home)
     place = str(publish_tree(tree, repo)) if repo else str(tree)
     return Publication(place=place, failures=tuple(failures))

@@ -21,6 +21,10 @@ def verify(
         str | None,
         typer.Option(help="URL or folder to fetch damaged candles from; default: Binance Vision itself"),
     ] = None,
+    hub: Annotated[
+        str | None,
+        typer.Option(help="USER/NAME: also compare the published record of forecasts with the stored one"),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Check every stored file against its digest: candles, features, fleets, champions, forecasts, scores and cards.
@@ -28,9 +32,9 @@ def verify(
     Prints one line per damaged file: its path, the reason, and a command, or what --repair has done. Exit 1 where
     damage remains.
 
-    Example: cpb verify --repair
+    Example: cpb verify --hub alice/cpb-models
     """
-    from schemas.identity import MARKETS
+    from schemas.identity import MARKETS, SPOT
 
     if market not in (_ALL, *MARKETS):
         raise UsageError(
@@ -46,6 +50,13 @@ def verify(
     markets = MARKETS if market == _ALL else (market,)
     with counter("files checked") as step:
         result = verify_all(home(), markets, repair=repair, source=source, seen=lambda _path: step())
+    if hub:
+        from tasks.hub.ledger import compare
+
+        published = compare(home(), SPOT if market == _ALL else market, hub)
+        result.damaged += published.damaged
+        same = f"{count(published.files, 'file')} and {count(published.rows, 'row')} the same as stored"
+        say(f"{hub} at {published.commit[:12]}, up to line {published.line} of the chain: {same}")
     for damage in () if json else result.damaged:
         print(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
     for sentence in result.unchecked:

@@ -153,13 +153,14 @@ class Chain:
     """What a chain says of all files of a market, by their path below the market's home.
 
     `fault` says which line does not fit (empty where all do); `files` is then what the lines before it say.
-    `rows_before`: how many rows lay there before the chain began.
+    `rows_before`: how many rows lay there before the chain began. `lost`: files that were lost and have not come back.
     """
 
     files: dict[str, FileRecord] = field(default_factory=dict)
     lines: int = 0
     rows_before: int = 0
     fault: str = ""
+    lost: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> "Chain | None":
@@ -180,7 +181,9 @@ class Chain:
         for entry in line.entries:
             if line.kind == "lost":
                 self.files.pop(entry.file, None)
+                self.lost.add(entry.file)
                 continue
+            self.lost.discard(entry.file)
             record = self.files.setdefault(entry.file, FileRecord())
             record.slices.append(Slice(line.number, entry.rows, entry.rows_sha256))
             record.file_sha256 = entry.file_sha256

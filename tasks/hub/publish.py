@@ -9,6 +9,7 @@ import logging
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,10 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
         if path.is_file()
     ]
     removals = [CommitOperationDelete(name) for name in _old_wheels(api, repo, parent, tree, there)]
-    done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
+    with warnings.catch_warnings():
+        # The record of forecasts belongs to the models; the client would say of each file that it is data.
+        warnings.filterwarnings("ignore", "It seems that you are about to commit a data file", UserWarning)
+        done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
 
 

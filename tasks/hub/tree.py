@@ -1,4 +1,4 @@
-"""The folder that is published: a model folder per champion, `SYMBOL/IV/`, the model card, and the light library.
+"""The folder that is published: model folders `SYMBOL/IV/`, the card, the light library, the record in `ledger/`.
 
 Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is there so
 that whoever installs it gets the one that the models were made with, by a URL with its hash.
@@ -15,6 +15,7 @@ from pathlib import Path
 from schemas.errors import CpbError
 from schemas.identity import is_series_name
 from tasks.hub.card import is_card, model_card
+from tasks.hub.ledger import FOLDER, copy_ledger, is_ledger_file
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import FILES, METRICS, PICTURES, REFERENCE, WEIGHTS, write_published_config
@@ -30,11 +31,14 @@ _PICTURE = PICTURES[0]
 log = logging.getLogger("cpb")
 
 
-def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = None) -> Path:
+def build_tree(
+    champions: Sequence[Champion], folder: Path, repo: str | None = None, home: Path | None = None
+) -> Path:
     """Write the tree to publish into `folder`, whole or not at all, and return it.
 
     The same champions and the same source of the library give the same bytes, so publishing twice finds nothing to
-    send. `repo` (USER/NAME) is what the card's example downloads.
+    send. `repo` (USER/NAME) is what the card's example downloads. With a `home` its record of the market's forecasts
+    and scores goes with them (`tasks.hub.ledger`).
 
     Raises:
         CpbError: there are no champions, the library cannot be built, or `folder` holds files that cpb did not write.
@@ -56,6 +60,8 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
         picture = next((path.relative_to(draft).as_posix() for path in _pictures(draft, ordered)), "")
         card = model_card(ordered, repo or "USER/NAME", wheel, picture)
         (draft / CARD).write_text(card, encoding="utf-8")
+        if home is not None:
+            copy_ledger(home, champions[0].series.market, draft / FOLDER)
     return folder
 
 
@@ -116,4 +122,6 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
             return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
         case [label, timeframe, name]:
             return name in FILES and is_series_name(f"{label}-{timeframe}")
+        case parts:
+            return is_ledger_file("/".join(parts))
     return False

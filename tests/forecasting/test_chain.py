@@ -378,6 +378,30 @@ def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path
     assert all(p.stat().st_size < 1e6 for p in drafts)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("state", ["of an earlier version", "damaged"])
+def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_path, state):
+    for limit in range(1, 100):
+        home = tmp_path / str(limit)
+        issue(home, 5)
+        if state == "damaged":
+            flip(home / PEPE_JUNE)
+        else:
+            chain_path(home, "spot").unlink()
+            for series in (PEPE, BTC):
+                as_earlier(home, series)
+        killed = killed_at(home, limit, hours=6)
+        assert all(type(new) is int for new in issue(home, 6).values())
+        assert faults(home) == {}
+        assert len(read(home, BTC)) == 20
+        assert len(read(home, PEPE)) == (10 if state == "damaged" else 20)
+        assert [line.kind for line in lines_of(home)].count("lost" if state == "damaged" else "before") == 1
+        if not killed:
+            break
+    assert 30 < limit < 99
+
+
 @pytest.mark.parametrize("limit", [3, 14, 22])
 def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, limit):
     issue(tmp_path, 0)

@@ -46,7 +46,7 @@ def test_a_good_home(stored, cpb):
     code, out, _ = cpb("verify", "--market", "um", "--json")
     assert (code, json.loads(out[-1])) == (
         0,
-        {"checked": 0, "damaged": [], "unchecked": [], "earlier": {}, "exit": 0},
+        {"checked": 0, "damaged": [], "unchecked": [], "earlier": {}, "rows_before_chain": {}, "exit": 0},
     )
 
 
@@ -165,7 +165,7 @@ def test_a_damaged_champion_of_one_series_stops_no_other(stored):
     (failure,) = found.failures
     assert (failure.series, failure.code) == (SERIES, "damaged")
     published = {p.name for p in (stored / MARKET / "hub").iterdir() if p.suffix != ".whl"}
-    assert published == {"README.md", "sim-ETHUSDT"}
+    assert published == {"README.md", "ledger", "sim-ETHUSDT"}
 
 
 def test_with_every_champion_damaged_nothing_is_published(stored, cpb):

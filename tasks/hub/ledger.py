@@ -1,0 +1,161 @@
+"""The published record: the chain's head with the month files of forecasts and scores.
+
+The Hub's commit, whose time is not ours, vouches for them. What was published is compared with what is stored now.
+"""
+
+import hashlib
+import io
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+from cpbmodels import ModelError
+from cpbmodels.hub import fetch_file, list_models
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import Damage
+from schemas.identity import market_home, stored_series
+from tasks.forecasting.chain import chain_lock
+from tasks.forecasting.index import intact, month_files
+from tasks.forecasting.lines import Chain, chain_path, first_misfit, last_line, parse_line, read_lines
+from tasks.forecasting.months import TREES
+from tasks.storage.files import write_bytes
+
+FOLDER = "ledger"
+HEAD = "head.json"
+_MONTH = re.compile(r"(forecasts|ledger)(-\w+)?/interval=\w+/symbol=\w+/[0-9]{4}-[0-9]{2}\.parquet")
+
+log = logging.getLogger("cpb")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found: the commit, the line that was published as head, files and rows that are the same."""
+
+    commit: str
+    line: int
+    files: int
+    rows: int
+    damaged: tuple[Damage, ...]
+
+
+def is_ledger_file(place: str) -> bool:
+    """Whether a path below a published tree is one of the record's."""
+    folder, _, name = place.partition("/")
+    return folder == FOLDER and (name == HEAD or _MONTH.fullmatch(name) is not None)
+
+
+def copy_ledger(home: Path, market: str, target: Path) -> None:
+    """Copy a market's head and month files to `target`, as they are at one moment; nothing where none is stored.
+
+    A damaged file is left out and named in the log.
+    """
+    files = [
+        path
+        for tree in TREES
+        for series in stored_series(home, tree.name)
+        if series.market == market
+        for path in month_files(series.folder(home, tree.name))
+    ]
+    if not files:
+        return
+    with chain_lock(home, market):
+        write_bytes(target / HEAD, last_line(chain_path(home, market)))
+        for path in files:
+            try:
+                write_bytes(target / path.relative_to(market_home(home, market)), intact(path))
+            except (DamagedError, FileNotFoundError) as error:
+                log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
+
+
+def compare(home: Path, market: str, repo: str) -> Comparison:
+    """Compare the newest published record with the stored one.
+
+    The published head must be a line of the stored chain, byte for byte, and each published file be what the chain says
+    of it up to that line; that the stored rows are the chain's is what `tasks.forecasting.verify` checks.
+
+    Raises:
+        CpbError: (code `hub`) the Hub cannot be reached; (code `no-ledger`) nothing was published to compare with, or
+            nothing is stored.
+    """
+    try:
+        found = list_models(repo)
+        names = [name for name in found.files if is_ledger_file(name)]
+        if f"{FOLDER}/{HEAD}" not in names:
+            raise CpbError(
+                f"{repo} holds no head of a chain; `cpb publish {repo}` sends one",
+                code="no-ledger",
+                field="hub",
+            )
+        raw = fetch_file(repo, f"{FOLDER}/{HEAD}", found.commit).read_bytes()
+        chain, fault = _chain_until(home, market, raw)
+        damaged = [_damage(repo, HEAD, fault)] if fault else []
+        files = rows = 0
+        for name in () if fault else names:
+            file = name.removeprefix(f"{FOLDER}/")
+            if file == HEAD or file in chain.lost:
+                continue
+            if reason := _file_fault(repo, name, file, found.commit, chain):
+                damaged.append(_damage(repo, file, reason))
+            else:
+                files, rows = files + 1, rows + chain.files[file].rows
+        there = {name.removeprefix(f"{FOLDER}/") for name in names}
+        damaged += [
+            _damage(repo, file, "it was not published") for file in sorted(chain.files.keys() - there)
+        ]
+    except ModelError as error:
+        raise CpbError(f"{error}".rstrip("."), code="hub", field="hub") from None
+    return Comparison(found.commit, chain.lines, files, rows, tuple(damaged))
+
+
+def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
+    """Return what the stored chain says up to the published line, or what is wrong with that line."""
+    chain = Chain()
+    try:
+        published = parse_line(head)
+    except DamagedError as error:
+        return chain, f"the published head does not fit: {error}"
+    try:
+        for line in read_lines(chain_path(home, market)):
+            chain.add(line)
+            if line.number == published.number:
+                if line.encode() == head:
+                    return chain, ""
+                return Chain(), f"line {line.number} of the stored chain is not the published one"
+    except FileNotFoundError:
+        raise CpbError(
+            f"no chain of market {market} is stored; name the market that was published with --market",
+            code="no-ledger", field="market",
+        ) from None  # fmt: skip
+    except DamagedError as error:
+        return Chain(), f"the stored chain cannot be compared with it: {error}"
+    return Chain(), f"it is line {published.number}, and the stored chain ends with line {chain.lines}"
+
+
+def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> str:
+    """Return how a published file differs from what the chain says of it; empty where it does not."""
+    if (record := chain.files.get(file)) is None:
+        return "no line of the stored chain speaks of it"
+    data = b""
+    for again in (False, True):  # a damaged copy in the cache is no difference
+        data = fetch_file(repo, name, commit, again=again).read_bytes()
+        if hashlib.sha256(data).hexdigest() == record.file_sha256:
+            return ""
+    try:
+        misfit = first_misfit(pl.read_parquet(io.BytesIO(data), hive_partitioning=False), record.slices)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError):
+        return "no rows can be read from it"
+    if misfit is None:
+        return "its rows are the stored ones, but its bytes are not"
+    start, line = misfit
+    return f"row {start + 1} is not what line {line} of the stored chain says" if line else (
+        f"row {start + 1} and those after it are not in the stored chain"
+    )  # fmt: skip
+
+
+def _damage(repo: str, file: str, reason: str) -> Damage:
+    return Damage(
+        path=f"hub:{repo}/{FOLDER}/{file}", reason=reason, command="cpb verify", repaired=False, outcome=""
+    )
