@@ -49,7 +49,11 @@ def rows(tmp_path):
 def test_losses_are_those_of_the_rows(rows, tmp_path):
     losses = promotion.read_losses(rows)
     assert losses.models == ["har", "linear"]
-    assert losses.values.shape == (2, 2, FOLDS * HOURS - promotion.WARM)  # the scale's first origins are left out
+    assert losses.values.shape == (
+        2,
+        2,
+        FOLDS * HOURS - promotion.WARM,
+    )  # the scale's first origins are left out
     expected = write_rows(tmp_path / "again", "har", "AUSDT", 1.0, np.random.default_rng(0))
     assert np.nanmean(losses.values[0, 0, HOURS:]) == pytest.approx(expected, rel=0.05)
     differences, level = losses.pooled(1, 0)
