@@ -205,8 +205,7 @@ def measure(losses: Losses, construct: Construct, count: int, seed: int = 0) -> 
     out: dict[str, Any] = {"null": {}, "gain": {}}
     pairs = list(permutations(range(len(losses.models)), 2))
     per = -(-count // len(pairs))
-    worst: dict[str, float] = {}
-    ever_: dict[str, list[tuple[float, float]]] = {"fold": [], "all": []}
+    promoted: dict[str, list[tuple[float, float]]] = {"fold": [], "all": []}
     found: dict[float, list[Array]] = {gain: [] for gain in GAINS}
     for number, (challenger, incumbent) in enumerate(pairs):
         differences, level = losses.pooled(challenger, incumbent)
@@ -214,14 +213,12 @@ def measure(losses: Losses, construct: Construct, count: int, seed: int = 0) -> 
             values = centred(differences, losses.folds, null)
             simulated = years(values, losses.folds, per, seed + number)
             evidence = _batched(construct, simulated)
-            ever_[null].append((ever(evidence, 1 / ALPHA), ever(evidence, first)))
+            promoted[null].append((ever(evidence, 1 / ALPHA), ever(evidence, first)))
             if null == "fold":
                 for gain in GAINS:
                     better = _batched(construct, simulated - gain * level)
                     found[gain].append(np.column_stack([days_until(better, t) for t in (1 / ALPHA, first)]))
-        name = f"{losses.models[challenger]} over {losses.models[incumbent]}"
-        worst[name] = ever_["all"][-1][0]
-    for null, shares in ever_.items():
+    for null, shares in promoted.items():
         at_alpha, at_first = np.mean(shares, axis=0)
         out["null"][null] = {
             "promoted_alpha": float(at_alpha),
@@ -233,6 +230,7 @@ def measure(losses: Losses, construct: Construct, count: int, seed: int = 0) -> 
         out["gain"][str(gain)] = {
             "median_days_alpha": _median(days[:, 0]),
             "median_days_first_share": _median(days[:, 1]),
+            "slowest_pair_alpha": max((_median(part[:, 0]) for part in parts), key=lambda d: d or np.inf),
             "in_90_days_alpha": float((days[:, 0] <= 90).mean()),
             "in_a_year_alpha": float(np.isfinite(days[:, 0]).mean()),
         }
@@ -308,8 +306,8 @@ def show(found: dict[str, Any]) -> None:
     )
     for name, one in found["constructions"].items():
         for gain, row in one["gain"].items():
-            days = [f"{v:.0f}" if v is not None else "–" for v in list(row.values())[:2]]
-            shares = [f"{v:.0%}" for v in list(row.values())[2:]]
+            days = [f"{v:.0f}" if v is not None else "–" for v in list(row.values())[:3]]
+            shares = [f"{v:.0%}" for v in list(row.values())[3:]]
             print(f"| {name} | {float(gain):.1%} | " + " | ".join(days + shares) + " |")
     print("\n| refresh on rows | equal | 1 % worse | 5 % worse |\n|---|---|---|---|")
     for rows, one in found["refresh"].items():
