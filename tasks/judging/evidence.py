@@ -73,9 +73,9 @@ def e_process(differences: Array, lag: int = 10) -> Array:
     at t | F_t] ≥ 0 for every t, gives E[z | F_a] ≤ 0 without the cut. Cutting gains is safe; cutting losses adds
     E[(−z − 2.2)+ | F_a], which the cut gains, E[(z − 1.5)+ | F_a], must outweigh. They do for every z whose
     distribution, given F_a, is symmetric about its mean, whatever its tails, and for moderate skewness towards the
-    challenger's losses, as a sum of 40 origins has it. Simulated with
-    log-normal differences (σ = 1, kurtosis 110) skewed that way, 4.4 % of nulls reach 20 (3 % of others). A challenger that wins a little always and loses very much very
-    rarely is not covered: no test without a bound on losses covers it.
+    challenger's losses, as a sum of 40 origins has it: simulated with log-normal differences (σ = 1, kurtosis 110)
+    skewed that way, 4.4 % of nulls reach 20 (3 % of others). A challenger that wins a little always and loses very much
+    very rarely is not covered: no test without a bound on losses covers it.
 
     **What holds under the null.** P(sup over t of the result ≥ 1/α) ≤ α, for every α, so at any random time whatever,
     chosen by whatever look at the data, the value is ≥ 1/α with probability α at most. The mean of the value is ≤ 1 at
@@ -116,7 +116,8 @@ def e_processes(differences: Array, lag: int = 10, betting: Betting = BETTING) -
         known = sums[:, : start - lag - window + 2][:, -betting.memory_lags * lag :]
         scale = _root_mean_square(known) * math.sqrt(length / window)
         gain = -differences[:, start : start + length].sum(axis=1)
-        z = np.divide(gain, scale, out=np.zeros(rows), where=scale > 0)
+        with np.errstate(over="ignore"):  # a scale near 0: z is cut anyway
+            z = np.divide(gain, scale, out=np.zeros(rows), where=scale > 0)
         accounts *= 1 + stakes * np.clip(z, -betting.loss_cap, betting.gain_cap)[:, None]
         np.minimum(accounts, MAX_VALUE, out=accounts)
         out[:, start + length - 1 : start + 2 * length + lag - 2] = accounts.sum(axis=1)[:, None]
