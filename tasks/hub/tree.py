@@ -17,7 +17,7 @@ from schemas.identity import is_series_name
 from tasks.hub.card import is_card, model_card
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
-from tasks.storage.model_folder import FILES, METRICS, PICTURES, WEIGHTS, write_published_config
+from tasks.storage.model_folder import FILES, METRICS, PICTURES, REFERENCE, WEIGHTS, write_published_config
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.registry import Champion
 
@@ -68,7 +68,7 @@ def _copy_model(champion: Champion, target: Path) -> None:
     target.mkdir(parents=True)
     shutil.copyfile(champion.folder / WEIGHTS, target / WEIGHTS)
     write_published_config(champion.folder, target)
-    for name in (METRICS, *PICTURES):
+    for name in (METRICS, REFERENCE, *PICTURES):
         source = champion.folder / name
         if not source.is_file():
             continue

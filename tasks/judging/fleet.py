@@ -1,8 +1,8 @@
 """Judges a trained fleet: every member's forecasts against the reference on the same rows, written beside it.
 
 Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
-`forecast.png` (a classifier: `confusion.png`) and `loss.png`, and the metrics in `config.json`. A score that is there
-already is read, not computed again.
+`reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`, and the metrics in
+`config.json`. A score that is there already is read, not computed again.
 """
 
 import logging
@@ -18,15 +18,24 @@ from cpbmodels.prediction import predict
 from cpbmodels.series import Series
 from schemas.errors import DamagedError
 from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
-from tasks.judging.baselines import realised, reference
+from schemas.reference import BANDS, Promise, Reference
+from tasks.judging.baselines import realised
 from tasks.judging.classes import judge_classes
 from tasks.judging.member import MemberScore, judge_member
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
+from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import pinball
 from tasks.signals.store import load_series
 from tasks.storage.digests import code_digest
-from tasks.storage.model_folder import PICTURES, picture_damage, write_metrics
+from tasks.storage.model_folder import (
+    PICTURES,
+    picture_damage,
+    read_config,
+    read_reference,
+    write_metrics,
+    write_reference,
+)
 from tasks.storage.npz import read_npz
 from tasks.training.fleet_files import home_of, member_folder
 
@@ -61,12 +70,14 @@ def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
 
 
 def _known_score(folder: Path, kept: Path) -> MemberScore | None:
-    """Return a score that was computed before; None where it, or a picture made with it, is missing or damaged."""
+    """Return a score that was computed before; None where it, or what was made with it, is missing or damaged."""
     pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
     if any(picture_damage(path) for path in pictures):
         return None
     try:
-        return MemberScore.from_npz(kept)
+        score = MemberScore.from_npz(kept)
+        is_classifier = "test_accuracy" in score.metrics
+        return score if is_classifier or read_reference(folder / "model") else None
     except FileNotFoundError:
         return None
     except DamagedError as error:
@@ -82,11 +93,15 @@ def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) 
     series = load_series(home_of(fleet, job), spec.features, spec.bounds)
     test = _forecasts(folder, series, "test")
     if test.quantiles.size:
-        score = judge_member(
-            series, test, _reference(series, test), architecture=job.architecture, seed=spec.model.seed
-        )
-        own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"))}
+        columns = read_config(folder / "model").features
+        fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1], columns)
+        other = reference_quantiles(fitted, series, test.origins)
+        score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
+        own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"), fitted)}
         score = replace(score, metrics=score.metrics | own)
+        first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
+        promised = Promise.of(score.metrics, first)
+        write_reference(folder / "model", fitted.model_copy(update={"promised": promised}))
         forecast_png(folder / "model" / "forecast.png", series, test)
     else:
         assert trained.flat_band is not None
@@ -122,12 +137,7 @@ def _made_again(folder: Path, series: Series, split: str) -> Any:
     return SimpleNamespace(origins=found.origins, **rounded)
 
 
-def _reference(series: Series, forecasts: Any) -> Any:
-    horizon = forecasts.quantiles.shape[1]
-    return reference(series, series.origins("train", 1, horizon), forecasts.origins, horizon)
-
-
-def _crps_ratio(series: Series, forecasts: Any) -> float:
+def _crps_ratio(series: Series, forecasts: Any, fitted: Reference) -> float:
     truth = realised(series, forecasts.origins, forecasts.quantiles.shape[1])
     own = pinball(forecasts.quantiles, truth).mean()
-    return float(own / pinball(_reference(series, forecasts), truth).mean())
+    return float(own / pinball(reference_quantiles(fitted, series, forecasts.origins), truth).mean())

@@ -1,4 +1,4 @@
-"""A model's folder: `model.safetensors` and `config.json`, with scores and pictures beside them.
+"""A model's folder: `model.safetensors` and `config.json`, with scores, reference and pictures beside them.
 
 All reading of a folder's `config.json`, and all checking of its files, happens here.
 """
@@ -14,14 +14,17 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import DamagedError
+from schemas.reference import Reference
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_json
+from tasks.storage.records import EARLIER, parse_record, write_record
 
 WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
+REFERENCE = "reference.json"
 NEEDED = (WEIGHTS, CONFIG)
 """What `cpbmodels.load` reads."""
 PICTURES = ("forecast.png", "confusion.png", "loss.png")
-FILES = (*NEEDED, METRICS, *PICTURES)
+FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model's folder may hold."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -124,6 +127,29 @@ def metrics_damage(folder: Path) -> str:
         return "its scores cannot be read: it is not what cpb writes"
     # As texts, since NaN is not equal to itself.
     return "" if json.dumps(told) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
+
+
+def write_reference(folder: Path, reference: Reference) -> None:
+    """Write a model's reference, in one line."""
+    write_record(folder / REFERENCE, reference, compact=True)
+
+
+def read_reference(folder: Path) -> Reference | None:
+    """Return a model's reference; None where the folder is of a release that wrote none, or other ones.
+
+    Raises:
+        DamagedError: it is not what cpb wrote.
+    """
+    try:
+        return parse_record(folder / REFERENCE, Reference)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        if error.code == EARLIER:
+            return None
+        raise DamagedError(
+            f"{folder / REFERENCE} is damaged: {error}", field=str(folder / REFERENCE)
+        ) from error
 
 
 def picture_damage(path: Path) -> str:

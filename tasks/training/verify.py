@@ -12,7 +12,14 @@ from schemas.errors import DamagedError
 from schemas.handover import Damage, FleetJob, FleetResult
 from schemas.identity import SPOT, SeriesId, market_home
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
-from tasks.storage.model_folder import METRICS, PICTURES, metrics_damage, picture_damage
+from tasks.storage.model_folder import (
+    METRICS,
+    PICTURES,
+    REFERENCE,
+    metrics_damage,
+    picture_damage,
+    read_reference,
+)
 from tasks.storage.npz import read_npz
 from tasks.storage.records import EARLIER, parse_record, set_aside
 from tasks.training.fleet_files import JOB, RESULT, damaged_files, fleet_folders, is_training
@@ -93,10 +100,11 @@ def _verify_models(
 def _verify_judged(
     home: Path, folder: Path, result: FleetResult, command: str, repair: bool, seen: Seen
 ) -> Iterator[Damage]:
+    judged = (METRICS, REFERENCE, *PICTURES)
     for member in result.members:
         place = folder / "members" / member.name
         scores = sorted(place.glob("score-*.npz"))
-        derived = [*place.glob("*.npz"), *(place / "model" / name for name in (METRICS, *PICTURES))]
+        derived = [*place.glob("*.npz"), *(place / "model" / name for name in judged)]
         for path in (p for p in derived if p.is_file()):
             seen(path)
             if not (reason := _derived_damage(path)):
@@ -115,12 +123,22 @@ def _derived_damage(path: Path) -> str:
             read_npz(path)
         elif path.suffix == ".png":
             return picture_damage(path)
+        elif path.name == REFERENCE:
+            return _reference_damage(path)
         else:
             return metrics_damage(path.parent)
     except DamagedError:
         return "its arrays are not those that were written"
     except FileNotFoundError:  # a run at work has just judged it, or replaced it
         pass
+    return ""
+
+
+def _reference_damage(path: Path) -> str:
+    try:
+        read_reference(path.parent)
+    except DamagedError as error:
+        return str(error).removeprefix(f"{path} is damaged: ")
     return ""
 
 

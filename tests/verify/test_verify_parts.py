@@ -13,10 +13,16 @@ from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.handover import FleetResult
 from schemas.run import RunSpec
-from tasks.signals.store import read_features, write_features
+from tasks.judging.baselines import realised
+from tasks.judging.member import MemberScore
+from tasks.judging.reference import reference_quantiles
+from tasks.judging.scores import crps
+from tasks.signals.store import load_series, read_features, write_features
 from tasks.signals.verify import verify as verify_features
 from tasks.storage.damage import REPAIRED
+from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
+from tasks.storage.model_folder import read_reference
 from tasks.storage.records import find_record, read_record, write_record
 from tasks.tracking.cards import VersionCard, write_card
 from tasks.tracking.cards import verify as verify_cards
@@ -152,7 +158,8 @@ def test_a_damaged_record_of_a_fleet_is_set_aside(stored, damage, name):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
-    "name", ["score-*.npz", "model/metrics.json", "model/forecast.png", "model/loss.png"]
+    "name",
+    ["score-*.npz", "model/metrics.json", "model/reference.json", "model/forecast.png", "model/loss.png"],
 )
 def test_damaged_scores_and_pictures_are_deleted_and_the_models_stay(stored, damage, name):
     (path,) = member_of(stored).glob(name)
@@ -299,3 +306,22 @@ def test_without_a_store_there_is_no_champion_to_check(stored, tmp_path, monkeyp
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     assert list(verify_champions(stored, MARKET)) == []
     assert not (tmp_path / "none.db").exists()
+
+
+def test_a_models_reference_is_judgings_on_its_test_span(stored):
+    folder = fleet_of(stored)
+    job = read_job(folder)
+    spec = next(m for m in job.members if m.model.series == SERIES)
+    series = load_series(stored, spec.features, spec.bounds)
+    (kept,) = member_of(stored).glob("score-*.npz")
+    judged = MemberScore.from_npz(kept)
+    known = read_reference(member_of(stored, "model"))
+    origins = np.flatnonzero(np.isin(series.times, judged.times))
+
+    losses = crps(reference_quantiles(known, series, origins), realised(series, origins, known.horizon))
+
+    np.testing.assert_array_equal(losses.mean(axis=1), judged.losses["reference_crps"])
+    assert known.promised.crps_ratio == judged.metrics["test_crps_ratio"]
+    assert known.promised.coverage_step_1[80] == judged.steps["coverage_80"][0]
+    assert read_reference(champion().folder) == known  # it is logged with the model
+    assert champion().digests["reference.json"] == file_digest(member_of(stored, "model/reference.json"))
