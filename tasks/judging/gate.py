@@ -29,6 +29,10 @@ MAX_TRIAL = timedelta(days=90)
 MAX_WAIT = timedelta(hours=24)
 """How long an origin waits for all coins of a pair, counted from when it could be scored."""
 
+MIN_COVER = 0.8
+"""Share of a pair's coins that a run must have trained for its test rows to count: a run on one coin would use up
+origins that all coins are to be pooled on."""
+
 MIN_ROWS = 48
 """Fewer common rows than this say nothing about a refresh."""
 
@@ -77,15 +81,18 @@ def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any)
     """Return the contender that a model folder's configuration describes; `known`: what the folder does not say."""
     values = config.model_extra or {}
     report = values.get("report") or {}
-    test = [datetime.fromisoformat(text) for text in config.bounds.get("test", ())]
-    validation = [datetime.fromisoformat(text) for text in config.bounds.get("validation", ())]
+    test, validation = (_span(config, name) for name in ("test", "validation"))
     return Contender(
         series=series, recipe=recipe_of(config), folder=folder, market=config.market,
         horizon=config.horizon or 0, candles=config.rows, data_digest=config.data_digest,
-        learnt_until=validation[1] if validation else None,
-        tested_from=test[0] if test else None, tested_until=test[1] if test else None,
+        learnt_until=validation[1], tested_from=test[0], tested_until=test[1],
         diverged=bool(report.get("diverged")), stopped=str(report.get("stopped", "")), **known,
     )  # fmt: skip
+
+
+def _span(config: ModelConfig, name: str) -> tuple[datetime, datetime] | tuple[None, None]:
+    ends = [datetime.fromisoformat(text) for text in config.bounds.get(name, ())]
+    return (ends[0], ends[1]) if len(ends) == 2 else (None, None)
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruli
     Args:
         force: the reason given for letting an older `--as-of` replace a newer champion, "" where none was given.
     """
-    if force and _is_older(candidate, incumbent):  # its candles are fewer too, for that reason
+    if force and is_older(candidate, incumbent):  # its candles are fewer too, for that reason
         return _first({"horizon": _horizon, "smoke": _smoke}, candidate, incumbent)
     return _first(_AGAINST, candidate, incumbent)
 
@@ -139,13 +146,14 @@ def _unscored(candidate: Contender) -> str:
     return "" if math.isfinite(candidate.validation) else "it has no CRPS ratio on the validation span"
 
 
-def _is_older(candidate: Contender, incumbent: Contender) -> bool:
+def is_older(candidate: Contender, incumbent: Contender) -> bool:
+    """Whether a candidate's candles end before the champion's, as with an older `--as-of`."""
     ends = candidate.tested_until, incumbent.tested_until
     return ends[0] is not None and ends[1] is not None and ends[0] < ends[1]
 
 
 def _older(candidate: Contender, incumbent: Contender) -> str:
-    if not _is_older(candidate, incumbent):
+    if not is_older(candidate, incumbent):
         return ""
     return (
         f"its candles end at {candidate.tested_until:%Y-%m-%d %H:%M}, the champion's at "
@@ -214,7 +222,9 @@ def refresh(candidate: Contender, incumbent: Contender, compared: Compared | Non
         return Ruling("kept", "too-few-rows", reason, compared)
     against = "the champion" if rule == "refresh" else f"the provisional champion {incumbent.recipe}"
     if compared.high < NOT_WORSE:
-        return Ruling("refreshed", rule, f"{candidate.recipe} is not worse than {against}: {compared}", compared)
+        return Ruling(
+            "refreshed", rule, f"{candidate.recipe} is not worse than {against}: {compared}", compared
+        )
     word = "is worse than" if compared.low > 1 else "is not shown to be as good as"
     reason = f"{candidate.recipe} {word} {against}: {compared}; the upper end must stay under {NOT_WORSE}"
     return Ruling("kept", "worse", reason, compared)

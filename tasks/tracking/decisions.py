@@ -1,7 +1,7 @@
-"""Decisions of the gate, as MLflow keeps them: a file on the flow's run, a tag on the registered model and its version.
+"""Decisions of the gate as MLflow keeps them: a file on the flow's run, tags on the registered model and its version.
 
-The registered model's tag is the newest decision on its series, whatever came of it; a version's tag is the one by which
-it became champion.
+The registered model's tag is the newest decision on its series, whatever came of it; a version's tag is the one by
+which it became champion.
 """
 
 import tempfile

@@ -38,7 +38,11 @@ if TYPE_CHECKING:
 NIGHTS = 14
 """Nights of each market that are kept whole."""
 
-_OWN_FILES: dict[str, tuple[str, ...]] = {FLOW: (ARCHIVE, DECISIONS), FLEET: (), MEMBER: (*MODEL_FILES, LOADED)}
+_OWN_FILES: dict[str, tuple[str, ...]] = {
+    FLOW: (ARCHIVE, DECISIONS),
+    FLEET: (),
+    MEMBER: (*MODEL_FILES, LOADED),
+}
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tasks.tracking.entries import tag_texts
 from tasks.tracking.flavour import add_flavour
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, digests_of, series_tags
+from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
     CHALLENGER,
@@ -87,6 +87,11 @@ class Champion:
     def verdict(self) -> str:
         """How it compares with the random walk, in one sentence."""
         return self.tags.get("verdict", "")
+
+    @property
+    def selected_on(self) -> str:
+        """The span of test rows on which its recipe was chosen, `2025-02-06/2025-06-05`; "" for none."""
+        return self.tags.get(SELECTED, "")
 
     @property
     def digests(self) -> dict[str, str]:

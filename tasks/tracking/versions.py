@@ -24,7 +24,9 @@ def series_with_champion(store: Store) -> list[SeriesId]:
 
 def series_with_alias(store: Store, alias: str) -> list[SeriesId]:
     """Return the series whose registered model has a version under an alias, by timeframe, symbol and market."""
-    found = [s for model in registered_models(store) if alias in model.aliases and (s := series_of(model.name))]
+    found = [
+        s for model in registered_models(store) if alias in model.aliases and (s := series_of(model.name))
+    ]
     return sorted(found, key=lambda s: (s.timeframe, s.symbol, s.market))
 
 
@@ -71,6 +73,25 @@ def succeed(store: Store, version: "ModelVersion") -> None:
         make_champion(store, version)
     if aliases.get(CHALLENGER) == number:
         store.client.delete_registered_model_alias(name, CHALLENGER)
+
+
+def aliases_of(store: Store, series: SeriesId) -> dict[str, str] | None:
+    """Return alias -> version number of a series' registered model; None where there is no such model."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        aliases = store.client.get_registered_model(series.registered).aliases
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        return None
+    return {alias: str(number) for alias, number in aliases.items()}
+
+
+def numbers_of(store: Store, series: SeriesId) -> list[str]:
+    """Return the numbers of a series' versions, the newest first."""
+    found = store.client.search_model_versions(f"name = '{series.registered}'")
+    return [str(n) for n in sorted((int(v.version) for v in found), reverse=True)]
 
 
 def find_version(store: Store, series: SeriesId, number: str) -> "ModelVersion | None":
