@@ -1,7 +1,7 @@
 """Issues forecasts: each champion, from the newest closed candles of its series, into the forecast store."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,8 @@ from schemas.errors import CpbError, MemberError
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.forecasting.store import append, forecast_rows
+from tasks.forecasting.chain import Kind, append
+from tasks.forecasting.store import forecast_rows
 from tasks.signals.store import newest_series
 
 log = logging.getLogger("cpb")
@@ -51,21 +52,44 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bo
     A series whose older forecasts were damaged is forecast too; that they were set aside is its `Failure`, of the code
     `LOST`. `provisional` reads on into the newest candles that `ingest --tail` fetched.
     """
-    new, total = 0, 0
-    done: list[SeriesId] = []
+    rows: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
     for champion in champions:
         try:
-            rows = _forecast(scope, champion, provisional)
-            lost: list[str] = []
-            new += append(scope.home, champion.series, rows, lost=lost.append)
-            failures += [Failure.of(champion.series, "forecast", CpbError(text, code=LOST)) for text in lost]
+            rows[champion.series] = _forecast(scope, champion, provisional)
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "forecast", error))
-        else:
-            total += len(rows)
-            done.append(champion.series)
-    return ForecastBatch(rows=new, standing=total, series=tuple(done), failures=tuple(failures))
+    stored, more = store_batch(scope.home, "forecasts", rows)
+    return ForecastBatch(
+        rows=sum(stored.values()),
+        standing=sum(len(rows[series]) for series in stored),
+        series=tuple(stored),
+        failures=(*failures, *more),
+    )
+
+
+def store_batch(
+    home: Path, kind: Kind, rows: Mapping[SeriesId, pl.DataFrame]
+) -> tuple[dict[SeriesId, int], list[Failure]]:
+    """Append rows of any markets; return the number of new rows of each series that is stored, and the failures.
+
+    That a damaged month was set aside is a failure too, of the code `LOST`.
+    """
+    step: Step = "forecast" if kind == "forecasts" else "score"
+    stored: dict[SeriesId, int] = {}
+    failures: list[Failure] = []
+
+    def lost(series: SeriesId, text: str) -> None:
+        failures.append(Failure.of(series, step, CpbError(text, code=LOST)))
+
+    for market in dict.fromkeys(series.market for series in rows):
+        batch = {series: frame for series, frame in rows.items() if series.market == market}
+        for series, new in append(home, market, kind, batch, lost=lost).items():
+            if isinstance(new, CpbError):
+                failures.append(failure(series, step, new))
+            else:
+                stored[series] = new
+    return stored, failures
 
 
 def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:

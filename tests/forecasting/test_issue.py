@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, files_of, flip
+from forecast_tools import BTC, PEPE, SIM_PEPE, START, append, files_of, flip
 
 import cpbmodels
 from schemas.errors import DamagedError, MemberError
 from schemas.scope import Scope
 from tasks.forecasting import issue
-from tasks.forecasting.store import append, latest, read, stored
+from tasks.forecasting.store import latest, read, stored
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
 
