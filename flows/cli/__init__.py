@@ -19,6 +19,7 @@ COMMANDS = {
     "champions": ("flows.cli.champions", "champions"),
     "promote": ("flows.cli.champions", "promote"),
     "forecast": ("flows.cli.models", "forecast"),
+    "ledger": ("flows.cli.ledger", "ledger"),
     "publish": ("flows.cli.models", "publish"),
     "export": ("flows.cli.export", "export"),
     "verify": ("flows.cli.verify", "verify"),

@@ -26,13 +26,14 @@ from tasks.forecasting.months import (
     read_month,
     read_months,
 )
+from tasks.forecasting.summary import write_summary
 from tasks.market.store import read_klines
 
 
 def score_due(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
 ) -> Score:
-    """Write the realised closes of the series' forecasts that have come due.
+    """Write the realised closes of the series' forecasts that have come due, and bring their markets' record up to date.
 
     Whatever fails in one series is its `Failure`, the others are scored.
 
@@ -53,6 +54,9 @@ def score_due(
     stored, more = store_batch(home, "scores", due)
     # A damaged file of scores that was set aside is no failure: its rows are scored again at once.
     failures += [one for one in more if one.code != LOST]
+    for market in dict.fromkeys(one.market for one in series):
+        if any(one.market == market for one in store.stored(home)):
+            write_summary(home, market, now)
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 
@@ -137,4 +141,3 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
 def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
     """Whether a month is scored to the last row; it is not read again then, else the work would grow for ever."""
     return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0
-

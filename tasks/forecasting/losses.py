@@ -6,8 +6,8 @@ import polars as pl
 from cpbmodels.rows import QUANTILE_COLUMNS
 from schemas.forecasts import KEY, REFERENCE_COLUMNS
 from schemas.reference import BANDS as REFERENCE_BANDS
-from tasks.judging.scores import TAILS, pinball
 from tasks.judging.scores import BANDS as BAND_LEVELS
+from tasks.judging.scores import TAILS, pinball
 
 BANDS = REFERENCE_BANDS
 ORIGIN = ("model_version", "role", "issued_at")
