@@ -288,11 +288,22 @@ class Decisions(Record):
     decisions: tuple[Decision, ...]
 
 
+class Trials(Record):
+    """What came of the challengers' trials after a scoring: switches, and what could not be looked at."""
+
+    decisions: tuple[Decision, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
 class ForecastBatch(Record):
-    """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures."""
+    """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures.
+
+    All of champions; `shadow`: new rows of challengers, which forecast beside them.
+    """
 
     rows: int = 0
     standing: int = 0
+    shadow: int = 0
     series: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()
 

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 
-from schemas.handover import Decision, FleetJudgement, SeriesRecord
+from schemas.handover import Decision, FleetJudgement, SeriesRecord, Trials
 from schemas.run import RunSpec
+from schemas.scope import Scope
 from tasks.promotion.night import decide_night
+from tasks.promotion.trial import update_trials
 from tasks.step import step
 
 
@@ -19,3 +21,9 @@ def promote(
         stopped: series that are not traded any more.
     """
     return decide_night(spec, run_id, fleets, stopped)
+
+
+@step("trial")
+def trial(scope: Scope) -> Trials:
+    """Add the challengers' scored shadow forecasts to the evidence; switch a timeframe's champions where it is in."""
+    return update_trials(scope)

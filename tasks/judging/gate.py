@@ -81,18 +81,13 @@ def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any)
     """Return the contender that a model folder's configuration describes; `known`: what the folder does not say."""
     values = config.model_extra or {}
     report = values.get("report") or {}
-    test, validation = (_span(config, name) for name in ("test", "validation"))
+    tested_from, tested_until = config.span("test")
     return Contender(
         series=series, recipe=recipe_of(config), folder=folder, market=config.market,
         horizon=config.horizon or 0, candles=config.rows, data_digest=config.data_digest,
-        learnt_until=validation[1], tested_from=test[0], tested_until=test[1],
+        learnt_until=config.learnt_until, tested_from=tested_from, tested_until=tested_until,
         diverged=bool(report.get("diverged")), stopped=str(report.get("stopped", "")), **known,
     )  # fmt: skip
-
-
-def _span(config: ModelConfig, name: str) -> tuple[datetime, datetime] | tuple[None, None]:
-    ends = [datetime.fromisoformat(text) for text in config.bounds.get(name, ())]
-    return (ends[0], ends[1]) if len(ends) == 2 else (None, None)
 
 
 @dataclass(frozen=True)
