@@ -305,5 +305,6 @@ def opponents(
         if recipe != challenger
         and validation < theirs
         and (challenger, recipe) not in tried
-        and (recipe.preset == PROVISIONAL or challenger.preset != PROVISIONAL)
+        # Another preset replaces a provisional champion like a refresh; smoke never replaces another.
+        and (recipe.preset == PROVISIONAL) == (challenger.preset == PROVISIONAL)
     ]
