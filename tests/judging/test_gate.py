@@ -265,4 +265,6 @@ def test_smoke_challenges_smoke_alone():
     assert gate.choose_challenger({SMOKE: 0.9}, {HAR: 0.94}, set()) is None
     other = Recipe("gru", "smoke", "0")
     assert gate.choose_challenger({SMOKE: 0.9}, {other: 0.94}, set()) == SMOKE
-    assert gate.choose_challenger({HAR: 0.9}, {SMOKE: 0.94}, set()) is None  # it replaces smoke without a trial
+    assert (
+        gate.choose_challenger({HAR: 0.9}, {SMOKE: 0.94}, set()) is None
+    )  # it replaces smoke without a trial

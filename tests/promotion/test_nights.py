@@ -1,7 +1,17 @@
 """Nights from candles to aliases: what moves, what does not, and what is on record."""
 
+import pytest
 from promotion_tools import (
-    BTC, EARLIER, ETH, FIRST, SECOND, aliases, decided, decisions_of, newest, night, widened,
+    BTC,
+    EARLIER,
+    ETH,
+    SECOND,
+    aliases,
+    decided,
+    decisions_of,
+    newest,
+    night,
+    widened,
 )  # fmt: skip
 
 from schemas.scope import home
@@ -128,10 +138,8 @@ def test_a_run_that_is_killed_between_two_moves_is_finished_by_the_next(trainer,
         return promote(*arguments)
 
     monkeypatch.setattr(module, "promote_candidate", once)
-    try:
+    with pytest.raises(KeyboardInterrupt):
         night(SECOND)
-    except KeyboardInterrupt:
-        pass
     assert (aliases(BTC)["champion"], aliases(ETH)["champion"]) == ("2", "1")
     monkeypatch.setattr(module, "promote_candidate", promote)
     night(SECOND)
@@ -144,7 +152,9 @@ def test_a_run_that_is_killed_between_two_moves_is_finished_by_the_next(trainer,
 
 def challenged(trainer, **options):
     """A second night on which `har` is better on validation than the champions' recipe `linear`."""
-    trainer.after = lambda job, folder: widened(2.0, "validation")(job, folder) if job.architecture == "linear" else None
+    trainer.after = lambda job, folder: (
+        widened(2.0, "validation")(job, folder) if job.architecture == "linear" else None
+    )
     return night(SECOND, architectures="linear,har", **options)
 
 
@@ -170,7 +180,9 @@ def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside
 
 
 def test_a_worse_recipe_is_no_challenger_and_the_decision_says_so(trainer):
-    trainer.after = lambda job, folder: widened(2.0, "validation")(job, folder) if job.architecture == "har" else None
+    trainer.after = lambda job, folder: (
+        widened(2.0, "validation")(job, folder) if job.architecture == "har" else None
+    )
     night(SECOND, architectures="linear,har")
     assert "challenger" not in aliases()
     assert "har/smoke/" in newest().reason
