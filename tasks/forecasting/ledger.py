@@ -14,8 +14,9 @@ from schemas.forecasts import KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import store
+from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.index import month_files
-from tasks.forecasting.issue import ANY_ERROR, LOST, failure, store_batch
+from tasks.forecasting.issue import LOST, failure, store_batch
 from tasks.forecasting.losses import scored_rows
 from tasks.forecasting.months import (
     FORECASTS,
@@ -33,7 +34,7 @@ from tasks.market.store import read_klines
 def score_due(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
 ) -> Score:
-    """Write the realised closes of the series' forecasts that have come due, and bring their markets' record up to date.
+    """Write the realised closes of the series' forecasts that have come due, and renew their markets' record.
 
     Whatever fails in one series is its `Failure`, the others are scored.
 
@@ -55,8 +56,11 @@ def score_due(
     # A damaged file of scores that was set aside is no failure: its rows are scored again at once.
     failures += [one for one in more if one.code != LOST]
     for market in dict.fromkeys(one.market for one in series):
-        if any(one.market == market for one in store.stored(home)):
-            write_summary(home, market, now)
+        try:
+            if store.stored(home, market):
+                write_summary(home, market, now)
+        except ANY_ERROR as error:  # scores are stored; the next scoring makes the record of them
+            failures.append(Failure.of(None, "score", f"the record of {market} is not renewed: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 

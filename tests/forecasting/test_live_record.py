@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, flip
+from forecast_tools import BTC, PEPE, files_of, flip
 
 from benchmarks._ledgers import made_forecasts, write_walk
 from schemas.identity import SeriesId
@@ -90,6 +90,13 @@ def test_a_day_counts_when_its_last_step_is_scored(tmp_path):
     assert entry(tmp_path).days == 2
     scored(tmp_path, FIRST + 3 * DAY + 10 * HOUR)
     assert entry(tmp_path).days == 3
+
+
+def test_a_replay_as_of_an_earlier_day_takes_no_day_from_the_record(tmp_path):
+    scored(tmp_path, fill(tmp_path, 6))
+    before = entry(tmp_path)
+    assert scored(tmp_path, FIRST + 3 * DAY) == 0
+    assert entry(tmp_path) == before
 
 
 def test_replays_and_live_forecasts_are_never_added_up(tmp_path):
@@ -177,6 +184,21 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     early = pl.col("day") < datetime(2025, 3, 1).date()
     assert after.filter(early).equals(before.filter(early))
     assert after.equals(day_sums(ledger(tmp_path, PEPE)), null_equal=True)
+
+
+def test_sums_made_while_a_file_is_being_replaced_are_made_again_when_it_is(tmp_path):
+    now = fill(tmp_path, 6)
+    scored(tmp_path, FIRST + 3 * DAY)
+    (path,) = files_of(tmp_path, "ledger")
+    early = path.read_bytes()
+    scored(tmp_path, now)
+    late, expected = path.read_bytes(), daily_sums(tmp_path, PEPE)
+    path.write_bytes(early)  # the index has the new digest already, and the old one
+    (PEPE.folder(tmp_path, "ledger") / STATE).unlink()
+    assert daily_sums(tmp_path, PEPE)["rows"].sum() < expected["rows"].sum()
+
+    path.write_bytes(late)
+    assert daily_sums(tmp_path, PEPE).equals(expected)
 
 
 @pytest.mark.parametrize("name", [DAILY, STATE])

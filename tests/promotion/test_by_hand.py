@@ -8,8 +8,14 @@ from promotion_tools import BTC, SECOND, aliases, decided, newest, night
 
 from flows import cli
 from schemas.identity import SeriesId
+from tasks.hub.card import model_card
+from tasks.storage.wheel import Wheel
+from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import champions, register
 from tasks.tracking.store import open_store
+from webapp.reading import leaderboard
+
+WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")
 
 
 @pytest.fixture
@@ -97,8 +103,6 @@ def test_a_damaged_version_is_not_promoted(cpb):
     night(SECOND)
     before = aliases()
     store = open_store()
-    from tasks.tracking.mlflow_private import local_path
-
     folder = local_path(store.client.get_model_version(BTC.registered, "1").source)
     (folder / "config.json").write_text("{}")
     exit_code, found = cpb("promote", "BTC", "1h", "--version", "1", "--force", "x", *SIM)
@@ -111,3 +115,17 @@ def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
     register(BTC, champions([SeriesId("sim", "ETHUSDT", "1h")])[0].run_id)  # anything that is registered
     assert cpb("promote", "BTC", "1h", "--version", "2", "--force", "try it", *SIM)[0] == 0
     assert aliases() == {"champion": "2", "previous": btc.version}
+
+
+def test_page_and_card_say_why(cpb):
+    (btc, _) = leaderboard("sim").champions
+    assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
+    served = champions(market="sim")
+    card = model_card(served, "alice/cpb-models", WHEEL)
+    assert "| first | it has no champion yet: linear/smoke/" in card
+    assert "selected on this span" not in card
+    store = open_store()
+    store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
+    assert leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
+    chosen = model_card(champions(market="sim"), "alice/cpb-models", WHEEL)
+    assert chosen.count("selected on this span") == 2  # in its row, and what it means
