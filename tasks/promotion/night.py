@@ -481,7 +481,9 @@ class _Night:
             version = promote_candidate(self._store, candidate, decision.reason, place.champion)
         else:
             return decision
-        return decision.model_copy(update={"version_number": version})
+        registered = {"version_number": version}
+        winner = decision.candidate and decision.candidate.model_copy(update=registered)
+        return decision.model_copy(update=registered | {"candidate": winner})
 
     @staticmethod
     def _candidate_ref(place: _Place) -> ModelRef | None:

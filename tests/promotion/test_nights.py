@@ -51,7 +51,7 @@ def test_newer_candles_refresh_and_keep_the_one_before(trainer):
     assert found.version_number == "2"
     assert found.compared.n > 300
     assert found.compared.high < 1.005
-    assert found.incumbent.version_number == "1"
+    assert (found.incumbent.version_number, found.candidate.version_number) == ("1", "2")
     assert (summary.champions, summary.forecast_rows) == (2, 20)
     kept = {d["series"]["symbol"]: d for d in decisions_of(summary.run_id)}
     assert kept["BTCUSDT"]["compared"]["ratio"] == found.compared.ratio
