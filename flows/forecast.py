@@ -12,7 +12,7 @@ from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.runner import Runner, plain_failures
-from flows.summary import NOT_YET, Say, plain_reason
+from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
 from schemas.run import ScopeSpec
@@ -22,6 +22,7 @@ from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.store import stored
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
+from tasks.promote import trial
 from tasks.score import score
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
@@ -58,8 +59,10 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail)
     scored = steps.one(score, scope, spec.tail)
+    tried = steps.one(trial, scope)
+    outcome.decisions = tried.decisions
     stale = find_stale(scope.home, issued.series, scope.as_of)
-    problems = [*fetched.failures, *issued.failures, *scored.failures]
+    problems = [*fetched.failures, *issued.failures, *scored.failures, *tried.failures]
     problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
     outcome.failures = problems
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
@@ -72,6 +75,8 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
         )
     for text in texts:
         say(f"FAILED {text}")
+    for line in decision_lines(tried.decisions):
+        say(line)
     say(
         f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; "
         f"{count(scored.rows, 'older row')} scored"
