@@ -1,6 +1,6 @@
 """Who is who: a series is (market, symbol, timeframe), a model (architecture, recipe, series, seed).
 
-Both are formatted and parsed here and nowhere else: names of folders, registered models and runs, and the place
+A `Recipe` says how a model is made, whatever candles it learns. All are formatted and parsed here and nowhere else: names of folders, registered models and runs, and the place
 of a series in the store. Spot is the market that names leave out: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
 """
 
@@ -152,6 +152,31 @@ class ModelId:
         if len(parts) != 4 or not parts[3].isdigit():
             raise UsageError(f"{name!r} names no model: write har/default/BTCUSDT-1h/123", code="model")
         return cls(parts[0], parts[1], SeriesId.parse(parts[2]), int(parts[3]))
+
+
+@dataclass(frozen=True, order=True)
+class Recipe:
+    """How a model is made, whatever candles it learns.
+
+    `architecture` may end in `-universal`. `digest`: of the columns and options as they were resolved, so that a preset
+    whose definition has changed is another recipe.
+    """
+
+    architecture: str
+    preset: str
+    digest: str
+
+    def __str__(self) -> str:
+        """Return it as one text: `har-universal/default/3f9a12c0d4e5`."""
+        return f"{self.architecture}/{self.preset}/{self.digest}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Recipe":
+        """Return the recipe behind a text; raises `UsageError` for any other text."""
+        parts = text.split("/")
+        if len(parts) != 3:
+            raise UsageError(f"{text!r} names no recipe: write har/default/3f9a12c0d4e5", code="recipe")
+        return cls(*parts)
 
 
 def is_series_name(text: str) -> bool:

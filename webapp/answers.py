@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, computed_field, create_model
 
 from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SIM, Market
+from schemas.ledger import LedgerEntry
 
 
 class OfSeries(BaseModel):
@@ -103,7 +104,7 @@ class Leaderboard(BaseModel):
 
 
 class LedgerSummary(BaseModel):
-    """Hit rates over all scored rows asked for; null where nothing is scored."""
+    """Hit rates of the champions of a series, since the first scored day; null where nothing is scored."""
 
     scored: int
     forecasts: int
@@ -114,8 +115,23 @@ class LedgerSummary(BaseModel):
     directional_accuracy: float | None
 
 
+class RecordEntry(LedgerEntry):
+    """A row of the live record; what the figures are is said at `schemas.ledger.LedgerEntry`.
+
+    `kind`: `series` (all champions of the series), `version` (one of the newest versions) or `pooled` (all champions of
+    the timeframe). A ratio below 1 is better than the random walk; its interval holds at any time that one looks, and
+    is null, with the verdict "too few to tell", while there are too few complete days.
+    """
+
+    @computed_field(description="what the interval says, in words")  # type: ignore[prop-decorator]
+    @property
+    def verdict(self) -> str:
+        """What the interval says."""
+        return super().verdict
+
+
 class LedgerRow(BaseModel):
-    """One scored forecast row; `crps` is of the log-return since `last_close`.
+    """One scored forecast row; `crps` is of the log-return since `last_close`, `ref_crps` the random walk's.
 
     `live`: written before the candle it is about had closed. A replay (`--as-of` in the past) is not.
     """
@@ -132,10 +148,12 @@ class LedgerRow(BaseModel):
     q75: float
     q90: float
     q95: float
+    role: str
     realised_close: float
     scored_at: datetime
     live: bool
     crps: float
+    ref_crps: float | None
     covered_50: bool
     covered_80: bool
     covered_90: bool
@@ -143,10 +161,15 @@ class LedgerRow(BaseModel):
 
 
 class Ledger(OfSeries):
-    """What came true: hit rates of all rows, of the live ones alone, and the newest rows, newest last."""
+    """What came true: hit rates of all rows, of the live ones alone, the record, and the newest rows, newest last.
+
+    `record` is as of `recorded_at`, the last scoring; null where there was none since the record is kept.
+    """
 
     summary: LedgerSummary
     live: LedgerSummary
+    recorded_at: datetime | None
+    record: list[RecordEntry]
     rows: list[LedgerRow]
 
 

@@ -173,6 +173,6 @@ def _add_api(app: FastAPI, home: Path) -> None:
         return reading.leaderboard(market or reading.default_market(home))
 
     @app.get("/api/ledger/{symbol}/{timeframe}", responses=_SERIES)
-    def ledger(series: Series, limit: Limit = 200) -> Ledger:
-        """Return how often forecasts of the last 90 days came true."""
+    def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200) -> Ledger:
+        """Return what came true of the forecasts, against the random walk, and the newest `limit` scored rows."""
         return reading.scored(home, series, limit)

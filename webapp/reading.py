@@ -11,9 +11,10 @@ from schemas.errors import CpbError, MemberError
 from schemas.identity import SIM, SPOT, Market, SeriesId, stored_series
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
-from tasks.forecasting.ledger import ledger, summary
+from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command
 from tasks.forecasting.staleness import find_stale, newest_month
+from tasks.forecasting.summary import read_summary
 from tasks.market.store import read_klines
 from webapp.answers import (
     Candle,
@@ -25,11 +26,11 @@ from webapp.answers import (
     Ledger,
     LedgerRow,
     LedgerSummary,
+    RecordEntry,
     SeriesInfo,
 )
 
 _CANDLE = ("open", "high", "low", "close", "volume")
-_LEDGER_DAYS = 90
 
 
 # Forecasts are refreshed once an hour (`forecast/hourly`), whatever the length of the candles.
@@ -103,15 +104,44 @@ def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = N
 
 
 def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
-    """Return hit rates of the last 90 days of forecasts and the newest `limit` scored rows."""
-    newest = newest_forecast(home, series)
-    rows = ledger(home, series, since=newest.issued_at - timedelta(days=_LEDGER_DAYS))
-    shown = rows.sort("target_time", "issued_at", "step").tail(limit).select(list(LedgerRow.model_fields))
+    """Return the record of a series as the last scoring left it, and the newest `limit` scored rows.
+
+    Raises:
+        MemberError: the series has no forecast.
+    """
+    newest_forecast(home, series)
+    known = read_summary(home, series.market)
+    record = [
+        RecordEntry(**entry.model_dump())
+        for entry in (known.entries if known else ())
+        if entry.timeframe == series.timeframe and (entry.symbol == series.symbol or entry.kind == "pooled")
+    ]
+    own = [entry for entry in record if entry.kind == "series"]
+    rows = newest_scored(home, series, limit)
     return Ledger(
         **_identity(series),
-        summary=LedgerSummary(**summary(rows)),
-        live=LedgerSummary(**summary(rows.filter("live"))),
-        rows=[LedgerRow(**row) for row in shown.to_dicts()],
+        summary=_hit_rates(own),
+        live=_hit_rates([entry for entry in own if entry.live]),
+        recorded_at=known.made_at if known else None,
+        record=record,
+        rows=[LedgerRow(**row) for row in rows.select(list(LedgerRow.model_fields)).to_dicts()],
+    )
+
+
+def _hit_rates(entries: list[RecordEntry]) -> LedgerSummary:
+    """Return the rates of several entries together, each weighed with its rows."""
+    scored = sum(entry.rows for entry in entries)
+
+    def mean(name: str) -> float | None:
+        known = [(value, entry.rows) for entry in entries if (value := getattr(entry, name)) is not None]
+        total = sum(weight for _, weight in known)
+        return sum(value * weight for value, weight in known) / total if total else None
+
+    names = ("crps", "coverage_50", "coverage_80", "coverage_90", "directional_accuracy")
+    return LedgerSummary(
+        scored=scored,
+        forecasts=sum(entry.forecasts for entry in entries),
+        **{name: mean(name) for name in names},  # type: ignore[arg-type]
     )
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "backtest": ("flows.cli.backtest", "backtest"),
     "leaderboard": ("flows.cli.models", "leaderboard"),
     "forecast": ("flows.cli.models", "forecast"),
+    "ledger": ("flows.cli.ledger", "ledger"),
     "publish": ("flows.cli.models", "publish"),
     "export": ("flows.cli.export", "export"),
     "verify": ("flows.cli.verify", "verify"),

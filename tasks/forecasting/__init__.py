@@ -1,9 +1,15 @@
 """Forecasts that are issued and what came true of them, from the champions' models to the ledger.
 
-issue      forecasts of champions, into the store
-store      forecast rows: append, read, latest, stored
-ledger     scores of forecasts whose candle has closed, and hit rates
-months     the files behind both: a month each, rows only added, digests recorded
-staleness  candles and forecasts that are too old
-verify     damaged files of a market, found and set aside
+issue          forecasts of champions, into the store
+reference      the random walk's forecast beside each of them
+versions       the recipe of each version that has forecast
+store          forecast rows: append, read, latest, stored
+ledger         scores of forecasts whose candle has closed
+losses         what a score says: CRPS, tails and coverage, of model and reference
+daily          their sums per day
+summary        the live record made of those: small, for page, API and `cpb ledger`
+evidence_rows  one loss for each whole forecast, for the promotion gate and the drift watch
+months         the files behind forecasts and scores: a month each, rows only added, digests recorded
+staleness      candles and forecasts that are too old
+verify         damaged files of a market, found and set aside
 """

@@ -1,7 +1,7 @@
 """Issues forecasts: each champion, from the newest closed candles of its series, into the forecast store."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Protocol
@@ -13,11 +13,21 @@ import cpbmodels
 from schemas.errors import CpbError, MemberError
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
+from schemas.forecasts import CHAMPION
+from schemas.reference import Reference
 from schemas.scope import Scope
-from tasks.forecasting.store import append, forecast_rows
+from tasks.forecasting.chain import Kind, append
+from tasks.forecasting.reference import reference_of, reference_prices
+from tasks.forecasting.store import forecast_rows
+from tasks.forecasting.versions import note_version
+from tasks.judging.recipe import recipe_of
 from tasks.signals.store import newest_series
+from tasks.storage.model_folder import read_config
 
 log = logging.getLogger("cpb")
+
+NO_REFERENCE = "reference"
+"""Code of the failure that says that rows were stored without the reference's quantiles."""
 
 LOST = "forecasts-lost"
 """Code of the failure that says that a damaged month was set aside."""
@@ -49,23 +59,52 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bo
     """Forecast with the champions; whatever fails in one series is its `Failure`, the others are forecast.
 
     A series whose older forecasts were damaged is forecast too; that they were set aside is its `Failure`, of the code
-    `LOST`. `provisional` reads on into the newest candles that `ingest --tail` fetched.
+    `LOST`. So is one whose reference is not known (code `NO_REFERENCE`); its rows have none. `provisional` reads on
+    into the newest candles that `ingest --tail` fetched.
     """
-    new, total = 0, 0
-    done: list[SeriesId] = []
+    rows: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
     for champion in champions:
         try:
-            rows = _forecast(scope, champion, provisional)
-            lost: list[str] = []
-            new += append(scope.home, champion.series, rows, lost=lost.append)
-            failures += [Failure.of(champion.series, "forecast", CpbError(text, code=LOST)) for text in lost]
+            champion.check()
+            reference, missing = _reference(scope.home, champion)
+            rows[champion.series] = _forecast(scope, champion, reference, provisional)
+            failures += [missing] if missing else []
+            recipe = recipe_of(read_config(champion.folder))
+            note_version(scope.home, champion.series, champion.model_version, str(recipe))
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "forecast", error))
-        else:
-            total += len(rows)
-            done.append(champion.series)
-    return ForecastBatch(rows=new, standing=total, series=tuple(done), failures=tuple(failures))
+    stored, more = store_batch(scope.home, "forecasts", rows)
+    return ForecastBatch(
+        rows=sum(stored.values()),
+        standing=sum(len(rows[series]) for series in stored),
+        series=tuple(stored),
+        failures=(*failures, *more),
+    )
+
+
+def store_batch(
+    home: Path, kind: Kind, rows: Mapping[SeriesId, pl.DataFrame]
+) -> tuple[dict[SeriesId, int], list[Failure]]:
+    """Append rows of any markets; return the number of new rows of each series that is stored, and the failures.
+
+    That a damaged month was set aside is a failure too, of the code `LOST`.
+    """
+    step: Step = "forecast" if kind == "forecasts" else "score"
+    stored: dict[SeriesId, int] = {}
+    failures: list[Failure] = []
+
+    def lost(series: SeriesId, text: str) -> None:
+        failures.append(Failure.of(series, step, CpbError(text, code=LOST)))
+
+    for market in dict.fromkeys(series.market for series in rows):
+        batch = {series: frame for series, frame in rows.items() if series.market == market}
+        for series, new in append(home, market, kind, batch, lost=lost).items():
+            if isinstance(new, CpbError):
+                failures.append(failure(series, step, new))
+            else:
+                stored[series] = new
+    return stored, failures
 
 
 def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
@@ -78,16 +117,37 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     return Failure.of(series, step, unexpected)
 
 
-def _forecast(scope: Scope, champion: Champion, provisional: bool) -> pl.DataFrame:
-    champion.check()
+def _reference(home: Path, champion: Champion) -> tuple[Reference | None, Failure | None]:
+    try:
+        return reference_of(home, champion.series, champion.folder), None
+    except MemberError as error:  # a forecast without it is worth more than none
+        return None, failure(champion.series, "forecast", error)
+
+
+def _forecast(
+    scope: Scope, champion: Champion, reference: Reference | None, provisional: bool
+) -> pl.DataFrame:
     model = cpbmodels.load(champion.folder)
-    return forecast_with(model, champion.series, champion.model_version, scope, provisional)
+    return forecast_with(
+        model, champion.series, champion.model_version, scope, provisional, reference=reference
+    )
 
 
 def forecast_with(
-    model: cpbmodels.Member, wanted: SeriesId, model_version: str, scope: Scope, provisional: bool = False
+    model: cpbmodels.Member,
+    wanted: SeriesId,
+    model_version: str,
+    scope: Scope,
+    provisional: bool = False,
+    *,
+    reference: Reference | None = None,
+    role: str = CHAMPION,
 ) -> pl.DataFrame:
     """Return a model's forecast from the newest stored candles of a series, as rows of the contract.
+
+    Args:
+        reference: the model's, whose quantiles for the same origin the rows carry; None: they carry none.
+        role: as what the model forecasts.
 
     Raises:
         MemberError: there are no candles in the scope, or a price of the forecast is not finite.
@@ -109,6 +169,10 @@ def forecast_with(
         close=close,
         candle=forecast.candle,
         last_close=forecast.last_close,
+        role=role,
+        reference=reference_prices(reference, series, forecast.issued_row, len(forecast.candle))
+        if reference
+        else None,
     )
 
 

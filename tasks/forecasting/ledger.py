@@ -7,40 +7,33 @@ and is in the store; where the candle is missing (an outage of the exchange) it 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import polars as pl
 
-from cpbmodels.rows import QUANTILE_COLUMNS
-from schemas.forecasts import ISSUED_KEY, KEY, LEDGER_SCHEMA
+from schemas.forecasts import KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import store
 from tasks.forecasting.index import month_files
-from tasks.forecasting.issue import ANY_ERROR, failure
+from tasks.forecasting.issue import ANY_ERROR, LOST, failure, store_batch
+from tasks.forecasting.losses import scored_rows
 from tasks.forecasting.months import (
     FORECASTS,
-    ISSUED,
     LEDGER,
-    add_rows,
     count_rows,
     load,
     month_of,
     read_month,
     read_months,
 )
-from tasks.judging.scores import crps
+from tasks.forecasting.summary import write_summary
 from tasks.market.store import read_klines
-
-BANDS = {50: ("q25", "q75"), 80: ("q10", "q90"), 90: ("q05", "q95")}
-"""Central intervals in percent and the columns that bound them."""
 
 
 def score_due(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
 ) -> Score:
-    """Write the realised closes of the series' forecasts that have come due.
+    """Write the realised closes of the series' forecasts that have come due, and bring their markets' record up to date.
 
     Whatever fails in one series is its `Failure`, the others are scored.
 
@@ -49,39 +42,49 @@ def score_due(
         provisional: also use the newest candles, which no archive has confirmed yet.
     """
     now = now or datetime.now(UTC)
-    rows = 0
+    due: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
     for one in series:
         try:
-            rows += _score_series(home, one, now, provisional)
+            rows = _scores_due(home, one, now, provisional)
+            if not rows.is_empty():
+                due[one] = rows
         except ANY_ERROR as error:
             failures.append(failure(one, "score", error))
-    return Score(rows=rows, failures=tuple(failures))
+    stored, more = store_batch(home, "scores", due)
+    # A damaged file of scores that was set aside is no failure: its rows are scored again at once.
+    failures += [one for one in more if one.code != LOST]
+    for market in dict.fromkeys(one.market for one in series):
+        if any(one.market == market for one in store.stored(home)):
+            write_summary(home, market, now)
+    return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 
 def ledger(
     home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
 ) -> pl.DataFrame:
-    """Return the scored forecast rows of one series with their scores, oldest first.
-
-    Columns: those of the forecast, `realised_close`, `scored_at`, `made_at`, `live` (written before the candle
-    that it is about had closed; false for replays with `--as-of` in the past), `crps` (of the log-return since
-    `last_close`, so that coins compare), `covered_50 covered_80 covered_90`, and `direction_hit`: did the
-    median lie on the realised side of `last_close`; null where either did not move.
-    """
+    """Return the scored forecast rows of one series with their scores (`losses.scored_rows`), oldest first."""
     rows = store.read(home, series, since, until)
-    scores = read_months(home, series, LEDGER, since, until)
-    joined = rows.join(scores, on=list(KEY), how="inner", maintain_order="left")
-    made = read_months(home, series, ISSUED, since, until)
-    joined = joined.join(made, on=list(ISSUED_KEY), how="left", maintain_order="left")
-    closes = pl.col("realised_close")
-    moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
-    return joined.with_columns(
-        (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live"),
-        pl.Series("crps", _crps(joined), dtype=pl.Float64),
-        *[closes.is_between(pl.col(a), pl.col(b)).alias(f"covered_{n}") for n, (a, b) in BANDS.items()],
-        pl.when(moved != 0).then(moved > 0).alias("direction_hit"),
-    )
+    return scored_rows(rows, read_months(home, series, LEDGER, since, until))
+
+
+def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
+    """Return the newest `limit` scored rows of one series by the candle that they are about, newest last.
+
+    Months are read from the newest one back, and no more of them than that takes.
+    """
+    found = scored_rows(*(pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)))
+    for path in reversed(month_files(series.folder(home, LEDGER.name)) if limit else []):
+        rows, scores = (read_month(home, series, tree, path.stem) for tree in (FORECASTS, LEDGER))
+        if rows is None or scores is None:
+            continue
+        found = pl.concat([scored_rows(rows, scores), found]).sort("target_time", "issued_at", "step")
+        found = found.tail(limit)
+        # Forecasts of earlier months are about candles of this month's first hours, at most.
+        first = rows["issued_at"].min() + timedelta(seconds=series.seconds * rows["step"].max())  # type: ignore
+        if len(found) == limit and found["target_time"][0] > first:
+            break
+    return found
 
 
 def unscored(home: Path, series: SeriesId, since: datetime) -> set[str]:
@@ -103,22 +106,11 @@ def unscored(home: Path, series: SeriesId, since: datetime) -> set[str]:
     return found
 
 
-def summary(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return the hit rates of ledger rows: count, mean CRPS, coverage per band, direction; None if empty."""
-    rates = {f"coverage_{n}": rows[f"covered_{n}"].mean() for n in BANDS}
-    return {
-        "scored": len(rows),
-        "forecasts": rows.select("issued_at", "model_version").n_unique() if len(rows) else 0,
-        "crps": rows["crps"].mean(),
-        **rates,
-        "directional_accuracy": rows["direction_hit"].mean(),
-    }
-
-
-def _score_series(home: Path, series: SeriesId, now: datetime, provisional: bool) -> int:
+def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) -> pl.DataFrame:
+    """Return the scores of a series' forecasts that have come due, none where there are none."""
     due = _due(home, series, now)
     if due.is_empty():
-        return 0
+        return pl.DataFrame(schema=LEDGER_SCHEMA)
     step = timedelta(seconds=series.seconds)
     first: datetime = due["target_time"].min() - step  # type: ignore[operator, assignment]
     klines = read_klines(home, series, since=first, as_of=now, columns=["close"], provisional=provisional)
@@ -126,8 +118,7 @@ def _score_series(home: Path, series: SeriesId, now: datetime, provisional: bool
         target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step, realised_close="close"
     )
     known = due.join(closes, on="target_time", how="inner").filter(pl.col("target_time") <= now)
-    rows = known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
-    return add_rows(home, series, LEDGER, rows) if len(rows) else 0
+    return known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
 
 
 def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
@@ -151,9 +142,3 @@ def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
     """Whether a month is scored to the last row; it is not read again then, else the work would grow for ever."""
     return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0
 
-
-def _crps(rows: pl.DataFrame) -> np.ndarray:
-    """Return the CRPS [N] of the log-return since `last_close`."""
-    last = rows["last_close"].to_numpy()[:, None]
-    quantiles = np.log(rows.select(QUANTILE_COLUMNS).to_numpy() / last)
-    return crps(quantiles, np.log(rows["realised_close"].to_numpy() / last[:, 0]))

@@ -1,4 +1,4 @@
-"""Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `issued` and `ledger`.
+"""Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `ledger`.
 
 Rows are only added, by rename and under a lock; a month is one file (40 series every hour would otherwise make
 350,000 files a year). A damaged file is named and left out on reading, and set aside on writing.
@@ -16,14 +16,13 @@ import polars as pl
 
 from schemas.errors import DamagedError, MemberError
 from schemas.forecasts import (
+    CHAMPION,
+    EARLIER_SCHEMA,
     FORECAST_SCHEMA,
-    ISSUED_KEY,
-    ISSUED_SCHEMA,
     KEY,
     LEDGER_SCHEMA,
     check_columns,
     check_forecasts,
-    check_issued,
     check_ledger,
 )
 from schemas.identity import SeriesId
@@ -54,10 +53,12 @@ class Tree:
     companions: tuple["Tree", ...] = ()
 
 
-ISSUED = Tree("issued", ISSUED_SCHEMA, ISSUED_KEY, check_issued)
 LEDGER = Tree("ledger", LEDGER_SCHEMA, KEY, check_ledger)
-FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=(ISSUED, LEDGER))
-TREES = (ISSUED, LEDGER, FORECASTS)
+FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=(LEDGER,))
+TREES = (LEDGER, FORECASTS)
+
+_EARLIER_ISSUED = "issued"
+"""The tree in which earlier versions kept when a forecast was stored."""
 
 
 def month_of(moment: datetime) -> str:
@@ -112,7 +113,7 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
             reason and a command.
     """
     try:
-        return read_file(path, tree)
+        return read_file(home, series, tree, path)
     except DamagedError as error:
         place = path.relative_to(home)
         if error.code == UNREADABLE:
@@ -122,10 +123,13 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
         ) from error
 
 
-def read_file(path: Path, tree: Tree) -> pl.DataFrame:
+def read_file(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
     """Return a month file's rows; errors as in `load`, but the message is the bare reason."""
     try:
-        return check_columns(pl.read_parquet(io.BytesIO(intact(path)), hive_partitioning=False), tree.schema)
+        rows = pl.read_parquet(io.BytesIO(intact(path)), hive_partitioning=False)
+        if tree is FORECASTS and dict(rows.schema) == EARLIER_SCHEMA:
+            return _upgraded(rows, series.folder(home, _EARLIER_ISSUED) / path.name)
+        return check_columns(rows, tree.schema)
     except FileNotFoundError:
         raise
     except MemberError as error:
@@ -135,6 +139,25 @@ def read_file(path: Path, tree: Tree) -> pl.DataFrame:
     except _NO_PARQUET as error:
         text = (str(error).splitlines() or [type(error).__name__])[0][:80]
         raise DamagedError(f"no rows can be read from it ({text})") from error
+
+
+def _upgraded(rows: pl.DataFrame, issued: Path) -> pl.DataFrame:
+    """Return the rows of an earlier version with the columns of this one.
+
+    Only champions forecast then. Where the file with the times of storing is gone or damaged they are replays.
+    """
+    key = [*KEY[:-1]]
+    times = pl.DataFrame(schema={n: FORECAST_SCHEMA[n] for n in [*key, "made_at"]})
+    try:
+        found = pl.read_parquet(io.BytesIO(intact(issued)), hive_partitioning=False)
+        times = check_columns(found, times.schema)
+    except FileNotFoundError:
+        pass
+    except (DamagedError, MemberError, *_NO_PARQUET) as error:
+        log_once(issued, f"{issued} cannot be read ({error}), so its forecasts count as replays")
+    known = rows.join(times, on=key, how="left", maintain_order="left").with_columns(role=pl.lit(CHAMPION))
+    missing = [pl.lit(None, kind).alias(n) for n, kind in FORECAST_SCHEMA.items() if n not in known.columns]
+    return known.with_columns(missing).select(*FORECAST_SCHEMA)
 
 
 def add_rows(
@@ -242,8 +265,6 @@ def consequence(series: SeriesId, tree: Tree) -> str:
     """Return what the loss of a month's file means, and what makes it good."""
     if tree is LEDGER:
         return f"`{forecast_command(series)}` scores its rows again"
-    if tree is ISSUED:
-        return "its forecasts count as replays unless a backup has the file"
     return "the forecasts in it are lost unless a backup has the file"
 
 

@@ -1,11 +1,10 @@
-"""The forecast store: forecast rows as they were issued, and beside them when they were written (`issued`).
+"""The forecast store: forecast rows as they were issued, with the time at which they were stored.
 
 A row once written never changes: what came true later stands in the ledger's own files. The forecasts of each
 market lie in a tree of their own (`SeriesId.folder`), so those of spot, futures and the simulator never meet.
 """
 
-from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +12,10 @@ import polars as pl
 
 from cpbmodels.rows import QUANTILE_COLUMNS
 from cpbmodels.rows import forecast_rows as rows_of
-from schemas.forecasts import FORECAST_SCHEMA, ISSUED_KEY, ISSUED_SCHEMA
+from schemas.forecasts import CHALLENGER, CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId, stored_series
 from tasks.forecasting.index import month_files
-from tasks.forecasting.months import (
-    FORECASTS,
-    ISSUED,
-    add_rows,
-    month_of,
-    read_month,
-    read_months,
-)
+from tasks.forecasting.months import FORECASTS, month_of, read_month, read_months
 
 
 def forecast_rows(
@@ -33,6 +25,10 @@ def forecast_rows(
     close: np.ndarray,
     candle: np.ndarray,
     last_close: float,
+    *,
+    role: str = CHAMPION,
+    reference: np.ndarray | None = None,
+    made_at: datetime | None = None,
 ) -> pl.DataFrame:
     """Return one forecast as rows of the contract, steps 1 … H.
 
@@ -42,6 +38,9 @@ def forecast_rows(
         close: float64 [19, H], the close's quantiles 0.05 … 0.95, in prices.
         candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
         last_close: close of the last candle used.
+        role: one of `ROLES`.
+        reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
+        made_at: UTC, when the rows were stored; default null, and `append` fills in the clock's time.
 
     Raises:
         ValueError: the arrays' shapes do not fit each other.
@@ -49,42 +48,22 @@ def forecast_rows(
     horizon = len(candle)
     if np.shape(close) != (len(QUANTILE_COLUMNS), horizon) or np.shape(candle) != (horizon, 4):
         raise ValueError(f"close must be [19, H] and candle [H, 4], got {np.shape(close)} {np.shape(candle)}")
+    if reference is not None and np.shape(reference) != np.shape(close):
+        raise ValueError(f"the reference must be [19, H] like close, got {np.shape(reference)}")
     rows = rows_of([issued_at], series.seconds, np.asarray(close).T[None], np.asarray(candle)[None])
     named = rows.with_columns(
         symbol=pl.lit(series.symbol),
         timeframe=pl.lit(series.timeframe),
         model_version=pl.lit(model_version),
         last_close=pl.lit(float(last_close)),
+        role=pl.lit(role),
+        made_at=pl.lit(made_at),
+        **{
+            name: pl.lit(None) if reference is None else pl.Series(np.asarray(reference, np.float64)[i])
+            for i, name in enumerate(REFERENCE_COLUMNS)
+        },
     )
     return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
-
-
-def append(
-    home: Path,
-    series: SeriesId,
-    rows: pl.DataFrame,
-    made_at: datetime | None = None,
-    *,
-    lost: Callable[[str], None] | None = None,
-) -> int:
-    """Add rows that are not there yet and return how many; the first forecast under a key stands.
-
-    Args:
-        made_at: UTC; default the clock's time. Kept apart, so that replays can be told from live forecasts.
-        lost: called with a sentence for each damaged file that was set aside.
-
-    Raises:
-        MemberError: the rows break the contract, or are of another series; nothing is written.
-    """
-    added = add_rows(home, series, FORECASTS, rows, lost=lost)
-    # After the forecasts: if the run is killed in between, no forecast claims to be older than it is.
-    made = (
-        rows.select(ISSUED_KEY)
-        .unique(maintain_order=True)
-        .with_columns(made_at=pl.lit(made_at or datetime.now(UTC)))
-    )
-    add_rows(home, series, ISSUED, made.cast(ISSUED_SCHEMA), lost=lost)  # type: ignore[arg-type]
-    return added
 
 
 def read(
@@ -101,15 +80,17 @@ def read(
 def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
     """Return the newest forecast of one series (issued by `until`), its steps in order; empty where there is none.
 
-    Of several models at the same instant, the one written last.
+    Of several models at the same instant, the one written last; a challenger's forecasts are never shown.
     """
     for path in reversed(month_files(series.folder(home, FORECASTS.name))):
         if until and path.stem > month_of(until):
             continue
         rows = read_month(home, series, FORECASTS, path.stem)
-        if rows is not None and until:
-            rows = rows.filter(pl.col("issued_at") <= until)
-        if rows is not None and not rows.is_empty():
+        if rows is None:
+            continue
+        shown = pl.col("role") != CHALLENGER
+        rows = rows.filter(shown & (pl.col("issued_at") <= until) if until else shown)
+        if not rows.is_empty():
             newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
             return newest.filter(pl.col("model_version") == pl.col("model_version").last()).sort("step")
     return pl.DataFrame(schema=FORECAST_SCHEMA)

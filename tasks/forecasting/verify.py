@@ -1,4 +1,4 @@
-"""Finds damaged files of forecasts, times of writing and scores, and sets them aside."""
+"""Finds damaged files of forecasts and scores, and sets them aside."""
 
 import shlex
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from tasks.storage.records import EARLIER, parse_record, set_aside
 def verify(
     home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
 ) -> Iterator[Damage]:
-    """Yield what is damaged in a market's forecasts, times of writing and scores.
+    """Yield what is damaged in a market's forecasts and scores.
 
     Args:
         repair: set damaged files aside; scores are then made again by the next `cpb forecast`, forecasts are lost.
@@ -60,7 +60,7 @@ def _verify_folder(
     present = month_files(folder)
     for path in present:
         seen(path)
-        fault = _fault(series, tree, path)
+        fault = _fault(home, series, tree, path)
         if fault is None:
             continue
         mended = repair and fault.code != UNREADABLE
@@ -85,10 +85,10 @@ def _verify_folder(
             record_missing(folder)
 
 
-def _fault(series: SeriesId, tree: Tree, path: Path) -> CpbError | None:
+def _fault(home: Path, series: SeriesId, tree: Tree, path: Path) -> CpbError | None:
     """Return what is wrong with a month file."""
     try:
-        rows = tree.check(read_file(path, tree))
+        rows = tree.check(read_file(home, series, tree, path))
     except (DamagedError, MemberError) as error:
         return error
     if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import polars as pl
 
@@ -56,7 +57,11 @@ def forecast_published(
         try:
             member = from_hub(model.repo, one.symbol, one.timeframe, model.commit, one.market)
             rows = forecast_with(member, one, model.model_version, scope, provisional)
-            parts.append(check_forecasts(rows))
+            parts.append(
+                check_forecasts(
+                    rows.with_columns(made_at=pl.lit(datetime.now(UTC), FORECAST_SCHEMA["made_at"]))
+                )
+            )
         except ANY_ERROR as error:
             failures.append(failure(one, "forecast", error))
     return pl.concat(parts), failures

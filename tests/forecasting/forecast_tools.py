@@ -5,8 +5,11 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
+from schemas.errors import CpbError
+from schemas.forecasts import EARLIER_SCHEMA
 from schemas.identity import SeriesId
 from schemas.klines import KLINES
+from tasks.forecasting import chain
 from tasks.forecasting.store import forecast_rows
 
 HOUR = timedelta(hours=1)
@@ -15,13 +18,25 @@ PEPE, BTC = SeriesId("spot", "PEPEUSDT", "1h"), SeriesId("spot", "BTCUSDT", "1h"
 UM_PEPE, SIM_PEPE = SeriesId("um", "PEPEUSDT", "1h"), SeriesId("sim", "PEPEUSDT", "1h")
 
 
-def rows_at(hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10):
-    """One forecast, issued `hours` after START."""
+LATER = datetime(2026, 1, 1, tzinfo=UTC)
+"""When replays are made."""
+
+
+def append(home, series, rows):
+    """Store one series' rows; returns how many were new."""
+    (done,) = chain.append(home, series.market, "forecasts", {series: rows}).values()
+    if isinstance(done, CpbError):
+        raise done
+    return done
+
+
+def rows_at(hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10, made_at=LATER):
+    """One forecast, issued `hours` after START; a replay unless `made_at` says otherwise."""
     spread = 0.01 * np.sqrt(np.arange(1, horizon + 1))
     close = last * np.exp(np.linspace(-1.6, 1.6, 19)[:, None] * spread)
     candle = np.stack([close[9], close[9] * 1.01, close[9] * 0.99, close[9]], axis=1)
     model = f"{series.registered}/{version}"
-    return forecast_rows(series, model, START + hours * HOUR, close, candle, last)
+    return forecast_rows(series, model, START + hours * HOUR, close, candle, last, made_at=made_at)
 
 
 def write_candles(home, closes, series=PEPE, first=START, tree="klines", name=None):
@@ -47,3 +62,15 @@ def flip(path, place=0.5):
     content = bytearray(path.read_bytes())
     content[int(len(content) * place)] ^= 1
     path.write_bytes(content)
+
+
+def as_earlier(home, series):
+    """Make a series' forecasts what an earlier version stored: `made_at` in files of its own, no reference."""
+    folder, issued = series.folder(home, "forecasts"), series.folder(home, "issued")
+    issued.mkdir(parents=True)
+    for path in folder.glob("*.parquet"):
+        rows = pl.read_parquet(path, hive_partitioning=False)
+        rows.select(*EARLIER_SCHEMA).write_parquet(path)
+        key = ["symbol", "timeframe", "model_version", "issued_at"]
+        rows.select(*key, "made_at").unique(key, maintain_order=True).write_parquet(issued / path.name)
+    (folder / "index.json").unlink()

@@ -4,13 +4,25 @@ import shutil
 
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, files_of, flip, rows_at, write_candles
+from forecast_tools import (
+    BTC,
+    HOUR,
+    PEPE,
+    START,
+    UM_PEPE,
+    append,
+    as_earlier,
+    files_of,
+    flip,
+    rows_at,
+    write_candles,
+)
 
 from schemas.errors import DamagedError
 from tasks.forecasting import index, months
 from tasks.forecasting.ledger import ledger, score_due
-from tasks.forecasting.months import FORECASTS, ISSUED
-from tasks.forecasting.store import append, latest, read
+from tasks.forecasting.months import FORECASTS
+from tasks.forecasting.store import latest, read
 from tasks.forecasting.verify import verify
 from tasks.storage.records import read_record
 
@@ -86,13 +98,13 @@ def test_writing_sets_a_damaged_month_aside_and_goes_on_with_a_new_file(home, da
 
 
 def test_forecasts_made_again_after_a_loss_are_no_live_ones_and_are_scored_anew(home):
-    append(home, UM_PEPE, rows_at(8, series=UM_PEPE), made_at=START + 8 * HOUR)
+    append(home, UM_PEPE, rows_at(8, series=UM_PEPE, made_at=START + 8 * HOUR))
     write_candles(home, [8e-6] * 30, UM_PEPE)
     score_due(home, [UM_PEPE], START + 20 * HOUR)
     assert ledger(home, UM_PEPE)["live"].all()
     flip(UM_PEPE.folder(home, "forecasts") / "2025-06.parquet")
 
-    append(home, UM_PEPE, rows_at(8, last=7e-6, series=UM_PEPE), made_at=START + 100 * HOUR)
+    append(home, UM_PEPE, rows_at(8, last=7e-6, series=UM_PEPE, made_at=START + 100 * HOUR))
 
     assert ledger(home, UM_PEPE).is_empty()
     assert score_due(home, [UM_PEPE], START + 20 * HOUR).rows == 10
@@ -116,8 +128,9 @@ def test_a_damaged_ledger_month_is_scored_again(home, damage):
     assert ledger(home, PEPE).equals(before)
 
 
-def test_a_damaged_file_of_issued_makes_its_forecasts_replays(home):
-    append(home, PEPE, rows_at(9), made_at=START + 9 * HOUR)
+def test_a_damaged_file_of_issued_makes_the_forecasts_of_an_earlier_version_replays(home):
+    append(home, PEPE, rows_at(9, made_at=START + 9 * HOUR))
+    as_earlier(home, PEPE)
     score_due(home, [PEPE], START + 25 * HOUR)
     assert ledger(home, PEPE)["live"].sum() == 10
     cut(PEPE.folder(home, "issued") / "2025-06.parquet")
@@ -126,7 +139,7 @@ def test_a_damaged_file_of_issued_makes_its_forecasts_replays(home):
 
 
 @pytest.mark.parametrize("place", [i / 12 for i in range(12)])
-@pytest.mark.parametrize("tree", ["forecasts", "issued", "ledger"])
+@pytest.mark.parametrize("tree", ["forecasts", "ledger"])
 def test_every_flipped_bit_is_noticed(home, tree, place):
     path = PEPE.folder(home, tree) / "2025-05.parquet"
     flip(path, place)
@@ -216,7 +229,7 @@ def test_a_file_without_permission_is_named_and_not_set_aside(home, monkeypatch)
     with pytest.raises(DamagedError) as caught:
         append(home, PEPE, rows_at(9))
     assert caught.value.code == months.UNREADABLE
-    assert [d.repaired for d in verify(home, "spot", repair=True)] == [False] * 9
+    assert [d.repaired for d in verify(home, "spot", repair=True)] == [False] * 6
     assert len(files_of(home)) == 3
 
 
@@ -232,13 +245,13 @@ def test_verify_names_damage_and_repairs_it(home):
     folder = PEPE.folder(home, "forecasts")
     flip(folder / "2025-05.parquet")
     flip(BTC.folder(home, "ledger") / "2025-05.parquet")
-    (PEPE.folder(home, "issued") / index.INDEX).write_text("[]")
+    (PEPE.folder(home, "ledger") / index.INDEX).write_text("[]")
 
     found = {d.path: d for d in verify(home, "spot")}
     assert set(found) == {
         "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet",
         "ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet",
-        "issued/interval=1h/symbol=PEPEUSDT/index.json",
+        "ledger/interval=1h/symbol=PEPEUSDT/index.json",
     }
     assert found["ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet"].command.startswith(
         "cpb forecast --coins BTCUSDT"
@@ -272,15 +285,16 @@ def test_verify_finds_rows_that_do_not_belong_and_files_that_are_gone(home):
 
 def test_verify_reports_each_market_by_paths_relative_to_the_home(home):
     append(home, UM_PEPE, rows_at(series=UM_PEPE))
-    flip(UM_PEPE.folder(home, "issued") / "2025-05.parquet")
+    flip(UM_PEPE.folder(home, "forecasts") / "2025-05.parquet")
 
     assert list(verify(home, "spot")) == []
-    assert [d.path for d in verify(home, "um")] == ["issued-um/interval=1h/symbol=PEPEUSDT/2025-05.parquet"]
+    assert [d.path for d in verify(home, "um")] == [
+        "forecasts-um/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
+    ]
 
 
 def test_repair_records_digests_of_files_that_have_none(home):
     without_digests(home)
     assert list(verify(home, "spot", repair=True)) == []
 
-    assert len(list(home.rglob(index.INDEX))) == 6
-    assert ISSUED.name in {p.parts[len(home.parts)] for p in home.rglob(index.INDEX)}
+    assert len(list(home.rglob(index.INDEX))) == 4

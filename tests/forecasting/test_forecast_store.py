@@ -1,14 +1,14 @@
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, files_of, rows_at
+from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, append, as_earlier, files_of, rows_at
 
 from schemas.errors import MemberError
 from schemas.forecasts import FORECAST_SCHEMA
-from tasks.forecasting.store import append, forecast_rows, latest, read, stored
+from tasks.forecasting.store import forecast_rows, latest, read, stored
 
 
 def test_a_ten_step_forecast_is_ten_rows_of_the_contract(tmp_path):
@@ -49,6 +49,46 @@ def test_of_two_models_at_one_instant_the_later_written_is_latest(tmp_path):
     assert len(read(tmp_path, PEPE)) == 20
 
 
+def test_a_challengers_forecast_is_stored_and_never_the_latest(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+    append(tmp_path, PEPE, rows_at(1, version=2).with_columns(role=pl.lit("challenger")))
+
+    assert latest(tmp_path, PEPE).equals(rows_at())
+    assert latest(tmp_path, PEPE, START + timedelta(hours=5)).equals(rows_at())
+    assert len(read(tmp_path, PEPE)) == 20
+
+
+def test_the_reference_is_stored_beside_the_forecast(tmp_path):
+    close, candle = np.full((19, 10), 2.0), np.full((10, 4), 2.0)
+    reference = np.linspace(1.0, 3.0, 19)[:, None] * np.linspace(1.0, 1.1, 10)
+
+    append(tmp_path, BTC, forecast_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference))
+
+    assert read(tmp_path, BTC).select("^ref_.*$").to_numpy().T.tolist() == reference.tolist()
+    with pytest.raises(ValueError, match="reference"):
+        forecast_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference[:, :9])
+
+
+def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):
+    before = datetime.now(UTC)
+    append(tmp_path, PEPE, rows_at(made_at=None))
+
+    (made_at,) = read(tmp_path, PEPE)["made_at"].unique()
+    assert before <= made_at <= datetime.now(UTC)
+
+
+def test_month_files_of_an_earlier_version_are_read_and_rewritten_with_the_next_rows(tmp_path):
+    append(tmp_path, PEPE, rows_at())
+    as_earlier(tmp_path, PEPE)
+
+    assert read(tmp_path, PEPE).equals(rows_at())
+    append(tmp_path, PEPE, rows_at(1))
+
+    assert read(tmp_path, PEPE).equals(pl.concat([rows_at(), rows_at(1)]))
+    (path,) = files_of(tmp_path)
+    assert pl.read_parquet(path, hive_partitioning=False).columns == list(FORECAST_SCHEMA)
+
+
 def test_an_unknown_series_is_empty(tmp_path):
     assert latest(tmp_path, BTC).is_empty()
     assert read(tmp_path, BTC).columns == list(FORECAST_SCHEMA)
@@ -65,7 +105,7 @@ def test_markets_lie_apart_and_never_share_a_file(tmp_path):
     assert [read(tmp_path, s)["last_close"][0] for s in everything] == [1.0, 2.0, 3.0, 4.0]
     assert [f.parent.parent.parent for f in files_of(tmp_path, "")] == [
         tmp_path / tree for tree in (
-            *["forecasts"] * 2, "forecasts-um", *["issued"] * 2, "issued-um", "sim/forecasts", "sim/issued"
+            *["forecasts"] * 2, "forecasts-um", "sim/forecasts"
         )
     ]  # fmt: skip
 

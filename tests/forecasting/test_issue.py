@@ -1,34 +1,62 @@
 """Issuing forecasts: one series' failure, whatever it is, leaves the others' forecasts in place."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, files_of, flip
+from forecast_tools import BTC, PEPE, SIM_PEPE, START, append, files_of, flip
 
 import cpbmodels
+from cpbmodels.series import LAMBDA
 from schemas.errors import DamagedError, MemberError
+from schemas.forecasts import REFERENCE_COLUMNS
+from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting import issue
-from tasks.forecasting.store import append, latest, read, stored
+from tasks.forecasting.store import latest, read, stored
+from tasks.forecasting.versions import recipes_of
+from tasks.storage.model_folder import write_reference
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
 
 
+MODELS, ROOT = {}, [Path()]
+SIGMA = 0.01
+
+
+def reference_of(series):
+    table = tuple(tuple(np.linspace(-1.6, 1.6, 19).tolist()) for _ in range(10))
+    return Reference(
+        series=series, table=table, decay=LAMBDA, origins=100, span=(0, 1), deciles={}, shares={}
+    )
+
+
 @dataclass
 class Model:
-    """A champion whose model folder is itself."""
+    """A champion whose forecasts are made up."""
 
     series: object
     error: BaseException | None = None
     scale: float = 1.0
     damage: str = ""
+    bounds: dict = field(default_factory=dict)
+    has_reference: bool = True
 
     @property
     def folder(self):
-        return self
+        """The folder of a model whose reference is as wide as the median candle is long."""
+        place = ROOT[0] / self.series.name
+        place.mkdir(exist_ok=True)
+        config = {"architecture": "har", "preset": "smoke", "horizon": 10, "bounds": self.bounds}
+        (place / "config.json").write_text(json.dumps(config))
+        if self.has_reference:
+            write_reference(place, reference_of(self.series))
+        MODELS[place] = self
+        return place
 
     @property
     def model_version(self):
@@ -51,10 +79,16 @@ class Model:
 @pytest.fixture
 def scope(tmp_path, monkeypatch):
     def newest(home, series, *, since, as_of, provisional):
-        return SimpleNamespace(times=np.array([round(START.timestamp() * 1e6) - 3_600_000_000]))
+        return SimpleNamespace(
+            times=np.array([round(START.timestamp() * 1e6) - 3_600_000_000]),
+            prices=np.full((1, 4), 100.0),
+            volatility=np.array([SIGMA]),
+        )
 
     monkeypatch.setattr(issue, "newest_series", newest)
-    monkeypatch.setattr(cpbmodels, "load", lambda folder: folder)
+    monkeypatch.setattr(cpbmodels, "load", MODELS.__getitem__)
+    ROOT[0] = tmp_path / "models"
+    ROOT[0].mkdir()
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     return Scope.of("BTC,PEPE,LINK", "1h")
 
@@ -119,3 +153,30 @@ def test_simulated_forecasts_lie_in_the_simulators_home(scope):
 def read_of(scope, series):
     issue.issue_forecasts(scope, [Model(series)])
     return latest(scope.home, series)
+
+
+def test_each_row_carries_the_references_prices_for_its_origin(scope):
+    issue.issue_forecasts(scope, [Model(BTC)])
+
+    rows = latest(scope.home, BTC)
+
+    steps = np.sqrt(np.arange(1, 11))[:, None]
+    expected = 100 * np.exp(SIGMA * steps * np.linspace(-1.6, 1.6, 19))
+    np.testing.assert_allclose(rows.select(REFERENCE_COLUMNS).to_numpy(), expected, rtol=1e-14)
+    assert rows["role"].unique().to_list() == ["champion"]
+
+
+def test_the_recipe_of_a_version_is_kept_when_it_forecasts(scope):
+    issue.issue_forecasts(scope, [Model(BTC)])
+    assert [text.rpartition("/")[0] for text in recipes_of(scope.home, BTC).values()] == ["har/smoke"]
+    assert list(recipes_of(scope.home, BTC)) == ["cpb-BTCUSDT-1h/1"]
+
+
+def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(scope):
+    batch = issue.issue_forecasts(scope, [Model(BTC, has_reference=False), Model(PEPE)])
+
+    assert batch.series == (BTC, PEPE)
+    (failure,) = batch.failures
+    assert (failure.series, failure.code) == (BTC, issue.NO_REFERENCE)
+    assert latest(scope.home, BTC)["ref_q50"].null_count() == 10
+    assert latest(scope.home, PEPE)["ref_q50"].null_count() == 0

@@ -1,10 +1,21 @@
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, UM_PEPE, files_of, rows_at, write_candles
+from forecast_tools import (
+    BTC,
+    HOUR,
+    PEPE,
+    SIM_PEPE,
+    START,
+    UM_PEPE,
+    append,
+    as_earlier,
+    files_of,
+    rows_at,
+    write_candles,
+)
 
 from tasks.forecasting.ledger import ledger, score_due, summary
-from tasks.forecasting.store import append
 
 
 def score(home, now, series=PEPE):
@@ -132,11 +143,10 @@ def test_months_that_are_scored_to_the_last_row_are_not_read_again(tmp_path, mon
 
 
 def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
-    append(
-        tmp_path, PEPE, rows_at(0), made_at=START + 2.5 * HOUR
-    )  # the night's: two candles had closed already
+    night = START + 2.5 * HOUR  # two candles had closed already
+    append(tmp_path, PEPE, rows_at(0, made_at=night))
     append(tmp_path, PEPE, rows_at(1))  # a replay, months later by the clock
-    append(tmp_path, PEPE, rows_at(1), made_at=START)  # which saying it again does not make older
+    append(tmp_path, PEPE, rows_at(1, made_at=START))  # which saying it again does not make older
     write_candles(tmp_path, [8.25e-6] * 20)
     score(tmp_path, START + 20 * HOUR)
 
@@ -147,10 +157,12 @@ def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
     assert summary(rows.filter("live"))["scored"] == 8
 
 
-def test_a_forecast_whose_time_of_writing_is_unknown_is_not_live(tmp_path):
-    append(tmp_path, PEPE, rows_at(), made_at=START)
+def test_a_forecast_whose_time_of_storing_is_unknown_is_not_live(tmp_path):
+    append(tmp_path, PEPE, rows_at(made_at=START))
     write_candles(tmp_path, [8.25e-6] * 20)
     score(tmp_path, START + 20 * HOUR)
+    assert ledger(tmp_path, PEPE)["live"].all()
+    as_earlier(tmp_path, PEPE)
     assert ledger(tmp_path, PEPE)["live"].all()
     for file in files_of(tmp_path, "issued"):
         file.unlink()

@@ -1,4 +1,4 @@
-"""The contracts of ledger, `issued` and backtest rows."""
+"""The contracts of forecast, ledger and backtest rows."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -9,11 +9,11 @@ from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
 from schemas.forecasts import (
     BACKTEST_SCHEMA,
-    ISSUED_SCHEMA,
+    FORECAST_SCHEMA,
     LEDGER_SCHEMA,
     check_backtest_rows,
     check_columns,
-    check_issued,
+    check_forecasts,
     check_ledger,
 )
 
@@ -38,15 +38,26 @@ def ledger():
     return pl.DataFrame([row], schema=LEDGER_SCHEMA)
 
 
-def issued():
-    return pl.DataFrame([KEYS | {"made_at": ISSUED_AT}], schema=ISSUED_SCHEMA)
+def forecasts(reference=True):
+    rows = backtest().cast({"step": pl.Int64}).drop("realised_close", "fold")
+    ref = [
+        (pl.col(name) if reference else pl.lit(None, pl.Float64)).alias(f"ref_{name}")
+        for name in QUANTILE_COLUMNS
+    ]
+    made_at = pl.lit(ISSUED_AT, FORECAST_SCHEMA["made_at"])
+    return rows.with_columns(ref, role=pl.lit("champion"), made_at=made_at).select(*FORECAST_SCHEMA)
 
 
 def test_good_rows_pass_with_or_without_a_candle():
     assert check_backtest_rows(backtest()).height == 2
     assert check_backtest_rows(backtest().drop(MEDIAN_COLUMNS)).height == 2
     assert check_ledger(ledger()).height == 1
-    assert check_issued(issued()).height == 1
+    assert check_forecasts(forecasts()).height == 2
+    assert check_forecasts(forecasts(reference=False)).height == 2
+    assert (
+        check_forecasts(forecasts().with_columns(made_at=pl.lit(None, FORECAST_SCHEMA["made_at"]))).height
+        == 2
+    )
 
 
 BAD = {
@@ -62,12 +73,14 @@ BAD = {
     "scored before the close": (check_ledger, ledger().with_columns(scored_at=pl.col("issued_at"))),
     "a score twice": (check_ledger, pl.concat([ledger(), ledger()])),
     "a step of zero": (check_ledger, ledger().with_columns(step=pl.lit(0, pl.Int64))),
-    "no time of writing": (
-        check_issued,
-        issued().with_columns(made_at=pl.lit(None, ISSUED_SCHEMA["made_at"])),
-    ),
-    "an unknown interval": (check_issued, issued().with_columns(timeframe=pl.lit("7m"))),
-    "no rows": (check_issued, issued().clear()),
+    "an unknown interval": (check_forecasts, forecasts().with_columns(timeframe=pl.lit("7m"))),
+    "no rows": (check_forecasts, forecasts().clear()),
+    "an unknown role": (check_forecasts, forecasts().with_columns(role=pl.lit("winner"))),
+    "no role": (check_forecasts, forecasts().with_columns(role=pl.lit(None, pl.String))),
+    "half a reference": (check_forecasts, forecasts().with_columns(ref_q95=pl.lit(None, pl.Float64))),
+    "a crossing reference": (check_forecasts, forecasts().with_columns(ref_q95=pl.lit(1.0))),
+    "a NaN in the reference": (check_forecasts, forecasts().with_columns(ref_q95=pl.lit(float("nan")))),
+    "a missing close": (check_forecasts, forecasts().with_columns(last_close=pl.lit(None, pl.Float64))),
 }
 
 
@@ -83,11 +96,11 @@ def test_rows_that_break_their_contract_are_refused(name):
 
 def test_the_column_at_fault_is_named():
     for bad, field in (
-        (issued().drop("made_at"), "made_at"),
-        (issued().with_columns(symbol=pl.lit(1)), "symbol"),
-        (issued().with_columns(more=pl.lit(1)), "symbol"),
+        (forecasts().drop("made_at"), "made_at"),
+        (forecasts().with_columns(symbol=pl.lit(1)), "symbol"),
+        (forecasts().with_columns(more=pl.lit(1)), "symbol"),
     ):
         with pytest.raises(MemberError) as caught:
-            check_columns(bad, ISSUED_SCHEMA)
+            check_columns(bad, FORECAST_SCHEMA)
         assert caught.value.field == field
-    assert check_columns(issued(), ISSUED_SCHEMA).height == 1
+    assert check_columns(forecasts(), FORECAST_SCHEMA).height == 2

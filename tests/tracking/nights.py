@@ -16,7 +16,7 @@ from sqlalchemy.pool import NullPool
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import store as forecasts
-from tasks.forecasting.months import LEDGER, add_rows
+from tasks.forecasting.chain import append
 from tasks.storage.model_folder import file_digests
 from tasks.tracking import (
     Dataset,
@@ -114,11 +114,13 @@ def add_forecast(home, series, version, issued_at, scored=True):
     """One forecast of a version, and its scores."""
     close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
     candle = np.full((10, 4), 100.0)
-    rows = forecasts.forecast_rows(series, f"{series.registered}/{version}", issued_at, close, candle, 100.0)
-    forecasts.append(home, series, rows, issued_at)
+    rows = forecasts.forecast_rows(
+        series, f"{series.registered}/{version}", issued_at, close, candle, 100.0, made_at=issued_at
+    )
+    append(home, series.market, "forecasts", {series: rows})
     if scored:
         done = rows.with_columns(realised_close=pl.lit(100.0), scored_at=pl.col("target_time"))
-        add_rows(home, series, LEDGER, done.select(*LEDGER_SCHEMA))
+        append(home, series.market, "scores", {series: done.select(*LEDGER_SCHEMA)})
 
 
 def date_rows(uri, since, moment):

@@ -185,7 +185,7 @@ def test_a_market_that_does_not_exist_is_422(client, path):
     assert answer.json()["detail"].startswith("market 'mars' cannot be used")
 
 
-@pytest.mark.parametrize("kind", ["forecasts", "issued", "ledger"])
+@pytest.mark.parametrize("kind", ["forecasts", "ledger"])
 @pytest.mark.parametrize("cut", [0, 100])
 def test_a_damaged_file_takes_nothing_else_with_it(tmp_path, monkeypatch, kind, cut):
     monkeypatch.chdir(small_home(tmp_path, BTC, ETH))

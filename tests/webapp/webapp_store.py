@@ -7,8 +7,9 @@ import polars as pl
 
 from schemas.identity import ModelId, SeriesId
 from schemas.klines import KLINES
+from tasks.forecasting.chain import append
 from tasks.forecasting.ledger import score_due
-from tasks.forecasting.store import append, forecast_rows
+from tasks.forecasting.store import forecast_rows
 from tasks.tracking import (
     Champion,
     MemberRecord,
@@ -70,7 +71,7 @@ def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, sta
     close = write_candles(home, series, rows, price, seed, start=start)
     newest = rows - 1 if open_end else rows - 8
     for last_row in range(newest - 60, newest + 1, 4):
-        append(home, series, forecast_at(series, last_row, close, start=start))
+        append(home, series.market, "forecasts", {series: forecast_at(series, last_row, close, start=start)})
     score_due(home, [series], start + timedelta(seconds=series.seconds * rows))
     return close
 

@@ -21,6 +21,10 @@ export function dayAndTime(value) {
   });
 }
 
+export function day(value) {
+  return new Date(value).toLocaleString(LOCALE, { timeZone: "UTC", year: "numeric", month: "short", day: "numeric" });
+}
+
 export function clock(value, daily) {
   const options = daily ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" };
   return new Date(value).toLocaleString(LOCALE, { timeZone: "UTC", ...options });

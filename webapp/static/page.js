@@ -1,7 +1,7 @@
 // The page: picks a series, shows its forecast, what came true, and the architectures' standing.
 
 import { draw } from "/static/chart.js";
-import { age, change, dayAndTime, percent, priceFormat, time } from "/static/format.js";
+import { age, change, day, dayAndTime, percent, priceFormat, time } from "/static/format.js";
 
 const $ = (id) => document.getElementById(id);
 // One market at a time: `chosen` decides it, and nothing of another one is on the page.
@@ -109,7 +109,7 @@ async function choose() {
 
 async function show(series) {
   const path = `${series.symbol}/${series.timeframe}`, market = `market=${series.market}`;
-  const [forecast, ledger] = await Promise.all([get(`/api/forecast/${path}?${market}`), get(`/api/ledger/${path}?${market}&limit=1`)]);
+  const [forecast, ledger] = await Promise.all([get(`/api/forecast/${path}?${market}`), get(`/api/ledger/${path}?${market}&limit=0`)]);
   const until = encodeURIComponent(forecast.steps.at(-1).target_time);
   const stored = await get(`/api/candles/${path}?${market}&limit=80&until=${until}`).catch(() => ({ candles: [] }));
   if (state.chosen !== series) return; // another was picked meanwhile
@@ -167,19 +167,53 @@ function verdict() {
     + (champion.simulated ? " It learned a simulated market: a demonstration only." : "");
 }
 
-function rates({ summary: all, live }, forecast) {
-  const summary = live.scored ? live : all;
+// Live forecasts where there are any, else replays; never both in one figure.
+function rates({ record, recorded_at }, forecast) {
   $("ledger").hidden = false;
-  if (!summary.scored) {
-    $("ledger-note").textContent = `Nothing has come due yet. The first candle of this forecast closes ${dayAndTime(forecast.steps[0].target_time)} UTC; \`cpb forecast\` then scores it.`;
-    $("rates").replaceChildren();
+  $("rates").replaceChildren();
+  $("record").replaceChildren();
+  const own = record.filter((e) => e.kind === "series");
+  const shown = own.find((e) => e.live) || own[0];
+  if (!shown) {
+    $("ledger-note").textContent = recorded_at
+      ? `Nothing has come due yet. The first candle of this forecast closes ${dayAndTime(forecast.steps[0].target_time)} UTC; \`cpb forecast\` then scores it.`
+      : "Nothing is recorded yet; `cpb forecast` scores what has come due.";
     return;
   }
-  const kind = live.scored ? "forecasts" : "replayed forecasts (made after the fact, none live yet)";
-  $("ledger-note").textContent = `${summary.scored} closes of ${summary.forecasts} ${kind} in the last 90 days. A good model's ranges hold as many closes as they promise; neighbours overlap, so small differences mean little.`;
-  const cards = [["50 % range", summary.coverage_50, 0.5], ["80 % range", summary.coverage_80, 0.8], ["90 % range", summary.coverage_90, 0.9],
-    ["direction", summary.directional_accuracy, 0.5]];
-  $("rates").replaceChildren(...cards.filter(([, value]) => value !== null).map((card) => rate(...card)));
+  const kind = shown.live ? "live forecasts" : "replayed forecasts (made after the fact, none live yet)";
+  $("ledger-note").textContent = `${shown.forecasts} ${kind} by this series' champions since ${day(shown.first)}, ${shown.rows} closes. `
+    + "Measured by CRPS against the random walk with EWMA volatility, which is stored beside each forecast: below 1 is better.";
+  $("rates").append(ratio(shown));
+  if (known(shown)) {
+    const cards = [["50 % range", shown.coverage_50, 0.5], ["80 % range", shown.coverage_80, 0.8], ["90 % range", shown.coverage_90, 0.9]];
+    $("rates").append(...cards.map((card) => rate(...card)));
+  }
+  const named = (e) => ({ pooled: `all ${e.timeframe} champions`, series: "this series' champions", version: `${e.model_version} (${e.role})` })[e.kind];
+  const rows = [...record].sort((a, b) => b.live - a.live).map((e) => {
+    const row = document.createElement("tr");
+    const figures = known(e) ? [e.crps_ratio.toFixed(4), interval(e), percent(e.coverage_80, 1)] : [e.verdict, "–", "–"];
+    row.append(...[`${named(e)}${e.live ? "" : ", replays"}`, ...figures, String(e.forecasts), String(e.days)].map((t) => element("td", t)));
+    return row;
+  });
+  table($("record"), ["forecasts of", "CRPS ratio", "95 % interval", "inside 80 %", "forecasts", "days"], rows);
+}
+
+function known(entry) {
+  return entry.crps_ratio_low !== null && entry.crps_ratio_high !== null;
+}
+
+function interval(entry) {
+  return `${entry.crps_ratio_low.toFixed(4)} to ${entry.crps_ratio_high.toFixed(4)}`;
+}
+
+function ratio(entry) {
+  const sure = known(entry);
+  const card = element("div", "", sure ? "rate" : "rate unsure");
+  card.id = "ratio";
+  card.append(element("b", sure ? entry.crps_ratio.toFixed(3) : entry.verdict), element("small", "CRPS ratio to the random walk"));
+  const days = `${entry.days} complete ${entry.days === 1 ? "day" : "days"}`;
+  card.append(element("small", sure ? `95 % interval ${interval(entry)}: ${entry.verdict}, after ${days}` : `${days} so far`));
+  return card;
 }
 
 function rate(name, value, expected) {
@@ -192,8 +226,7 @@ function rate(name, value, expected) {
     for (const [k, v] of Object.entries({ x, width, y: 0, height: 8, fill })) part.setAttribute(k, v);
     bar.append(part);
   }
-  const promise = name === "direction" ? "a coin toss: 50 %" : `promised: ${percent(expected)}`;
-  card.append(element("b", percent(value)), element("small", name), bar, element("small", promise));
+  card.append(element("b", percent(value)), element("small", name), bar, element("small", `promised: ${percent(expected)}`));
   return card;
 }
 

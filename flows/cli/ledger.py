@@ -1,0 +1,92 @@
+"""`cpb ledger`: what came true of stored forecasts, against the random walk."""
+
+import csv
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.options import Json, takes
+from flows.console import emit, say
+from schemas.errors import UsageError
+from schemas.run import BoardSpec
+
+
+@takes(BoardSpec, only=("market", "coins", "timeframes"))
+def ledger(
+    spec: BoardSpec,
+    history: Annotated[
+        bool, typer.Option("--history", help="every version there was, not the newest alone")
+    ] = False,
+    json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
+) -> None:
+    """Show what came true of the stored forecasts: live ones and replays apart, against the random walk.
+
+    A ratio below 1 is better than the random walk with EWMA volatility. Its interval holds at any time that one looks.
+
+    Example: cpb ledger --coins BTC --timeframes 1h
+    """
+    if json and as_csv:
+        raise UsageError(
+            "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
+        )
+    from schemas.scope import home
+    from tasks.forecasting.summary import ledger_rows
+
+    rows = ledger_rows(home(), spec.market, spec.symbols, spec.intervals, history=history)
+    if json:
+        emit({"ledger": rows, "exit": 0})
+    elif as_csv:
+        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    elif rows:
+        print_ledger(rows)
+    else:
+        say("nothing has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed")
+
+
+def print_ledger(rows: list[dict[str, Any]]) -> None:
+    """Print the record for people, on stdout: the live forecasts first."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
+        shown = [row for row in rows if row["live"] == live]
+        if not shown:
+            continue
+        table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
+        for name in _COLUMNS:
+            left = name in ("", "of", "against the random walk")
+            table.add_column(name, justify="left" if left else "right", no_wrap=True)
+        for row in shown:
+            table.add_row(*_cells(row))
+        console.print(table)
+
+
+_COLUMNS = ("", "of", "days", "forecasts", "CRPS ratio", "95 % interval", "against the random walk", "tails",
+            "in 50 %", "in 80 %", "in 90 %")  # fmt: skip
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    def number(name: str, form: str) -> str:
+        return format(row[name], form) if row[name] is not None else "-"
+
+    known = row["crps_ratio_low"] is not None
+    of = {
+        "pooled": "all champions",
+        "recipe": f"{row['recipe']} ({row['role']})",
+        "series": f"{row['symbol']} champions",
+        "version": f"{row['model_version']} ({row['role']})",
+    }[row["kind"]]
+    market = "" if row["market"] == "spot" else f"{row['market']} "
+    return [
+        f"{market}{row['timeframe']}", of, str(row["days"]), str(row["forecasts"]),
+        number("crps_ratio", ".4f") if known else "-",
+        f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]" if known else "-",
+        row["verdict"], number("tail_ratio", ".4f") if known else "-",
+        number("coverage_50", ".3f"), number("coverage_80", ".3f"), number("coverage_90", ".3f"),
+    ]  # fmt: skip

@@ -1,0 +1,133 @@
+"""Sums per day of what came true, `daily.parquet` beside a series' scores: the live record without its rows.
+
+Derived: made from the month files of forecasts and scores, again for each month whose files have changed, and from the
+start where the sums are missing or damaged. So an hour's scoring reads the month that it wrote to and no other.
+"""
+
+import io
+import logging
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from schemas.identity import SeriesId
+from schemas.ledger import DailyState
+from tasks.forecasting.index import month_files, read_index, sha256, writing
+from tasks.forecasting.losses import BANDS, scored_rows
+from tasks.forecasting.months import FORECASTS, LEDGER, read_month
+from tasks.storage.files import write_bytes
+from tasks.storage.records import find_record, write_record
+
+log = logging.getLogger("cpb")
+
+DAILY, STATE = "daily.parquet", "daily.json"
+
+KEY = ("day", "model_version", "role", "live")
+_COUNTS = (
+    "forecasts", "rows", "ref_rows", "moved", "direction_hits",
+    *(f"covered_{band}" for band in BANDS), *(f"ref_covered_{band}" for band in BANDS),
+)  # fmt: skip
+_LOSSES = (
+    "crps", "paired_crps", "ref_crps", "paired_tail", "ref_tail",
+    "scaled_crps", "scaled_ref_crps", "scaled_tail", "scaled_ref_tail",
+)  # fmt: skip
+SUMS = (*_COUNTS, *_LOSSES)
+SCHEMA: dict[str, Any] = {
+    "day": pl.Date,
+    "model_version": pl.String,
+    "role": pl.String,
+    "live": pl.Boolean,
+    "horizon": pl.Int64,
+    **dict.fromkeys(_COUNTS, pl.Int64),
+    **dict.fromkeys(_LOSSES, pl.Float64),
+}
+"""One row per UTC day of `issued_at`, model version, role, and live or replay. `horizon`: steps of a forecast.
+
+Sums over the scored rows: `crps` over all of them, `paired_…` and `ref_…` of the model and of the reference over the
+`ref_rows` rows that carry one; `scaled_…` in units of the reference's width at the origin, so that coins add up.
+"""
+
+
+def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
+    """Return the daily sums of scored rows of one series (`losses.scored_rows`)."""
+    paired = pl.col("ref_crps").is_not_null()
+    sums = [
+        pl.col("horizon").max(),
+        pl.col("issued_at").n_unique().alias("forecasts"),
+        pl.len().alias("rows"),
+        paired.sum().alias("ref_rows"),
+        pl.col("direction_hit").is_not_null().sum().alias("moved"),
+        pl.col("direction_hit").sum().alias("direction_hits"),
+        *(pl.col(f"{whose}covered_{band}").sum() for band in BANDS for whose in ("", "ref_")),
+        pl.col("crps").sum(),
+        pl.col("crps").filter(paired).sum().alias("paired_crps"),
+        pl.col("ref_crps").sum(),
+        pl.col("tail").filter(paired).sum().alias("paired_tail"),
+        pl.col("ref_tail").sum(),
+        *(
+            (pl.col(name) / pl.col("ref_width")).filter(paired).sum().alias(f"scaled_{name}")
+            for name in ("crps", "ref_crps", "tail", "ref_tail")
+        ),
+    ]
+    days = scored.with_columns(day=pl.col("issued_at").dt.date()).group_by(KEY).agg(sums)
+    return days.select(pl.col(name).cast(kind) for name, kind in SCHEMA.items()).sort(KEY)
+
+
+def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
+    """Return a series' daily sums, oldest first, brought up to date with its month files; empty where it has none."""
+    folder = series.folder(home, LEDGER.name)
+    if not month_files(folder):
+        return pl.DataFrame(schema=SCHEMA)
+    with writing(folder):  # no scores are added between the digests and the rows that they are of
+        months = _digests(home, series)
+        known, made_of = _read(folder)
+        changed = [month for month, digests in months.items() if made_of.get(month) != digests]
+        if not changed and made_of.keys() == months.keys():
+            return known
+        kept = known.filter(
+            pl.col("day").dt.strftime("%Y-%m").is_in([m for m in months if m not in changed])
+        )
+        sums = pl.concat([kept, *(_month_sums(home, series, month) for month in changed)]).sort(KEY)
+        buffer = io.BytesIO()
+        sums.write_parquet(buffer, compression="zstd", statistics=False)
+        write_bytes(folder / DAILY, buffer.getvalue())
+        write_record(
+            folder / STATE, DailyState(digest=sha256(buffer.getvalue()), months=months), compact=True
+        )
+    return sums
+
+
+def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
+    rows, scores = (read_month(home, series, tree, month) for tree in (FORECASTS, LEDGER))
+    if rows is None or scores is None:  # damaged, which the log says
+        return pl.DataFrame(schema=SCHEMA)
+    return day_sums(scored_rows(rows, scores))
+
+
+def _read(folder: Path) -> tuple[pl.DataFrame, dict[str, tuple[str, str]]]:
+    """Return the sums and the digests of the files that they are of; nothing of either where they are damaged."""
+    state = find_record(folder / STATE, DailyState)
+    try:
+        data = (folder / DAILY).read_bytes()
+    except FileNotFoundError:
+        data = b""
+    if state is None or sha256(data) != state.digest:  # a kill between the two leaves them so as well
+        return pl.DataFrame(schema=SCHEMA), {}
+    return pl.read_parquet(io.BytesIO(data)), dict(state.months)
+
+
+def _digests(home: Path, series: SeriesId) -> dict[str, tuple[str, str]]:
+    """Return the digests of forecasts and scores of each month that has scores."""
+    forecasts, scores = (_digests_of(series.folder(home, tree.name)) for tree in (FORECASTS, LEDGER))
+    return {month: (forecasts.get(month, ""), digest) for month, digest in scores.items()}
+
+
+def _digests_of(folder: Path) -> dict[str, str]:
+    """Return the recorded digest of each month file, or its own where none is recorded."""
+    index = read_index(folder)
+    known = index.months if index else {}
+    return {
+        path.stem: known[path.stem].digest if path.stem in known else sha256(path.read_bytes())
+        for path in month_files(folder)
+    }

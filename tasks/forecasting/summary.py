@@ -1,0 +1,200 @@
+"""The live record of a market, `ledger/summary.json`: what page, API and `cpb ledger` show, made at each scoring.
+
+Reading it costs the same after a year as after a week: it holds an entry or two for each series, recipe and recent
+version, made from daily sums. Live forecasts and replays are never added up, nor are a version's and another's.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from schemas.errors import DamagedError
+from schemas.forecasts import CHAMPION
+from schemas.identity import SIM, SeriesId, stored_series, tree_of
+from schemas.ledger import LedgerEntry, LedgerSummary
+from schemas.universe import INTERVAL_SECONDS
+from tasks.forecasting.daily import SUMS, daily_sums
+from tasks.forecasting.losses import BANDS
+from tasks.forecasting.months import LEDGER
+from tasks.forecasting.versions import recipes_of
+from tasks.judging.evidence import ratio_interval
+from tasks.storage.records import read_record, write_record
+
+log = logging.getLogger("cpb")
+
+SUMMARY = "summary.json"
+
+MAX_VERSIONS = 4
+"""Versions of a series in the summary, the newest first; refreshed nightly, a year makes 365 of them."""
+
+MAX_RECIPES = 8
+"""Recipes of a timeframe in the summary, those that forecast last."""
+
+
+def read_summary(home: Path, market: str) -> LedgerSummary | None:
+    """Return a market's record as the last scoring left it; None where there is none yet, or only a damaged one."""
+    path = _path(home, market)
+    try:
+        return read_record(path, LedgerSummary)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
+
+
+def write_summary(home: Path, market: str, now: datetime | None = None) -> LedgerSummary:
+    """Make a market's record from the daily sums of all its series, write and return it.
+
+    Args:
+        now: UTC; default the clock's time. Days whose forecasts may still come due after it are not complete.
+    """
+    made = make_summary(home, market, now or datetime.now(UTC))
+    write_record(_path(home, market), made, compact=True)
+    return made
+
+
+def make_summary(
+    home: Path, market: str, now: datetime, *, versions: int | None = MAX_VERSIONS
+) -> LedgerSummary:
+    """Return a market's record; `versions`: so many of each series, the newest first (None: all)."""
+    parts = [_sums(home, one) for one in stored_series(home, LEDGER.name) if one.market == market]
+    parts = [part for part in parts if not part.is_empty()]
+    if not parts:
+        return LedgerSummary(market=market, made_at=now)  # type: ignore[arg-type]
+    sums = pl.concat(parts)
+    found: list[LedgerEntry] = []
+    for (timeframe,), of_frame in sums.partition_by("timeframe", as_dict=True).items():
+        step = INTERVAL_SECONDS[str(timeframe)]
+        ended = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1)
+        complete = ended + pl.duration(seconds=pl.col("horizon") * step) <= now
+        found += _entries(of_frame.with_columns(complete=complete), str(timeframe), versions)
+    return LedgerSummary(market=market, made_at=now, entries=tuple(found))  # type: ignore[arg-type]
+
+
+def _path(home: Path, market: str) -> Path:
+    return tree_of(home, LEDGER.name, market) / SUMMARY
+
+
+def _sums(home: Path, series: SeriesId) -> pl.DataFrame:
+    recipes = recipes_of(home, series)
+    return daily_sums(home, series).with_columns(
+        symbol=pl.lit(series.symbol),
+        timeframe=pl.lit(series.timeframe),
+        recipe=pl.col("model_version").replace_strict(recipes, default="", return_dtype=pl.String),
+    )
+
+
+def _entries(sums: pl.DataFrame, timeframe: str, versions: int | None) -> Iterator[LedgerEntry]:
+    champions = sums.filter(pl.col("role") == CHAMPION)
+    yield from _both(champions, "pooled", timeframe, role=CHAMPION)
+    known = sums.filter(pl.col("recipe") != "")
+    for (recipe, role), part in _newest(known, ("recipe", "role"), MAX_RECIPES):
+        yield from _both(part, "recipe", timeframe, role=role, recipe=recipe)
+    for (symbol,), part in sums.partition_by("symbol", as_dict=True).items():
+        own = part.filter(pl.col("role") == CHAMPION)
+        yield from _both(own, "series", timeframe, symbol=str(symbol), role=CHAMPION)
+        for (version, role), rows in _newest(part, ("model_version", "role"), versions):
+            named = {"symbol": str(symbol), "role": role, "model_version": version}
+            yield from _both(rows, "version", timeframe, **named, recipe=rows["recipe"][0])
+
+
+def _newest(
+    sums: pl.DataFrame, key: tuple[str, str], count: int | None
+) -> Iterable[tuple[tuple[str, str], pl.DataFrame]]:
+    """Return the groups with the newest forecasts, the newest first."""
+    groups = sums.partition_by(key, as_dict=True, maintain_order=True).items()
+    ordered = sorted(groups, key=lambda one: (one[1]["day"].max(), _number(one[0][0])), reverse=True)
+    return [((str(a), str(b)), part) for (a, b), part in ordered[:count]]
+
+
+def _number(model_version: str) -> int:
+    """Return 3 of `cpb-BTCUSDT-1h/3`; 0 of other texts."""
+    tail = str(model_version).rpartition("/")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _both(sums: pl.DataFrame, kind: str, timeframe: str, **names: str) -> Iterator[LedgerEntry]:
+    """Yield the entry of live forecasts and that of replays, where there are any."""
+    for live in (True, False):
+        part = sums.filter(pl.col("live") == live)
+        if not part.is_empty():
+            yield _entry(part, kind=kind, timeframe=timeframe, live=live, **names)
+
+
+def _entry(sums: pl.DataFrame, *, kind: str, **names: str | bool) -> LedgerEntry:
+    of_one_coin = kind in ("series", "version")
+    total = sums.select(SUMS).sum().row(0, named=True)
+    own, other = ("paired_crps", "ref_crps") if of_one_coin else ("scaled_crps", "scaled_ref_crps")
+    own_tail, other_tail = (name.replace("crps", "tail") for name in (own, other))
+    days = (
+        sums.filter(pl.col("complete"), pl.col("ref_rows") > 0)
+        .group_by("day", maintain_order=True)
+        .agg(pl.col(own).sum(), pl.col(other).sum())
+        .sort("day")
+    )
+    model, reference = days[own].to_numpy(), days[other].to_numpy()
+    low, high = ratio_interval(model, reference) or (None, None)
+    rows, paired = total["rows"], total["ref_rows"]
+    return LedgerEntry.model_validate(
+        {
+            "kind": kind,
+            **names,
+            "first": sums["day"].min(),
+            "last": sums["day"].max(),
+            "days": len(days),
+            "forecasts": total["forecasts"],
+            "rows": rows,
+            "crps": total["crps"] / rows if of_one_coin else None,
+            "ref_crps": _ratio(total["ref_crps"], paired) if of_one_coin else None,
+            "crps_ratio": _ratio(model.sum(), reference.sum()),
+            "crps_ratio_low": low,
+            "crps_ratio_high": high,
+            "tail_ratio": _ratio(total[own_tail], total[other_tail]),
+            **{f"coverage_{band}": total[f"covered_{band}"] / rows for band in BANDS},
+            **{f"ref_coverage_{band}": _ratio(total[f"ref_covered_{band}"], paired) for band in BANDS},
+            "directional_accuracy": _ratio(total["direction_hits"], total["moved"]),
+        }
+    )
+
+
+def _ratio(above: float, below: float) -> float | None:
+    return float(above / below) if below > 0 else None
+
+
+def ledger_rows(
+    home: Path,
+    market: str | None = None,
+    symbols: Collection[str] | None = None,
+    timeframes: Collection[str] | None = None,
+    *,
+    history: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the entries of the record as flat rows, for `cpb ledger`; a record that is missing is made.
+
+    Args:
+        market: only this one; default: all real ones, the simulator where there are no others.
+        symbols, timeframes: only these; with `symbols`, figures of several coins are left out.
+        history: every version that ever forecast.
+    """
+    stored = {one.market for one in stored_series(home, LEDGER.name)}
+    markets = [market] if market else sorted(stored - {SIM}) or sorted(stored)
+    rows: list[dict[str, Any]] = []
+    for one in markets:
+        if history:
+            known: LedgerSummary | None = make_summary(home, one, datetime.now(UTC), versions=None)
+        elif one in stored:
+            known = read_summary(home, one) or write_summary(home, one)
+        else:
+            known = None
+        for entry in known.entries if known else ():
+            if (symbols is None or entry.symbol in symbols) and (
+                timeframes is None or entry.timeframe in timeframes
+            ):
+                head = {"market": one, **entry.model_dump(mode="json")}
+                rows.append(head | {"verdict": entry.verdict})
+    return rows
