@@ -78,23 +78,22 @@ def blocks_of_series(series: Series, name: SeriesId, since_us: int) -> list[Bloc
     starts = range(since_us, int(series.times[-1]) - SPAN_DAYS * DAY_US, SPAN_DAYS * DAY_US)
     for span, start in enumerate(starts):
         model = with_spans(series, start)
-        train, test = (model.origins(part, 1, HORIZON) for part in ("train", "test"))
-        if len(train) < MIN_TRAINING or len(test) < TEST_DAYS * 12:
+        train = model.origins("train", 1, HORIZON)
+        if len(train) < MIN_TRAINING:
             continue
         both = robust_har(model, train, HORIZON), ewma_walk(model, train, HORIZON)
-        tested = figures(model, test, *both, factors=(1.0,))
-        promise = [
-            *(1 - tested["missed"][0].mean(axis=1)),
-            tested["crps"].mean() / tested["ref_crps"].mean(),
-        ]
         reference = fit_reference(model, name, HORIZON, INPUTS)
         for first in range(start, start + SPAN_DAYS * DAY_US, BLOCK_DAYS * DAY_US):
             rows = live(model, first, first + BLOCK_DAYS * DAY_US)
-            if len(rows) < BLOCK_DAYS * 12:
+            tested = figures(model, live(model, first - TEST_DAYS * DAY_US, first), *both, factors=(1.0,))
+            if len(rows) < BLOCK_DAYS * 12 or len(tested["ref_crps"]) < TEST_DAYS * 12:
                 continue
+            promise = [*(1 - tested["missed"][0].mean(axis=1)), tested["crps"].mean() / tested["ref_crps"].mean()]
             columns = dict(zip(INPUTS, model.columns(INPUTS)[rows].T, strict=True))
             psi = population_stability(reference, columns)
-            found.append(Block(name.symbol, span, **figures(model, rows, *both), promise=np.array(promise), psi=psi))  # type: ignore[arg-type]
+            found.append(
+                Block(name.symbol, span, **figures(model, rows, *both), promise=np.array(promise), psi=psi)  # type: ignore[arg-type]
+            )
     return found
 
 
