@@ -1,7 +1,8 @@
 """Who is who: a series is (market, symbol, timeframe), a model (architecture, recipe, series, seed).
 
-A `Recipe` says how a model is made, whatever candles it learns. All are formatted and parsed here and nowhere else: names of folders, registered models and runs, and the place
-of a series in the store. Spot is the market that names leave out: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
+A `Recipe` says how a model is made, whatever candles it learns. All are formatted and parsed here and nowhere else:
+names of folders, registered models and runs, and the place of a series in the store. Spot is the market that names
+leave out: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
 """
 
 from collections.abc import Iterator

@@ -44,7 +44,9 @@ def ledger(
     elif rows:
         print_ledger(rows)
     else:
-        say("nothing has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed")
+        say(
+            "nothing has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
+        )
 
 
 def print_ledger(rows: list[dict[str, Any]]) -> None:

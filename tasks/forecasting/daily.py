@@ -85,9 +85,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]
         if not changed and made_of.keys() == months.keys():
             return known
-        kept = known.filter(
-            pl.col("day").dt.strftime("%Y-%m").is_in([m for m in months if m not in changed])
-        )
+        kept = known.filter(pl.col("day").dt.strftime("%Y-%m").is_in([m for m in months if m not in changed]))
         sums = pl.concat([kept, *(_month_sums(home, series, month) for month in changed)]).sort(KEY)
         buffer = io.BytesIO()
         sums.write_parquet(buffer, compression="zstd", statistics=False)

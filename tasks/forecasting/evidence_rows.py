@@ -25,10 +25,10 @@ SCHEMA: dict[str, Any] = {
     "scored_at": pl.Datetime("us", "UTC"),
     **{f"{name}_step_1": pl.Boolean for name in _STEP_1},
 }
-"""`series`: its name, `BTCUSDT-1h`. `version`: registered model and version. `crps`, `ref_crps`: means over all steps of
-the model's and the reference's CRPS (log-return). `ref_width`: the scale of a loss that is known at the origin, see
-`losses.reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`: whether the first close lay in
-the central band of N %."""
+"""`series`: its name, `BTCUSDT-1h`. `version`: registered model and version. `crps`, `ref_crps`: means over all steps
+of the model's and the reference's CRPS (log-return). `ref_width`: the scale of a loss that is known at the origin, see
+`losses.reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`: whether the first close lay
+in the central band of N %."""
 
 
 def evidence_rows(

@@ -11,9 +11,9 @@ import polars as pl
 
 import cpbmodels
 from schemas.errors import CpbError, MemberError
+from schemas.forecasts import CHAMPION
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
-from schemas.forecasts import CHAMPION
 from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import Kind, append

@@ -33,7 +33,7 @@ from tasks.market.store import read_klines
 def score_due(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
 ) -> Score:
-    """Write the realised closes of the series' forecasts that have come due, and bring their markets' record up to date.
+    """Write the realised closes of the series' forecasts that have come due, and renew their markets' record.
 
     Whatever fails in one series is its `Failure`, the others are scored.
 
@@ -141,4 +141,3 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
 def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
     """Whether a month is scored to the last row; it is not read again then, else the work would grow for ever."""
     return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0
-

@@ -6,8 +6,8 @@ import polars as pl
 from cpbmodels.rows import QUANTILE_COLUMNS
 from schemas.forecasts import KEY, REFERENCE_COLUMNS
 from schemas.reference import BANDS as REFERENCE_BANDS
-from tasks.judging.scores import TAILS, pinball
 from tasks.judging.scores import BANDS as BAND_LEVELS
+from tasks.judging.scores import TAILS, pinball
 
 BANDS = REFERENCE_BANDS
 ORIGIN = ("model_version", "role", "issued_at")
@@ -19,9 +19,9 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
 
     Added columns: `realised_close`, `scored_at`; `live` (made before the candle that it is about had closed; false for
     replays); `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, so that
-    coins compare; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without one);
-    `ref_width` (see `reference_width`); `horizon`: steps of the forecast; and `direction_hit`: did the median lie on the
-    realised side of `last_close`; null where either did not move.
+    coins compare; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without
+    one); `ref_width` (see `reference_width`); `horizon`: steps of the forecast; and `direction_hit`: did the median
+    lie on the realised side of `last_close`; null where either did not move.
 
     Args:
         rows: forecast rows of one series, whole forecasts.

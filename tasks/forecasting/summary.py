@@ -138,7 +138,14 @@ def _entry(sums: pl.DataFrame, *, kind: str, **names: str | bool) -> LedgerEntry
         .sort("day")
     )
     model, reference = days[own].to_numpy(), days[other].to_numpy()
-    low, high = ratio_interval(model, reference) or (None, None)
+    low, high = ratio_interval(
+        len(days),
+        float(model.sum()),
+        float(reference.sum()),
+        float(model @ model),
+        float(reference @ reference),
+        float(model @ reference),
+    ) or (None, None)
     rows, paired = total["rows"], total["ref_rows"]
     return LedgerEntry.model_validate(
         {

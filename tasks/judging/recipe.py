@@ -8,7 +8,14 @@ from schemas.run import UNIVERSAL
 from tasks.storage.digests import value_digest
 from tasks.storage.model_folder import ModelConfig
 
-_HOW_IT_RUNS = ("accumulate", "checkpoint_gradients", "cuda_graph", "fleet_size", "mixed_precision", "workers")
+_HOW_IT_RUNS = (
+    "accumulate",
+    "checkpoint_gradients",
+    "cuda_graph",
+    "fleet_size",
+    "mixed_precision",
+    "workers",
+)
 """Options that follow from the machine: the same preset trained on a GPU and on a CPU is one recipe."""
 
 _DIGITS = 12

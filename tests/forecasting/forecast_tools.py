@@ -54,7 +54,7 @@ def write_candles(home, closes, series=PEPE, first=START, tree="klines", name=No
 
 def files_of(home, tree="forecasts"):
     """The month files of a tree."""
-    return sorted((home / tree).rglob("*.parquet"))
+    return sorted((home / tree).rglob("????-??.parquet"))
 
 
 def flip(path, place=0.5):

@@ -15,7 +15,7 @@ from forecast_tools import (
     write_candles,
 )
 
-from tasks.forecasting.ledger import ledger, score_due, summary
+from tasks.forecasting.ledger import ledger, score_due
 
 
 def score(home, now, series=PEPE):
@@ -50,7 +50,7 @@ def test_scoring_leaves_the_forecasts_untouched(tmp_path):
 
     assert path.read_bytes() == before
     assert [p.name for p in (tmp_path / "forecasts").rglob("*.parquet")] == [path.name]
-    assert len(list((tmp_path / "ledger").rglob("*.parquet"))) == 1
+    assert len(files_of(tmp_path, "ledger")) == 1
 
 
 def test_a_candle_that_is_missing_stays_open_until_it_comes(tmp_path):
@@ -79,20 +79,6 @@ def test_scores_are_those_of_the_definition(tmp_path):
     assert row["crps"] == pytest.approx(2 * np.mean(losses))
     assert (row["covered_50"], row["covered_80"], row["covered_90"]) == (False, True, True)
     assert row["direction_hit"] is None  # the median stays at the last close
-
-
-def test_summary_counts_and_averages(tmp_path):
-    append(tmp_path, PEPE, rows_at(0))
-    append(tmp_path, PEPE, rows_at(1))
-    write_candles(tmp_path, [8.25e-6] * 11)
-    score(tmp_path, START + 20 * HOUR)
-
-    found = summary(ledger(tmp_path, PEPE))
-
-    assert (found["scored"], found["forecasts"]) == (20, 2)
-    assert (found["coverage_50"], found["coverage_90"]) == (1.0, 1.0)
-    empty = summary(ledger(tmp_path, BTC))
-    assert (empty["scored"], empty["crps"], empty["coverage_80"]) == (0, None, None)
 
 
 def test_a_series_whose_candles_are_gone_is_a_failure_of_its_own(tmp_path):
@@ -154,7 +140,7 @@ def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
     first = rows.filter(pl.col("issued_at") == START)
     assert first["live"].to_list() == [False] * 2 + [True] * 8
     assert not rows.filter(pl.col("issued_at") != START)["live"].any()
-    assert summary(rows.filter("live"))["scored"] == 8
+    assert rows.filter("live")["step"].to_list() == list(range(3, 11))
 
 
 def test_a_forecast_whose_time_of_storing_is_unknown_is_not_live(tmp_path):

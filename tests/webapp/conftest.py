@@ -2,7 +2,7 @@ import shutil
 
 import pytest
 from serving import client_of
-from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, track
+from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, fill_record, track
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +31,14 @@ def mixed(filled, tmp_path_factory):
         patch.chdir(folder)
         track(folder, [BTC, ETH, PEPE])
         track(folder, [SIM_BTC], (("gru", 0.5),))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """A home in which version 2 of BTC has forecast live for 60 days, better than its reference; 1 was replayed."""
+    folder = tmp_path_factory.mktemp("recorded")
+    fill_record(folder / "data", BTC)
     return folder
 
 

@@ -226,7 +226,38 @@ def test_an_unknown_series_is_404_with_a_sentence(client, path, series):
     assert isinstance(answer.json()["detail"], str)
 
 
-@pytest.mark.parametrize("limit", ["0", "-1", "abc", "5001", "1.5"])
+def test_the_live_record_stands_beside_its_interval_and_apart_from_replays(recorded, monkeypatch):
+    monkeypatch.chdir(recorded)
+    with client_of(recorded) as client:
+        answer = client.get("/api/ledger/BTC/1h?limit=0").json()
+
+    assert answer["rows"] == []
+    kinds = {(e["kind"], e["live"], e["model_version"]) for e in answer["record"]}
+    one, two = "cpb-BTCUSDT-1h/1", "cpb-BTCUSDT-1h/2"
+    assert kinds == {
+        ("pooled", True, ""), ("pooled", False, ""), ("series", True, ""), ("series", False, ""),
+        ("version", True, two), ("version", False, one),
+    }  # fmt: skip
+    live = next(e for e in answer["record"] if e["kind"] == "series" and e["live"])
+    assert live["crps_ratio_low"] < live["crps_ratio"] < live["crps_ratio_high"] < 1
+    assert live["verdict"].startswith("better than")
+    replayed = next(e for e in answer["record"] if e["kind"] == "series" and not e["live"])
+    assert (replayed["verdict"], replayed["crps_ratio_low"]) == ("too few to tell", None)
+    assert answer["live"]["scored"] == live["rows"]
+    assert answer["summary"]["scored"] == live["rows"] + replayed["rows"]
+
+
+def test_before_the_first_scoring_there_is_no_record(tmp_path, monkeypatch):
+    monkeypatch.chdir(small_home(tmp_path, BTC))
+    (tmp_path / "data/ledger/summary.json").unlink()
+    with client_of(tmp_path) as client:
+        answer = client.get("/api/ledger/BTC/1h").json()
+    assert (answer["recorded_at"], answer["record"]) == (None, [])
+    assert (answer["summary"]["scored"], answer["summary"]["crps"]) == (0, None)
+    assert answer["rows"]
+
+
+@pytest.mark.parametrize("limit", ["-1", "abc", "5001", "1.5"])
 @pytest.mark.parametrize("path", ["ledger", "candles"])
 def test_a_bad_limit_is_422(client, path, limit):
     answer = client.get(f"/api/{path}/BTCUSDT/1h?limit={limit}")

@@ -66,8 +66,28 @@ def test_a_forecast_is_drawn_with_its_verdict_and_hit_rates(open_page, filled):
     timeframes = page.locator("#rows .group").count()
     assert page.locator("#rows .better").all_inner_texts() == ["0.9810 ▼"] * timeframes
     assert "better than the random walk" in page.locator("#verdict").inner_text()
-    assert page.locator("#rates .rate").count() == 3
+    assert page.locator("#rates .rate").count() == 1
+    assert page.locator("#ratio b").inner_text() == "too few to tell"
+    assert "replayed forecasts" in page.locator("#ledger-note").inner_text()
     assert "80 % of closes between" in page.locator("#readout").inner_text()
+
+
+def test_the_live_ratio_is_shown_with_its_interval_and_replays_apart(open_page, recorded):
+    page = open_page(recorded, "/#BTCUSDT/1h")
+
+    page.wait_for_selector("#record tbody tr")
+    assert re.fullmatch(r"0\.\d{3}", page.locator("#ratio b").inner_text())
+    assert "better than the random walk, after 59 complete days" in page.locator("#ratio").inner_text()
+    assert page.locator("#rates .rate small:first-of-type").all_inner_texts() == [
+        "CRPS ratio to the random walk", "50 % range", "80 % range", "90 % range",
+    ]  # fmt: skip
+    names = page.locator("#record tbody td:first-child").all_inner_texts()
+    assert names == [
+        "all 1h champions", "this series' champions", "cpb-BTCUSDT-1h/2 (champion)",
+        "all 1h champions, replays", "this series' champions, replays", "cpb-BTCUSDT-1h/1 (champion), replays",
+    ]  # fmt: skip
+    ratios = page.locator("#record tbody td:nth-child(2)").all_inner_texts()
+    assert [text == "too few to tell" for text in ratios] == [False] * 3 + [True] * 3
 
 
 def test_picking_another_coin_redraws(open_page, filled):
@@ -94,9 +114,13 @@ def test_pointing_at_a_candle_tells_its_numbers(open_page, filled):
 
 
 @pytest.mark.parametrize("width", [320, 390, 1100])
-def test_nothing_sticks_out_sideways(open_page, filled, width):
+def test_nothing_sticks_out_sideways(open_page, filled, recorded, width):
     page = open_page(filled, "/#PEPEUSDT/15m", viewport={"width": width, "height": 800})
     page.wait_for_selector("#rows tbody tr")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+    page = open_page(recorded, "/#BTCUSDT/1h", viewport={"width": width, "height": 800})
+    page.wait_for_selector("#record tbody tr")
 
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
+from benchmarks._ledgers import made_forecasts, write_walk
 from schemas.identity import ModelId, SeriesId
 from schemas.klines import KLINES
 from tasks.forecasting.chain import append
@@ -74,6 +75,18 @@ def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, sta
         append(home, series.market, "forecasts", {series: forecast_at(series, last_row, close, start=start)})
     score_due(home, [series], start + timedelta(seconds=series.seconds * rows))
     return close
+
+
+def fill_record(home, series=BTC, days=60, first=START):
+    """Live forecasts of version 2 against a reference that is twice too wide, after a few replays of version 1."""
+    rows = 24 * days + 24
+    close = write_walk(home, series, first, rows)
+    parts = [
+        made_forecasts(series, first, close, np.arange(2, 40, 4), live=False),
+        made_forecasts(series, first, close, np.arange(40, rows - 24, 4), version=lambda _: 2, reference=2.0),
+    ]
+    append(home, series.market, "forecasts", {series: pl.concat(parts)})
+    score_due(home, [series], first + timedelta(hours=rows))
 
 
 def track(folder, everything, ratios=(("har", 0.981), ("gru", 1.013))):

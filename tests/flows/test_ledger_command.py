@@ -1,0 +1,83 @@
+"""`cpb ledger` over a store of its own."""
+
+import csv
+import io
+import json
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pytest
+
+from benchmarks._ledgers import made_forecasts, write_walk
+from schemas.identity import SeriesId
+from tasks.forecasting.chain import append
+from tasks.forecasting.ledger import score_due
+
+BTC = SeriesId("spot", "BTCUSDT", "1h")
+FIRST = datetime(2025, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """Return a function that runs `cpb ledger` and returns its exit code and what it printed."""
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+
+    def go(*words):
+        from flows.cli import main
+
+        monkeypatch.setattr("sys.argv", ["cpb", "ledger", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capfd.readouterr()
+
+    return go
+
+
+@pytest.fixture
+def filled(tmp_path):
+    """Forty days of live forecasts against a reference that is twice too wide."""
+    close = write_walk(tmp_path, BTC, FIRST, 24 * 42)
+    rows = made_forecasts(BTC, FIRST, close, np.arange(2, 24 * 40, 6), reference=2.0)
+    append(tmp_path, "spot", "forecasts", {BTC: rows})
+    score_due(tmp_path, [BTC], FIRST + timedelta(days=42))
+
+
+def test_the_record_is_printed_as_a_table_as_json_and_as_csv(run, filled):
+    code, told = run("--coins", "BTC", "--timeframes", "1h")
+    assert code == 0
+    assert "Live forecasts" in told.out
+    assert "Replays" not in told.out
+    assert "BTCUSDT champions" in told.out
+    assert "better than the random walk" in told.out
+
+    code, told = run("--json")
+    (pooled, series, version) = json.loads(told.out)["ledger"]
+    assert (code, pooled["kind"], series["symbol"]) == (0, "pooled", "BTCUSDT")
+    assert version["model_version"] == "cpb-BTCUSDT-1h/1"
+    assert series["crps_ratio_low"] < series["crps_ratio"] < series["crps_ratio_high"] < 1
+
+    code, told = run("--csv")
+    rows = list(csv.DictReader(io.StringIO(told.out)))
+    assert [row["kind"] for row in rows] == ["pooled", "series", "version"]
+    assert float(rows[1]["crps_ratio"]) == series["crps_ratio"]
+
+
+def test_an_empty_ledger_says_what_to_do(run):
+    code, told = run()
+    assert (code, told.out) == (0, "")
+    assert "cpb forecast" in told.err
+    assert json.loads(run("--json")[1].out) == {"ledger": [], "exit": 0}
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "field"),
+    [
+        (["--market", "mars"], "literal-error", "market"),
+        (["--timeframes", "7h"], "timeframes", "timeframes"),
+        (["--csv"], "two-forms", "csv"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(run, words, error, field):
+    code, told = run(*words, "--json")
+    found = json.loads(told.out)
+    assert (code, found["code"], found["field"]) == (2, error, field)

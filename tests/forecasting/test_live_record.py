@@ -1,0 +1,248 @@
+"""Daily sums and the record made of them: derived, small, and never mixing live with replayed, or versions."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import polars as pl
+import pytest
+from forecast_tools import BTC, PEPE, flip
+
+from benchmarks._ledgers import made_forecasts, write_walk
+from schemas.identity import SeriesId
+from schemas.ledger import TOO_FEW
+from tasks.forecasting import chain, daily
+from tasks.forecasting.daily import DAILY, STATE, daily_sums, day_sums
+from tasks.forecasting.ledger import ledger, newest_scored, score_due
+from tasks.forecasting.summary import (
+    MAX_VERSIONS,
+    SUMMARY,
+    ledger_rows,
+    make_summary,
+    read_summary,
+)
+from tasks.forecasting.versions import note_version
+
+FIRST = datetime(2025, 1, 20, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+def fill(home, days, series=PEPE, every=6, seed=0, **options):
+    """Forecasts every few hours over so many days, and their candles; returns the last instant."""
+    rows = 24 * days + 24
+    close = write_walk(home, series, FIRST, rows, seed)
+    made = made_forecasts(series, FIRST, close, np.arange(2, 24 * days, every), **options)
+    assert chain.append(home, series.market, "forecasts", {series: made}) == {series: len(made)}
+    return FIRST + rows * HOUR
+
+
+def scored(home, now, *series):
+    done = score_due(home, series or [PEPE], now)
+    assert done.failures == ()
+    return done.rows
+
+
+def entry(home, kind="series", live=True, **wanted):
+    """The one entry of the record with these fields."""
+    found = [
+        one
+        for one in read_summary(home, "spot").entries
+        if (one.kind, one.live) == (kind, live) and all(getattr(one, k) == v for k, v in wanted.items())
+    ]
+    (one,) = found
+    return one
+
+
+def test_the_record_is_that_of_the_rows(tmp_path):
+    now = fill(tmp_path, 40, width=1.0, reference=1.5)
+    scored(tmp_path, now)
+    rows = ledger(tmp_path, PEPE)
+
+    found = entry(tmp_path)
+
+    assert (found.rows, found.forecasts) == (len(rows), rows["issued_at"].n_unique())
+    assert (found.first, found.last) == (FIRST.date(), FIRST.date() + timedelta(days=39))
+    assert found.crps == pytest.approx(rows["crps"].mean())
+    assert found.crps_ratio == pytest.approx(rows["crps"].sum() / rows["ref_crps"].sum())
+    assert found.tail_ratio == pytest.approx(rows["tail"].sum() / rows["ref_tail"].sum())
+    assert found.coverage_80 == rows["covered_80"].mean()
+    assert found.ref_coverage_90 == rows["ref_covered_90"].mean()
+    assert found.crps_ratio_low < found.crps_ratio < found.crps_ratio_high
+
+
+def test_few_days_are_too_few_to_tell_and_many_tell(tmp_path):
+    now = fill(tmp_path, 60, reference=3.0)
+    scored(tmp_path, FIRST + 8 * DAY)
+    early = entry(tmp_path)
+    assert (early.verdict, early.crps_ratio_low, early.crps_ratio_high) == (TOO_FEW, None, None)
+    assert early.rows > 200
+
+    scored(tmp_path, now)
+    late = entry(tmp_path)
+    assert late.days == 60
+    assert (late.crps_ratio_high < 1, late.verdict) == (True, "better than the random walk")
+
+
+def test_a_day_counts_when_its_last_step_is_scored(tmp_path):
+    fill(tmp_path, 5)
+    # One issued at the end of the third day would be settled ten hours later.
+    scored(tmp_path, FIRST + 3 * DAY + 9 * HOUR)
+    assert entry(tmp_path).days == 2
+    scored(tmp_path, FIRST + 3 * DAY + 10 * HOUR)
+    assert entry(tmp_path).days == 3
+
+
+def test_replays_and_live_forecasts_are_never_added_up(tmp_path):
+    close = write_walk(tmp_path, PEPE, FIRST, 200)
+    parts = [
+        made_forecasts(PEPE, FIRST, close, np.arange(20, 100), live=False, width=3.0),
+        made_forecasts(PEPE, FIRST, close, np.arange(100, 130)),
+    ]
+    chain.append(tmp_path, "spot", "forecasts", {PEPE: pl.concat(parts)})
+    scored(tmp_path, FIRST + 200 * HOUR)
+
+    assert (entry(tmp_path).forecasts, entry(tmp_path, live=False).forecasts) == (30, 80)
+    assert entry(tmp_path).crps < entry(tmp_path, live=False).crps
+
+
+def test_a_versions_record_is_its_own_and_a_challengers_is_no_champions(tmp_path):
+    close = write_walk(tmp_path, PEPE, FIRST, 200)
+    origins = np.arange(20, 120)
+    parts = [
+        made_forecasts(PEPE, FIRST, close, origins[:60], version=lambda _: 1),
+        made_forecasts(PEPE, FIRST, close, origins[60:], version=lambda _: 3),
+        made_forecasts(PEPE, FIRST, close, origins, version=lambda _: 2, role="challenger", width=4.0),
+    ]
+    chain.append(tmp_path, "spot", "forecasts", {PEPE: pl.concat(parts)})
+    note_version(tmp_path, PEPE, f"{PEPE.registered}/3", "har/default/0a")
+    note_version(tmp_path, PEPE, f"{PEPE.registered}/2", "gru/default/0b")
+    scored(tmp_path, FIRST + 200 * HOUR)
+    rows = ledger(tmp_path, PEPE)
+
+    assert entry(tmp_path).forecasts == 100
+    for number, count in ((1, 60), (2, 100), (3, 40)):
+        name = f"{PEPE.registered}/{number}"
+        own = rows.filter(pl.col("model_version") == name)
+        found = entry(tmp_path, "version", model_version=name)
+        assert (found.forecasts, found.crps) == (count, pytest.approx(own["crps"].mean()))
+    assert entry(tmp_path, "recipe", recipe="gru/default/0b").role == "challenger"
+    assert entry(tmp_path, "recipe", recipe="har/default/0a").forecasts == 40  # version 1's is not known
+    assert entry(tmp_path, "pooled").forecasts == 100
+
+
+def test_coins_are_pooled_in_units_of_what_was_known_at_the_origin(tmp_path):
+    now = fill(tmp_path, 5, PEPE, reference=1.2)
+    fill(tmp_path, 5, BTC, seed=1, reference=1.2, width=1.6)
+    scored(tmp_path, now, PEPE, BTC)
+    rows = pl.concat([ledger(tmp_path, one) for one in (PEPE, BTC)])
+
+    own, other = ((rows[name] / rows["ref_width"]).sum() for name in ("crps", "ref_crps"))
+    pooled = entry(tmp_path, "pooled")
+    assert pooled.crps_ratio == pytest.approx(own / other)
+    assert (pooled.rows, pooled.crps, pooled.symbol) == (len(rows), None, "")
+
+
+def test_rows_without_a_reference_count_for_coverage_alone(tmp_path):
+    close = write_walk(tmp_path, PEPE, FIRST, 200)
+    rows = made_forecasts(PEPE, FIRST, close, np.arange(20, 60))
+    names = [name for name in rows.columns if name.startswith("ref_")]
+    old = rows.head(200).with_columns(pl.lit(None, pl.Float64).alias(name) for name in names)
+    chain.append(tmp_path, "spot", "forecasts", {PEPE: pl.concat([old, rows.tail(200)])})
+    scored(tmp_path, FIRST + 200 * HOUR)
+    whole = ledger(tmp_path, PEPE)
+    paired = whole.filter(pl.col("ref_crps").is_not_null())
+
+    found = entry(tmp_path)
+
+    assert (found.rows, len(paired)) == (400, 200)
+    assert found.coverage_80 == whole["covered_80"].mean()
+    assert found.crps_ratio == pytest.approx(paired["crps"].sum() / paired["ref_crps"].sum())
+    assert found.ref_coverage_80 == paired["ref_covered_80"].mean()
+
+
+def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
+    now = fill(tmp_path, 50)
+    scored(tmp_path, FIRST + 45 * DAY)
+    before = daily_sums(tmp_path, PEPE)
+    seen = []
+    read = daily.read_month
+    monkeypatch.setattr(
+        daily, "read_month", lambda h, s, t, month: (seen.append(month), read(h, s, t, month))[1]
+    )
+
+    scored(tmp_path, now)
+
+    assert set(seen) == {"2025-03"}
+    after = daily_sums(tmp_path, PEPE)
+    early = pl.col("day") < datetime(2025, 3, 1).date()
+    assert after.filter(early).equals(before.filter(early))
+    assert after.equals(day_sums(ledger(tmp_path, PEPE)), null_equal=True)
+
+
+@pytest.mark.parametrize("name", [DAILY, STATE])
+@pytest.mark.parametrize("fault", ["missing", "flipped"])
+def test_damaged_or_missing_sums_are_made_again(tmp_path, name, fault):
+    scored(tmp_path, fill(tmp_path, 12))
+    path = PEPE.folder(tmp_path, "ledger") / name
+    expected = daily_sums(tmp_path, PEPE)
+    if fault == "missing":
+        path.unlink()
+    else:
+        flip(path)
+
+    assert daily_sums(tmp_path, PEPE).equals(expected)
+    assert daily_sums(tmp_path, PEPE).equals(expected)
+
+
+def test_a_missing_or_damaged_record_is_made_again_by_the_command_and_not_by_the_page(tmp_path):
+    scored(tmp_path, fill(tmp_path, 5))
+    path = tmp_path / "ledger" / SUMMARY
+    expected = ledger_rows(tmp_path)
+    for damage in (path.unlink, lambda: path.write_text(path.read_text().replace("20", "21"))):
+        damage()
+        assert read_summary(tmp_path, "spot") is None
+        assert ledger_rows(tmp_path) == expected
+        assert read_summary(tmp_path, "spot") is not None
+
+
+def test_the_record_stays_small_however_many_versions_there_were(tmp_path):
+    now = fill(tmp_path, 30, version=lambda moment: moment.timetuple().tm_yday)
+    scored(tmp_path, now)
+
+    shown = [one.model_version for one in read_summary(tmp_path, "spot").entries if one.kind == "version"]
+
+    assert shown == [f"{PEPE.registered}/{day}" for day in range(49, 49 - MAX_VERSIONS, -1)]
+    every = make_summary(tmp_path, "spot", now, versions=None)
+    assert sum(one.kind == "version" for one in every.entries) == 30
+    assert len({row["model_version"] for row in ledger_rows(tmp_path, history=True)}) == 31
+
+
+def test_rows_can_be_asked_for_by_market_coin_and_timeframe(tmp_path):
+    sim = SeriesId("sim", "PEPEUSDT", "1h")
+    now = fill(tmp_path, 3)
+    fill(tmp_path, 3, BTC)
+    fill(tmp_path, 3, sim)
+    score_due(tmp_path, [PEPE, BTC, sim], now)
+
+    assert {row["market"] for row in ledger_rows(tmp_path)} == {"spot"}
+    assert {row["market"] for row in ledger_rows(tmp_path, "sim")} == {"sim"}
+    assert {row["symbol"] for row in ledger_rows(tmp_path, symbols=["BTCUSDT"])} == {"BTCUSDT"}
+    assert ledger_rows(tmp_path, timeframes=["15m"]) == []
+    assert json.dumps(ledger_rows(tmp_path))
+
+
+def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, monkeypatch):
+    scored(tmp_path, fill(tmp_path, 60, every=1))
+    everything = ledger(tmp_path, PEPE).sort("target_time", "issued_at", "step")
+    seen = []
+    from tasks.forecasting import ledger as module
+
+    read = module.read_month
+    monkeypatch.setattr(module, "read_month", lambda h, s, t, m: (seen.append(m), read(h, s, t, m))[1])
+
+    for limit in (1, 200, 12_000):
+        assert newest_scored(tmp_path, PEPE, limit).equals(everything.tail(limit))
+    assert newest_scored(tmp_path, PEPE, 0).is_empty()
+    seen.clear()
+    newest_scored(tmp_path, PEPE, 50)
+    assert set(seen) == {"2025-03"}
