@@ -88,7 +88,10 @@ def blocks_of_series(series: Series, name: SeriesId, since_us: int) -> list[Bloc
             tested = figures(model, live(model, first - TEST_DAYS * DAY_US, first), *both, factors=(1.0,))
             if len(rows) < BLOCK_DAYS * 12 or len(tested["ref_crps"]) < TEST_DAYS * 12:
                 continue
-            promise = [*(1 - tested["missed"][0].mean(axis=1)), tested["crps"].mean() / tested["ref_crps"].mean()]
+            promise = [
+                *(1 - tested["missed"][0].mean(axis=1)),
+                tested["crps"].mean() / tested["ref_crps"].mean(),
+            ]
             columns = dict(zip(INPUTS, model.columns(INPUTS)[rows].T, strict=True))
             psi = population_stability(reference, columns)
             found.append(

@@ -206,11 +206,15 @@ class Decision(Record):
 
 
 class ForecastBatch(Record):
-    """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures."""
+    """Champions' forecasts issued: new rows, rows that stand (new or there already), their series, and the failures.
+
+    `fallbacks`: series that the fallback has forecast as well.
+    """
 
     rows: int = 0
     standing: int = 0
     series: tuple[SeriesId, ...] = ()
+    fallbacks: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()
 
 
@@ -269,7 +273,11 @@ class Alarm(Record):
     def __str__(self) -> str:
         """Return it as one sentence."""
         since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
-        return f"{self.series} is {self.state}{since}: {self.reason}" if self.reason else f"{self.series} is fine"
+        return (
+            f"{self.series} is {self.state}{since}: {self.reason}"
+            if self.reason
+            else f"{self.series} is fine"
+        )
 
 
 class Watching(Record):

@@ -2,6 +2,7 @@
 
 from schemas.handover import ForecastBatch
 from schemas.scope import Scope
+from tasks.forecasting.fallback import issue_fallbacks
 from tasks.forecasting.issue import issue_forecasts
 from tasks.market.verify import record_damage
 from tasks.step import step
@@ -9,9 +10,20 @@ from tasks.tracking.registry import champions
 
 
 @step("forecast")
-def forecast(scope: Scope, tail: bool = False) -> ForecastBatch:
-    """Issue the forecasts of every champion in the scope; `tail`: from the provisional candles on."""
-    batch = issue_forecasts(scope, champions(scope.series), provisional=tail)
+def forecast(scope: Scope, tail: bool = False, fallback: bool = False) -> ForecastBatch:
+    """Issue the forecasts of every champion in the scope.
+
+    Args:
+        tail: from the provisional candles on.
+        fallback: where a champion has drifted, its fallback forecasts as well.
+    """
+    found = champions(scope.series)
+    batch = issue_forecasts(scope, found, provisional=tail)
+    if fallback:
+        stood_in, failures = issue_fallbacks(scope, found, provisional=tail)
+        batch = batch.model_copy(
+            update={"fallbacks": tuple(stood_in), "failures": (*batch.failures, *failures)}
+        )
     for failure in batch.failures:
         if failure.code == "damaged" and failure.series:  # the champion's files, or its candles
             record_damage(scope.home, failure.series)

@@ -47,7 +47,7 @@ class Recent(Record):
 class SeriesWatch(Record):
     """What the watch knows of one series.
 
-    `recipe`: whose forecasts it takes; `version`: the newest champion's; `promises`: of this version and the one before,
+    `recipe`: whose forecasts it takes; `model_version`: the newest champion's; `promises`: of this version and the one before,
     whose last forecasts are still to be scored. `taken_to`: origin of the newest forecast taken. `bands` [2] and `crps`
     [horizon + 1]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column, of
     the UTC day `stability_day`.
@@ -55,7 +55,7 @@ class SeriesWatch(Record):
 
     series: SeriesId
     recipe: str
-    version: str
+    model_version: str
     promises: dict[str, Promise | None]
     bands: tuple[float, ...]
     crps: tuple[float, ...]
@@ -90,7 +90,7 @@ def begin(champion: Watched) -> SeriesWatch:
     return SeriesWatch(
         series=champion.series,
         recipe=champion.recipe,
-        version=champion.version,
+        model_version=champion.version,
         promises={champion.version: champion.reference.promised},
         bands=(0.0,) * len(BANDS),
         crps=(0.0,) * (champion.reference.horizon + 1),
@@ -105,10 +105,13 @@ def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
     """
     if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon + 1:
         return begin(champion)
-    if known.version == champion.version:
+    if known.model_version == champion.version:
         return known
-    promises = {known.version: known.promises.get(known.version), champion.version: champion.reference.promised}
-    return known.model_copy(update={"version": champion.version, "promises": promises})
+    promises = {
+        known.model_version: known.promises.get(known.model_version),
+        champion.version: champion.reference.promised,
+    }
+    return known.model_copy(update={"model_version": champion.version, "promises": promises})
 
 
 def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
@@ -188,7 +191,7 @@ def alarm_of(known: SeriesWatch) -> Alarm:
         series=known.series,
         state=known.state,
         reason=known.reason,
-        model_version=known.version,
+        model_version=known.model_version,
         evidence=evidence_of(known),
         threshold=ALARM,
         forecasts=known.taken,
@@ -256,4 +259,4 @@ def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
     if evidence["crps"] > 1:
         found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
     figures = " and ".join(found) or "its evidence has not gone back yet"
-    return f"{known.version} does worse than its test span: {figures}; evidence {sum(evidence.values()):.0f} of {ALARM:.0f}"
+    return f"{known.model_version} does worse than its test span: {figures}; evidence {sum(evidence.values()):.0f} of {ALARM:.0f}"
