@@ -2,10 +2,10 @@
 
 python -m benchmarks.drift --source FOLDER --as-of 2025-06-06 [--json]
 
-A robust HAR per coin is fitted every `SPAN_DAYS` days as `train-all` would have: its test span promises coverage and CRPS
-ratio, the days after it are forecast at every hour. These real hours, in blocks of `BLOCK_DAYS` days of one coin with
-their own promise, make years: clustering, overlap and the drift of real months stay. The watch (`tasks.judging.drift`)
-looks at every hour.
+A robust HAR per coin is fitted every `SPAN_DAYS` days as `train-all` would have. Its test span, the 120 days before a
+block of `BLOCK_DAYS` days, promises coverage and CRPS ratio; the block is forecast at every hour. Blocks of real hours,
+each with its own promise, are drawn with replacement and make years: clustering, overlap and the drift of real months
+stay. The watch (`tasks.judging.drift`) looks at every hour.
 
     false alarms    alarms in a year in which nothing was changed, times 40 series
     narrow          from a random hour on all quantiles are drawn to the median, by a factor
@@ -29,10 +29,11 @@ import numpy as np
 
 from cpbmodels.series import Series
 from schemas.identity import SeriesId
+from schemas.reference import BANDS
 from schemas.scope import Scope
 from tasks.ingest import ingest
 from tasks.judging.baselines import Baseline, Rows, ewma_walk, realised
-from tasks.judging.drift import ALARM, BANDS, RECOVERED, Capital, Outcome, limits
+from tasks.judging.drift import ALARM, RECOVERED, Capital, Outcome, limits
 from tasks.judging.reference import fit_reference, population_stability
 from tasks.judging.robust_har import INPUTS, robust_har
 from tasks.judging.scores import BANDS as BAND_LEVELS
@@ -50,7 +51,7 @@ Q10, Q90 = BAND_LEVELS[80]
 
 @dataclass(frozen=True)
 class Block:
-    """Real hours of one coin under one model. `missed` [F, 2, N] of the bands at step 1 and `crps` [F, N], by factor;
+    """Real hours of one coin under one model. `missed` [F, 3, N] of the bands at step 1 and `crps` [F, N], by factor;
     `promise`: coverage of the bands at step 1, and CRPS ratio; `psi`: of each column of the model."""
 
     coin: str
@@ -149,7 +150,7 @@ def figures(
 
 @dataclass(frozen=True)
 class Years:
-    """Hours of N series: `missed` [F, 2, T, N], `crps` [F, T, N], the rest [T, N] and `promise` [3, T, N]."""
+    """Hours of N series: `missed` [F, 3, T, N], `crps` [F, T, N], the rest [T, N] and `promise` [4, T, N]."""
 
     missed: Array
     crps: Array
@@ -159,22 +160,23 @@ class Years:
 
 
 def resample(blocks: Sequence[Block], series: int, hours: int, seed: int) -> Years:
-    """Make series of hours; each stays with one coin and draws its blocks with replacement."""
+    """Make series of hours from blocks drawn with replacement, each with its own promise."""
     generator = np.random.default_rng(seed)
-    coins: dict[str, list[Block]] = {}
-    for block in blocks:
-        coins.setdefault(block.coin, []).append(block)
-    names = sorted(coins)
     drawn = []
-    for number in range(series):
-        own, parts, length = coins[names[number % len(names)]], [], 0
-        while length < hours:
-            parts.append(own[generator.integers(len(own))])
-            length += len(parts[-1].ref_crps)
+    for _ in range(series):
+        parts: list[Block] = []
+        while sum(len(block.ref_crps) for block in parts) < hours:
+            parts.append(blocks[generator.integers(len(blocks))])
         drawn.append(parts)
 
+    return stacked(drawn, hours)
+
+
+def stacked(series: Sequence[Sequence[Block]], hours: int | None = None) -> Years:
+    """Put the blocks of each series one after another; `hours`: at most, the same for all."""
+
     def joined(of: Callable[[Block], Array]) -> Array:
-        each = [np.concatenate([of(block) for block in parts], axis=-1)[..., :hours] for parts in drawn]
+        each = [np.concatenate([of(block) for block in parts], axis=-1)[..., :hours] for parts in series]
         return np.stack(each, axis=-1)
 
     return Years(
@@ -204,7 +206,7 @@ def look(years: Years, factor: Array | None = None, worse: Array | None = None, 
         missed = {band: years.missed[at, i, t, every] for i, band in enumerate(BANDS)}
         crps = years.crps[at, t, every] * (1 if worse is None else worse[t])
         promised = years.promise[:, t]
-        limit = limits({band: promised[i] for i, band in enumerate(BANDS)}, promised[2])
+        limit = limits({band: promised[i] for i, band in enumerate(BANDS)}, promised[-1])
         capital.take(Outcome(missed, crps, years.ref_crps[t], years.ref_width[t]), limit, 3600)
         found[t] = capital.total
     return found
@@ -292,14 +294,9 @@ def as_it_was(blocks: Sequence[Block]) -> dict[str, float]:
         coins.setdefault(block.coin, []).append(block)
     count, hours = 0.0, 0
     for own in coins.values():
-        length = sum(len(b.ref_crps) for b in own)
-        parts = [replace(b, promise=b.promise) for b in own]
-        years = Years(
-            *(np.concatenate([getattr(b, k) for b in parts], axis=-1)[..., None] for k in ("missed", "crps", "ref_crps", "ref_width")),
-            promise=np.concatenate([np.repeat(b.promise[:, None], len(b.ref_crps), axis=1) for b in parts], axis=-1)[..., None],
-        )  # fmt: skip
+        years = stacked([own])
         count += float(alarms(look(years)).sum())
-        hours += length
+        hours += years.ref_crps.shape[0]
     return {
         "alarms": count,
         "series_years": hours / HOURS,
@@ -310,9 +307,13 @@ def as_it_was(blocks: Sequence[Block]) -> dict[str, float]:
 def stability(blocks: Sequence[Block]) -> dict[str, dict[str, float]]:
     """Quantiles of the population stability index of 30 real days against the training span, by column."""
     return {
-        name: dict(zip(("median", "p90", "p99"), map(float, np.quantile([b.psi[name] for b in blocks], [0.5, 0.9, 0.99])), strict=True))
+        name: {
+            "median": float(np.median([b.psi[name] for b in blocks])),
+            "p90": float(np.quantile([b.psi[name] for b in blocks], 0.9)),
+            "p99": float(np.quantile([b.psi[name] for b in blocks], 0.99)),
+        }
         for name in blocks[0].psi
-    }  # fmt: skip
+    }
 
 
 def measure(blocks: Sequence[Block], series: int = 400, seed: int = 1) -> dict[str, Any]:

@@ -249,10 +249,10 @@ class Score(Record):
 class Alarm(Record):
     """What the drift watch finds of one champion.
 
-    `state`: `fine`; `watch`, for some evidence, an unusual input or late data; `drifted`. `evidence` by claim, which add
-    up: misses of the `80` and `90` % bands at step 1, and `crps`; from `threshold` on the champion has drifted, `since`
-    when. `forecasts`: how many have been taken in. `stability`: population stability index by column of the model,
-    the last 30 days against the training span.
+    `state`: `fine`; `watch`, for some evidence, an unusual input or late data; `drifted`. `evidence` by claim, which
+    add up: `bands` (misses at step 1) and `crps`; from `threshold` on the champion has drifted, `since` when.
+    `forecasts`: how many have been taken in. `stability`: population stability index by column of the model, the last
+    30 days against the training span.
     """
 
     series: SeriesId

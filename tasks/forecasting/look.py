@@ -1,4 +1,4 @@
-"""One look of the drift watch at the champions of a market: their new scored forecasts, their input, their data's age."""
+"""One look of the drift watch at the champions: their newly scored forecasts, their input, the age of their data."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime

@@ -1,8 +1,8 @@
 """The drift watch: is each champion still what its test span promised? Pure rules, and one record per market.
 
-`HOME/ledger/watch.json` holds the state of every series: what `tasks.judging.drift` knows of the forecasts taken so far.
-A forecast is taken once, in the order of its origins, when all its steps are scored; an hour costs the reading of the
-newest month of one series, whatever the age of the ledger.
+`HOME/ledger/watch.json` holds the state of every series: what `tasks.judging.drift` knows of the forecasts taken so
+far. A forecast is taken once, in the order of its origins, when all its steps are scored; an hour costs the reading of
+the newest month of each series, whatever the age of the ledger.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,8 +17,8 @@ from pydantic import Field
 
 from schemas.handover import Alarm, Record
 from schemas.identity import SeriesId, tree_of
-from schemas.reference import Promise, Reference
-from tasks.judging.drift import ALARM, BANDS, NOTICEABLE, RECOVERED, Capital, Outcome, limits
+from schemas.reference import BANDS, Promise, Reference
+from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
 
@@ -35,7 +35,7 @@ State = Literal["fine", "watch", "drifted"]
 
 
 class Recent(Record):
-    """Sums over forecasts, the older the less they count: `n`, misses at step 1, CRPS, and what was promised of them."""
+    """Sums over forecasts, the older the less they count: misses at step 1 and CRPS, and what was promised of both."""
 
     n: float = 0.0
     missed: dict[int, float] = Field(default_factory=dict)
@@ -47,17 +47,17 @@ class Recent(Record):
 class SeriesWatch(Record):
     """What the watch knows of one series.
 
-    `recipe`: whose forecasts it takes; `model_version`: the newest champion's; `promises`: of this version and the one before,
-    whose last forecasts are still to be scored. `taken_to`: origin of the newest forecast taken. `bands` [2] and `crps`
-    [horizon + 1]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column, of
-    the UTC day `stability_day`.
+    `recipe`: whose forecasts it takes; `model_version`: the newest champion's; `promises`: of this version and the one
+    before, whose last forecasts are still to be scored. `taken_to`: origin of the newest forecast taken. `bands` and
+    `crps` [horizon + 1]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column,
+    on the UTC day `stability_day`.
     """
 
     series: SeriesId
     recipe: str
     model_version: str
     promises: dict[str, Promise | None]
-    bands: tuple[float, ...]
+    bands: float = 0.0
     crps: tuple[float, ...]
     taken: int = 0
     taken_to: datetime | None = None
@@ -92,7 +92,6 @@ def begin(champion: Watched) -> SeriesWatch:
         recipe=champion.recipe,
         model_version=champion.version,
         promises={champion.version: champion.reference.promised},
-        bands=(0.0,) * len(BANDS),
         crps=(0.0,) * (champion.reference.horizon + 1),
     )
 
@@ -117,8 +116,8 @@ def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
 def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     """Return the state after the forecasts in `rows` (`evidence_rows` of this series' champions) that are new to it.
 
-    Forecasts of versions that it has no promise of are left out, and so is one that was completed only after a later one
-    had been taken.
+    Forecasts of versions that it has no promise of are left out, and so is one that was completed only after a later
+    one had been taken.
     """
     new = rows.filter(pl.col("version").is_in(list(known.promises))).sort("issued_at")
     if known.taken_to is not None:
@@ -144,7 +143,7 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
         )
     return known.model_copy(
         update={
-            "bands": tuple(capital.bands.tolist()),
+            "bands": float(capital.bands),
             "crps": tuple(capital.crps.tolist()),
             "taken": known.taken + len(new),
             "taken_to": new["issued_at"][-1],
@@ -179,7 +178,7 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
 
 
 def evidence_of(known: SeriesWatch) -> dict[str, float]:
-    """Return the evidence by bet: `80`, `90` (misses at step 1) and `crps`."""
+    """Return the evidence by bet: `bands` (misses at step 1) and `crps`."""
     capital = Capital(len(known.crps) - 1)
     capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
     return {name: float(value) for name, value in capital.evidence.items()}
@@ -252,11 +251,12 @@ def _promised(promise: Promise | None) -> tuple[dict[int, float], float]:
 def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
     recent = known.recent
     found = []
-    for band in BANDS:
-        if evidence[str(band)] > 1:
-            share, promised = recent.missed[band] / recent.n, recent.promised[band] / recent.n
-            found.append(f"{share:.1%} of the next closes miss the {band} % band ({promised:.1%} promised)")
+    if evidence["bands"] > 1:
+        shares = ", ".join(f"{recent.missed[band] / recent.n:.1%}" for band in BANDS)
+        promised = ", ".join(f"{recent.promised[band] / recent.n:.1%}" for band in BANDS)
+        found.append(f"{shares} of the next closes miss the 50, 80 and 90 % bands ({promised} promised)")
     if evidence["crps"] > 1:
         found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
     figures = " and ".join(found) or "its evidence has not gone back yet"
-    return f"{known.model_version} does worse than its test span: {figures}; evidence {sum(evidence.values()):.0f} of {ALARM:.0f}"
+    strength = f"evidence {sum(evidence.values()):.1f}, an alarm from {ALARM:.0f}"
+    return f"{known.model_version} does worse than its test span: {figures}; {strength}"

@@ -1,55 +1,56 @@
 """Evidence that a champion got worse than what its test span promised: one number per series, looked at every hour.
 
-Three claims are tested against each other's money: at the first step the closes miss the central 80 % band, and the 90 %
-band, no more often than promised, and the CRPS over all steps is at most the promised share of the reference's; each
-with a tolerance, because real months differ. A gambler bets against each claim at odds that are fair if it just holds.
+Two claims are tested: at the first step, whose targets do not overlap, the closes miss the central 50, 80 and 90 %
+bands no more often than promised; and the CRPS over all steps is at most the promised share of the reference's. Each
+has a tolerance, because real months differ. A gambler bets against each claim, at odds that are fair if it just holds.
 
-A drift may begin at any time, so the gambler gets fresh money with every forecast: `FRESH_A_YEAR` in a year, all of it
-staked at once. Where the claims hold, bets gain nothing in expectation, and capital minus the money put in is a
-supermartingale: the expected number of times that the capital rises from `RECOVERED` to `ALARM` is at most
-(money put in + RECOVERED) / (ALARM - RECOVERED), whenever and however often it is looked at. For 40 series that is
-about one false alarm a year (an e-detector: Shin, Ramdas, Rinaldo, "E-detectors", arXiv 2203.03532; the sum over
-starting times of e-processes). `benchmarks/drift.py` measures it on real blocks, where claims hold only on average.
+A drift may begin at any time, so the gambler gets fresh money with every forecast, 1 in a year, and stakes it at once.
+Where the claims hold, bets gain nothing in expectation: capital minus the money put in is a supermartingale. Whenever
+and however often one looks, the capital of a series reaches `ALARM` for the first time within a year with probability
+1 / `ALARM` at most, even if it sits right at the limit of what is tolerated; where the promise itself is kept, far more
+seldom. This sum of e-processes over all starting times is an e-detector (Shin, Ramdas, Rinaldo, "E-detectors", arXiv
+2203.03532). `benchmarks/drift.py`, which chose the constants, measures it on real blocks, where claims hold on average.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.reference import BANDS
 from tasks.judging.scores import Array
 
-ALARM = 40.0
-"""Capital from which a champion has drifted: 40 series, together, one false alarm a year."""
+ALARM = 10.0
+"""Capital from which a champion has drifted."""
 RECOVERED = 1.0
-"""Capital below which a drifted champion keeps its promise again."""
-NOTICEABLE = 4.0
-"""Capital from which a champion is worth watching; a tenth of an alarm."""
-MAX_CAPITAL = 100.0
-"""Capital of each bet; profits above are taken out, so that a drift that is over is forgotten in about ten days."""
+"""Capital below which a drifted champion keeps its promise again: what a year puts in."""
+NOTICEABLE = 2.0
+"""Capital from which a champion is worth watching."""
+MAX_CAPITAL = 30.0
+"""Capital of each bet; profits above are taken out, so that a drift that is over is forgotten."""
 
-BANDS = (80, 90)
-TOLERANCE_MISSES = {80: 0.012, 90: 0.008}
-"""Added to the promised share of misses of a band at step 1. A real month's share differs from the promise by 2.0 and
-1.3 points (standard deviation, 720 hours), of which 1.5 and 1.1 are chance."""
+TOLERANCE_MISSES = {50: 0.015, 80: 0.012, 90: 0.008}
+"""Added to the promised share of misses of a band at step 1. Over 30 real days the share differs from the promise by
+2.6, 1.8 and 1.2 points (standard deviation), of which 1.9, 1.5 and 1.1 are chance."""
 TOLERANCE_CRPS = 0.02
 """Share by which the CRPS ratio may exceed the promise; real months differ by 0.9 % (standard deviation)."""
 
 NARROWED = 0.8
-"""The alternative bet on: a band promised to be missed with probability p is missed with p ** 0.8, what drawing the
-quantiles to the median by a fifth does to hourly moves (0.20 -> 0.29, 0.10 -> 0.165)."""
-FRESH = {"80": 0.45, "90": 0.45, "crps": 0.1}
-"""Share of the fresh money that each bet gets."""
-FRESH_A_YEAR = 1.0
+"""The alternative bet on: a band promised to be missed with probability p is missed with p ** 0.8. Quantiles drawn to
+the median by a fifth do that to hourly moves (0.20 -> 0.29, 0.10 -> 0.165)."""
+FRESH = {"bands": 0.9, "crps": 0.1}
+"""Fresh money of each bet in a year."""
 _YEAR_SECONDS = 365.25 * 86_400
 
+_APART = 0.01
 _CRPS_UNIT = 0.2
 """Reference CRPS as a share of the reference's q10 .. q90 width: about this at every volatility."""
-_CRPS_CLIP = 0.25
-_CRPS_STAKE = 1.4
-"""Share of the capital staked on the forecasts of one horizon; times the clip it stays below 1 / e, so that a run of
-the worst outcomes, each bet on capital of a horizon ago, cannot take more than there is."""
+_CRPS_CLIP = 0.1
+_CRPS_STAKE = 3.6
+"""Share of the capital staked on the forecasts of one horizon, per unit; times the clip it stays below 1 / e, so that a
+run of the worst outcomes, each on a stake set by the capital of a horizon ago, cannot take more than there is."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,14 @@ class Limits:
 
 
 def limits(coverage_step_1: dict[int, Any], crps_ratio: Any) -> Limits:
-    """Return the limits for a promise: coverage of the bands (shares; a band without one is nominal), CRPS ratio."""
-    misses = {
-        band: 1 - np.asarray(coverage_step_1.get(band, band / 100)) + TOLERANCE_MISSES[band] for band in BANDS
-    }
+    """Return the limits for a promise: coverage of the bands (shares; a band without one is nominal), CRPS ratio.
+
+    Promises of a short test span may be equal for two bands, or 1: limits lie at least `_APART` apart.
+    """
+    misses, inner = {}, np.asarray(1.0)
+    for band in BANDS:
+        promised = 1 - np.asarray(coverage_step_1.get(band, band / 100)) + TOLERANCE_MISSES[band]
+        misses[band] = inner = np.clip(promised, _APART * (100 - band) / 10, inner - _APART)
     return Limits(misses, np.asarray(crps_ratio) * (1 + TOLERANCE_CRPS))
 
 
@@ -82,12 +87,12 @@ class Outcome:
 class Capital:
     """The gambler's money, of one series or of N at once (`shape` [N]).
 
-    `bands` [2, *shape]: capital of the bets on misses. `crps` [horizon + 1, *shape]: capital of the bet on the CRPS after
+    `bands` [*shape]: capital of the bet on misses. `crps` [horizon + 1, *shape]: capital of the bet on the CRPS after
     each of the newest forecasts, the newest last.
     """
 
     def __init__(self, horizon: int, shape: tuple[int, ...] = ()) -> None:
-        self.bands: Array = np.zeros((len(BANDS), *shape))
+        self.bands: Array = np.zeros(shape)
         self.crps: Array = np.zeros((horizon + 1, *shape))
 
     @property
@@ -98,25 +103,23 @@ class Capital:
     def take(self, outcome: Outcome, limit: Limits, step_seconds: int) -> None:
         """Settle the bets on one forecast, the next one in time, and put in fresh money.
 
-        Bets on step 1 are settled before the next is made. Those on the CRPS overlap: the stake on a forecast is a share
-        of the capital that was settled when it was issued, `horizon` forecasts ago.
+        Bets on step 1 are settled before the next is made. Those on the CRPS overlap: the stake on a forecast is a
+        share of the capital that was settled when it was issued, `horizon` forecasts ago.
         """
-        fresh = FRESH_A_YEAR * step_seconds / _YEAR_SECONDS
-        for i, band in enumerate(BANDS):
-            p = limit.misses[band]
-            odds = np.where(outcome.missed[band], p**NARROWED / p, (1 - p**NARROWED) / (1 - p))
-            self.bands[i] = np.minimum((self.bands[i] + FRESH[str(band)] * fresh) * odds, MAX_CAPITAL)
+        year = step_seconds / _YEAR_SECONDS
+        odds = _odds(outcome.missed, limit.misses)
+        self.bands = np.minimum((self.bands + FRESH["bands"] * year) * odds, MAX_CAPITAL)
         excess = (outcome.crps - limit.crps_ratio * outcome.ref_crps) / (_CRPS_UNIT * outcome.ref_width)
         gain = self._stake(self.crps[0]) * np.clip(excess, -_CRPS_CLIP, _CRPS_CLIP)
-        newest = np.minimum(self.crps[-1] + gain + FRESH["crps"] * fresh, MAX_CAPITAL)
+        newest = np.minimum(self.crps[-1] + gain + FRESH["crps"] * year, MAX_CAPITAL)
         self.crps = np.concatenate([self.crps[1:], newest[None]])
 
     @property
     def evidence(self) -> dict[str, NDArray[np.float64]]:
-        """The capital by bet, `80`, `90` and `crps`, with the stakes on forecasts not yet scored counted as lost."""
+        """The capital by bet, `bands` and `crps`, with the stakes on forecasts not yet scored counted as lost."""
         open_stakes = self._stake(self.crps[1:-1]).sum(axis=0)
         sure = np.maximum(self.crps[-1] - _CRPS_CLIP * open_stakes, 0)
-        return {**{str(band): self.bands[i] for i, band in enumerate(BANDS)}, "crps": sure}
+        return {"bands": self.bands, "crps": sure}
 
     @property
     def total(self) -> NDArray[np.float64]:
@@ -125,3 +128,18 @@ class Capital:
 
     def _stake(self, capital: Array) -> Array:
         return _CRPS_STAKE / self.horizon * capital
+
+
+def _odds(missed: dict[int, Any], limit: dict[int, Any]) -> Array:
+    """Return what a unit of money becomes: the outcome's likelihood under the alternative over that at the limit.
+
+    The bands lie within one another, so an outcome is the number of bands missed. The ratio grows with it; its mean is
+    1 where every band is missed exactly as often as its limit says, and less where they are missed less often.
+    """
+    beyond = [1.0, *(limit[band] for band in BANDS), 0.0]  # probability that the move goes beyond each band
+    number = sum(np.asarray(missed[band], dtype=int) for band in BANDS)
+    odds = np.zeros(np.shape(number))
+    for k, (inner, outer) in enumerate(pairwise(beyond)):
+        ratio = (inner**NARROWED - outer**NARROWED) / (inner - outer)
+        odds = np.where(number == k, ratio, odds)
+    return odds
