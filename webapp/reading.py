@@ -11,6 +11,7 @@ from schemas.errors import CpbError, MemberError
 from schemas.identity import SIM, SPOT, Market, SeriesId, stored_series
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
+from tasks.forecasting.index import month_files
 from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command
 from tasks.forecasting.staleness import find_stale, newest_month
@@ -82,7 +83,7 @@ def newest_forecast(home: Path, series: SeriesId) -> Forecast:
     """Return the newest forecast; raises `MemberError` where the series has none."""
     rows = forecast_store.latest(home, series)
     if rows.is_empty():
-        raise MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
+        raise _no_forecast(series)
     first = rows.row(0, named=True)
     head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
     return Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts())
@@ -109,7 +110,8 @@ def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
     Raises:
         MemberError: the series has no forecast.
     """
-    newest_forecast(home, series)
+    if not month_files(series.folder(home, "forecasts")):
+        raise _no_forecast(series)
     known = read_summary(home, series.market)
     record = [
         RecordEntry(**entry.model_dump())
@@ -126,6 +128,10 @@ def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
         record=record,
         rows=[LedgerRow(**row) for row in rows.select(list(LedgerRow.model_fields)).to_dicts()],
     )
+
+
+def _no_forecast(series: SeriesId) -> MemberError:
+    return MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
 
 
 def _hit_rates(entries: list[RecordEntry]) -> LedgerSummary:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json, takes
-from flows.console import emit, say
+from flows.console import count, emit, say
 from schemas.errors import UsageError
 from schemas.run import BoardSpec
 
@@ -56,20 +56,37 @@ def print_ledger(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     console = Console(width=None if sys.stdout.isatty() else 160)
+    hidden = 0
     for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
-        shown = [row for row in rows if row["live"] == live]
-        if not shown:
+        lines = [_cells(row) for row in rows if row["live"] == live]
+        if not lines:
             continue
-        table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-        for name in _COLUMNS:
-            left = name in ("", "of", "against the random walk")
-            table.add_column(name, justify="left" if left else "right", no_wrap=True)
-        for row in shown:
-            table.add_row(*_cells(row))
+        widths = [max(map(len, column)) + 2 for column in zip(_COLUMNS, *lines, strict=True)]
+        shown = len(_COLUMNS)
+        cut = max(0, widths[1] - _MIN_LABEL)  # what the names can give away
+        while shown > _MIN_COLUMNS and sum(widths[:shown]) - cut > console.width - 2:
+            shown -= 1
+        hidden = max(hidden, len(_COLUMNS) - shown)
+        title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
+        table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+        for name, width in zip(_COLUMNS[:shown], widths, strict=False):
+            left = name in ("", _LABEL, "verdict")
+            # A long name goes on in the next line; figures are never cut.
+            room, whole = (None, False) if name == _LABEL else (width - 2, True)
+            table.add_column(
+                name, justify="left" if left else "right", no_wrap=whole, min_width=room, overflow="fold"
+            )
+        for line in lines:
+            table.add_row(*line[:shown])
         console.print(table)
+    if hidden:
+        say(f"{count(hidden, 'column')} left out: use a wider terminal, --csv or --json")
 
 
-_COLUMNS = ("", "of", "days", "forecasts", "CRPS ratio", "95 % interval", "against the random walk", "tails",
+_LABEL = "forecasts of"
+_MIN_LABEL = 20
+_MIN_COLUMNS = 4
+_COLUMNS = ("", _LABEL, "CRPS ratio", "95 % interval", "verdict", "days", "forecasts", "tails",
             "in 50 %", "in 80 %", "in 90 %")  # fmt: skip
 
 
@@ -86,9 +103,10 @@ def _cells(row: dict[str, Any]) -> list[str]:
     }[row["kind"]]
     market = "" if row["market"] == "spot" else f"{row['market']} "
     return [
-        f"{market}{row['timeframe']}", of, str(row["days"]), str(row["forecasts"]),
+        f"{market}{row['timeframe']}", of,
         number("crps_ratio", ".4f") if known else "-",
         f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]" if known else "-",
-        row["verdict"], number("tail_ratio", ".4f") if known else "-",
+        row["verdict"].removesuffix(" than the random walk"), str(row["days"]), str(row["forecasts"]),
+        number("tail_ratio", ".4f") if known else "-",
         number("coverage_50", ".3f"), number("coverage_80", ".3f"), number("coverage_90", ".3f"),
     ]  # fmt: skip

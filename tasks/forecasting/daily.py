@@ -5,21 +5,19 @@ start where the sums are missing or damaged. So an hour's scoring reads the mont
 """
 
 import io
-import logging
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from schemas.errors import DamagedError
 from schemas.identity import SeriesId
 from schemas.ledger import DailyState
 from tasks.forecasting.index import month_files, read_index, sha256, writing
 from tasks.forecasting.losses import BANDS, scored_rows
 from tasks.forecasting.months import FORECASTS, LEDGER, read_month
 from tasks.storage.files import write_bytes
-from tasks.storage.records import find_record, write_record
-
-log = logging.getLogger("cpb")
+from tasks.storage.records import read_record, write_record
 
 DAILY, STATE = "daily.parquet", "daily.json"
 
@@ -105,12 +103,15 @@ def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
 
 def _read(folder: Path) -> tuple[pl.DataFrame, dict[str, tuple[str, str]]]:
     """Return the sums and the digests of the files that they are of; nothing of either where they are damaged."""
-    state = find_record(folder / STATE, DailyState)
     try:
+        state = read_record(folder / STATE, DailyState)
         data = (folder / DAILY).read_bytes()
-    except FileNotFoundError:
-        data = b""
-    if state is None or sha256(data) != state.digest:  # a kill between the two leaves them so as well
+    except (
+        FileNotFoundError,
+        DamagedError,
+    ):  # not set aside: nothing is in it that the month files do not say
+        return pl.DataFrame(schema=SCHEMA), {}
+    if sha256(data) != state.digest:  # a kill between the two leaves them so as well
         return pl.DataFrame(schema=SCHEMA), {}
     return pl.read_parquet(io.BytesIO(data)), dict(state.months)
 

@@ -55,8 +55,11 @@ def score_due(
     # A damaged file of scores that was set aside is no failure: its rows are scored again at once.
     failures += [one for one in more if one.code != LOST]
     for market in dict.fromkeys(one.market for one in series):
-        if any(one.market == market for one in store.stored(home)):
-            write_summary(home, market, now)
+        try:
+            if store.stored(home, market):
+                write_summary(home, market, now)
+        except ANY_ERROR as error:  # scores are stored; the next scoring makes the record of them
+            failures.append(Failure.of(None, "score", f"the record of {market} is not renewed: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 

@@ -4,8 +4,7 @@ Reading it costs the same after a year as after a week: it holds an entry or two
 version, made from daily sums. Live forecasts and replays are never added up, nor are a version's and another's.
 """
 
-import logging
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ from schemas.identity import SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import LedgerEntry, LedgerSummary
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting.daily import SUMS, daily_sums
+from tasks.forecasting.index import log_once
 from tasks.forecasting.losses import BANDS
 from tasks.forecasting.months import LEDGER
 from tasks.forecasting.versions import recipes_of
 from tasks.judging.evidence import ratio_interval
 from tasks.storage.records import read_record, write_record
-
-log = logging.getLogger("cpb")
 
 SUMMARY = "summary.json"
 
@@ -43,7 +41,7 @@ def read_summary(home: Path, market: str) -> LedgerSummary | None:
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        log.warning("%s", error)
+        log_once(path, f"{error} (`cpb ledger` makes it too)")
         return None
 
 
@@ -53,7 +51,10 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     Args:
         now: UTC; default the clock's time. Days whose forecasts may still come due after it are not complete.
     """
-    made = make_summary(home, market, now or datetime.now(UTC))
+    moment, before = now or datetime.now(UTC), read_summary(home, market)
+    if before:  # a replay as of last year takes no day away that has been scored since
+        moment = max(moment, before.made_at)
+    made = make_summary(home, market, moment)
     write_record(_path(home, market), made, compact=True)
     return made
 
@@ -105,16 +106,17 @@ def _entries(sums: pl.DataFrame, timeframe: str, versions: int | None) -> Iterat
 
 def _newest(
     sums: pl.DataFrame, key: tuple[str, str], count: int | None
-) -> Iterable[tuple[tuple[str, str], pl.DataFrame]]:
-    """Return the groups with the newest forecasts, the newest first."""
-    groups = sums.partition_by(key, as_dict=True, maintain_order=True).items()
-    ordered = sorted(groups, key=lambda one: (one[1]["day"].max(), _number(one[0][0])), reverse=True)
-    return [((str(a), str(b)), part) for (a, b), part in ordered[:count]]
+) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
+    """Yield the groups with the newest forecasts, the newest first."""
+    last = sums.group_by(key).agg(pl.col("day").max()).rows()
+    ordered = sorted(last, key=lambda one: (one[2], _number(one[0]), one[1]), reverse=True)
+    for first, second, _ in ordered[:count]:
+        yield (first, second), sums.filter(pl.col(key[0]) == first, pl.col(key[1]) == second)
 
 
 def _number(model_version: str) -> int:
     """Return 3 of `cpb-BTCUSDT-1h/3`; 0 of other texts."""
-    tail = str(model_version).rpartition("/")[2]
+    tail = model_version.rpartition("/")[2]
     return int(tail) if tail.isdigit() else 0
 
 

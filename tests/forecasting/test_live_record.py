@@ -92,6 +92,13 @@ def test_a_day_counts_when_its_last_step_is_scored(tmp_path):
     assert entry(tmp_path).days == 3
 
 
+def test_a_replay_as_of_an_earlier_day_takes_no_day_from_the_record(tmp_path):
+    scored(tmp_path, fill(tmp_path, 6))
+    before = entry(tmp_path)
+    assert scored(tmp_path, FIRST + 3 * DAY) == 0
+    assert entry(tmp_path) == before
+
+
 def test_replays_and_live_forecasts_are_never_added_up(tmp_path):
     close = write_walk(tmp_path, PEPE, FIRST, 200)
     parts = [

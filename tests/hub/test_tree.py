@@ -9,6 +9,7 @@ from test_publish import champion
 
 from schemas.errors import CpbError, DamagedError
 from tasks.hub import build_tree, model_card, verdict
+from tasks.storage.model_folder import file_digests
 from tasks.storage.wheel import Wheel, light_wheel
 
 WHEEL = Wheel("cpbmodels-9.9-py3-none-any.whl", b"the library")
@@ -265,3 +266,16 @@ def test_a_tree_with_an_older_library_is_replaced(tmp_path):
 def test_an_empty_folder_is_replaced(tmp_path):
     (tmp_path / "hub").mkdir()
     assert (build_tree([champion(tmp_path / "a")], tmp_path / "hub") / "README.md").is_file()
+
+
+def test_the_reference_of_a_model_is_published_unless_it_is_damaged(tmp_path, caplog):
+    model = champion(tmp_path / "a")
+    (model.folder / "reference.json").write_bytes(b"a table")
+    known = replace(model, tags=model.tags | {"files": json.dumps(file_digests(model.folder))})
+    published = build_tree([known], tmp_path / "tree") / "BTCUSDT/1h/reference.json"
+    assert published.read_bytes() == b"a table"
+
+    (model.folder / "reference.json").write_bytes(b"another")
+    build_tree([known], tmp_path / "tree")
+    assert not published.exists()
+    assert "reference.json" in caplog.text
