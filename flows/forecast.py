@@ -12,7 +12,7 @@ from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.runner import Runner, plain_failures
-from flows.summary import NOT_YET, Say, plain_reason
+from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
 from schemas.run import ForecastSpec
@@ -22,6 +22,7 @@ from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.store import stored
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
+from tasks.promote import trial
 from tasks.score import score
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
@@ -60,8 +61,11 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")
     scored = steps.one(score, scope, spec.tail)
     watched = steps.one(watch, scope, spec.tail)
+    tried = steps.one(trial, scope)
+    outcome.decisions = tried.decisions
     stale = find_stale(scope.home, issued.series, scope.as_of)
-    problems = [*fetched.failures, *issued.failures, *scored.failures, *watched.failures]
+    steps_taken = (fetched, issued, scored, watched, tried)
+    problems = [failure for result in steps_taken for failure in result.failures]
     problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
@@ -77,6 +81,8 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         say(f"DRIFTED {alarm}")
+    for line in decision_lines(tried.decisions):
+        say(line)
     say(
         f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; "
         f"{count(scored.rows, 'older row')} scored"

@@ -1,11 +1,12 @@
 """What a run of the main job leaves behind, and how it tells of it while it goes on."""
 
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.errors import COMPLETE, PARTIAL
-from schemas.handover import Failure
+from schemas.handover import Decision, Failure
 
 Say = Callable[[str], None]
 
@@ -44,6 +45,24 @@ class Summary:
         """Return the object that `--json` prints."""
         counts = {k: v for k, v in vars(self).items() if k != "failures"}
         return counts | {"failures": [f.as_json() for f in self.failures], "exit": self.exit_code}
+
+
+def decision_lines(decisions: Iterable[Decision]) -> list[str]:
+    """Return what a run says of the gate's decisions: how many of each outcome, and every one that needs a look.
+
+    Alike reasons are told once: a first training gives forty champions for one reason.
+    """
+    counts = Counter(d.outcome for d in decisions)
+    lines = (
+        [f"champions: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}"] if counts else []
+    )
+    told: dict[tuple[str, str], list[Decision]] = defaultdict(list)
+    for one in decisions:
+        told[one.outcome, one.rule].append(one)
+    for (outcome, _), found in told.items():
+        more = f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
+        lines.append(f"{outcome} {found[0].series}{more}: {found[0].reason}")
+    return lines
 
 
 def failure_line(failure: Failure) -> str:

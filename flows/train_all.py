@@ -18,7 +18,7 @@ from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
-from flows.summary import Say, Summary, failure_line
+from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.tracked_run import run_of
 from flows.training import Progress, Training, run_training
 from schemas.errors import BusyError, CpbError
@@ -51,11 +51,12 @@ def run_train_all(
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote, publish and forecast what was trained."""
     summary, scope = training.summary, spec.scope
-    decisions = outcome.decisions = steps.one(promote, training.judged, training.stopped)
-    for decision in decisions:
-        if decision.outcome == "retired":
-            say(f"retired {decision.series.registered}/{decision.version_number}: {decision.reason}")
-    summary.champions = sum(d.outcome == "promoted" for d in decisions)
+    decisions = outcome.decisions = steps.one(
+        promote, spec, summary.run_id, training.judged, training.stopped
+    )
+    for line in decision_lines(decisions):
+        say(line)
+    summary.champions = sum(d.outcome != "retired" and d.series in scope.series for d in decisions)
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:

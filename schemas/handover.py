@@ -172,7 +172,7 @@ class FleetResult(Record):
 
 
 class Judgement(Record):
-    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` decides promotion.
+    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` ranks the recipes.
 
     `files` maps the names in its model folder to their sha256, as they were logged.
     """
@@ -194,25 +194,118 @@ class FleetJudgement(Record):
     failures: tuple[Failure, ...] = ()
 
 
+class ModelRef(Record):
+    """A model as a decision names it: its registered version ("" where it has none), its run and its recipe."""
+
+    version_number: str = ""
+    run_id: str = ""
+    recipe: str = ""
+
+    def __str__(self) -> str:
+        """Return it for messages: `version 3 (har/default/3f9a12c0d4e5)`."""
+        return f"version {self.version_number} ({self.recipe})" if self.version_number else self.recipe
+
+
+class Compared(Record):
+    """Two models on the same rows, which neither has learnt or chosen from.
+
+    `first`, `last`: UTC closes of the last candle known at the first and last of `n` origins. `ratio`: candidate's CRPS
+    over the incumbent's, with its 95 % interval.
+    """
+
+    first: datetime
+    last: datetime
+    n: int
+    ratio: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """Return the figures: `CRPS ratio 0.9991 [0.9975, 1.0008] on 2851 rows from 2025-02-06 to 2025-06-05`."""
+        return (
+            f"CRPS ratio {self.ratio:.4f} [{self.low:.4f}, {self.high:.4f}] on {self.n} rows from "
+            f"{self.first:%Y-%m-%d} to {self.last:%Y-%m-%d}"
+        )
+
+
+class PairEvidence(Record):
+    """How far the evidence of a challenger against the champions' recipe has come.
+
+    `e`: e-value after `origins` origins, `days` days after the challenger was appointed; it is switched to at
+    `threshold`, one over its share of alpha as the `k`-th pair of its timeframe.
+    """
+
+    challenger: str
+    incumbent: str
+    e: float
+    threshold: float
+    k: int
+    origins: int
+    days: float
+
+    def __str__(self) -> str:
+        """Return it for messages."""
+        return (
+            f"challenger {self.challenger}: e-value {self.e:.3g} of {self.threshold:.3g} after {self.origins} "
+            f"origins, day {self.days:.0f}"
+        )
+
+
+Outcome = Literal["first", "refreshed", "switched", "kept", "unchanged", "forced", "retired"]
+
+MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
+"""Outcomes after which the alias `champion` points at another version than before."""
+
+
 class Decision(Record):
-    """Who serves a series, and why: `promoted` moved the alias, `retired` took it from a series not traded any more."""
+    """Who serves a series after a run, and why.
+
+    `version_number` is that of the champion which stands after it (`retired`: of the one that lost the alias). `rule`
+    names the rule of the gate that decided (docs/promotion.md); `reason` says it in one sentence.
+    """
+
+    version: ClassVar[int] = 2
 
     series: SeriesId
-    outcome: Literal["promoted", "retired"]
+    outcome: Outcome
+    rule: str
     version_number: str
-    model: ModelId | None = None
-    run_id: str = ""
+    candidate: ModelRef | None = None
+    incumbent: ModelRef | None = None
+    compared: Compared | None = None
+    evidence: PairEvidence | None = None
     reason: str = ""
+    decided_at: datetime
+
+    @property
+    def moved(self) -> bool:
+        """Whether the series has another champion than before."""
+        return self.outcome in MOVED
+
+
+class Decisions(Record):
+    """The decisions of one run, as they are kept with it in MLflow."""
+
+    decisions: tuple[Decision, ...]
+
+
+class Trials(Record):
+    """What came of the challengers' trials after a scoring: switches, and what could not be looked at."""
+
+    decisions: tuple[Decision, ...] = ()
+    failures: tuple[Failure, ...] = ()
 
 
 class ForecastBatch(Record):
-    """Champions' forecasts issued: new rows, rows that stand (new or there already), their series, and the failures.
+    """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures.
 
-    `fallbacks`: series that the fallback has forecast as well.
+    All of champions; `shadow`: new rows of challengers, which forecast beside them. `fallbacks`: series that the
+    fallback of a drifted champion has forecast as well.
     """
 
     rows: int = 0
     standing: int = 0
+    shadow: int = 0
     series: tuple[SeriesId, ...] = ()
     fallbacks: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()

@@ -205,6 +205,9 @@ class RunSpec(ScopeSpec):
     repo: str | None = Field(
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"
     )
+    force: str | None = Field(
+        None, description="REASON: let an older as_of replace newer champions; it is kept with the decision"
+    )
     prune: bool = Field(False, description="at the end, delete what is old, as `cpb prune --yes` does")
 
     @field_validator("device")
@@ -215,6 +218,17 @@ class RunSpec(ScopeSpec):
                 f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device"
             )
         return name
+
+    @field_validator("force")
+    @classmethod
+    def _a_reason(cls, text: str | None) -> str | None:
+        if text is not None and not text.strip():
+            raise UsageError(
+                'force needs a reason, as in --force "the feed was wrong from May on"',
+                code="reason",
+                field="force",
+            )
+        return text
 
     @model_validator(mode="after")
     def _known_models(self) -> Self:
@@ -296,6 +310,10 @@ class BacktestSpec(RunSpec):
                              code="warm-start", field="warm_start")  # fmt: skip
         if self.repo:
             raise UsageError("repo: a backtest publishes nothing; leave repo out", code="repo", field="repo")
+        if self.force:
+            raise UsageError(
+                "force: a backtest promotes nothing; leave force out", code="force", field="force"
+            )
         if self.prune:
             raise UsageError(
                 "prune: a backtest leaves no runs behind; leave prune out", code="prune", field="prune"

@@ -1,4 +1,4 @@
-"""Step 8, forecast: the champions' forecasts from the newest candles."""
+"""Step 8, forecast: the forecasts of champions and challengers from the newest candles."""
 
 from schemas.handover import ForecastBatch
 from schemas.scope import Scope
@@ -6,19 +6,19 @@ from tasks.forecasting.fallback import issue_fallbacks
 from tasks.forecasting.issue import issue_forecasts
 from tasks.market.verify import record_damage
 from tasks.step import step
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import challengers, champions
 
 
 @step("forecast")
 def forecast(scope: Scope, tail: bool = False, fallback: bool = False) -> ForecastBatch:
-    """Issue the forecasts of every champion in the scope.
+    """Issue the forecasts of every champion in the scope, and of the challengers beside them.
 
     Args:
         tail: from the provisional candles on.
         fallback: where a champion has drifted, its fallback forecasts as well.
     """
-    found = champions(scope.series)
-    batch = issue_forecasts(scope, found, provisional=tail)
+    found, beside = champions(scope.series), challengers(scope.series)
+    batch = issue_forecasts(scope, found, provisional=tail, challengers=beside)
     if fallback:
         stood_in, failures = issue_fallbacks(scope, found, provisional=tail)
         batch = batch.model_copy(

@@ -1,61 +1,29 @@
-"""Step 6, promote: the best architecture of each coin x timeframe becomes the champion."""
+"""Step 6, promote: the gate decides who serves each coin x timeframe, and keeps a record of why."""
 
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
-from schemas.handover import Decision, FleetJudgement, SeriesRecord
-from tasks.judging.promotion import choose
+from schemas.handover import Decision, FleetJudgement, SeriesRecord, Trials
+from schemas.run import RunSpec
+from schemas.scope import Scope
+from tasks.promotion.night import decide_night
+from tasks.promotion.trial import update_trials
 from tasks.step import step
-from tasks.storage.model_folder import read_config
-from tasks.tracking.registry import champions, register_champion, retire_champion
 
 
 @step("promote")
-def promote(fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()) -> tuple[Decision, ...]:
-    """Move the alias `champion` of every coin x timeframe that was judged, and say why.
+def promote(
+    spec: RunSpec, run_id: str, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
+) -> tuple[Decision, ...]:
+    """Return a decision on every series that was judged, or has stopped trading, with the aliases moved accordingly.
 
-    Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
+    Args:
+        run_id: the flow's run in MLflow, which keeps the decisions.
+        stopped: series that are not traded any more.
     """
-    choices = choose(judgement for fleet in fleets for judgement in fleet.judgements)
-    decisions = []
-    for choice in choices:
-        best = choice.best
-        version = register_champion(
-            best.model.series,
-            best.run_id,
-            reason=choice.reason,
-            metrics=best.metrics,
-            tags={
-                "architecture": best.model.architecture,
-                "recipe": best.model.recipe,
-                "verdict": best.verdict,
-            },
-            files=best.files,
-        )
-        decisions.append(
-            Decision(
-                series=best.model.series,
-                outcome="promoted",
-                version_number=version,
-                model=best.model,
-                run_id=best.run_id,
-                reason=choice.reason,
-            )
-        )
-    return (*decisions, *_retired(stopped))
+    return decide_night(spec, run_id, fleets, stopped)
 
 
-def _retired(stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:
-    records = {r.series: r for r in stopped}
-    for champion in champions(list(records)) if records else []:
-        record = records[champion.series]
-        if (
-            read_config(champion.folder).rows > record.rows
-        ):  # an older as_of must not retire a living coin's champion
-            continue
-        last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
-        reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"
-        retire_champion(champion, reason)
-        yield Decision(
-            series=champion.series, outcome="retired", version_number=champion.version, reason=reason
-        )
+@step("trial")
+def trial(scope: Scope) -> Trials:
+    """Add the challengers' scored shadow forecasts to the evidence; switch a timeframe's champions where it is in."""
+    return update_trials(scope)

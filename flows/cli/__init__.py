@@ -16,6 +16,8 @@ COMMANDS = {
     "train-all": ("flows.cli.train", "train_all"),
     "backtest": ("flows.cli.backtest", "backtest"),
     "leaderboard": ("flows.cli.models", "leaderboard"),
+    "champions": ("flows.cli.champions", "champions"),
+    "promote": ("flows.cli.champions", "promote"),
     "forecast": ("flows.cli.models", "forecast"),
     "ledger": ("flows.cli.ledger", "ledger"),
     "publish": ("flows.cli.models", "publish"),

@@ -9,7 +9,7 @@ from schemas.run import BacktestSpec
 
 @takes(
     BacktestSpec,
-    without=("repo", "tail", "warm_start", "prune"),
+    without=("repo", "tail", "warm_start", "force", "prune"),
     shown={"expanding": Shown(names=("--expanding/--sliding",))},
 )
 def backtest(spec: BacktestSpec, json: Json = False) -> None:

@@ -82,7 +82,7 @@ def _default_preset(architecture: str) -> str:
 
 @takes(
     RunSpec,
-    without=("repo", "tail", "prune"),
+    without=("repo", "tail", "force", "prune"),
     shown={
         "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
         "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),

@@ -11,7 +11,7 @@ import polars as pl
 
 import cpbmodels
 from schemas.errors import CpbError, MemberError
-from schemas.forecasts import CHAMPION
+from schemas.forecasts import CHALLENGER, CHAMPION
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
 from schemas.reference import Reference
@@ -28,6 +28,9 @@ log = logging.getLogger("cpb")
 
 NO_REFERENCE = "reference"
 """Code of the failure that says that rows were stored without the reference's quantiles."""
+
+LEARNT = "learnt"
+"""Code of the failure for an origin within what a model has learnt or was chosen on."""
 
 LOST = "forecasts-lost"
 """Code of the failure that says that a damaged month was set aside."""
@@ -55,32 +58,52 @@ class Champion(Protocol):
         """Raise `DamagedError` where the folder's files are not those that were registered."""
 
 
-def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> ForecastBatch:
+def issue_forecasts(
+    scope: Scope,
+    champions: Sequence[Champion],
+    provisional: bool = False,
+    challengers: Sequence[Champion] = (),
+) -> ForecastBatch:
     """Forecast with the champions; whatever fails in one series is its `Failure`, the others are forecast.
 
     A series whose older forecasts were damaged is forecast too; that they were set aside is its `Failure`, of the code
     `LOST`. So is one whose reference is not known (code `NO_REFERENCE`); its rows have none. `provisional` reads on
     into the newest candles that `ingest --tail` fetched.
+
+    Args:
+        challengers: models that forecast beside the champions, in a batch of their own: what goes wrong with one
+            costs no champion's forecast.
     """
-    rows: dict[SeriesId, pl.DataFrame] = {}
-    failures: list[Failure] = []
-    for champion in champions:
-        try:
-            champion.check()
-            reference, missing = _reference(scope.home, champion)
-            rows[champion.series] = _forecast(scope, champion, reference, provisional)
-            failures += [missing] if missing else []
-            recipe = recipe_of(read_config(champion.folder))
-            note_version(scope.home, champion.series, champion.model_version, str(recipe))
-        except ANY_ERROR as error:
-            failures.append(failure(champion.series, "forecast", error))
+    rows, failures = _forecasts(scope, champions, CHAMPION, provisional)
     stored, more = store_batch(scope.home, "forecasts", rows)
+    beside, others = _forecasts(scope, challengers, CHALLENGER, provisional)
+    shadow, yet_more = store_batch(scope.home, "forecasts", beside)
     return ForecastBatch(
         rows=sum(stored.values()),
         standing=sum(len(rows[series]) for series in stored),
+        shadow=sum(shadow.values()),
         series=tuple(stored),
-        failures=(*failures, *more),
+        failures=(*failures, *more, *others, *yet_more),
     )
+
+
+def _forecasts(
+    scope: Scope, models: Sequence[Champion], role: str, provisional: bool
+) -> tuple[dict[SeriesId, pl.DataFrame], list[Failure]]:
+    """Return the rows of each model's forecast, and the failures."""
+    rows: dict[SeriesId, pl.DataFrame] = {}
+    failures: list[Failure] = []
+    for model in models:
+        try:
+            model.check()
+            reference, missing = _reference(scope.home, model)
+            rows[model.series] = _forecast(scope, model, reference, provisional, role)
+            failures += [missing] if missing else []
+            recipe = recipe_of(read_config(model.folder))
+            note_version(scope.home, model.series, model.model_version, str(recipe))
+        except ANY_ERROR as error:
+            failures.append(failure(model.series, "forecast", error))
+    return rows, failures
 
 
 def store_batch(
@@ -125,12 +148,26 @@ def _reference(home: Path, champion: Champion) -> tuple[Reference | None, Failur
 
 
 def _forecast(
-    scope: Scope, champion: Champion, reference: Reference | None, provisional: bool
+    scope: Scope, champion: Champion, reference: Reference | None, provisional: bool, role: str
 ) -> pl.DataFrame:
     model = cpbmodels.load(champion.folder)
-    return forecast_with(
-        model, champion.series, champion.model_version, scope, provisional, reference=reference
+    rows = forecast_with(
+        model, champion.series, champion.model_version, scope, provisional, reference=reference, role=role
     )
+    _check_unlearnt(champion, rows["issued_at"][0])
+    return rows
+
+
+def _check_unlearnt(champion: Champion, issued_at: datetime) -> None:
+    """Raise `MemberError` (code `LEARNT`) for an origin within what a model has learnt or was chosen on."""
+    learnt_until = read_config(champion.folder).learnt_until
+    if learnt_until and issued_at <= learnt_until:
+        raise MemberError(
+            f"{champion.series}: {champion.model_version} has learnt or was chosen on candles until "
+            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would be no forecast; give "
+            "a later --as-of, or none",
+            code=LEARNT, field="as_of",
+        )  # fmt: skip
 
 
 def forecast_with(

@@ -69,6 +69,11 @@ def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
     return FleetScore(members, judge_pools(corrected) if corrected else [], failures)
 
 
+def score_file(folder: Path) -> Path:
+    """Return where the score of a member lies, with its losses per origin; another code's scores are not read."""
+    return folder / f"score-{code_digest('tasks/judging/fleet.py')}.npz"
+
+
 def _known_score(folder: Path, kept: Path) -> MemberScore | None:
     """Return a score that was computed before; None where it, or what was made with it, is missing or damaged."""
     pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
@@ -87,7 +92,7 @@ def _known_score(folder: Path, kept: Path) -> MemberScore | None:
 
 def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) -> MemberScore:
     folder = member_folder(fleet, spec.name)
-    kept = folder / f"score-{code_digest('tasks/judging/fleet.py')}.npz"
+    kept = score_file(folder)
     if known := _known_score(folder, kept):
         return known
     series = load_series(home_of(fleet, job), spec.features, spec.bounds)

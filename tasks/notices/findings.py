@@ -41,7 +41,7 @@ def of_decisions(decisions: Iterable[Decision], serving: Mapping[SeriesId, str])
             "champion changed", f"{d.series.name}/{d.version_number} {d.outcome}", f"{d.series}: {_change(d)}"
         )
         for d in decisions
-        if d.outcome == "retired" or serving.get(d.series) != d.version_number
+        if d.outcome == "retired" or (d.moved and serving.get(d.series) != d.version_number)
     ]
 
 
@@ -74,5 +74,5 @@ def of_files(root: Path, series: Sequence[SeriesId], since: datetime) -> list[Ev
 def _change(decision: Decision) -> str:
     if decision.outcome == "retired":
         return f"version {decision.version_number} is retired: {decision.reason}"
-    architecture = f"{decision.model.architecture}, " if decision.model else ""
+    architecture = f"{decision.candidate.recipe.split('/')[0]}, " if decision.candidate else ""
     return f"{architecture}version {decision.version_number} is the champion now: {decision.reason}"

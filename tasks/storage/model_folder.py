@@ -8,6 +8,7 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,16 @@ class ModelConfig(BaseModel):
     rows: int = 0
     warm_start: str | None = None
     flat_band: float | None = None
+
+    def span(self, split: str) -> tuple[datetime, datetime] | tuple[None, None]:
+        """Return start and end (UTC) of a split, Nones where the folder does not say."""
+        ends = [datetime.fromisoformat(text) for text in self.bounds.get(split, ())]
+        return (ends[0], ends[1]) if len(ends) == 2 else (None, None)
+
+    @property
+    def learnt_until(self) -> datetime | None:
+        """The end (UTC) of the candles that it was fitted to, stopped by or chosen on; None where it does not say."""
+        return self.span("validation")[1]
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -15,6 +15,7 @@ from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.archive import ARCHIVE
 from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
+from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import LOADED
 from tasks.tracking.tags import (
     FLEET,
@@ -28,7 +29,7 @@ from tasks.tracking.tags import (
     digests_of,
     market_of,
 )
-from tasks.tracking.versions import ALIAS, series_of
+from tasks.tracking.versions import ALIAS, CHALLENGER, series_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,9 +37,12 @@ if TYPE_CHECKING:
 
 NIGHTS = 14
 """Nights of each market that are kept whole."""
-CHALLENGER = "challenger"
 
-_OWN_FILES: dict[str, tuple[str, ...]] = {FLOW: (ARCHIVE,), FLEET: (), MEMBER: (*MODEL_FILES, LOADED)}
+_OWN_FILES: dict[str, tuple[str, ...]] = {
+    FLOW: (ARCHIVE, DECISIONS),
+    FLEET: (),
+    MEMBER: (*MODEL_FILES, LOADED),
+}
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The registry of champions: one registered model per series, alias `champion`, the reason as a tag of the version.
+"""The registry: one registered model per series with the aliases `champion`, `challenger` and `previous`.
 
 The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so that
 models of several markets never take one another's place.
@@ -21,13 +21,15 @@ from tasks.tracking.entries import tag_texts
 from tasks.tracking.flavour import add_flavour
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, digests_of, series_tags
+from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
+    CHALLENGER,
     add_version,
-    champion_version,
-    make_champion,
-    series_with_champion,
+    aliased_version,
+    find_version,
+    series_with_alias,
+    succeed,
     versions_of,
 )
 
@@ -46,7 +48,7 @@ _METRIC = "metric."
 
 @dataclass(frozen=True)
 class Champion:
-    """The best model of one series: its version, its run and the folder `cpbmodels.load` reads.
+    """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
     `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`). `at_home`:
     the folder is the one that was registered, not a copy from a tracking server.
@@ -87,6 +89,11 @@ class Champion:
         return self.tags.get("verdict", "")
 
     @property
+    def selected_on(self) -> str:
+        """The span of test rows on which its recipe was chosen, `2025-02-06/2025-06-05`; "" for none."""
+        return self.tags.get(SELECTED, "")
+
+    @property
     def digests(self) -> dict[str, str]:
         """The sha256 of each file of the model's folder, as recorded; empty for versions of older releases."""
         return digests_of(self.tags)
@@ -117,11 +124,33 @@ def register_champion(
     files: Mapping[str, str] | None = None,
     store: Store | None = None,
 ) -> str:
-    """Make a member run the champion of a series and return the version.
+    """Make a member run the champion of a series and return the version; arguments and errors as in `register`.
 
-    The version is an MLflow model (`add_flavour`). A run that already has one keeps it (the alias moves, the reason is
-    renewed): promoting twice changes nothing. `metrics` are this series' own, kept with the version: a
-    universal member serves many.
+    The champion before it gets the alias `previous`. Registering the champion again changes no alias.
+    """
+    store = store or open_store()
+    known = {**(tags or {}), REASON: reason}
+    version = register(
+        series, run_id, folder_artifact_path, metrics=metrics, tags=known, files=files, store=store
+    )
+    succeed(store, version)
+    return str(version.version)
+
+
+def register(
+    series: SeriesId,
+    run_id: str,
+    folder_artifact_path: str = "",
+    *,
+    metrics: Mapping[str, Any] | None = None,
+    tags: Mapping[str, Any] | None = None,
+    files: Mapping[str, str] | None = None,
+    store: Store | None = None,
+) -> "ModelVersion":
+    """Make a member run a version of a series' registered model, without an alias, and return it.
+
+    The version is an MLflow model (`add_flavour`). A run that already has one keeps it, with renewed tags. `metrics`
+    are this series' own, kept with the version: a universal member serves many.
 
     Args:
         folder_artifact_path: where in the run's artifacts the model folder lies; "" for their root.
@@ -135,9 +164,7 @@ def register_champion(
     _check_run(run, series)
     digests = dict(files) if files is not None else digests_of(run.data.tags)
     scores = {f"{_METRIC}{k}": repr(float(v)) for k, v in (metrics or {}).items() if v is not None}
-    known = tag_texts(
-        {**(tags or {}), **series_tags(series), REASON: reason, FILES: digests or None, **scores}
-    )
+    known = tag_texts({**(tags or {}), **series_tags(series), FILES: digests or None, **scores})
     mine = next((v for v in versions_of(store, series) if v.run_id == run_id), None)
     if mine:
         _renew_tags(store, mine, known)
@@ -145,9 +172,7 @@ def register_champion(
         source = f"{run.info.artifact_uri}/{folder_artifact_path}".rstrip("/")
         mine = add_version(store, series, source, run_id, known)
     _make_mlflow_model(store, run, mine, digests, series.timeframe)
-    if ALIAS not in mine.aliases:
-        make_champion(store, mine)
-    return str(mine.version)
+    return mine
 
 
 def champions(
@@ -161,10 +186,29 @@ def champions(
         series: only these.
         market: only this market's.
     """
+    return _aliased(ALIAS, series, market, store)
+
+
+def challengers(
+    series: Collection[SeriesId] | None = None, *, market: str | None = None, store: Store | None = None
+) -> list[Champion]:
+    """Return the models that forecast beside the champions until the evidence decides; as `champions`."""
+    return _aliased(CHALLENGER, series, market, store)
+
+
+def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
+    """Return a registered version of a series, champion or not; None where there is none of that number."""
+    version = find_version(store, series, number)
+    return _model(store, series, version) if version else None
+
+
+def _aliased(
+    alias: str, series: Collection[SeriesId] | None, market: str | None, store: Store | None
+) -> list[Champion]:
     store = store or open_store(create=False)
     return [
-        _champion(store, one)
-        for one in series_with_champion(store)
+        _model(store, one, aliased_version(store, one, alias))
+        for one in series_with_alias(store, alias)
         if (series is None or one in series) and (market is None or one.market == market)
     ]
 
@@ -181,8 +225,7 @@ def version_metrics(version: "ModelVersion") -> dict[str, float]:
     return {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
 
 
-def _champion(store: Store, series: SeriesId) -> Champion:
-    version = champion_version(store, series)
+def _model(store: Store, series: SeriesId, version: "ModelVersion") -> Champion:
     run = find_run(store, version.run_id)  # None where it was deleted for good
     own = version_metrics(version)
     tags = {

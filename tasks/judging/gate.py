@@ -1,0 +1,310 @@
+"""The gate: which model serves a series after a run, and why. Pure rules on plain values; nothing is read or stored.
+
+A candidate of the champion's own recipe is a *refresh*: it replaces its predecessor unless it is worse. Another recipe
+can only become a *challenger*, which replaces the champions of a timeframe by a *switch*, with evidence. What may never
+replace anything is sorted out first. docs/promotion.md explains each rule under its name here.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from schemas.handover import Compared, ModelRef, Outcome
+from schemas.identity import Recipe, SeriesId
+from tasks.judging.recipe import recipe_of
+from tasks.storage.model_folder import ModelConfig
+
+PROVISIONAL = "smoke"
+"""The preset whose champions are provisional: it may be first, and any other preset replaces it unless worse."""
+
+NOT_WORSE = 1.005
+"""A refresh passes while the upper end of the 95 % interval of candidate/incumbent stays under this."""
+
+MAX_TRIAL = timedelta(days=90)
+"""A challenger that has not won by then is dropped."""
+
+MAX_WAIT = timedelta(hours=24)
+"""How long an origin waits for all coins of a pair, counted from when it could be scored."""
+
+MIN_COVER = 0.8
+"""Share of a pair's coins that a run must have trained for its test rows to count: a run on one coin would use up
+origins that all coins are to be pooled on."""
+
+MIN_ROWS = 48
+"""Fewer common rows than this say nothing about a refresh."""
+
+_ENDINGS = ("", "early_stop", "max_epochs", "closed_form")
+"""How a training ends that was not cut short (`cpbmodels.Report.stopped`); "" in folders that do not say."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A model as the gate sees it: tonight's candidate (`version` is "") or one that is registered.
+
+    `candles`: of the series that it learnt. `learnt_until`: end of what it has learnt or chosen from; `tested_from`,
+    `tested_until`: its test span, all UTC and None where its folder does not say. `validation`: CRPS ratio to the
+    reference on the validation span. `damage`: why its folder cannot be used, or "".
+    """
+
+    series: SeriesId
+    recipe: Recipe
+    folder: Path
+    run_id: str = ""
+    version: str = ""
+    market: str = ""
+    horizon: int = 0
+    candles: int = 0
+    data_digest: str = ""
+    learnt_until: datetime | None = None
+    tested_from: datetime | None = None
+    tested_until: datetime | None = None
+    validation: float = math.nan
+    diverged: bool = False
+    stopped: str = ""
+    damage: str = ""
+
+    @property
+    def provisional(self) -> bool:
+        """Whether any other preset replaces it unless worse."""
+        return self.recipe.preset == PROVISIONAL
+
+    @property
+    def ref(self) -> ModelRef:
+        """How decisions name it."""
+        return ModelRef(version_number=self.version, run_id=self.run_id, recipe=str(self.recipe))
+
+
+def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any) -> Contender:
+    """Return the contender that a model folder's configuration describes; `known`: what the folder does not say."""
+    values = config.model_extra or {}
+    report = values.get("report") or {}
+    tested_from, tested_until = config.span("test")
+    return Contender(
+        series=series, recipe=recipe_of(config), folder=folder, market=config.market,
+        horizon=config.horizon or 0, candles=config.rows, data_digest=config.data_digest,
+        learnt_until=config.learnt_until, tested_from=tested_from, tested_until=tested_until,
+        diverged=bool(report.get("diverged")), stopped=str(report.get("stopped", "")), **known,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What the gate says of one series: the outcome, the rule that decided, and the reason in one sentence."""
+
+    outcome: Outcome
+    rule: str
+    reason: str
+    compared: Compared | None = None
+
+
+# --- Never: what may not become a champion, whatever its figures
+
+
+def ineligible(candidate: Contender) -> Ruling | None:
+    """Return why a candidate can serve no series at all, or None."""
+    return _first(_ALONE, candidate)
+
+
+def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruling | None:
+    """Return why a candidate may not replace this incumbent, whatever its figures; None where figures decide.
+
+    Args:
+        force: the reason given for letting an older `--as-of` replace a newer champion, "" where none was given.
+    """
+    if force and is_older(candidate, incumbent):  # its candles are fewer too, for that reason
+        return _first({"horizon": _horizon, "smoke": _smoke}, candidate, incumbent)
+    return _first(_AGAINST, candidate, incumbent)
+
+
+def _diverged(candidate: Contender) -> str:
+    return "its training diverged" if candidate.diverged else ""
+
+
+def _aborted(candidate: Contender) -> str:
+    cut = candidate.stopped not in _ENDINGS
+    return f"its training was cut short ({candidate.stopped})" if cut else ""
+
+
+def _market(candidate: Contender) -> str:
+    learnt, served = candidate.market, candidate.series.market
+    return f"it learnt candles of {learnt}, and the series is of {served}" if learnt != served else ""
+
+
+def _damaged(candidate: Contender) -> str:
+    return f"its folder is damaged: {candidate.damage}" if candidate.damage else ""
+
+
+def _unscored(candidate: Contender) -> str:
+    return "" if math.isfinite(candidate.validation) else "it has no CRPS ratio on the validation span"
+
+
+def is_older(candidate: Contender, incumbent: Contender) -> bool:
+    """Whether a candidate's candles end before the champion's, as with an older `--as-of`."""
+    ends = candidate.tested_until, incumbent.tested_until
+    return ends[0] is not None and ends[1] is not None and ends[0] < ends[1]
+
+
+def _older(candidate: Contender, incumbent: Contender) -> str:
+    if not is_older(candidate, incumbent):
+        return ""
+    return (
+        f"its candles end at {candidate.tested_until:%Y-%m-%d %H:%M}, the champion's at "
+        f"{incumbent.tested_until:%Y-%m-%d %H:%M} (give --force REASON to go back)"
+    )
+
+
+def _fewer_candles(candidate: Contender, incumbent: Contender) -> str:
+    if not candidate.candles < incumbent.candles:
+        return ""
+    return f"it learnt from {candidate.candles} candles, the champion from {incumbent.candles}"
+
+
+def _horizon(candidate: Contender, incumbent: Contender) -> str:
+    if not incumbent.horizon or candidate.horizon == incumbent.horizon:
+        return ""
+    return (
+        f"it forecasts {candidate.horizon} candles and the champion {incumbent.horizon}, so no rows compare them "
+        "(`cpb promote` can force it)"
+    )
+
+
+def _smoke(candidate: Contender, incumbent: Contender) -> str:
+    if not candidate.provisional or incumbent.provisional:
+        return ""
+    return f"the preset {PROVISIONAL} never replaces a champion of the preset {incumbent.recipe.preset}"
+
+
+_ALONE: Mapping[str, Callable[..., str]] = {
+    "diverged": _diverged, "aborted": _aborted, "market": _market, "damaged": _damaged, "unscored": _unscored,
+}  # fmt: skip
+_AGAINST: Mapping[str, Callable[..., str]] = {
+    "older": _older, "smoke": _smoke, "horizon": _horizon, "fewer-candles": _fewer_candles,
+}  # fmt: skip
+
+
+def _first(rules: Mapping[str, Callable[..., str]], *models: Contender) -> Ruling | None:
+    for name, rule in rules.items():
+        if reason := rule(*models):
+            return Ruling("kept", name, f"{models[0].recipe} was not considered: {reason}")
+    return None
+
+
+# --- Refresh: the same recipe, or any other preset against a provisional champion
+
+
+def unchanged(candidate: Contender, incumbent: Contender) -> Ruling | None:
+    """Return that nothing new was trained: the champion's own run again, or its recipe on the very same candles."""
+    if candidate.run_id == incumbent.run_id:
+        return Ruling("unchanged", "same-run", "the champion is this run's own model")
+    if candidate.recipe == incumbent.recipe and candidate.data_digest == incumbent.data_digest:
+        return Ruling("unchanged", "same-data", "the champion's recipe was trained on the very same candles")
+    return None
+
+
+def refresh(candidate: Contender, incumbent: Contender, compared: Compared | None) -> Ruling:
+    """Return whether a candidate that no other rule has stopped replaces its predecessor.
+
+    Args:
+        compared: both on the newest rows that neither has learnt or chosen from; None where there are too few.
+    """
+    rule = "refresh" if candidate.recipe == incumbent.recipe else "provisional"
+    if compared is None or compared.n < MIN_ROWS:
+        found = compared.n if compared else 0
+        reason = f"{found} rows compare {candidate.recipe} with the champion; at least {MIN_ROWS} are needed"
+        return Ruling("kept", "too-few-rows", reason, compared)
+    against = "the champion" if rule == "refresh" else f"the provisional champion {incumbent.recipe}"
+    if compared.high < NOT_WORSE:
+        return Ruling(
+            "refreshed", rule, f"{candidate.recipe} is not worse than {against}: {compared}", compared
+        )
+    word = "is worse than" if compared.low > 1 else "is not shown to be as good as"
+    reason = f"{candidate.recipe} {word} {against}: {compared}; the upper end must stay under {NOT_WORSE}"
+    return Ruling("kept", "worse", reason, compared)
+
+
+def choose_successor(
+    incumbent: Contender, fielded: Mapping[Recipe, Contender], order: Iterable[Recipe]
+) -> Contender | None:
+    """Return tonight's model that may refresh a champion: of its own recipe, else, where that is provisional, the best
+    of another preset. None where there is neither.
+
+    Args:
+        fielded: tonight's eligible models of the series. order: all recipes of tonight, the best first.
+    """
+    better = [recipe for recipe in order if recipe in fielded and recipe.preset != PROVISIONAL]
+    if incumbent.provisional and better:
+        return fielded[better[0]]
+    return fielded.get(incumbent.recipe)
+
+
+# --- First: no champion, or one that cannot forecast
+
+
+def rank(validation: Mapping[Recipe, Mapping[SeriesId, float]]) -> dict[Recipe, float]:
+    """Return each recipe's CRPS ratio on the validation span, pooled with equal weight per coin, the best first.
+
+    A coin that a recipe lacks counts with the worst ratio that any recipe has there: leaving out a hard coin must not
+    win. By validation, because a recipe chosen on the test span would be judged by the rows that it was chosen on.
+    """
+    coins = {series for found in validation.values() for series in found}
+    worst = {s: max(found[s] for found in validation.values() if s in found) for s in coins}
+    pooled = {
+        recipe: sum(found.get(s, worst[s]) for s in coins) / len(coins)
+        for recipe, found in validation.items()
+    }
+    return dict(sorted(pooled.items(), key=lambda item: (item[1], item[0])))
+
+
+def choose_first(
+    fielded: Mapping[Recipe, Contender], order: Iterable[Recipe], serving: Iterable[Recipe] = ()
+) -> Contender | None:
+    """Return the champion of a series that has none: of the recipe that serves most other coins, else of the best.
+
+    Args:
+        serving: the recipe of each champion of the timeframe.
+    """
+    counts: dict[Recipe, int] = {}
+    for recipe in serving:
+        counts[recipe] = counts.get(recipe, 0) + 1
+    ranked = [*sorted(counts, key=lambda r: (-counts[r], r)), *order]
+    return next((fielded[recipe] for recipe in ranked if recipe in fielded), None)
+
+
+# --- Switch: another recipe
+
+
+def choose_challenger(
+    pooled: Mapping[Recipe, float],
+    incumbents: Mapping[Recipe, float],
+    tried: Collection[tuple[Recipe, Recipe]],
+) -> Recipe | None:
+    """Return the recipe to appoint as the challenger of a timeframe: the best on validation that can win anything.
+
+    Args:
+        pooled: tonight's recipes by pooled validation ratio, the best first.
+        incumbents: the champions' recipes and their pooled validation ratio.
+        tried: (challenger, incumbent) pairs that have had their trial.
+    """
+    for recipe in pooled:
+        if opponents(recipe, pooled[recipe], incumbents, tried):
+            return recipe
+    return None
+
+
+def opponents(
+    challenger: Recipe, validation: float, incumbents: Mapping[Recipe, float],
+    tried: Collection[tuple[Recipe, Recipe]],
+) -> list[Recipe]:  # fmt: skip
+    """Return the champions' recipes that a challenger may be tried against: those that it beats on validation."""
+    return [
+        recipe
+        for recipe, theirs in incumbents.items()
+        if recipe != challenger
+        and validation < theirs
+        and (challenger, recipe) not in tried
+        # Another preset replaces a provisional champion like a refresh; smoke never replaces another.
+        and (recipe.preset == PROVISIONAL) == (challenger.preset == PROVISIONAL)
+    ]

@@ -1,0 +1,117 @@
+"""What a person asks of the gate: which champions there are and why, and another version in a champion's place."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.handover import Decision
+from schemas.identity import SeriesId
+from tasks.promotion.contenders import standing
+from tasks.promotion.lock import promotion_lock
+from tasks.tracking.connection import Store
+from tasks.tracking.decisions import decision_in, keep_decisions, newest_decisions
+from tasks.tracking.registry import Champion, champions, registered
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import REASON
+from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, find_version, numbers_of, succeed
+
+
+@dataclass(frozen=True)
+class Served:
+    """A champion, the newest decision on its series, and the one by which it became champion (None: older releases)."""
+
+    champion: Champion
+    newest: Decision | None
+    became: Decision | None
+
+
+def served(market: str | None = None) -> list[Served]:
+    """Return every champion of a market, or of all; raises `CpbError` where there is no store yet."""
+    store = open_store(create=False)
+    newest = newest_decisions(store)
+    return [
+        Served(one, newest.get(one.series), decision_in(one.tags))
+        for one in champions(market=market, store=store)
+    ]
+
+
+def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:
+    """Make a registered version of a series its champion, whatever its figures, and keep the reason.
+
+    Args:
+        version: a number, or `previous`: the champion before the present one.
+        reason: why; it is kept with the decision.
+
+    Raises:
+        UsageError: no reason, no registered model of that series, or no such version.
+        DamagedError: the version's files are not those that were registered.
+    """
+    if not reason.strip():
+        raise UsageError(
+            'promoting by hand needs a reason that is kept, as in --force "the feed was wrong in May"',
+            code="reason", field="force",
+        )  # fmt: skip
+    store = open_store(create=False)
+    with promotion_lock(home, series.market):
+        aliases = aliases_of(store, series)
+        if aliases is None:
+            raise UsageError(
+                f"no model of {series} is registered; train it first, as in `cpb train-all {series.options}`",
+                code="unknown-series", field="coin",
+            )  # fmt: skip
+        wanted = _registered(store, series, version, aliases)
+        before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
+        decision = _decision(wanted, before, reason.strip())
+        if decision.moved:
+            _succeed(store, wanted, decision)
+        keep_decisions(store, [decision])
+    return decision
+
+
+def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str, str]) -> Champion:
+    number = aliases.get(PREVIOUS) if version == PREVIOUS else version
+    if number is None:
+        raise UsageError(
+            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had another before "
+            "it; name a number",
+            code="no-version", field="version",
+        )  # fmt: skip
+    found = registered(store, series, number) if number.isdecimal() else None
+    if found is None:
+        known = ", ".join(numbers_of(store, series))
+        raise UsageError(
+            f"{series.registered} has no version {number!r}: choose from {known}, or {PREVIOUS}",
+            code="no-version", field="version",
+        )  # fmt: skip
+    if found.damage:
+        raise DamagedError(
+            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose another version, or "
+            "repair it with `cpb verify --repair`",
+            field=str(found.folder),
+        )
+    return found
+
+
+def _decision(wanted: Champion, before: Champion | None, reason: str) -> Decision:
+    same = before is not None and before.version == wanted.version
+    return Decision(
+        series=wanted.series,
+        outcome="unchanged" if same else "forced",
+        rule="by-hand",
+        version_number=wanted.version,
+        candidate=standing(wanted).ref,
+        incumbent=standing(before).ref if before else None,
+        reason=f"it was the champion already ({reason})" if same else reason,
+        decided_at=datetime.now(UTC),
+    )
+
+
+def _succeed(store: Store, wanted: Champion, decision: Decision) -> None:
+    version = find_version(store, wanted.series, wanted.version)
+    if version is None:
+        raise CpbError(
+            f"{wanted.model_version} was deleted meanwhile; choose another version", code="no-version"
+        )
+    store.client.set_model_version_tag(wanted.name, wanted.version, REASON, decision.reason)
+    succeed(store, version)

@@ -1,0 +1,146 @@
+"""What models lose on the same rows: tonight's from their score files, registered ones predicted anew.
+
+A registered model reads tonight's features, so both see the same candles, corrected ones included. All models of one
+shape forecast as one fleet: 40 series with 2,880 origins each cost seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cpbmodels
+from cpbmodels.series import Series
+from schemas.errors import DamagedError
+from schemas.handover import Compared, SeriesRecord
+from tasks.judging.baselines import realised
+from tasks.judging.evidence import not_worse
+from tasks.judging.gate import Contender
+from tasks.judging.member import MemberScore
+from tasks.judging.reference import reference_quantiles
+from tasks.judging.scores import LEVELS, Array, pinball
+from tasks.signals.store import read_features
+from tasks.storage.model_folder import read_reference
+
+_AT_ONCE = 8
+"""Models whose forecasts are held together: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB a model."""
+
+_LOW, _HIGH = (int(np.flatnonzero(np.isclose(LEVELS, level))[0]) for level in (0.1, 0.9))
+
+
+@dataclass(frozen=True)
+class Losses:
+    """CRPS of one model, mean over its steps, per origin: `crps` [N] in log-return.
+
+    `times` [N]: open time (µs UTC) of the last candle known at each origin, ascending.
+    """
+
+    times: NDArray[np.int64]
+    crps: Array
+
+    def since(self, start: datetime | None) -> "Losses":
+        """Return those of origins whose last known candle opens at `start` or later."""
+        if start is None:
+            return self
+        kept = self.times >= round(start.timestamp() * 1e6)
+        return Losses(self.times[kept], self.crps[kept])
+
+
+@dataclass(frozen=True)
+class Task:
+    """A registered model to be predicted on tonight's features of its series."""
+
+    model: Contender
+    features: SeriesRecord
+
+
+def scored(path: Path) -> Losses:
+    """Return the losses that judging has stored; raises `FileNotFoundError` or `DamagedError`."""
+    score = MemberScore.from_npz(path)
+    return Losses(score.times, score.losses["crps"])
+
+
+def predicted(
+    home: Path, tasks: Sequence[Task], start: datetime, end: datetime
+) -> list[Losses | DamagedError]:
+    """Return each model's losses on the origins of `[start, end)` whose targets are known.
+
+    A model that cannot forecast tonight's features is a `DamagedError` in its place.
+    """
+    found: list[Losses | DamagedError] = []
+    for first in range(0, len(tasks), _AT_ONCE):
+        found += _predicted(home, tasks[first : first + _AT_ONCE], start, end)
+    return found
+
+
+def widths(home: Path, model: Contender, features: SeriesRecord, times: NDArray[np.int64]) -> Array:
+    """Return the reference's width at each origin [N]: the mean over steps of its 10-90 % band, in log-return.
+
+    Known at the origin, so that a loss divided by it is scaled without a look ahead. Raises `DamagedError` where the
+    model's folder has no reference.
+    """
+    reference = read_reference(model.folder)
+    if reference is None:
+        raise DamagedError(f"{model.folder} has no reference; train the model again", field=str(model.folder))
+    series = read_features(home, features)
+    assert series.times is not None
+    quantiles = reference_quantiles(reference, series, np.searchsorted(series.times, times))
+    return np.asarray((quantiles[..., _HIGH] - quantiles[..., _LOW]).mean(axis=1))
+
+
+def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int) -> Compared | None:
+    """Return two models' comparison on the origins that both have; None where they share none."""
+    times, i, j = np.intersect1d(candidate.times, incumbent.times, return_indices=True)
+    if len(times) == 0:
+        return None
+    ratio, low, high = not_worse(candidate.crps[i], incumbent.crps[j], times, horizon, step_us)
+    first, last = (_close(int(t), step_us) for t in (times[0], times[-1]))
+    return Compared(first=first, last=last, n=len(times), ratio=ratio, low=low, high=high)
+
+
+def _close(open_us: int, step_us: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=open_us + step_us)
+
+
+def _predicted(
+    home: Path, tasks: Sequence[Task], start: datetime, end: datetime
+) -> list[Losses | DamagedError]:
+    ready: dict[int, tuple[cpbmodels.Member, Series, NDArray[np.int64]]] = {}
+    failed: dict[int, DamagedError] = {}
+    for place, task in enumerate(tasks):
+        series = read_features(home, task.features)
+        try:
+            model = cpbmodels.load(task.model.folder)
+            series.columns(tuple(model.config["features"]))
+        except cpbmodels.ModelError as error:
+            failed[place] = DamagedError(str(error), field=str(task.model.folder))
+        else:
+            ready[place] = model, series, _origins(series, model, start, end)
+    models, series_of, origins = (
+        (list(part) for part in zip(*ready.values(), strict=True)) if ready else ([],) * 3
+    )
+    forecasts = cpbmodels.predict(models, series_of, origins) if models else []
+    found = {
+        place: _losses(one[1], forecast)
+        for (place, one), forecast in zip(ready.items(), forecasts, strict=True)
+    }
+    return [failed[place] if place in failed else found[place] for place in range(len(tasks))]
+
+
+def _origins(series: Series, model: cpbmodels.Member, start: datetime, end: datetime) -> NDArray[np.int64]:
+    """Return the origins as judging chooses them for a test span: within it, with all targets before its end."""
+    assert series.times is not None
+    edges = np.searchsorted(series.times, [round(t.timestamp() * 1e6) for t in (start, end)])
+    rows = np.flatnonzero(series.usable(model.context, model.horizon))
+    return rows[(rows >= edges[0]) & (rows + model.horizon < edges[1])].astype(np.int64)
+
+
+def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
+    assert series.times is not None
+    # Rounded like the forecasts that judging scored, so that a model compared with itself gives a ratio of 1.
+    quantiles = forecast.quantiles.astype(np.float32).astype(np.float64)
+    truth = realised(series, forecast.origins, quantiles.shape[1])
+    return Losses(series.times[forecast.origins], 2 * pinball(quantiles, truth).mean(axis=(1, 2)))

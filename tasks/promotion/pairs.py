@@ -1,0 +1,171 @@
+"""The evidence store: one file per pair of a challenger's and a champion's recipe, in `HOME/ledger/evidence`.
+
+A pair's rows are the pooled differences of one origin after the other, each taken once and in order. The e-value is
+computed from all of them each time, so that it can be checked by hand, and a kill between two steps loses nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from schemas.handover import PairEvidence, Record
+from schemas.identity import Market, Recipe, tree_of
+from tasks.judging.evidence import alpha_share, e_process
+from tasks.judging.gate import MAX_TRIAL, MAX_WAIT
+from tasks.storage.records import find_record, write_record
+
+log = logging.getLogger("cpb")
+
+Source = Literal["test", "shadow"]
+Row = tuple[datetime, int, float, Source]
+"""Origin (UTC close of the last candle known), coins that it pools, difference, and where it is from."""
+
+
+class Pair(Record):
+    """A challenger's recipe on trial against the recipe of a timeframe's champions.
+
+    A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
+    `share`: of alpha, as the `k`-th pair of its market and timeframe. `horizon`: candles until an origin's losses are
+    known.
+    """
+
+    market: Market
+    timeframe: str
+    challenger: str
+    incumbent: str
+    k: int
+    share: float
+    horizon: int
+    appointed_at: datetime
+    state: Literal["open", "switched", "dropped"] = "open"
+    ended_at: datetime | None = None
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def recipes(self) -> tuple[Recipe, Recipe]:
+        """Challenger and incumbent."""
+        return Recipe.parse(self.challenger), Recipe.parse(self.incumbent)
+
+    @property
+    def threshold(self) -> float:
+        """The e-value at which the champions are switched."""
+        return 1 / self.share
+
+    @property
+    def watermark(self) -> datetime | None:
+        """The newest origin that was taken; None before the first."""
+        return self.rows[-1][0] if self.rows else None
+
+    @property
+    def e_value(self) -> float:
+        """The evidence now, 1 where there are no rows."""
+        if not self.rows:
+            return 1.0
+        return float(e_process(np.array([row[2] for row in self.rows]), lag=self.horizon)[-1])
+
+    def evidence(self, now: datetime) -> PairEvidence:
+        """Return it as decisions show it."""
+        return PairEvidence(
+            challenger=self.challenger, incumbent=self.incumbent, e=self.e_value, threshold=self.threshold,
+            k=self.k, origins=len(self.rows), days=(now - self.appointed_at) / timedelta(days=1),
+        )  # fmt: skip
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether the trial has lasted as long as it may."""
+        return now - self.appointed_at >= MAX_TRIAL
+
+    def tested_on(self) -> tuple[datetime, datetime] | None:
+        """Return the first and last origin of the rows that came from test spans; None where none did."""
+        origins = [row[0] for row in self.rows if row[3] == "test"]
+        return (origins[0], origins[-1]) if origins else None
+
+
+def pairs(home: Path, market: str, timeframe: str) -> list[Pair]:
+    """Return every pair of a timeframe, the oldest first. A damaged file is set aside, and its pair is not repeated."""
+    found = (find_record(path, Pair) for path in sorted(_folder(home, market, timeframe).glob("*.json")))
+    return [pair for pair in found if pair]
+
+
+def tried(home: Path, market: str, timeframe: str) -> set[tuple[Recipe, Recipe]]:
+    """Return the pairs that have had their trial, or have it now; also those whose file is lost to damage."""
+    lost = {path.name.split(".json")[0] for path in _folder(home, market, timeframe).glob("*.json*")}
+    known = {pair.recipes for pair in pairs(home, market, timeframe)}
+    return known | {_recipes(name) for name in lost}
+
+
+def open_pair(
+    home: Path, market: Market, timeframe: str, challenger: Recipe, incumbent: Recipe, horizon: int,
+    now: datetime,
+) -> Pair:  # fmt: skip
+    """Return the record of a new pair, which gets the next share of alpha; it is not stored yet."""
+    k = 1 + len(tried(home, market, timeframe))
+    return Pair(
+        market=market, timeframe=timeframe, challenger=str(challenger), incumbent=str(incumbent), k=k,
+        share=alpha_share(k), horizon=horizon, appointed_at=now,
+    )  # fmt: skip
+
+
+def save(home: Path, pair: Pair) -> Pair:
+    """Write a pair and return it."""
+    write_record(_path(home, pair), pair, compact=True)
+    return pair
+
+
+def end(pair: Pair, state: Literal["switched", "dropped"], now: datetime) -> Pair:
+    """Return the pair as it ends; it stays in the store, so that it is never tried again."""
+    return pair.model_copy(update={"state": state, "ended_at": now})
+
+
+def take(
+    pair: Pair,
+    differences: Mapping[datetime, Mapping[str, float]],
+    source: Source,
+    *,
+    complete: Callable[[datetime, Iterable[str]], bool] = lambda _origin, _coins: True,
+) -> Pair:
+    """Return the pair with the origins that are new, in order, up to the first that is not complete.
+
+    Args:
+        differences: origin -> coin -> scaled difference.
+        complete: whether an origin is to be taken with these coins now (`complete_or_old`); later ones wait for it.
+    """
+    rows = list(pair.rows)
+    for origin in sorted(differences):
+        coins = differences[origin]
+        if not coins or (rows and origin <= rows[-1][0]):
+            continue
+        if not complete(origin, coins):
+            break
+        rows.append((origin, len(coins), float(np.mean(list(coins.values()))), source))
+    return pair.model_copy(update={"rows": tuple(rows)})
+
+
+def complete_or_old(
+    expected: Iterable[str], due: timedelta, now: datetime
+) -> Callable[[datetime, Iterable[str]], bool]:
+    """Return the rule of shadow rows: an origin waits for all coins for up to a day after it could be scored."""
+    wanted = set(expected)
+    return lambda origin, coins: wanted <= set(coins) or now - origin - due >= MAX_WAIT
+
+
+def _folder(home: Path, market: str, timeframe: str) -> Path:
+    return tree_of(home, "ledger", market) / "evidence" / f"interval={timeframe}"
+
+
+def _path(home: Path, pair: Pair) -> Path:
+    one, other = (str(recipe).replace("/", "~") for recipe in pair.recipes)
+    return _folder(home, pair.market, pair.timeframe) / f"{pair.k:03d}~{one}~{other}.json"
+
+
+def _recipes(name: str) -> tuple[Recipe, Recipe]:
+    parts = name.split("~")
+    return Recipe(*parts[1:4]), Recipe(*parts[4:7])
+
+
+def now_of(as_of: datetime | None) -> datetime:
+    """Return the instant that trials are counted by: `--as-of`, else the clock's."""
+    return as_of or datetime.now(UTC)

@@ -1,0 +1,134 @@
+"""The challengers' trial between trainings: live shadow forecasts are added to the evidence as they are scored.
+
+Crossing the threshold switches the timeframe at once; a trial without a result ends after 90 days.
+"""
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from schemas.errors import CpbError
+from schemas.forecasts import CHALLENGER, CHAMPION
+from schemas.handover import Decision, Failure, PairEvidence, Trials
+from schemas.identity import SeriesId
+from schemas.scope import Scope
+from schemas.universe import INTERVAL_SECONDS
+from tasks.forecasting.evidence_rows import evidence_rows
+from tasks.forecasting.versions import recipes_of
+from tasks.promotion import pairs
+from tasks.promotion.contenders import standing
+from tasks.promotion.lock import promotion_lock
+from tasks.promotion.moves import dismiss, promote_challenger
+from tasks.promotion.pairs import Pair
+from tasks.tracking.connection import Store
+from tasks.tracking.decisions import keep_decisions
+from tasks.tracking.registry import Champion, challengers, champions
+from tasks.tracking.store import open_store
+
+Versions = tuple[Champion, Champion]
+"""Champion and challenger of one series."""
+
+
+def update_trials(scope: Scope) -> Trials:
+    """Add the scored shadow forecasts of a market's timeframes to their pairs, and switch or drop where it is time.
+
+    What goes wrong with one timeframe is its failure; the others go on.
+    """
+    decisions: list[Decision] = []
+    failures: list[Failure] = []
+    now = pairs.now_of(scope.as_of)
+    for timeframe in scope.timeframes:
+        try:
+            if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
+                decisions += _update(scope.home, scope.market, timeframe, now)
+        except CpbError as error:
+            failures.append(Failure.of(None, "promote", error))
+    return Trials(decisions=tuple(decisions), failures=tuple(failures))
+
+
+def _update(home: Path, market: str, timeframe: str, now: datetime) -> list[Decision]:
+    store = open_store()
+    with promotion_lock(home, market):
+        decisions: list[Decision] = []
+        known = _versions(store, market, timeframe)
+        for pair in pairs.pairs(home, market, timeframe):
+            if pair.state == "open":
+                decisions += _update_pair(home, store, pair, known, now)
+        keep_decisions(store, decisions)
+    return decisions
+
+
+def _versions(store: Store, market: str, timeframe: str) -> dict[SeriesId, Versions]:
+    """Return the champion and the challenger of each series of a timeframe that has both."""
+    serving = {c.series: c for c in champions(market=market, store=store) if c.series.timeframe == timeframe}
+    found = challengers(list(serving), store=store)
+    return {one.series: (serving[one.series], one) for one in found}
+
+
+def _update_pair(
+    home: Path, store: Store, pair: Pair, known: dict[SeriesId, Versions], now: datetime
+) -> list[Decision]:
+    challenger, incumbent = pair.recipes
+    coins = {
+        series: versions
+        for series, versions in known.items()
+        if standing(versions[0]).recipe == incumbent and standing(versions[1]).recipe == challenger
+    }
+    since = (pair.watermark or pair.appointed_at) + timedelta(microseconds=1)
+    rows = shadow_differences(home, list(coins), pair, since, now)
+    due = pair.horizon * timedelta(seconds=INTERVAL_SECONDS[pair.timeframe])
+    rule = pairs.complete_or_old({series.symbol for series in coins}, due, now)
+    longer = pairs.take(pair, rows, "shadow", complete=rule)
+    if longer != pair:
+        pairs.save(home, longer)
+    evidence = longer.evidence(now)
+    decisions = []
+    if evidence.e >= longer.threshold:
+        decisions = [_switch(store, longer, evidence, *versions) for versions in coins.values()]
+        pairs.save(home, pairs.end(longer, "switched", now))
+    elif longer.is_over(now):
+        pairs.save(home, pairs.end(longer, "dropped", now))
+        dismiss(store, (winner for _, winner in coins.values()))
+    return decisions
+
+
+def _switch(store: Store, pair: Pair, evidence: PairEvidence, before: Champion, winner: Champion) -> Decision:
+    reason = f"the evidence is in: {evidence}"
+    return Decision(
+        series=winner.series,
+        outcome="switched",
+        rule="evidence",
+        version_number=promote_challenger(store, winner, reason, pair.tested_on()),
+        candidate=standing(winner).ref,
+        incumbent=standing(before).ref,
+        evidence=evidence,
+        reason=reason,
+        decided_at=datetime.now(UTC),
+    )
+
+
+def shadow_differences(
+    home: Path, series: list[SeriesId], pair: Pair, since: datetime, until: datetime
+) -> dict[datetime, dict[str, float]]:
+    """Return, per origin, each coin's difference in CRPS over the reference's width there, from live forecasts.
+
+    Only forecasts by versions of the pair's recipes count.
+    """
+    rows = evidence_rows(home, series, since, until)
+    found: dict[datetime, dict[str, float]] = defaultdict(dict)
+    for one in series:
+        recipes = recipes_of(home, one)
+        mine = rows.filter(pl.col("series") == one.name)
+        parts = {}
+        for role, wanted in ((CHAMPION, pair.incumbent), (CHALLENGER, pair.challenger)):
+            versions = [version for version, recipe in recipes.items() if recipe == wanted]
+            own = mine.filter(pl.col("role") == role, pl.col("version").is_in(versions))
+            # A version that was replaced between two runs at one origin has a row too: the newer counts.
+            parts[role] = own.unique("issued_at", keep="last", maintain_order=True)
+        both = parts[CHALLENGER].join(parts[CHAMPION], on="issued_at", suffix="_champion")
+        for row in both.filter(pl.col("ref_width_champion") > 0).iter_rows(named=True):
+            difference = (row["crps"] - row["crps_champion"]) / row["ref_width_champion"]
+            found[row["issued_at"]][one.symbol] = difference
+    return found

@@ -1,0 +1,69 @@
+"""Decisions of the gate as MLflow keeps them: a file on the flow's run, tags on the registered model and its version.
+
+The registered model's tag is the newest decision on its series, whatever came of it; a version's tag is the one by
+which it became champion.
+"""
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from schemas.handover import Decision, Decisions
+from schemas.identity import SeriesId
+from tasks.storage.records import write_record
+from tasks.tracking.connection import Store
+from tasks.tracking.entries import text
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.versions import registered_models, series_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DECISIONS = "decisions.json"
+"""Name of the artifact on the flow's run."""
+DECISION = "decision"
+"""Tag of a registered model and of a version: a `Decision` as JSON."""
+
+
+def keep_decisions(store: Store, decisions: Iterable[Decision], run_id: str = "") -> None:
+    """Write decisions as tags, and as a file on the flow's run where they were made by one."""
+    found = tuple(decisions)
+    for one in found:
+        value = text(one.model_dump_json(exclude_none=True))
+        store.client.set_registered_model_tag(one.series.registered, DECISION, value)
+        if one.moved or one.outcome == "retired":
+            store.client.set_model_version_tag(one.series.registered, one.version_number, DECISION, value)
+    if run_id:
+        _write(store, run_id, Decisions(decisions=found))
+
+
+def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
+    """Return the newest decision on each series; models of older releases have none."""
+    found = {}
+    for model in registered_models(store):
+        series = series_of(model.name)
+        decision = decision_in(model.tags)
+        if series and decision:
+            found[series] = decision
+    return found
+
+
+def decision_in(tags: "Mapping[str, str]") -> Decision | None:
+    """Return the decision in the tags of a registered model or a version; None where there is none to be read."""
+    try:
+        return Decision.model_validate_json(tags[DECISION])
+    except (KeyError, ValidationError):  # an older release wrote none; a later one, or a person, another form
+        return None
+
+
+def _write(store: Store, run_id: str, decisions: Decisions) -> None:
+    folder = local_path(store.client.get_run(run_id).info.artifact_uri)
+    if folder is not None:
+        write_record(folder / DECISIONS, decisions)
+        return
+    with tempfile.TemporaryDirectory() as part:
+        write_record(Path(part) / DECISIONS, decisions)
+        store.client.log_artifact(run_id, str(Path(part) / DECISIONS))

@@ -1,0 +1,37 @@
+import shutil
+
+import pytest
+from promotion_tools import SECOND, SPEC, Trainer, night
+
+from schemas.run import RunSpec
+
+
+def _use(patch, place):
+    patch.setenv("CPB_HOME", str(place / "data"))
+    patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
+    patch.chdir(place)
+
+
+@pytest.fixture(scope="session")
+def after_one_night(tmp_path_factory):
+    """A home after one night of the preset smoke, with the next night's candles; copied for every test."""
+    place = tmp_path_factory.mktemp("night")
+    with pytest.MonkeyPatch.context() as patch:
+        _use(patch, place)
+        patch.setattr("tasks.train.run_trainer", Trainer())
+        from tasks.ingest import ingest
+
+        ingest(RunSpec(**SPEC.model_dump() | {"as_of": SECOND}).scope)
+        night()
+    return place
+
+
+@pytest.fixture
+def trainer(after_one_night, tmp_path, monkeypatch):
+    """The trainer of a test's own copy of that home."""
+    place = tmp_path / "copy"
+    shutil.copytree(after_one_night, place)
+    _use(monkeypatch, place)
+    fake = Trainer()
+    monkeypatch.setattr("tasks.train.run_trainer", fake)
+    return fake

@@ -1,0 +1,77 @@
+"""Nights on simulated candles, trained in this process."""
+
+import json
+
+import numpy as np
+
+from flows.runner import Runner
+from flows.train_all import run_train_all
+from schemas.identity import SeriesId
+from schemas.run import RunSpec
+from tasks.tracking.decisions import DECISIONS, newest_decisions
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.store import open_store
+from tasks.tracking.versions import aliases_of
+from tasks.training import worker
+from tasks.training.fleet_files import read_job
+
+FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"
+SPEC = RunSpec(
+    coins="BTC,ETH", timeframes="1h", architectures="linear", preset="smoke", source="sim", since="2024-09",
+    as_of=FIRST, overrides={"epochs": 1},
+)  # fmt: skip
+BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
+
+
+class Trainer:
+    """Stands in for `run_trainer`: trains in this process; `after` may change what it left in a folder."""
+
+    def __init__(self):
+        self.after = lambda job, folder: None
+
+    def __call__(self, folder, slots, timeout_s, on_progress=None):
+        if not (folder / "result.json").exists():
+            worker.train_job(folder)
+            self.after(read_job(folder), folder)
+
+
+def night(as_of=FIRST, **options):
+    """A run of the main job; its summary and what it said."""
+    said = []
+    spec = RunSpec(**SPEC.model_dump() | {"as_of": as_of} | options)
+    return run_train_all(spec, Runner(), said.append), said
+
+
+def aliases(series=BTC):
+    return aliases_of(open_store(), series)
+
+
+def decided(series=BTC):
+    """(outcome, rule) of the newest decision."""
+    found = newest_decisions(open_store())[series]
+    return found.outcome, found.rule
+
+
+def newest(series=BTC):
+    return newest_decisions(open_store())[series]
+
+
+def decisions_of(run_id):
+    """What the flow's run keeps."""
+    folder = local_path(open_store().client.get_run(run_id).info.artifact_uri)
+    return json.loads((folder / DECISIONS).read_text())["body"]["decisions"]
+
+
+def widened(factor, split="test"):
+    """Let a trained model's forecasts be this many times as wide on a span: its CRPS grows."""
+
+    def spoil(job, folder):
+        for member in job.members:
+            path = folder / "members" / member.name / f"{split}.npz"
+            with np.load(path) as kept:
+                arrays = {key: kept[key].copy() for key in kept.files}
+            middle = arrays["quantiles"][..., 9:10]
+            arrays["quantiles"] = middle + factor * (arrays["quantiles"] - middle)
+            np.savez(path, **arrays)
+
+    return spoil

@@ -1,0 +1,211 @@
+"""Nights from candles to aliases: what moves, what does not, and what is on record."""
+
+from promotion_tools import (
+    BTC,
+    EARLIER,
+    ETH,
+    SECOND,
+    aliases,
+    decided,
+    decisions_of,
+    newest,
+    night,
+    widened,
+)  # fmt: skip
+
+from schemas.scope import home
+from tasks.promotion import pairs
+from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
+
+
+def test_the_first_night_makes_provisional_champions_and_says_so(trainer):
+    assert aliases() == {"champion": "1"}
+    assert decided() == ("first", "first")
+    assert "provisional" in newest().reason
+    (btc, eth) = champions(market="sim")
+    assert btc.tags["cpb.recipe"].startswith("linear/smoke/")
+    assert newest(ETH).candidate.run_id == eth.run_id
+
+
+def test_the_same_night_again_moves_nothing(trainer):
+    summary, said = night()
+    assert (summary.champions, summary.forecast_rows, summary.exit_code) == (2, 20, 0)
+    assert aliases() == {"champion": "1"}
+    assert decided() == ("unchanged", "same-run")
+    assert any(line == "champions: 2 unchanged" for line in said)
+
+
+def test_the_same_candles_under_another_command_move_nothing(trainer):
+    summary, _ = night(seed=2)
+    assert (aliases(), decided()) == ({"champion": "1"}, ("unchanged", "same-data"))
+    assert [d["rule"] for d in decisions_of(summary.run_id)] == ["same-data", "same-data"]
+
+
+def test_newer_candles_refresh_and_keep_the_one_before(trainer):
+    summary, _ = night(SECOND)
+    assert decided() == ("refreshed", "refresh")
+    assert aliases() == {"champion": "2", "previous": "1"}
+    found = newest()
+    assert found.version_number == "2"
+    assert found.compared.n > 300
+    assert found.compared.high < 1.005
+    assert found.incumbent.version_number == "1"
+    assert (summary.champions, summary.forecast_rows) == (2, 20)
+    kept = {d["series"]["symbol"]: d for d in decisions_of(summary.run_id)}
+    assert kept["BTCUSDT"]["compared"]["ratio"] == found.compared.ratio
+
+
+def test_a_night_with_a_worse_model_moves_nothing_and_says_why(trainer):
+    trainer.after = widened(1.6)
+    summary, said = night(SECOND)
+    assert decided() == ("kept", "worse")
+    assert aliases() == {"champion": "1"}
+    found = newest()
+    assert found.compared.low > 1
+    assert any("is worse than the champion" in line for line in said)
+    assert (summary.champions, summary.forecast_rows, summary.exit_code) == (2, 20, 0)
+
+
+def test_older_candles_move_nothing_without_a_reason(trainer):
+    night(EARLIER)
+    assert (aliases(), decided()) == ({"champion": "1"}, ("kept", "older"))
+    night(EARLIER, force="the feed was wrong on New Year's Eve")
+    assert (aliases(), decided()) == ({"champion": "2", "previous": "1"}, ("forced", "older"))
+    assert "the feed was wrong" in newest().reason
+
+
+def test_fewer_candles_move_nothing(trainer):
+    night(SECOND, since="2024-09-20")
+    assert (aliases(), decided()) == ({"champion": "1"}, ("kept", "fewer-candles"))
+
+
+DEFAULT = {"preset": "default", "overrides": {"epochs": 1, "steps_per_epoch": 5}}
+
+
+def test_smoke_never_replaces_another_preset_which_replaces_smoke_unless_worse(trainer):
+    trainer.after = widened(1.6)
+    night(SECOND, **DEFAULT)
+    assert (aliases(), decided()) == ({"champion": "1"}, ("kept", "worse"))
+    trainer.after = lambda job, folder: None
+    night(SECOND, **DEFAULT | {"seed": 2})
+    assert (aliases(), decided()) == ({"champion": "2", "previous": "1"}, ("refreshed", "provisional"))
+    night(SECOND)
+    assert (aliases(), decided()) == ({"champion": "2", "previous": "1"}, ("kept", "smoke"))
+
+
+def test_another_horizon_is_refused(trainer):
+    night(SECOND, overrides={"epochs": 1, "horizon": 5})
+    assert (aliases(), decided()) == ({"champion": "1"}, ("kept", "horizon"))
+
+
+def test_a_deleted_champion_is_replaced_like_a_first_one(trainer):
+    open_store().client.delete_model_version("cpb-sim-BTCUSDT-1h", "1")
+    night(SECOND)
+    assert decided() == ("first", "missing")
+    assert decided(ETH) == ("refreshed", "refresh")
+    assert "champion" in aliases()
+
+
+def test_a_damaged_champion_is_replaced_uncompared(trainer):
+    (btc, _) = champions(market="sim")
+    (btc.folder / "model.safetensors").write_bytes(b"damaged")
+    night(SECOND)
+    assert decided() == ("refreshed", "damaged-incumbent")
+    assert aliases()["champion"] == "2"
+
+
+def test_a_store_of_an_older_release_has_no_decisions_and_its_champions_are_compared(trainer):
+    store = open_store()
+    for series in (BTC, ETH):
+        store.client.delete_registered_model_tag(series.registered, "decision")
+        for tag in ("decision", "cpb.recipe"):
+            store.client.delete_model_version_tag(series.registered, "1", tag)
+    night(SECOND)
+    assert decided() == ("refreshed", "refresh")
+
+
+def test_a_run_that_is_killed_between_two_moves_is_finished_by_the_next(trainer, monkeypatch):
+    from tasks.promotion import night as module
+
+    promote, calls = module.promote_candidate, []
+
+    def once(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return promote(*arguments)
+
+    monkeypatch.setattr(module, "promote_candidate", once)
+    try:
+        night(SECOND)
+    except KeyboardInterrupt:
+        pass
+    assert (aliases(BTC)["champion"], aliases(ETH)["champion"]) == ("2", "1")
+    monkeypatch.setattr(module, "promote_candidate", promote)
+    night(SECOND)
+    assert (aliases(BTC)["champion"], aliases(ETH)["champion"]) == ("2", "2")
+    assert (decided(BTC)[0], decided(ETH)[0]) == ("unchanged", "refreshed")
+
+
+# --- Challenger
+
+
+def challenged(trainer, **options):
+    """A second night on which `har` is better on validation than the champions' recipe `linear`."""
+    trainer.after = lambda job, folder: (
+        widened(2.0, "validation")(job, folder) if job.architecture == "linear" else None
+    )
+    return night(SECOND, architectures="linear,har", **options)
+
+
+def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside_the_champion(trainer):
+    summary, _ = challenged(trainer)
+    assert decided()[0] == "refreshed"
+    assert aliases() == {"champion": "3", "previous": "1", "challenger": "2"}
+    (pair,) = pairs.pairs(home(), "sim", "1h")
+    assert (pair.k, pair.state, pair.recipes[0].architecture) == (1, "open", "har")
+    assert newest().evidence.k == 1
+    assert len(pair.rows) > 300
+    assert all(row[1:2] + row[3:] == (2, "test") for row in pair.rows)
+    assert summary.forecast_rows == 20  # champions' alone
+    from tasks.forecasting import store
+
+    roles = store.read(home(), BTC)["role"].value_counts()
+    assert dict(roles.iter_rows()) == {"champion": 20, "challenger": 10}
+    assert store.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
+    rows = pair.rows
+    challenged(trainer)  # the same night again
+    assert pairs.pairs(home(), "sim", "1h")[0].rows == rows
+    assert aliases()["challenger"] == "2"
+
+
+def test_a_worse_recipe_is_no_challenger_and_the_decision_says_so(trainer):
+    trainer.after = lambda job, folder: (
+        widened(2.0, "validation")(job, folder) if job.architecture == "har" else None
+    )
+    night(SECOND, architectures="linear,har")
+    assert "challenger" not in aliases()
+    assert "har/smoke/" in newest().reason
+    assert "is no challenger" in newest().reason
+
+
+def test_test_rows_alone_can_switch_and_the_champion_says_on_which_it_was_selected(trainer, monkeypatch):
+    monkeypatch.setattr(pairs, "e_process", lambda differences, lag: differences * 0 + 50.0)
+    challenged(trainer)
+    assert decided() == ("switched", "evidence")
+    assert aliases() == {"champion": "2", "previous": "1"}
+    (pair,) = pairs.pairs(home(), "sim", "1h")
+    assert pair.state == "switched"
+    (btc, _) = champions(market="sim")
+    assert (btc.architecture, btc.version) == ("har", "2")
+    assert btc.selected_on.endswith("2025-01-01")
+    challenged(trainer)
+    assert (aliases(), decided()[0]) == ({"champion": "2", "previous": "1"}, "unchanged")
+
+
+def test_a_run_on_one_coin_neither_appoints_nor_uses_up_rows(trainer):
+    challenged(trainer, coins="BTC")
+    assert "challenger" not in aliases()
+    assert pairs.pairs(home(), "sim", "1h") == []
+    assert "too few" in newest().reason
