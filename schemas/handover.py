@@ -366,11 +366,8 @@ class Alarm(Record):
     def __str__(self) -> str:
         """Return it as one sentence."""
         since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
-        return (
-            f"{self.series} is {self.state}{since}: {self.reason}"
-            if self.reason
-            else f"{self.series} is fine"
-        )
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.series} is {self.state}{since}{why}"
 
 
 class Watching(Record):

@@ -24,9 +24,12 @@ from tasks.storage.records import find_record, write_record
 
 FILE_NAME = "watch.json"
 
-MAX_STABILITY = 2.0
-"""Population stability index of a column, 30 days against the training span, above which its input has drifted. The
-usual 0.25 is for independent rows: here 30 quiet or busy days differ from years by more than that as a rule."""
+MAX_STABILITY = 1.0
+"""Population stability index of a column, 30 days against the training span, above which the input is unusual. The
+common limit of 0.25 is for independent rows: of the range columns, 1 in 10 real months of 30 days passes 0.4 and 1 in
+100 passes 0.9 (benchmarks/drift.py)."""
+MAX_STABILITY_OF = {"log_sigma": 6.0}
+"""The level of the volatility moves for years: its median is 1.4, and 1 real month in 100 passes 5.6."""
 
 RECENT_DAYS = 14
 """Half-life of the figures that a sentence shows beside the promise."""
@@ -49,7 +52,7 @@ class SeriesWatch(Record):
 
     `recipe`: whose forecasts it takes; `model_version`: the newest champion's; `promises`: of this version and the one
     before, whose last forecasts are still to be scored. `taken_to`: origin of the newest forecast taken. `bands` and
-    `crps` [horizon + 1]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column,
+    `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column,
     on the UTC day `stability_day`.
     """
 
@@ -92,7 +95,7 @@ def begin(champion: Watched) -> SeriesWatch:
         recipe=champion.recipe,
         model_version=champion.version,
         promises={champion.version: champion.reference.promised},
-        crps=(0.0,) * (champion.reference.horizon + 1),
+        crps=(0.0,) * champion.reference.horizon,
     )
 
 
@@ -102,7 +105,7 @@ def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
     A refresh (same recipe) goes on: with a new version every night, evidence that began anew with each would never
     come to anything. Each forecast is held to the promise of the version that made it. Another recipe begins anew.
     """
-    if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon + 1:
+    if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon:
         return begin(champion)
     if known.model_version == champion.version:
         return known
@@ -125,7 +128,7 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     new = new.unique("issued_at", keep="last", maintain_order=True)
     if new.is_empty():
         return known
-    capital = Capital(len(known.crps) - 1)
+    capital = Capital(len(known.crps))
     capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
     recent, seconds = known.recent, known.series.seconds
     fade = 0.5 ** (seconds / (RECENT_DAYS * 86_400))
@@ -163,7 +166,8 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
     evidence = evidence_of(known)
     total = sum(evidence.values())
     drifted = total >= ALARM or (known.state == "drifted" and total >= RECOVERED)
-    unstable = {name: value for name, value in known.stability.items() if value > MAX_STABILITY}
+    highest = {name: MAX_STABILITY_OF.get(name, MAX_STABILITY) for name in known.stability}
+    unstable = {name: value for name, value in known.stability.items() if value > highest[name]}
     reasons = []
     if drifted or total >= NOTICEABLE:
         reasons.append(_worse(known, evidence))
@@ -179,7 +183,7 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
 
 def evidence_of(known: SeriesWatch) -> dict[str, float]:
     """Return the evidence by bet: `bands` (misses at step 1) and `crps`."""
-    capital = Capital(len(known.crps) - 1)
+    capital = Capital(len(known.crps))
     capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
     return {name: float(value) for name, value in capital.evidence.items()}
 

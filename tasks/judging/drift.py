@@ -49,8 +49,9 @@ _CRPS_UNIT = 0.2
 """Reference CRPS as a share of the reference's q10 .. q90 width: about this at every volatility."""
 _CRPS_CLIP = 0.1
 _CRPS_STAKE = 3.6
-"""Share of the capital staked on the forecasts of one horizon, per unit; times the clip it stays below 1 / e, so that a
-run of the worst outcomes, each on a stake set by the capital of a horizon ago, cannot take more than there is."""
+"""Share of the capital staked on the forecasts of one horizon, per unit; times the clip it stays below 1 / e. Then a run
+of the worst outcomes, C[t] = C[t - 1] - a C[t - L] with a = clip x stake / L, never takes more than there is: its
+solution falls without changing sign as long as a <= (L - 1)**(L - 1) / L**L, which is above 1 / (e L)."""
 
 
 @dataclass(frozen=True)
@@ -87,18 +88,18 @@ class Outcome:
 class Capital:
     """The gambler's money, of one series or of N at once (`shape` [N]).
 
-    `bands` [*shape]: capital of the bet on misses. `crps` [horizon + 1, *shape]: capital of the bet on the CRPS after
+    `bands` [*shape]: capital of the bet on misses. `crps` [horizon, *shape]: capital of the bet on the CRPS after
     each of the newest forecasts, the newest last.
     """
 
     def __init__(self, horizon: int, shape: tuple[int, ...] = ()) -> None:
         self.bands: Array = np.zeros(shape)
-        self.crps: Array = np.zeros((horizon + 1, *shape))
+        self.crps: Array = np.zeros((horizon, *shape))
 
     @property
     def horizon(self) -> int:
         """Number of steps of a forecast: how many forecasts overlap."""
-        return len(self.crps) - 1
+        return len(self.crps)
 
     def take(self, outcome: Outcome, limit: Limits, step_seconds: int) -> None:
         """Settle the bets on one forecast, the next one in time, and put in fresh money.
@@ -117,7 +118,7 @@ class Capital:
     @property
     def evidence(self) -> dict[str, NDArray[np.float64]]:
         """The capital by bet, `bands` and `crps`, with the stakes on forecasts not yet scored counted as lost."""
-        open_stakes = self._stake(self.crps[1:-1]).sum(axis=0)
+        open_stakes = self._stake(self.crps[:-1]).sum(axis=0)
         sure = np.maximum(self.crps[-1] - _CRPS_CLIP * open_stakes, 0)
         return {"bands": self.bands, "crps": sure}
 
