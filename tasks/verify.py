@@ -42,10 +42,13 @@ class Verification:
     """What was found: files checked, damaged ones, and a sentence for each kind that could not be checked.
 
     `earlier`: how many fleets or files of each kind an earlier version wrote and this one does not use. No damage.
+    `rows_before`: by market, how many forecast and score rows were stored before their chain began, so that it does
+    not say when.
     """
 
     checked: int = 0
     earlier: Counter[str] = field(default_factory=Counter)
+    rows_before: dict[str, int] = field(default_factory=dict)
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
@@ -86,6 +89,8 @@ def verify_all(
     for market in markets:
         for kind, verify in KINDS.items():
             options: dict[str, Any] = {"source": source} if kind == "candles" else {}
+            if kind == "forecasts":
+                options["before"] = partial(result.rows_before.__setitem__, market)
             if kind not in _WITHOUT_RECORDS:
                 options["earlier"] = partial(count_earlier, kind)
             try:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, computed_field, create_model
 
 from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from schemas.handover import Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import LedgerEntry
 
@@ -83,12 +84,19 @@ class Candles(OfSeries):
 
 
 class ChampionInfo(OfSeries):
-    """The model that serves a series, with its finding on the test span."""
+    """The model that serves a series, with its finding on the test span.
+
+    `reason`: why it became champion. `decision`: the newest one on its series, null where an older release made it
+    champion. `selected_on`: test rows that its recipe was chosen on, so that its finding is no result; null for none.
+    """
 
     model_version: str
     architecture: str | None
+    preset: str | None
     verdict: str | None
     reason: str | None
+    decision: Decision | None
+    selected_on: str | None
     metrics: dict[str, float]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import CpbError, MemberError
+from schemas.handover import Decision
 from schemas.identity import SIM, SPOT, Market, SeriesId, stored_series
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
@@ -161,6 +162,7 @@ def leaderboard(market: Market) -> Leaderboard:
 
 @lru_cache(maxsize=8)
 def _leaderboard(uri: str, market: Market, _changed: float) -> Leaderboard:
+    from tasks.tracking.decisions import newest_decisions
     from tasks.tracking.leaderboard import COLUMNS
     from tasks.tracking.leaderboard import leaderboard as rows_of
     from tasks.tracking.registry import champions
@@ -168,10 +170,12 @@ def _leaderboard(uri: str, market: Market, _changed: float) -> Leaderboard:
 
     rows: list[dict[str, Any]] = []
     served: list[Any] = []
+    decided: dict[SeriesId, Decision] = {}
     note = None
     try:
         store = open_store(uri, create=False)
         served = champions(market=market, store=store)
+        decided = newest_decisions(store)
         rows = rows_of(store=store, market=market)
     except CpbError as error:
         note = str(error)
@@ -179,7 +183,7 @@ def _leaderboard(uri: str, market: Market, _changed: float) -> Leaderboard:
         market=market,
         rows=rows,
         columns=COLUMNS,
-        champions=[_champion(c) for c in served],
+        champions=[_champion(c, decided.get(c.series)) for c in served],
         verdict=_overall(served),
         note=note,
     )
@@ -191,13 +195,16 @@ def _overall(served: list[Any]) -> str | None:
     return verdict(served) if served else None
 
 
-def _champion(champion: Any) -> ChampionInfo:
+def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:
     return ChampionInfo(
         **_identity(champion.series),
         model_version=champion.model_version,
         architecture=champion.architecture or None,
+        preset=champion.preset or None,
         verdict=champion.verdict or None,
         reason=champion.tags.get("reason"),
+        decision=decision,
+        selected_on=champion.selected_on or None,
         metrics={k: v for k, v in champion.metrics.items() if k.startswith("test_")},
     )
 

@@ -53,6 +53,8 @@ def verify(
     for kind, number in result.earlier.items():
         verb = "is" if number == 1 else "are"
         say(f"{count(number, _NOUNS[kind])} written by an earlier version {verb} not used")
+    for name, rows in result.rows_before.items():
+        say(f"{count(rows, 'row')} of forecasts and scores ({name}) were stored before the chain began")
     done = ""
     if repair:
         mended = len(result.damaged) - len(result.remaining)
@@ -68,6 +70,7 @@ def verify(
                 "damaged": damaged,
                 "unchecked": result.unchecked,
                 "earlier": result.earlier,
+                "rows_before_chain": result.rows_before,
                 "exit": code,
             }
         )

@@ -13,13 +13,16 @@ import polars as pl
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId
 from schemas.ledger import DailyState
-from tasks.forecasting.index import month_files, read_index, sha256, writing
+from tasks.forecasting.index import month_files, read_index, sha256
 from tasks.forecasting.losses import BANDS, scored_rows
-from tasks.forecasting.months import FORECASTS, LEDGER, read_month
+from tasks.forecasting.months import FORECASTS, LEDGER, Tree, read_month
+from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
+from tasks.storage.locks import locked
 from tasks.storage.records import read_record, write_record
 
 DAILY, STATE = "daily.parquet", "daily.json"
+_LOCK = ".lock"
 
 KEY = ("day", "model_version", "role", "live")
 _COUNTS = (
@@ -77,12 +80,14 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     folder = series.folder(home, LEDGER.name)
     if not month_files(folder):
         return pl.DataFrame(schema=SCHEMA)
-    with writing(folder):  # no scores are added between the digests and the rows that they are of
+    with locked(folder / _LOCK):  # of those who make the sums; the month files may be written to meanwhile
         months = _digests(home, series)
         known, made_of = _read(folder)
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]
         if not changed and made_of.keys() == months.keys():
             return known
+        # Of the bytes as they are: a writer at work has recorded the digest of what it is about to put in place.
+        months |= {month: _digests_now(home, series, month) for month in changed}
         kept = known.filter(pl.col("day").dt.strftime("%Y-%m").is_in([m for m in months if m not in changed]))
         sums = pl.concat([kept, *(_month_sums(home, series, month) for month in changed)]).sort(KEY)
         buffer = io.BytesIO()
@@ -120,6 +125,14 @@ def _digests(home: Path, series: SeriesId) -> dict[str, tuple[str, str]]:
     """Return the digests of forecasts and scores of each month that has scores."""
     forecasts, scores = (_digests_of(series.folder(home, tree.name)) for tree in (FORECASTS, LEDGER))
     return {month: (forecasts.get(month, ""), digest) for month, digest in scores.items()}
+
+
+def _digests_now(home: Path, series: SeriesId, month: str) -> tuple[str, str]:
+    def digest(tree: Tree) -> str:
+        path = series.folder(home, tree.name) / f"{month}.parquet"
+        return file_digest(path) if path.exists() else ""
+
+    return digest(FORECASTS), digest(LEDGER)
 
 
 def _digests_of(folder: Path) -> dict[str, str]:

@@ -1,15 +1,14 @@
 """The recorded sha256 of month files: `index.json` in the folder of a series.
 
-The index is written before the file that it speaks of and names the old digest too, so that neither a kill in
-between nor a reader at that moment takes the file for damaged. Files older than the index have no digest until
+Readers check by it, who cannot read a chain for each file. It is written before the file that it speaks of and names
+the old digest too, so that no reader at that moment takes the file for damaged. Only the holder of the chain's lock
+writes it. Files older than the index have no digest until
 they are written to, or until `cpb verify --repair` records one.
 """
 
 import hashlib
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import Field
@@ -17,13 +16,12 @@ from pydantic import Field
 from schemas.errors import BusyError, DamagedError
 from schemas.handover import Record
 from tasks.storage.damage import VERIFY
-from tasks.storage.locks import locked
+from tasks.storage.digests import file_digest
 from tasks.storage.records import find_record, read_record, write_record
 
 log = logging.getLogger("cpb")
 
 INDEX = "index.json"
-_LOCK = ".lock"
 _TRIES = 10
 
 
@@ -45,18 +43,11 @@ def month_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("????-??.parquet"))
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Be the only writer of a series' folder."""
-    with locked(folder / _LOCK):
-        yield
-
-
-def announce(path: Path, data: bytes) -> None:
-    """Record the digest of what is about to be written to `path`, and that of what lies there now."""
-    previous = sha256(path.read_bytes()) if path.exists() else ""
+def announce(path: Path, digest: str) -> None:
+    """Record the digest of what is about to be renamed to `path`, and that of what lies there now."""
+    previous = file_digest(path) if path.exists() else ""
     known = _to_extend(path.parent)
-    known[path.stem] = FileDigest(digest=sha256(data), previous=previous)
+    known[path.stem] = FileDigest(digest=digest, previous=previous)
     write_record(path.parent / INDEX, MonthIndex(months=known))
 
 
@@ -150,4 +141,4 @@ def _to_extend(folder: Path) -> dict[str, FileDigest]:
     """Return the digests by month, those of files without one included; a damaged index is set aside first."""
     found = find_record(folder / INDEX, MonthIndex) or MonthIndex()
     unknown = [f for f in month_files(folder) if f.stem not in found.months]
-    return {**found.months, **{f.stem: FileDigest(digest=sha256(f.read_bytes())) for f in unknown}}
+    return {**found.months, **{f.stem: FileDigest(digest=file_digest(f)) for f in unknown}}

@@ -1,6 +1,5 @@
 """Issues forecasts: each champion, from the newest closed candles of its series, into the forecast store."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,15 +15,13 @@ from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
 from schemas.reference import Reference
 from schemas.scope import Scope
-from tasks.forecasting.chain import Kind, append
+from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.reference import reference_of, reference_prices
 from tasks.forecasting.store import forecast_rows
 from tasks.forecasting.versions import note_version
 from tasks.judging.recipe import recipe_of
 from tasks.signals.store import newest_series
 from tasks.storage.model_folder import read_config
-
-log = logging.getLogger("cpb")
 
 NO_REFERENCE = "reference"
 """Code of the failure that says that rows were stored without the reference's quantiles."""
@@ -34,9 +31,6 @@ LEARNT = "learnt"
 
 LOST = "forecasts-lost"
 """Code of the failure that says that a damaged month was set aside."""
-
-ANY_ERROR = (Exception, pl.exceptions.PanicException)
-"""Whatever can go wrong in one series; polars' panics are no `Exception`."""
 
 
 class Champion(Protocol):
@@ -132,12 +126,8 @@ def store_batch(
 
 def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     """Return the failure of one series; an error that nobody foresaw is also logged with its traceback."""
-    if isinstance(error, (CpbError, cpbmodels.ModelError)):
-        return Failure.of(series, step, error)
-    log.debug("%s of %s failed", step, series, exc_info=error)
-    reason = (str(error).splitlines() or [""])[0][:200]
-    unexpected = CpbError(f"{series}: {type(error).__name__}: {reason}".rstrip(": "), code="unexpected")
-    return Failure.of(series, step, unexpected)
+    known = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
+    return Failure.of(series, step, known)
 
 
 def _reference(home: Path, champion: Champion) -> tuple[Reference | None, Failure | None]:

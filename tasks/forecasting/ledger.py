@@ -14,8 +14,9 @@ from schemas.forecasts import KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import store
+from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.index import month_files
-from tasks.forecasting.issue import ANY_ERROR, LOST, failure, store_batch
+from tasks.forecasting.issue import LOST, failure, store_batch
 from tasks.forecasting.losses import scored_rows
 from tasks.forecasting.months import (
     FORECASTS,

@@ -1,12 +1,11 @@
 """Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `ledger`.
 
-Rows are only added, by rename and under a lock; a month is one file (40 series every hour would otherwise make
+Rows are only added (`chain.append`), by rename; a month is one file (40 series every hour would otherwise make
 350,000 files a year). A damaged file is named and left out on reading, and set aside on writing.
 """
 
 import io
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -26,10 +25,8 @@ from schemas.forecasts import (
     check_ledger,
 )
 from schemas.identity import SeriesId
-from tasks.forecasting.index import announce, forget, intact, log_once, month_files, writing
+from tasks.forecasting.index import intact, log_once, month_files
 from tasks.storage.damage import VERIFY
-from tasks.storage.files import write_bytes
-from tasks.storage.records import set_aside
 
 # What polars raises for bytes that are no parquet file, or no whole one. Some of them end in a Rust panic.
 _NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
@@ -158,100 +155,6 @@ def _upgraded(rows: pl.DataFrame, issued: Path) -> pl.DataFrame:
     known = rows.join(times, on=key, how="left", maintain_order="left").with_columns(role=pl.lit(CHAMPION))
     missing = [pl.lit(None, kind).alias(n) for n, kind in FORECAST_SCHEMA.items() if n not in known.columns]
     return known.with_columns(missing).select(*FORECAST_SCHEMA)
-
-
-def add_rows(
-    home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, *, lost: Callable[[str], None] | None = None
-) -> int:
-    """Append rows with new keys to their months' files, each in one rename; return how many were new.
-
-    A damaged file is set aside first and a new one begun.
-
-    Args:
-        lost: called with a sentence for each damaged file that was set aside.
-
-    Raises:
-        MemberError: the rows break the tree's contract, or are of another series; nothing is written.
-    """
-    tree.check(rows)
-    if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
-        raise MemberError(
-            f"rows of another series cannot be stored under {series}", code="rows", field="symbol"
-        )
-    parts = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m")).partition_by(
-        "month", as_dict=True
-    )
-    return sum(
-        _add(home, series, tree, str(month), part.drop("month"), lost) for (month,), part in parts.items()
-    )
-
-
-def _add(
-    home: Path,
-    series: SeriesId,
-    tree: Tree,
-    month: str,
-    rows: pl.DataFrame,
-    lost: Callable[[str], None] | None,
-) -> int:
-    path = series.folder(home, tree.name) / f"{month}.parquet"
-    with writing(path.parent):
-        try:
-            old = load(home, series, tree, path)
-        except FileNotFoundError:
-            old = rows.clear()
-        except DamagedError as error:
-            if error.code == UNREADABLE:
-                raise
-            reason = str(error.__cause__ or error)
-            aside = _set_month_aside(home, series, tree, month, reason)
-            if lost and aside:
-                place = path.relative_to(home)
-                lost(
-                    f"{place} was damaged ({reason}) and is set aside as {aside.name}; {consequence(series, tree)}"
-                )
-            old = rows.clear()
-        new = rows.unique(tree.key, keep="first", maintain_order=True).join(
-            old, on=list(tree.key), how="anti"
-        )
-        if not new.is_empty():
-            _write(path, pl.concat([old, new]))
-    return len(new)
-
-
-def _write(path: Path, frame: pl.DataFrame) -> None:
-    buffer = io.BytesIO()
-    frame.write_parquet(buffer, compression="zstd")
-    announce(path, buffer.getvalue())
-    write_bytes(path, buffer.getvalue())
-
-
-def set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason: str) -> None:
-    """Set aside a month's file, found to be damaged, and forget its digest."""
-    with writing(series.folder(home, tree.name)):
-        _set_month_aside(home, series, tree, month, reason)
-
-
-def _set_month_aside(home: Path, series: SeriesId, tree: Tree, month: str, reason: str) -> Path | None:
-    """Set aside a month's file, and return where it lies now; the caller holds the lock of its folder.
-
-    What speaks of its rows goes first: were the run killed in between, a forecast made again must not find the old
-    time of writing and pass for a live one, nor a score that was another's.
-    """
-    for other in tree.companions:
-        folder = series.folder(home, other.name)
-        if (folder / f"{month}.parquet").exists():
-            with writing(folder):
-                _rename_aside(folder, month, f"it belongs to {tree.name} that are lost")
-    return _rename_aside(series.folder(home, tree.name), month, reason)
-
-
-def _rename_aside(folder: Path, month: str, reason: str) -> Path | None:
-    aside = None
-    with suppress(FileNotFoundError):
-        aside = set_aside(folder / f"{month}.parquet", reason)
-    forget(folder, month)
-    return aside
 
 
 def remedy(series: SeriesId, tree: Tree) -> str:

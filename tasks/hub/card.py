@@ -12,6 +12,7 @@ from tasks.market.rest import PATHS
 from tasks.storage.model_folder import read_config
 from tasks.storage.urls import without_credentials
 from tasks.storage.wheel import Wheel
+from tasks.tracking.decisions import decision_in
 from tasks.tracking.registry import Champion
 
 MARKER = "Trained and judged with **cpb**."
@@ -45,12 +46,23 @@ A ratio below 1 is better than the random walk. In brackets: the 95 % interval.
 | {{ row | join(" | ") }} |
 {% endfor %}
 *direction*: share of correct directions of the median; 0.5 is a coin toss. *inside 80 %*: share of closes inside
-the 80 % interval; 0.8 is exact.
+the 80 % interval; 0.8 is exact.{% if selected %} *selected on this span*: the architecture was chosen by rows of its
+test span, so that its finding is no result; later rows are.{% endif %}
 {% if picture %}
 ![A forecast on the test span, with what came true]({{ picture }})
 
 A forecast on the test span ({{ picture_of }}): the median, the intervals of 50, 80 and 90 %, and what came true.
 {% endif %}
+## Why these models
+
+Each model replaced the one before by a rule, with figures: a newer training of the same kind unless it is worse,
+another kind only with evidence.
+
+| coin | candles | when (UTC) | decision | why |
+|---|---|---|---|---|
+{% for row in decisions -%}
+| {{ row | join(" | ") }} |
+{% endfor %}
 ## Use
 
 ```
@@ -149,6 +161,8 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
         simulated=len(champions) - real,
         marker=MARKER,
         rows=[_row(c) for c in champions],
+        selected=any(c.selected_on for c in champions),
+        decisions=[_decision_row(c) for c in champions],
         install=_install_line(repo, wheel),
         snippet=_snippet(champions[0], repo),
         data="Binance's public klines, under Binance's terms" if real else "simulated klines",
@@ -261,8 +275,18 @@ def _row(champion: Champion) -> list[str]:
         _number(m, "test_mae_ratio", ".4f"),
         _number(m, "test_directional_accuracy", ".3f"),
         _number(m, "test_coverage_80", ".3f"),
-        (champion.verdict or "–").split(" (")[0].replace("|", "/"),
+        (champion.verdict or "–").split(" (")[0].replace("|", "/")
+        + (", selected on this span" if champion.selected_on else ""),
     ]
+
+
+def _decision_row(champion: Champion) -> list[str]:
+    """Return how a model became champion; an older release kept no record of it."""
+    series, found = champion.series, decision_in(champion.tags)
+    if found is None:
+        return [series.label, series.timeframe, "–", "–", "no decision is recorded"]
+    reason = found.reason.replace("|", "/").replace("\n", " ")
+    return [series.label, series.timeframe, f"{found.decided_at:%Y-%m-%d %H:%M}", found.outcome, reason]
 
 
 def _number(metrics: dict[str, float], name: str, form: str) -> str:

@@ -14,7 +14,8 @@ from schemas.forecasts import FORECAST_SCHEMA, check_forecasts
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.forecasting.issue import ANY_ERROR, failure, forecast_with
+from tasks.forecasting.chain import ANY_ERROR
+from tasks.forecasting.issue import failure, forecast_with
 
 
 @dataclass(frozen=True)

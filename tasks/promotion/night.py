@@ -43,10 +43,11 @@ def decide_night(
     with promotion_lock(spec.scope.home, spec.scope.market):
         for candidate in tonights(spec.scope.root, fleets):
             groups[candidate.model.series.timeframe].append(candidate)
+        served = champions(market=spec.scope.market, store=store) if groups else []
         decisions = [
             decision
             for timeframe, found in groups.items()
-            for decision in _Night(spec, store, timeframe, found, now).decide()
+            for decision in _Night(spec, store, timeframe, found, served, now).decide()
         ]
         decisions += _retired(store, stopped)
         keep_decisions(store, decisions, run_id)
@@ -86,12 +87,17 @@ class _Night:
     """One timeframe's decisions."""
 
     def __init__(
-        self, spec: RunSpec, store: Store, timeframe: str, candidates: Sequence[Candidate], now: datetime
+        self,
+        spec: RunSpec,
+        store: Store,
+        timeframe: str,
+        candidates: Sequence[Candidate],
+        served: Sequence[Champion],
+        now: datetime,
     ) -> None:
         self._home, self._market, self._force = spec.scope.home, spec.scope.market, spec.force or ""
         self._store, self._timeframe, self._now = store, timeframe, now
-        known = champions(market=self._market, store=store)
-        self._champions = {c.series: c for c in known if c.series.timeframe == timeframe}
+        self._champions = {c.series: c for c in served if c.series.timeframe == timeframe}
         self._places: dict[SeriesId, _Place] = {}
         for candidate in candidates:
             self._field(candidate)

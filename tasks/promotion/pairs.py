@@ -62,10 +62,15 @@ class Pair(Record):
 
     @property
     def e_value(self) -> float:
-        """The evidence now, 1 where there are no rows."""
+        """The evidence now, 1 where there are no rows; once it has crossed the threshold, the highest that it was.
+
+        A night adds thousands of origins at once: what crossed in the middle of them would have been seen hourly.
+        """
         if not self.rows:
             return 1.0
-        return float(e_process(np.array([row[2] for row in self.rows]), lag=self.horizon)[-1])
+        values = e_process(np.array([row[2] for row in self.rows]), lag=self.horizon)
+        highest = float(values.max())
+        return highest if highest >= self.threshold else float(values[-1])
 
     def evidence(self, now: datetime) -> PairEvidence:
         """Return it as decisions show it."""

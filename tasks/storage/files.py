@@ -36,7 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
         DiskFull: no space left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = _draft_name(path)
+    draft = draft_name(path)
     try:
         yield draft
         sync(draft)
@@ -76,7 +76,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 def check_writable(folder: Path) -> None:
     """Make the folder and write in it, for trial; raises `UsageError`: better now than after hours of work."""
-    probe = _draft_name(folder / "probe")
+    probe = draft_name(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -127,7 +127,7 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
-    draft = _draft_name(path)
+    draft = draft_name(path)
     draft.mkdir()
     try:
         yield draft
@@ -138,7 +138,7 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 def _swap(draft: Path, path: Path) -> None:
     """Put the draft in the place of `path`, whose old content moves aside whole before it is deleted."""
-    aside = _draft_name(path)
+    aside = draft_name(path)
     for _ in range(100):  # another writer may put its folder there between the two steps
         try:
             path.rename(aside)
@@ -165,6 +165,7 @@ def _sweep(path: Path) -> None:
                 shutil.rmtree(old, ignore_errors=True)
 
 
-def _draft_name(path: Path) -> Path:
+def draft_name(path: Path) -> Path:
+    """Return a new name beside `path` for what is to become it."""
     # Not tempfile's: its files are for their owner alone, ours follow the umask like any other file.
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")

@@ -102,11 +102,17 @@ def find_record(path: Path, kind: type[R]) -> R | None:
 
 def set_aside(path: Path, reason: str) -> Path:
     """Rename a damaged file or folder so that no step reads it again, and say so; return where it lies now."""
+    target = aside_name(path)
+    path.rename(target)
+    log.warning("%s is set aside as %s: %s", path, target.name, reason)
+    return target
+
+
+def aside_name(path: Path) -> Path:
+    """Return the first name that is free for a damaged file or folder to lie under: `2024-01.parquet.damaged-1`."""
     number = 1
     while (target := path.with_name(f"{path.name}{ASIDE}-{number}")).exists():
         number += 1
-    path.rename(target)
-    log.warning("%s is set aside as %s: %s", path, target.name, reason)
     return target
 
 

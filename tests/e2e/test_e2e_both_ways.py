@@ -149,6 +149,7 @@ def champions(folder):
     for model in mlflow.search_registered_models():
         version = mlflow.get_model_version_by_alias(model.name, "champion")
         tags = {k: v for k, v in version.tags.items() if not any(part in k for part in (*CLOCK, "files"))}
-        found[model.name] = (str(version.version), tags)
+        decision = json.loads(tags.pop("decision"))  # it names the run and the moment, too
+        found[model.name] = (str(version.version), tags, decision["rule"], decision["reason"])
     assert set(found) == {"cpb-sim-BTCUSDT-1h", "cpb-sim-ETHUSDT-1h"}
     return found

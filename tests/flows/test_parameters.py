@@ -22,9 +22,9 @@ SCOPE = {
 RUN = SCOPE | {
     "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",
     "dtype": "float64", "seed": 7, "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
-    "train_timeout_s": 12.5, "repo": "alice/models", "prune": True,
+    "train_timeout_s": 12.5, "repo": "alice/models", "force": "a wrong feed", "prune": True,
 }  # fmt: skip
-BACKTEST = {name: value for name, value in RUN.items() if name not in ("warm_start", "repo", "prune")} | {
+BACKTEST = {name: value for name, value in RUN.items() if name not in ("warm_start", "repo", "force", "prune")} | {
     "folds": 2, "refit": False, "expanding": False, "baselines": "garch-t", "check_lookahead": True,
     "out": "out", "report": "report",
 }  # fmt: skip
@@ -32,7 +32,7 @@ CASES = [
     (ScopeSpec, SCOPE, set()),
     (IngestSpec, SCOPE, set()),
     (RunSpec, RUN, set()),
-    (BacktestSpec, BACKTEST, {"warm_start", "repo", "prune"}),
+    (BacktestSpec, BACKTEST, {"warm_start", "repo", "force", "prune"}),
 ]
 
 

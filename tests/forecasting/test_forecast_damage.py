@@ -149,32 +149,6 @@ def test_every_flipped_bit_is_noticed(home, tree, place):
     assert (home / found.path, found.repaired) == (path, False)
 
 
-class Killed(BaseException):
-    """The process ends here."""
-
-
-def kill_at(monkeypatch, name):
-    def killed(*_args, **_kw):
-        raise Killed
-
-    monkeypatch.setattr(months, name, killed)
-
-
-@pytest.mark.parametrize("hours", [1, 9, 800])
-def test_a_kill_between_digest_and_file_is_no_damage(home, monkeypatch, caplog, hours):
-    with monkeypatch.context() as patch:
-        kill_at(patch, "write_bytes")
-        with pytest.raises(Killed):
-            append(home, PEPE, rows_at(hours))
-
-    assert read(home, PEPE).equals(pl.concat([rows_at(0), rows_at(8)]))
-    assert list(verify(home, "spot")) == []
-    assert append(home, PEPE, rows_at(hours)) == 10
-    assert len(read(home, PEPE)) == 30
-    assert list(verify(home, "spot")) == []
-    assert caplog.records == []
-
-
 def test_a_reader_between_two_writes_sees_whole_files(home, monkeypatch):
     """Between reading the index and the file a writer replaces both."""
     path = PEPE.folder(home, "forecasts") / "2025-06.parquet"

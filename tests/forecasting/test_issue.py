@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, append, files_of, flip
+from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, flip
 
 import cpbmodels
 from cpbmodels.series import LAMBDA
@@ -74,6 +74,14 @@ class Model:
         candle = np.repeat(close[9][:, None], 4, axis=1)
         quantiles = dict(zip(cpbmodels.QUANTILES, close, strict=True))
         return SimpleNamespace(close=quantiles, candle=candle, last_close=100.0, issued_row=0)
+
+
+class Challenger(Model):
+    """A second version of the same registered model."""
+
+    @property
+    def model_version(self):
+        return f"{self.series.registered}/2"
 
 
 @pytest.fixture
@@ -180,3 +188,33 @@ def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(sc
     assert (failure.series, failure.code) == (BTC, issue.NO_REFERENCE)
     assert latest(scope.home, BTC)["ref_q50"].null_count() == 10
     assert latest(scope.home, PEPE)["ref_q50"].null_count() == 0
+
+
+def test_challengers_forecast_beside_the_champions_and_are_not_counted(scope):
+    challenger = Challenger(BTC)
+    batch = issue.issue_forecasts(scope, [Model(BTC)], challengers=[challenger])
+    assert (batch.rows, batch.standing, batch.shadow, batch.series) == (10, 10, 10, (BTC,))
+    roles = read(scope.home, BTC).group_by("role", "model_version").len().sort("role")
+    assert roles.rows() == [
+        ("challenger", challenger.model_version, 10), ("champion", Model(BTC).model_version, 10),
+    ]  # fmt: skip
+    assert latest(scope.home, BTC)["role"].unique().to_list() == ["champion"]
+
+
+def test_a_challengers_failure_costs_no_champions_forecast(scope):
+    batch = issue.issue_forecasts(
+        scope, [Model(BTC)], challengers=[Challenger(BTC, damage="gone"), Challenger(PEPE)]
+    )
+    assert (batch.rows, batch.shadow) == (10, 10)
+    (failure,) = batch.failures
+    assert (failure.series, failure.code) == (BTC, "damaged")
+
+
+@pytest.mark.parametrize(("learnt", "code"), [(START, "learnt"), (START - HOUR, None)])
+def test_nothing_is_issued_within_what_a_model_has_learnt(scope, learnt, code):
+    origin = issue.issue_forecasts(scope, [Model(BTC)]) and latest(scope.home, BTC)["issued_at"][0]
+    end = origin + (learnt - START)
+    known = Model(PEPE, bounds={"validation": ["2020-01-01T00:00:00Z", end.isoformat()]})
+    batch = issue.issue_forecasts(scope, [known])
+    assert [f.code for f in batch.failures] == ([code] if code else [])
+    assert batch.rows == (0 if code else 10)

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, flip
+from forecast_tools import BTC, PEPE, files_of, flip
 
 from benchmarks._ledgers import made_forecasts, write_walk
 from schemas.identity import SeriesId
@@ -184,6 +184,21 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     early = pl.col("day") < datetime(2025, 3, 1).date()
     assert after.filter(early).equals(before.filter(early))
     assert after.equals(day_sums(ledger(tmp_path, PEPE)), null_equal=True)
+
+
+def test_sums_made_while_a_file_is_being_replaced_are_made_again_when_it_is(tmp_path):
+    now = fill(tmp_path, 6)
+    scored(tmp_path, FIRST + 3 * DAY)
+    (path,) = files_of(tmp_path, "ledger")
+    early = path.read_bytes()
+    scored(tmp_path, now)
+    late, expected = path.read_bytes(), daily_sums(tmp_path, PEPE)
+    path.write_bytes(early)  # the index has the new digest already, and the old one
+    (PEPE.folder(tmp_path, "ledger") / STATE).unlink()
+    assert daily_sums(tmp_path, PEPE)["rows"].sum() < expected["rows"].sum()
+
+    path.write_bytes(late)
+    assert daily_sums(tmp_path, PEPE).equals(expected)
 
 
 @pytest.mark.parametrize("name", [DAILY, STATE])

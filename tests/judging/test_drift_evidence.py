@@ -119,7 +119,7 @@ def test_a_loss_5_percent_larger_is_found():
 
 @pytest.mark.slow
 def test_the_benchmark_runs_from_candles_to_figures(monkeypatch):
-    from known_markets import A, START, busy_hours
+    from known_markets import START, A, busy_hours
 
     from cpbmodels.columns import feature_frame
     from cpbmodels.series import Series

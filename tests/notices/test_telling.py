@@ -11,7 +11,7 @@ from inbox import inbox as serve_inbox
 
 from flows.notices import tell, tell_outcome, try_services
 from schemas.errors import CpbError, UsageError
-from schemas.handover import Alarm, Decision, Failure
+from schemas.handover import Alarm, Decision, Failure, ModelRef
 from schemas.identity import ModelId, SeriesId
 from schemas.klines import KLINES
 from schemas.run import ScopeSpec
@@ -38,6 +38,14 @@ def run(outcome=None, error=None, **options):
             setattr(found, name, value)
         if error:
             raise error
+
+
+def decided(outcome, reason):
+    """A decision on BTC, whose champion is version 2 after it."""
+    return Decision(
+        series=BTC, outcome=outcome, rule="a-rule", version_number="2", reason=reason,
+        candidate=ModelRef(recipe="gru/default/3f9a12c0d4e5"), decided_at=datetime(2025, 6, 6, tzinfo=UTC),
+    )  # fmt: skip
 
 
 def failed(error, **options):
@@ -114,7 +122,7 @@ def test_files_refused_or_changed_in_this_run_are_told(inbox, home):
 
 
 def test_a_champion_is_told_where_it_is_another_than_before(inbox, champion):
-    new = Decision(series=BTC, outcome="promoted", version_number="2", model=GRU, reason="validation 0.98")
+    new = decided("refreshed", reason="validation 0.98")
     same = new.model_copy(update={"version_number": champion})
     run({"decisions": [same]})
     assert inbox.messages == []
@@ -127,10 +135,13 @@ def test_a_champion_is_told_where_it_is_another_than_before(inbox, champion):
     run(
         {
             "decisions": [
-                Decision(series=BTC, outcome="retired", version_number="2", reason="not traded any more")
+                decided("kept", reason="it is worse"),
+                decided("unchanged", reason="the same candles"),
             ]
         }
     )
+    assert len(inbox.messages) == 1
+    run({"decisions": [decided("retired", reason="not traded any more")]})
     assert "version 2 is retired: not traded any more" in bodies(inbox)[1]
 
 

@@ -75,3 +75,8 @@ def widened(factor, split="test"):
             np.savez(path, **arrays)
 
     return spoil
+
+
+def only(architecture, spoil):
+    """Let a change of a fleet's files happen to one architecture's alone."""
+    return lambda job, folder: spoil(job, folder) if job.architecture == architecture else None

@@ -1,5 +1,6 @@
 """Nights from candles to aliases: what moves, what does not, and what is on record."""
 
+import pytest
 from promotion_tools import (
     BTC,
     EARLIER,
@@ -137,10 +138,8 @@ def test_a_run_that_is_killed_between_two_moves_is_finished_by_the_next(trainer,
         return promote(*arguments)
 
     monkeypatch.setattr(module, "promote_candidate", once)
-    try:
+    with pytest.raises(KeyboardInterrupt):
         night(SECOND)
-    except KeyboardInterrupt:
-        pass
     assert (aliases(BTC)["champion"], aliases(ETH)["champion"]) == ("2", "1")
     monkeypatch.setattr(module, "promote_candidate", promote)
     night(SECOND)

@@ -217,7 +217,8 @@ def test_an_alias_of_somebody_elses_keeps_a_version(nights):
 
 
 def test_the_newest_version_stays_so_that_its_number_is_not_given_again(nights):
-    nights.store.client.delete_registered_model_alias(BTC.registered, "champion")
+    for alias in ("champion", "previous"):
+        nights.store.client.delete_registered_model_alias(BTC.registered, alias)
     for number in range(8, 12):
         add_night(nights.store, nights.home, number, symbols=("ETHUSDT",))
     nights.prune(11)

@@ -162,8 +162,11 @@ function verdict() {
     return;
   }
   const finding = champion.verdict ? `On its test span: ${champion.verdict}.` : "It carries no verdict: take it as untested.";
+  const { decision, selected_on } = champion;
   $("verdict").textContent = `Forecast by ${champion.architecture || "model"} (${model_version}). ${finding} `
+    + (selected_on ? `Its kind was selected on this span (${selected_on}): later rows are its result. ` : "")
     + "It forecasts how far the price may move, not where to."
+    + (decision ? ` Newest decision (${decision.decided_at.slice(0, 10)}): ${decision.outcome}; ${decision.reason}.` : "")
     + (champion.simulated ? " It learned a simulated market: a demonstration only." : "");
 }
 

@@ -1,0 +1,231 @@
+"""The chain's form: its lines with their hashes, and the canonical form of rows that they speak of.
+
+docs/promotion.md describes both, so that they can be recomputed without cpb. Nothing here writes.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import numpy as np
+import polars as pl
+
+from schemas.errors import DamagedError
+from schemas.identity import tree_of
+
+BatchKind = Literal["forecasts", "scores", "before", "lost"]
+"""What a line says: rows were stored, scores were stored, rows lay there before the chain began, files were lost."""
+
+ORIGIN = "0" * 64
+"""`previous` of the first line."""
+
+_TAIL = ',"hash":"'
+_TAIL_BYTES = len(_TAIL) + 64 + len('"}\n')
+
+
+class Entry(NamedTuple):
+    """What a line says of one file.
+
+    `file` is its path below the market's home, `rows` how many rows were added at its end, `rows_sha256` their digest
+    (`RowDigests`), `file_sha256` that of the whole file after it; for a lost file, of its bytes as they were found.
+    """
+
+    file: str
+    rows: int
+    rows_sha256: str
+    file_sha256: str
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line: its number from 1, UTC time, kind, entries, and the hash of the line before it."""
+
+    number: int
+    time: str
+    kind: BatchKind
+    entries: tuple[Entry, ...]
+    previous: str
+
+    def encode(self) -> bytes:
+        """Return the line's bytes. Its hash is the sha256 of its text without it, `,"hash":"…"` cut out."""
+        value = {
+            "number": self.number, "time": self.time, "kind": self.kind,
+            "entries": [entry._asdict() for entry in self.entries], "previous": self.previous,
+        }  # fmt: skip
+        text = json.dumps(value, separators=(",", ":"))
+        return f'{text[:-1]}{_TAIL}{hashlib.sha256(text.encode()).hexdigest()}"}}\n'.encode()
+
+
+def chain_path(home: Path, market: str) -> Path:
+    """Return a market's chain, `HOME/forecasts/chain.jsonl`."""
+    return tree_of(home, "forecasts", market) / "chain.jsonl"
+
+
+def line_hash(raw: bytes) -> str:
+    """Return the hash that a line's bytes should state."""
+    return hashlib.sha256(raw[:-_TAIL_BYTES] + b"}").hexdigest()
+
+
+def parse_line(raw: bytes) -> Line:
+    """Return the line in these bytes, line break included.
+
+    Raises:
+        DamagedError: they are not what was written; the message is the bare reason.
+    """
+    if raw[-_TAIL_BYTES:] != f'{_TAIL}{line_hash(raw)}"}}\n'.encode():
+        raise DamagedError("its hash is not that of its text")
+    try:
+        found = json.loads(raw)
+        entries = tuple(Entry(**entry) for entry in found["entries"])
+        line = Line(found["number"], found["time"], found["kind"], entries, found["previous"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DamagedError("it is no line of a chain") from error
+    if line.kind not in get_args(BatchKind) or not all(type(e.rows) is int and e.rows >= 0 for e in entries):
+        raise DamagedError("it is no line of a chain")
+    return line
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """Yield the lines of a chain that hang together.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedError: the message says which line does not fit, and why.
+    """
+    previous = ORIGIN
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                line = parse_line(raw)
+            except DamagedError as error:
+                raise DamagedError(f"line {number} does not fit: {error}") from error
+            if line.number != number:
+                raise DamagedError(f"line {number} does not fit: it is numbered {line.number}")
+            if line.previous != previous:
+                raise DamagedError(
+                    f"line {number} does not fit: its `previous` is not the hash of line {number - 1}"
+                )
+            previous = raw[-_TAIL_BYTES + len(_TAIL) : -3].decode()
+            yield line
+
+
+def last_line(path: Path) -> bytes:
+    """Return the bytes of a file's last line, empty where there is none; errors as in `open`."""
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        block = b""
+        for back in range(16):
+            start = max(0, size - (65536 << back))
+            file.seek(start)
+            block = file.read()
+            place = block.rfind(b"\n", 0, -1)
+            if place >= 0 or start == 0:
+                return block[place + 1 :]
+    return block
+
+
+class Slice(NamedTuple):
+    """The rows that one line added to a file: the line's number, how many, and their digest."""
+
+    line: int
+    rows: int
+    rows_sha256: str
+
+
+@dataclass
+class FileRecord:
+    """What a chain says of one file: its rows, line by line, and its digest after the last of them."""
+
+    slices: list[Slice] = field(default_factory=list)
+    file_sha256: str = ""
+
+    @property
+    def rows(self) -> int:
+        """How many rows it should hold."""
+        return sum(part.rows for part in self.slices)
+
+
+@dataclass
+class Chain:
+    """What a chain says of all files of a market, by their path below the market's home.
+
+    `fault` says which line does not fit (empty where all do); `files` is then what the lines before it say.
+    `rows_before`: how many rows lay there before the chain began.
+    """
+
+    files: dict[str, FileRecord] = field(default_factory=dict)
+    lines: int = 0
+    rows_before: int = 0
+    fault: str = ""
+
+    @classmethod
+    def read(cls, path: Path) -> "Chain | None":
+        """Return what the chain at `path` says, None where there is no such file."""
+        chain = cls()
+        try:
+            for line in read_lines(path):
+                chain.add(line)
+        except FileNotFoundError:
+            return None
+        except DamagedError as error:
+            chain.fault = str(error)
+        return chain
+
+    def add(self, line: Line) -> None:
+        """Take in the next line."""
+        self.lines = line.number
+        for entry in line.entries:
+            if line.kind == "lost":
+                self.files.pop(entry.file, None)
+                continue
+            record = self.files.setdefault(entry.file, FileRecord())
+            record.slices.append(Slice(line.number, entry.rows, entry.rows_sha256))
+            record.file_sha256 = entry.file_sha256
+        if line.kind == "before":
+            self.rows_before += sum(entry.rows for entry in line.entries)
+
+
+class RowDigests:
+    """Digests of runs of rows in their canonical form.
+
+    The text columns of each row, joined with commas and ended with a line break; after those of all rows every other
+    column as little-endian float64, row by row: times as microseconds since 1970 (exact until the year 2255), a
+    missing value as NaN. Whole files are turned into bytes at once, so that a run of rows is two slices of memory.
+    """
+
+    def __init__(self, rows: pl.DataFrame) -> None:
+        texts = [name for name, kind in rows.schema.items() if kind == pl.String]
+        lines = rows.select(pl.concat_str(texts, separator=",") + "\n").to_series()
+        self._text = "".join(lines.to_list()).encode()
+        self._ends = np.concatenate([[0], lines.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()])
+        numbers = rows.select(pl.exclude(texts).to_physical().cast(pl.Float64).fill_null(float("nan")))
+        self._width = 8 * numbers.width
+        self._numbers = np.ascontiguousarray(numbers.to_numpy(), "<f8").tobytes()
+
+    def of(self, start: int, stop: int) -> str:
+        """Return the sha256 of the rows `start … stop - 1`."""
+        digest = hashlib.sha256(self._text[self._ends[start] : self._ends[stop]])
+        digest.update(self._numbers[start * self._width : stop * self._width])
+        return digest.hexdigest()
+
+
+def rows_digest(rows: pl.DataFrame) -> str:
+    """Return the sha256 of all rows of a frame in canonical form."""
+    return RowDigests(rows).of(0, len(rows))
+
+
+def first_misfit(rows: pl.DataFrame, slices: Iterable[Slice]) -> tuple[int, int] | None:
+    """Return the first run of rows that its line does not describe, as (row from 0, line); None where all fit.
+
+    Rows that no line speaks of are a misfit of line 0.
+    """
+    digests = RowDigests(rows)
+    start = 0
+    for part in slices:
+        if start + part.rows > len(rows) or digests.of(start, start + part.rows) != part.rows_sha256:
+            return start, part.line
+        start += part.rows
+    return None if start == len(rows) else (start, 0)

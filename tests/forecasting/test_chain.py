@@ -1,0 +1,479 @@
+"""The chain: a line for every batch; whatever is changed afterwards is found, and named."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+import pytest
+from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, as_earlier, flip, rows_at, write_candles
+
+from schemas.errors import CpbError
+from tasks.forecasting import chain
+from tasks.forecasting.ledger import score_due
+from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
+from tasks.forecasting.store import read
+from tasks.forecasting.verify import verify
+
+PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
+PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")
+BTC_JUNE = PEPE_JUNE.replace("PEPE", "BTC")
+CHAIN = "forecasts/chain.jsonl"
+SCORED = 72  # rows of each series in `home`
+
+
+def issue(home, hours, market="spot"):
+    """A batch of two series."""
+    series = [UM_PEPE] if market == "um" else [PEPE, BTC]
+    return chain.append(home, market, "forecasts", {one: rows_at(hours, series=one) for one in series})
+
+
+@pytest.fixture
+def home(tmp_path):
+    """Ten hours of two series over the end of a month, some of them scored: twelve lines."""
+    for hours in range(10):
+        assert issue(tmp_path, hours) == {PEPE: 10, BTC: 10}
+    for series in (PEPE, BTC):
+        write_candles(tmp_path, [8e-6] * 30, series)
+    for hours in (3, 12):
+        assert score_due(tmp_path, [PEPE, BTC], START + hours * HOUR).failures == ()
+    return tmp_path
+
+
+def lines_of(home, market="spot"):
+    return list(read_lines(chain_path(home, market)))
+
+
+def faults(home, **options):
+    return {damage.path: damage.reason for damage in verify(home, "spot", **options)}
+
+
+def test_each_batch_is_one_line_that_describes_its_rows_and_files(home):
+    lines = lines_of(home)
+
+    assert [line.number for line in lines] == list(range(1, 13))
+    assert [line.kind for line in lines] == ["forecasts"] * 10 + ["scores"] * 2
+    assert lines[0].previous == ORIGIN
+    assert [entry.file for entry in lines[9].entries] == [PEPE_JUNE, BTC_JUNE]
+    assert {entry.rows for line in lines[:10] for entry in line.entries} == {10}
+    assert lines[9].entries[0].rows_sha256 == rows_digest(rows_at(9))
+    assert datetime.fromisoformat(lines[0].time).tzinfo == UTC
+    assert faults(home) == {}
+
+
+def test_rows_that_are_there_already_make_no_line(home):
+    before = chain_path(home, "spot").read_bytes()
+
+    assert issue(home, 5) == {PEPE: 0, BTC: 0}
+    assert chain.append(home, "spot", "forecasts", {}) == {}
+    assert chain_path(home, "spot").read_bytes() == before
+
+
+def test_one_bad_series_stops_no_other_and_is_not_in_the_line(home):
+    bad = rows_at(10).with_columns(q95=pl.lit(1e-9))
+
+    done = chain.append(
+        home, "spot", "forecasts", {PEPE: bad, BTC: rows_at(10, series=BTC), UM_PEPE: rows_at(10)}
+    )
+
+    assert (done[PEPE].code, done[BTC], done[UM_PEPE].field) == ("rows", 10, "market")
+    assert [entry.file for entry in lines_of(home)[-1].entries] == [BTC_JUNE]
+    assert faults(home) == {}
+
+
+def test_markets_have_chains_of_their_own(home):
+    issue(home, 0, "um")
+
+    assert len(lines_of(home, "um")) == 1
+    assert lines_of(home, "um")[0].entries[0].file.startswith("forecasts-um/")
+    assert len(lines_of(home)) == 12
+
+
+def alter_text(number, old, new):
+    """Change a line's text, as an editor would."""
+
+    def change(home):
+        path = chain_path(home, "spot")
+        lines = path.read_bytes().splitlines(keepends=True)
+        assert old in lines[number - 1]
+        lines[number - 1] = lines[number - 1].replace(old, new, 1)
+        path.write_bytes(b"".join(lines))
+
+    return change
+
+
+def reorder(*order):
+    """Put the first lines in another order, or leave some out."""
+
+    def change(home):
+        path = chain_path(home, "spot")
+        lines = path.read_bytes().splitlines(keepends=True)
+        path.write_bytes(b"".join([*(lines[n - 1] for n in order), *lines[max(order) :]]))
+
+    return change
+
+
+def forge(home):
+    """Change a line and give it the hash of its new text."""
+    path = chain_path(home, "spot")
+    lines = path.read_bytes().splitlines(keepends=True)
+    text = lines[4].replace(b'"rows":10', b'"rows":11', 1)
+    lines[4] = text[:-67] + line_hash(text).encode() + text[-3:]
+    path.write_bytes(b"".join(lines))
+
+
+CHAIN_DAMAGE = {
+    "a count": (alter_text(3, b'"rows":10', b'"rows":20'), 3),
+    "a time": (alter_text(7, b"202", b"203"), 7),
+    "the last line": (alter_text(12, b'"rows":', b'"rows" :'), 12),
+    "a hash of the last line": (alter_text(12, b'"}\n', b"0}\n"), 12),
+    "the last line break": (alter_text(12, b"\n", b""), 12),
+    "a dropped line": (reorder(1, 2, 4), 3),
+    "a dropped first line": (reorder(2), 1),
+    "swapped lines": (reorder(1, 2, 4, 3), 3),
+    "a line twice": (reorder(1, 2, 2, 3), 3),
+    "a forged line": (forge, 6),
+    "another line behind": (lambda home: chain_path(home, "spot").open("a").write("{}\n"), 13),
+}
+
+
+@pytest.mark.parametrize("name", CHAIN_DAMAGE)
+def test_a_changed_chain_is_found_and_its_first_bad_line_named(home, name):
+    change, line = CHAIN_DAMAGE[name]
+    change(home)
+
+    found = faults(home)
+
+    assert set(found) == {CHAIN}
+    assert found[CHAIN].startswith(f"line {line} does not fit: ")
+    # Repair: a new chain, which says that all rows lay there before it.
+    before = []
+    assert set(faults(home, repair=True)) == {CHAIN}
+    assert faults(home, before=before.append) == {}
+    assert before == [2 * (100 + SCORED)]
+    assert issue(home, 11) == {PEPE: 10, BTC: 10}
+    assert faults(home) == {}
+
+
+@pytest.mark.parametrize("place", [i / 20 for i in range(20)])
+def test_every_flipped_bit_of_the_chain_is_found(home, place):
+    flip(chain_path(home, "spot"), place)
+
+    assert set(faults(home)) == {CHAIN}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 11])
+def test_a_chain_that_is_cut_off_is_found_by_the_rows_it_leaves_without_a_line(home, cut):
+    path = chain_path(home, "spot")
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-cut]))
+
+    found = faults(home)
+
+    assert found
+    assert all("no line" in reason for reason in found.values())
+    if cut == 3:
+        assert found[PEPE_JUNE].startswith("row 51 (issued 2025-06-01 05:00, step 1) and those after it")
+    assert faults(home, repair=True).keys() == found.keys()
+    assert faults(home) == {}
+    assert lines_of(home)[-1].kind == "before"
+    assert len(read(home, PEPE)) == 100  # nothing is lost
+
+
+def test_a_chain_that_is_gone_is_found(home):
+    chain_path(home, "spot").unlink()
+
+    assert set(faults(home)) == {CHAIN}
+    assert set(faults(home, repair=True)) == {CHAIN}
+    assert [line.kind for line in lines_of(home)] == ["before"]
+
+
+def rewrite(path, change):
+    """Change rows and keep the record of digests right, as someone who wants to hide it would."""
+    frame = change(pl.read_parquet(path, hive_partitioning=False))
+    frame.write_parquet(path, compression="zstd")
+    (path.parent / "index.json").unlink()
+
+
+ROW_DAMAGE = {
+    "a price": (
+        lambda rows: rows.with_columns(
+            last_close=pl.when(pl.int_range(pl.len()) == 33).then(8.1e-6).otherwise("last_close")
+        ),
+        "row 31 (issued 2025-06-01 03:00, step 1), or one of those after it of the same batch, is not what line 8 ",
+    ),
+    "a time of storing": (
+        lambda rows: rows.with_columns(made_at=pl.lit(START).cast(rows.schema["made_at"])), "row 1 (issued 2025-06-01"
+    ),
+    "a role": (lambda rows: rows.with_columns(role=pl.lit("challenger")), "row 1 (issued 2025-06-01 00:00, step 1)"),
+    "the order": (lambda rows: rows.reverse(), "row 1 "),
+    "rows added": (
+        lambda rows: pl.concat([rows, rows_at(30)]),
+        "row 61 (issued 2025-06-02 02:00, step 1) and those after it have no line in the chain",
+    ),
+    "rows added in the middle": (
+        lambda rows: pl.concat([rows[:20], rows_at(30), rows[20:]]),
+        "row 21 (issued 2025-06-02 02:00, step 1), or one of those after it of the same batch, is not what line 7 ",
+    ),
+    "rows dropped": (lambda rows: rows[:-10], "row 51 and those after it, of line 10 of the chain, are missing"),
+    "the same rows in other bytes": (lambda rows: rows, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROW_DAMAGE)
+def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(home, name):
+    change, reason = ROW_DAMAGE[name]
+    path = home / PEPE_JUNE
+    if name == "the same rows in other bytes":
+        pl.read_parquet(path, hive_partitioning=False).write_parquet(path, compression="lz4")
+        (path.parent / "index.json").unlink()
+        reason = "its rows are those of the chain, but its bytes are not those of line 10"
+    else:
+        rewrite(path, change)
+
+    found = faults(home)
+
+    assert set(found) == {PEPE_JUNE}
+    assert found[PEPE_JUNE].startswith(reason)
+    assert set(faults(home, repair=True)) == {PEPE_JUNE}
+    assert faults(home) == {}
+    assert issue(home, 40)[PEPE] == 10
+    assert faults(home) == {}
+
+
+@pytest.mark.parametrize("place", [i / 10 for i in range(10)])
+@pytest.mark.parametrize("tree", ["forecasts", "ledger"])
+def test_every_flipped_bit_of_a_month_is_found_without_a_record_of_digests_too(home, tree, place):
+    path = home / PEPE_MAY.replace("forecasts", tree)
+    (path.parent / "index.json").unlink()
+    flip(path, place)
+
+    assert set(faults(home)) == {path.relative_to(home).as_posix()}
+
+
+def test_what_is_lost_gets_a_line_and_its_place_can_be_filled_again(home):
+    flip(home / PEPE_JUNE)
+    (home / BTC_JUNE).unlink()
+
+    assert set(faults(home, repair=True)) == {PEPE_JUNE, BTC_JUNE}
+
+    line = lines_of(home)[-1]
+    assert line.kind == "lost"
+    assert {entry.file.partition("/")[0] for entry in line.entries} == {
+        "forecasts",
+        "ledger",
+    }  # their scores too
+    assert faults(home) == {}
+    assert issue(home, 9) == {PEPE: 10, BTC: 10}
+    assert faults(home) == {}
+
+
+def test_a_file_that_the_chain_does_not_know_is_found(home):
+    shutil.copytree((home / PEPE_JUNE).parent, home / "forecasts/interval=1h/symbol=ETHUSDT")
+
+    assert len(faults(home)) == 2
+
+
+def test_an_old_store_gets_a_chain_that_says_what_was_there_before_it(home):
+    chain_path(home, "spot").unlink()
+    everything = read(home, PEPE)
+    for series in (PEPE, BTC):
+        as_earlier(home, series)
+    before = []
+    assert faults(home, before=before.append) == {}
+    assert before == []
+
+    issue(home, 20)
+
+    lines = lines_of(home)
+    assert [line.kind for line in lines] == ["before", "forecasts"]
+    assert sum(entry.rows for entry in lines[0].entries) == 2 * (100 + SCORED)
+    assert read(home, PEPE)[:100].equals(everything)
+    shutil.rmtree(home / "issued")  # its times are in the rows now
+    assert faults(home, before=before.append) == {}
+    assert before == [2 * (100 + SCORED)]
+
+
+@pytest.mark.parametrize("there", [0, 1, 200, -1])
+def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monkeypatch):
+    written = []
+    with monkeypatch.context() as patch:
+        patch.setattr(chain, "_append_line", lambda path, line, offset: written.append(line) or 1 / 0)
+        done = issue(home, 20)
+    assert {error.code for error in done.values()} == {"unexpected"}
+    with chain_path(home, "spot").open("ab") as file:
+        file.write(written[0][:there])
+
+    assert faults(home) == {}
+    assert chain_path(home, "spot").read_bytes().endswith(written[0])
+    assert len(lines_of(home)) == 13
+    assert issue(home, 20) == {PEPE: 0, BTC: 0}
+
+
+def test_a_pending_file_that_cannot_be_read_stops_nothing(home, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(chain, "_append_line", lambda *_: 1 / 0)
+        issue(home, 20)
+    flip(chain.pending_path(home, "spot"), 0.2)
+
+    assert all("no line" in reason for reason in faults(home).values())
+    assert faults(home, repair=True)
+    assert faults(home) == {}
+    assert len(read(home, PEPE)) == 110
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from forecast_tools import BTC, PEPE, rows_at
+from tasks.forecasting import chain
+home, limit, seen = Path({home!r}), {limit}, 0
+batch = {{one: rows_at({hours}, series=one) for one in (PEPE, BTC)}}
+def hook(event, args):
+    global seen
+    if event not in ("open", "os.rename", "os.remove", "os.truncate") or str(home) not in str(args[0]):
+        return
+    seen += 1
+    if seen == limit:
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(hook)
+print(chain.append(home, "spot", "forecasts", batch), seen)
+"""
+
+
+def killed_at(home, limit, hours):
+    """Run one batch in a process that is killed before its `limit`-th access to a file; whether it was."""
+    code = KILLED.format(tests=str(Path(__file__).parent), home=str(home), limit=limit, hours=hours)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode in (0, -9), done.stderr
+    return done.returncode == -9
+
+
+def check_after_a_kill(home, hours, before):
+    """Both series have the batch or neither; the chain fits; the batch can be repeated."""
+    assert faults(home) == {}
+    after = {series: read(home, series) for series in (PEPE, BTC)}
+    assert len({len(after[series]) - before for series in after}) == 1
+    added = len(after[PEPE]) - before
+    assert added in (0, 10)
+    assert issue(home, hours) == {PEPE: 10 - added, BTC: 10 - added}
+    assert faults(home) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path):
+    issue(tmp_path, 0)
+    points = 0
+    while killed_at(tmp_path, points + 1, hours=points + 1):
+        points += 1
+        check_after_a_kill(tmp_path, points, before=10 * points)
+    assert points > 20
+    drafts = [p for p in tmp_path.rglob(".*") if p.is_file() and re.fullmatch(r"\..+\.[0-9a-f]{12}", p.name)]
+    assert all(p.stat().st_size < 1e6 for p in drafts)
+
+
+@pytest.mark.parametrize("limit", [3, 14, 22])
+def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, limit):
+    issue(tmp_path, 0)
+
+    assert killed_at(tmp_path, limit, hours=1)
+    check_after_a_kill(tmp_path, 1, before=10)
+
+
+WRITER = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from forecast_tools import BTC, PEPE, rows_at
+from tasks.forecasting import chain
+for hours in range({first}, {first} + 12):
+    batch = {{one: rows_at(hours, series=one) for one in (PEPE, BTC)}}
+    assert all(type(new) is int for new in chain.append(Path({home!r}), "spot", "forecasts", batch).values())
+"""
+
+
+def test_two_processes_at_once_lose_nothing_and_their_lines_fit(tmp_path):
+    tests = str(Path(__file__).parent)
+    codes = [WRITER.format(tests=tests, home=str(tmp_path), first=first) for first in (0, 6)]
+    writers = [subprocess.Popen([sys.executable, "-c", code]) for code in codes]
+    assert [writer.wait(60) for writer in writers] == [0, 0]
+
+    assert len(read(tmp_path, PEPE)) == 180
+    assert faults(tmp_path) == {}
+    assert len(lines_of(tmp_path)) == 18
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small tmpfs needs root")
+def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        codes = []
+        for room in range(500, 0, -4):  # less and less room, so that it ends at another place each time
+            filler = disk / "filler"
+            filler.write_bytes(b"")
+            free = shutil.disk_usage(disk).free
+            filler.write_bytes(bytes(max(0, free - room * 1024)))
+            done = issue(disk, 500 - room)
+            codes += [found.code for found in done.values() if isinstance(found, CpbError)]
+            filler.unlink()
+            assert faults(disk) == {}
+        assert set(codes) == {"disk-full"}
+        assert issue(disk, 600) == {PEPE: 10, BTC: 10}
+        assert faults(disk) == {}
+        assert not list(disk.rglob(".*.parquet.*"))
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_a_file_that_may_not_be_read_is_left_as_it_is(home, monkeypatch):
+    from tasks.forecasting import months
+
+    original = months.intact
+
+    def refused(path):
+        if path == home / PEPE_JUNE:
+            raise PermissionError(13, "Permission denied", str(path))
+        return original(path)
+
+    monkeypatch.setattr(months, "intact", refused)
+
+    done = issue(home, 20)
+    assert (done[PEPE].code, done[BTC]) == ("unreadable", 10)
+    assert [damage.command.split()[0] for damage in verify(home, "spot", repair=True)] == ["chmod"]
+    monkeypatch.undo()
+    assert faults(home) == {}
+
+
+def test_verify_does_not_take_a_writer_at_work_for_damage(home, monkeypatch):
+    """A batch is stored between reading the chain and reading the files."""
+    original, calls = Chain.read.__func__, []
+
+    def slow(cls, path):
+        found = original(cls, path)
+        if not calls:
+            calls.append(path)
+            issue(home, 20)
+        return found
+
+    monkeypatch.setattr(Chain, "read", classmethod(slow))
+
+    assert faults(home) == {}
+    assert calls
+
+
+def test_a_line_is_json_whose_hash_can_be_recomputed_with_sha256sum(home):
+    path = chain_path(home, "spot")
+    command = r"""tail -n 1 "$0" | sed 's/,"hash":"[0-9a-f]*"}$/}/' | tr -d "\n" | sha256sum"""
+    done = subprocess.run(["bash", "-c", command, str(path)], capture_output=True, text=True, check=True)
+
+    assert done.stdout.split()[0] == json.loads(path.read_text().splitlines()[-1])["hash"]

@@ -1,0 +1,131 @@
+"""`cpb champions` and `cpb promote` as people call them."""
+
+import json
+import sys
+
+import pytest
+from promotion_tools import BTC, SECOND, aliases, decided, newest, night
+
+from flows import cli
+from schemas.identity import SeriesId
+from tasks.hub.card import model_card
+from tasks.storage.wheel import Wheel
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.registry import champions, register
+from tasks.tracking.store import open_store
+from webapp.reading import leaderboard
+
+WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")
+
+
+@pytest.fixture
+def cpb(trainer, monkeypatch, capsys):
+    """Run a command on the home after one night; give its exit code and the last line of stdout."""
+
+    def run(*words):
+        monkeypatch.setattr(sys, "argv", ["cpb", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out = capsys.readouterr().out
+        return end.value.code, json.loads(out.splitlines()[-1]) if "--json" in words else out
+
+    return run
+
+
+def test_champions_are_listed_for_programs(cpb):
+    code, found = cpb("champions", "--json")
+    assert (code, found["exit"]) == (0, 0)
+    assert [set(row) for row in found["champions"]] == [
+        {"market", "symbol", "timeframe", "version", "architecture", "preset", "verdict", "decision"}
+    ] * 2
+    btc = found["champions"][0]
+    assert (btc["market"], btc["symbol"], btc["timeframe"], btc["version"]) == ("sim", "BTCUSDT", "1h", "1")
+    assert (btc["architecture"], btc["preset"]) == ("linear", "smoke")
+    assert (btc["decision"]["outcome"], btc["decision"]["rule"]) == ("first", "first")
+    assert cpb("champions", "--coins", "ETH", "--json")[1]["champions"][0]["symbol"] == "ETHUSDT"
+    assert cpb("champions", "--market", "um", "--json")[1]["champions"] == []
+
+
+def test_champions_are_explained_to_people(cpb):
+    night(SECOND)
+    _, told = cpb("champions", "--why", "--coins", "BTC")
+    assert "sim BTCUSDT 1h: version 2, linear of preset smoke" in told
+    assert "refreshed (refresh): linear/smoke/" in told
+    assert "CRPS ratio" in told
+    _, table = cpb("champions")
+    assert "refreshed" in table
+    store = open_store()
+    store.client.delete_registered_model_tag(BTC.registered, "decision")
+    store.client.delete_model_version_tag(BTC.registered, "2", "decision")
+    assert "an older release" in cpb("champions", "--why", "--coins", "BTC")[1]
+
+
+SIM = ("--market", "sim", "--json")
+
+
+def test_a_version_is_promoted_by_hand_and_taken_back(cpb):
+    night(SECOND)
+    code, found = cpb("promote", "BTC", "1h", "--version", "1", "--force", "version 2 is too wide", *SIM)
+    assert (code, found["decision"]["outcome"], found["decision"]["version_number"]) == (0, "forced", "1")
+    assert aliases() == {"champion": "1", "previous": "2"}
+    assert newest().reason == "version 2 is too wide"
+    assert champions([BTC])[0].tags["reason"] == "version 2 is too wide"
+    assert cpb("promote", "BTC", "1h", "--version", "previous", "--force", "it was not", *SIM)[0] == 0
+    assert aliases() == {"champion": "2", "previous": "1"}
+    cpb("promote", "BTC", "1h", "--version", "2", "--force", "again", *SIM)
+    assert decided() == ("unchanged", "by-hand")
+    assert aliases() == {"champion": "2", "previous": "1"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "field"),
+    [
+        (["BTC", "1h", "--version", "7", "--force", "x"], "no-version", "version"),
+        (["BTC", "1h", "--version", "one", "--force", "x"], "no-version", "version"),
+        (["BTC", "1h", "--version", "previous", "--force", "x"], "no-version", "version"),
+        (["BTC", "1h", "--force", "x"], "no-version", "version"),
+        (["BTC", "1h", "--version", "1"], "reason", "force"),
+        (["BTC", "1h", "--version", "1", "--force", " "], "reason", "force"),
+        (["SOL", "1h", "--version", "1", "--force", "x"], "unknown-series", "coin"),
+        (["BTC", "15m", "--version", "1", "--force", "x"], "unknown-series", "coin"),
+        (["BTC,ETH", "1h", "--version", "1", "--force", "x"], "one-series", "coin"),
+        (["BTC", "1x", "--version", "1", "--force", "x"], "timeframes", "timeframes"),
+    ],
+)
+def test_what_cannot_be_promoted(cpb, words, code, field):
+    exit_code, found = cpb("promote", *words, *SIM)
+    assert exit_code == 2
+    assert (found["code"], found["field"]) == (code, field)
+    assert aliases() == {"champion": "1"}
+
+
+def test_a_damaged_version_is_not_promoted(cpb):
+    night(SECOND)
+    before = aliases()
+    store = open_store()
+    folder = local_path(store.client.get_model_version(BTC.registered, "1").source)
+    (folder / "config.json").write_text("{}")
+    exit_code, found = cpb("promote", "BTC", "1h", "--version", "1", "--force", "x", *SIM)
+    assert (exit_code, found["code"]) == (1, "damaged")
+    assert aliases() == before
+
+
+def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
+    (btc, _) = champions(market="sim")
+    register(BTC, champions([SeriesId("sim", "ETHUSDT", "1h")])[0].run_id)  # anything that is registered
+    assert cpb("promote", "BTC", "1h", "--version", "2", "--force", "try it", *SIM)[0] == 0
+    assert aliases() == {"champion": "2", "previous": btc.version}
+
+
+def test_page_and_card_say_why(cpb):
+    (btc, _) = leaderboard("sim").champions
+    assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
+    served = champions(market="sim")
+    card = model_card(served, "alice/cpb-models", WHEEL)
+    assert "| first | it has no champion yet: linear/smoke/" in card
+    assert "selected on this span" not in card
+    store = open_store()
+    store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
+    assert leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
+    chosen = model_card(champions(market="sim"), "alice/cpb-models", WHEEL)
+    assert chosen.count("selected on this span") == 2  # in its row, and what it means

@@ -1,0 +1,152 @@
+"""Shadow forecasts of a challenger: evidence after each scoring, switch and drop, on real stores."""
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night, only, widened
+
+import cpbmodels
+from schemas.run import ScopeSpec
+from schemas.scope import home
+from tasks.forecasting import chain
+from tasks.forecasting.issue import forecast_with
+from tasks.forecasting.ledger import score_due
+from tasks.forecasting.reference import reference_of
+from tasks.forecasting.versions import note_version
+from tasks.ingest import ingest
+from tasks.promotion import pairs
+from tasks.promotion.trial import update_trials
+from tasks.storage.records import write_record
+from tasks.tracking.registry import challengers, champions
+
+THIRD = "2025-01-03"
+FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)
+"""The first hour after the origin at which the night itself has forecast: that is a replay, which does not count."""
+HOUR = timedelta(hours=1)
+
+
+def scope(as_of=THIRD):
+    asked = {"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "since": "2024-09", "as_of": as_of}
+    return ScopeSpec(**asked).scope
+
+
+def issue(hours, coins=(BTC, ETH), roles=("champion", "challenger")):
+    """Let champions and challengers forecast live at these hours after FROM."""
+    models = [(one, "champion") for one in champions(list(coins))]
+    models += [(one, "challenger") for one in challengers(list(coins))]
+    for model, role in models:
+        if role not in roles:
+            continue
+        loaded, reference = cpbmodels.load(model.folder), reference_of(home(), model.series, model.folder)
+        parts = []
+        for hour in hours:
+            at = scope(f"{FROM + hour * HOUR:%Y-%m-%dT%H:%M}")
+            rows = forecast_with(
+                loaded, model.series, model.model_version, at, reference=reference, role=role
+            )
+            parts.append(rows.with_columns(made_at=pl.col("issued_at")))
+        assert chain.append(home(), "sim", "forecasts", {model.series: pl.concat(parts)})[model.series] > 0
+        note_version(home(), model.series, model.model_version, model.tags["cpb.recipe"])
+
+
+@pytest.fixture
+def pair(trainer):
+    """Reads the open pair of `har` against the champions' recipe `linear`, with candles for another day."""
+
+    trainer.after = only("linear", widened(2.0, "validation"))
+    night(SECOND, architectures="linear,har")
+    ingest(scope())
+    return lambda: pairs.pairs(home(), "sim", "1h")[0]
+
+
+def shadow(pair):
+    return [row for row in pair.rows if row[3] == "shadow"]
+
+
+def score(as_of=THIRD):
+    assert score_due(home(), [BTC, ETH], scope(as_of).as_of).failures == ()
+
+
+def test_scored_shadow_forecasts_are_taken_once_in_order_and_pooled(pair):
+    before = pair()
+    issue(range(4))
+    assert update_trials(scope()) == update_trials(scope("2025-01-02T13:00"))  # nothing is scored yet
+    assert pair() == before
+    score("2025-01-02T13:00")  # the first three have come due
+    for _ in range(2):
+        assert update_trials(scope()).decisions == ()
+    assert [(row[0], row[1]) for row in shadow(pair())] == [(FROM + hour * HOUR, 2) for hour in range(3)]
+    score()
+    update_trials(scope())
+    assert len(shadow(pair())) == 4
+    assert pair().rows[: len(before.rows)] == before.rows
+    assert aliases() == {"champion": "3", "previous": "1", "challenger": "2"}
+
+
+def test_an_origin_waits_a_day_for_all_coins_and_then_goes_with_those_there_are(pair):
+    issue([0, 2])
+    issue([1], [BTC])
+    issue([1], [ETH], ["champion"])
+    score()
+    update_trials(scope())
+    assert [row[:2] for row in shadow(pair())] == [(FROM, 2)]  # the later origin waits, too
+    update_trials(scope("2025-01-03T12:00"))
+    assert [row[1] for row in shadow(pair())] == [2, 1, 2]
+
+
+def test_enough_evidence_switches_the_timeframe_at_once(pair, monkeypatch):
+    issue(range(2))
+    score()
+    monkeypatch.setattr(pairs, "e_process", lambda differences, lag: differences * 0 + 33.0)
+    found = update_trials(scope()).decisions
+    assert {(d.series, d.outcome, d.rule, d.version_number) for d in found} == {
+        (BTC, "switched", "evidence", "2"), (ETH, "switched", "evidence", "2"),
+    }  # fmt: skip
+    assert aliases() == {"champion": "2", "previous": "3"}
+    assert decided() == ("switched", "evidence")
+    assert newest().evidence.e == 33.0
+    assert champions([BTC])[0].selected_on.endswith("2025-01-01")
+    assert pair().state == "switched"
+    assert update_trials(scope()).decisions == ()
+
+
+def test_too_little_evidence_switches_nothing(pair, monkeypatch):
+    monkeypatch.setattr(pairs, "e_process", lambda differences, lag: differences * 0 + 32.0)  # of 32.9
+    assert update_trials(scope()).decisions == ()
+    assert pair().state == "open"
+
+
+def test_a_trial_ends_after_ninety_days_and_is_never_repeated(pair):
+    write_record(  # as if it had been appointed long ago
+        next((home() / "sim" / "ledger").rglob("001~*.json")),
+        pair().model_copy(update={"appointed_at": FROM - timedelta(days=89, hours=1)}),
+    )
+    update_trials(scope("2025-01-02T23:00"))
+    assert pair().state == "open"
+    update_trials(scope("2025-01-03T00:00"))
+    assert pair().state == "dropped"
+    assert "challenger" not in aliases()
+    night(SECOND, architectures="linear,har", seed=2)
+    assert "challenger" not in aliases()
+    assert "has had its trial" in newest().reason
+
+
+def test_a_damaged_pair_is_set_aside_and_not_tried_again(pair):
+    known = pair()
+    path = next((home() / "sim" / "ledger").rglob("001~*.json"))
+    path.write_bytes(path.read_bytes()[:-30])
+    assert pairs.pairs(home(), "sim", "1h") == []
+    assert pairs.tried(home(), "sim", "1h") == {known.recipes}
+    fresh = pairs.open_pair(home(), "sim", "1h", known.recipes[1], known.recipes[0], 10, FROM)
+    assert fresh.k == 2
+
+
+def test_forecasts_of_other_versions_are_no_evidence(pair):
+    issue(range(2))
+    for series in (BTC, ETH):
+        (one,) = champions([series])
+        note_version(home(), series, one.model_version, "gru/smoke/0")
+    score()
+    update_trials(scope("2025-01-04"))
+    assert shadow(pair()) == []
