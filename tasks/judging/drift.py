@@ -49,8 +49,8 @@ _CRPS_UNIT = 0.2
 """Reference CRPS as a share of the reference's q10 .. q90 width: about this at every volatility."""
 _CRPS_CLIP = 0.1
 _CRPS_STAKE = 3.6
-"""Share of the capital staked on the forecasts of one horizon, per unit; times the clip it stays below 1 / e. Then a run
-of the worst outcomes, C[t] = C[t - 1] - a C[t - L] with a = clip x stake / L, never takes more than there is: its
+"""Share of the capital staked on the forecasts of one horizon, per unit; times the clip it stays below 1 / e. Then a
+run of the worst outcomes, C[t] = C[t - 1] - a C[t - L] with a = clip x stake / L, never takes more than there is: its
 solution falls without changing sign as long as a <= (L - 1)**(L - 1) / L**L, which is above 1 / (e L)."""
 
 

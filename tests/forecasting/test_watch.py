@@ -178,7 +178,10 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
 
 def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
     known = begin(Watched(PEPE, "v", "r", reference()))
-    for bands, state in ((1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch")):  # fmt: skip
+    steps = (
+        (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
+    )  # fmt: skip
+    for bands, state in steps:
         recent = {"n": 1.0, "missed": dict.fromkeys(BANDS, 0.3), "promised": dict.fromkeys(BANDS, 0.2)}
         recent = watch.Recent(**recent, crps=1.0, promised_crps=1.0)
         known = judge(known.model_copy(update={"bands": bands, "recent": recent}), FIRST)
