@@ -5,7 +5,7 @@ far. A forecast is taken once, in the order of its origins, when all its steps a
 the newest month of each series, whatever the age of the ledger.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -219,10 +219,14 @@ def is_drifted(home: Path, series: SeriesId) -> bool:
     return found is not None and found.state == "drifted"
 
 
+def _drifted(known: Mapping[str, SeriesWatch]) -> set[str]:
+    return {name for name, one in known.items() if one.state == "drifted"}
+
+
 def drifted_first(home: Path, series: Sequence[SeriesId]) -> list[SeriesId]:
     """Return the series with those first whose champion has drifted; the order stays otherwise."""
-    states = {one: is_drifted(home, one) for one in series}
-    return sorted(series, key=lambda one: not states[one])
+    known = {market: read_watch(home, market).series for market in {one.market for one in series}}
+    return sorted(series, key=lambda one: one.name not in _drifted(known[one.market]))
 
 
 def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
