@@ -15,7 +15,7 @@ from flows.runner import Runner, plain_failures
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
-from schemas.run import ScopeSpec
+from schemas.run import ForecastSpec
 from schemas.scope import Scope
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
@@ -27,11 +27,12 @@ from tasks.score import score
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import series_with_champion
+from tasks.watch import watch
 
 _NONE = "there is no champion for them yet"
 
 
-def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
+def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
     """Return what was forecast and scored; exit 3 where a series could not be refreshed, forecast or scored.
 
     Raises:
@@ -41,7 +42,7 @@ def run_forecast(spec: ScopeSpec, steps: Runner, say: Say = say_to_people) -> di
         return _forecast(spec, steps, say, outcome)
 
 
-def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
+def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     scope = spec.scope
     check_source(scope)
     found = champions(scope.series)
@@ -57,14 +58,16 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
         }
     )
     fetched = steps.one(ingest, scope, spec.tail)
-    issued = steps.one(forecast, scope, spec.tail)
+    issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")
     scored = steps.one(score, scope, spec.tail)
+    watched = steps.one(watch, scope, spec.tail)
     tried = steps.one(trial, scope)
     outcome.decisions = tried.decisions
     stale = find_stale(scope.home, issued.series, scope.as_of)
-    problems = [*fetched.failures, *issued.failures, *scored.failures, *tried.failures]
+    steps_taken = (fetched, issued, scored, watched, tried)
+    problems = [failure for result in steps_taken for failure in result.failures]
     problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
-    outcome.failures = problems
+    outcome.failures, outcome.alarms = problems, watched.alarms
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
         # The reason of a damaged champion ends with the command that mends it.
@@ -75,6 +78,9 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
         )
     for text in texts:
         say(f"FAILED {text}")
+    drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
+    for alarm in drifted:
+        say(f"DRIFTED {alarm}")
     for line in decision_lines(tried.decisions):
         say(line)
     say(
@@ -85,6 +91,8 @@ def _forecast(spec: ScopeSpec, steps: Runner, say: Say, outcome: Outcome) -> dic
         "rows": issued.rows,
         "series": len(issued.series),
         "scored": scored.rows,
+        "drifted": [str(alarm) for alarm in drifted],
+        "fallbacks": len(issued.fallbacks),
         "failed": texts,
         "exit": PARTIAL if problems else COMPLETE,
     }
@@ -105,8 +113,8 @@ def _is_untrained(scope: Scope) -> bool:
 
 @flow(name="forecast", validate_parameters=False, on_running=[claim_run])
 @plain_failures
-@takes(ScopeSpec)
-def forecast_flow(spec: ScopeSpec) -> State:
+@takes(ForecastSpec)
+def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast every champion of the scope from the newest candles; none before the first training."""
     if _is_untrained(spec.scope):
         return Completed(

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from schemas.errors import UsageError
-from schemas.handover import Decision, Failure
+from schemas.handover import Alarm, Decision, Failure
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.notices import findings, told
@@ -28,6 +28,7 @@ class Outcome:
 
     failures: Sequence[Failure] = ()
     decisions: Sequence[Decision] = ()
+    alarms: Sequence[Alarm] = ()
     serving: dict[SeriesId, str] = field(default_factory=dict)
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
 
@@ -130,6 +131,7 @@ def _events(flow: str, scope: Scope, outcome: Outcome, error: Exception | None) 
     return [
         *ending,
         *findings.of_decisions(outcome.decisions, outcome.serving),
+        *findings.of_alarms(outcome.alarms),
         *findings.of_stale(scope.home, scope.series, scope.as_of),
         *findings.of_files(scope.root, scope.series, outcome.started),
     ]

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from schemas.identity import ModelId, SeriesId
 
 Step = Literal[
-    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "prune"
+    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch",
+    "prune",
 ]  # fmt: skip
 """The steps of the DAG in the order in which data passes them, then what a nightly run does at its end."""
 
@@ -298,13 +299,15 @@ class Trials(Record):
 class ForecastBatch(Record):
     """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures.
 
-    All of champions; `shadow`: new rows of challengers, which forecast beside them.
+    All of champions; `shadow`: new rows of challengers, which forecast beside them. `fallbacks`: series that the
+    fallback of a drifted champion has forecast as well.
     """
 
     rows: int = 0
     standing: int = 0
     shadow: int = 0
     series: tuple[SeriesId, ...] = ()
+    fallbacks: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()
 
 
@@ -333,4 +336,42 @@ class Score(Record):
     """Forecast rows scored because their candle has closed, and the series that could not be scored."""
 
     rows: int = 0
+    failures: tuple[Failure, ...] = ()
+
+
+class Alarm(Record):
+    """What the drift watch finds of one champion.
+
+    `state`: `fine`; `watch`, for some evidence, an unusual input or late data; `drifted`. `evidence` by claim, which
+    add up: `bands` (misses at step 1) and `crps`; from `threshold` on the champion has drifted, `since` when.
+    `forecasts`: how many have been taken in. `stability`: population stability index by column of the model, the last
+    30 days against the training span.
+    """
+
+    series: SeriesId
+    state: Literal["fine", "watch", "drifted"]
+    reason: str
+    model_version: str
+    evidence: dict[str, float]
+    threshold: float
+    forecasts: int = 0
+    since: datetime | None = None
+    stability: dict[str, float] = {}
+
+    @property
+    def total(self) -> float:
+        """All evidence together."""
+        return sum(self.evidence.values())
+
+    def __str__(self) -> str:
+        """Return it as one sentence."""
+        since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.series} is {self.state}{since}{why}"
+
+
+class Watching(Record):
+    """What the drift watch finds of the champions, and the series that it could not look at."""
+
+    alarms: tuple[Alarm, ...] = ()
     failures: tuple[Failure, ...] = ()

@@ -151,6 +151,14 @@ class ScopeSpec(Spec):
         return made.model_copy(update={"symbols": ()}) if self.every_pair else made
 
 
+class ForecastSpec(ScopeSpec):
+    """What `cpb forecast` is asked to do."""
+
+    fallback: Literal["on", "off"] = Field(
+        "off", description="on: robust-har forecasts as well where a champion has drifted, and is shown"
+    )
+
+
 class IngestSpec(ScopeSpec):
     """What `cpb ingest` is asked: it also stores candles of a calendar month, which no model learns from."""
 

@@ -2,6 +2,7 @@
 
 from schemas.handover import ForecastBatch
 from schemas.scope import Scope
+from tasks.forecasting.fallback import issue_fallbacks
 from tasks.forecasting.issue import issue_forecasts
 from tasks.market.verify import record_damage
 from tasks.step import step
@@ -9,14 +10,20 @@ from tasks.tracking.registry import challengers, champions
 
 
 @step("forecast")
-def forecast(scope: Scope, tail: bool = False) -> ForecastBatch:
+def forecast(scope: Scope, tail: bool = False, fallback: bool = False) -> ForecastBatch:
     """Issue the forecasts of every champion in the scope, and of the challengers beside them.
 
     Args:
         tail: from the provisional candles on.
+        fallback: where a champion has drifted, its fallback forecasts as well.
     """
-    beside = challengers(scope.series)
-    batch = issue_forecasts(scope, champions(scope.series), provisional=tail, challengers=beside)
+    found, beside = champions(scope.series), challengers(scope.series)
+    batch = issue_forecasts(scope, found, provisional=tail, challengers=beside)
+    if fallback:
+        stood_in, failures = issue_fallbacks(scope, found, provisional=tail)
+        batch = batch.model_copy(
+            update={"fallbacks": tuple(stood_in), "failures": (*batch.failures, *failures)}
+        )
     for failure in batch.failures:
         if failure.code == "damaged" and failure.series:  # the champion's files, or its candles
             record_damage(scope.home, failure.series)

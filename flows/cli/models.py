@@ -11,7 +11,7 @@ from flows.console import count, emit, quiet_libraries, say
 from flows.summary import plain_reason
 from schemas.errors import COMPLETE, PARTIAL, UsageError
 from schemas.identity import SPOT
-from schemas.run import BoardSpec, RunSpec, ScopeSpec
+from schemas.run import BoardSpec, ForecastSpec, RunSpec
 
 
 @takes(BoardSpec)
@@ -45,9 +45,9 @@ def leaderboard(
         print_board(rows)
 
 
-@takes(ScopeSpec)
+@takes(ForecastSpec)
 def forecast(
-    spec: ScopeSpec,
+    spec: ForecastSpec,
     model: Annotated[
         str | None,
         typer.Option(

@@ -14,7 +14,7 @@ from flows.deploy.liveness import end_dead_runs
 from flows.deploy.project import prefect_home
 from flows.prefect_server import server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
-from schemas.run import RunSpec, ScopeSpec
+from schemas.run import ForecastSpec, RunSpec, ScopeSpec
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -43,7 +43,7 @@ class Requested:
     exit_code: int
 
 
-SPECS: dict[str, type[ScopeSpec]] = {"train-all": RunSpec, "forecast": ScopeSpec}
+SPECS: dict[str, type[ScopeSpec]] = {"train-all": RunSpec, "forecast": ForecastSpec}
 """What the flows of our deployments are asked."""
 
 

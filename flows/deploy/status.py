@@ -15,6 +15,7 @@ from flows.deploy.services import Name, Service
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
+from tasks.forecasting.watch import alarms
 from tasks.notices import findings
 from tasks.notices.event import Event, Kind
 
@@ -86,6 +87,8 @@ def status() -> Status:
     result.problems += [_problem(text, text) for text in damaged]
     if server:
         result.problems += findings.of_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
+    for market in sorted({series.market for series in stored_series(home, "forecasts")}):
+        result.problems += findings.of_alarms(alarms(home, market))
     result.disk = stored.disk(home)
     if result.disk.free < stored.MIN_FREE_BYTES:
         free = f"only {result.disk.free / 1e6:.0f} MB are free where {home} lies; free some"

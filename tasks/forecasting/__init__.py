@@ -10,6 +10,9 @@ daily          their sums per day
 summary        the live record made of those: small, for page, API and `cpb ledger`
 evidence_rows  one loss for each whole forecast, for the promotion gate and the drift watch
 months         the files behind forecasts and scores: a month each, rows only added, digests recorded
+watch          the state of each champion: fine, watch or drifted
+look           what the watch looks at after a scoring
+fallback       a robust HAR in place of a champion that has drifted
 staleness      candles and forecasts that are too old
 verify         damaged files of a market, found and set aside
 """

@@ -12,10 +12,11 @@ import polars as pl
 
 from cpbmodels.rows import QUANTILE_COLUMNS
 from cpbmodels.rows import forecast_rows as rows_of
-from schemas.forecasts import CHALLENGER, CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.forecasts import CHAMPION, FALLBACK, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId, stored_series
 from tasks.forecasting.index import month_files
 from tasks.forecasting.months import FORECASTS, month_of, read_month, read_months
+from tasks.forecasting.watch import is_drifted
 
 
 def forecast_rows(
@@ -80,18 +81,22 @@ def read(
 def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
     """Return the newest forecast of one series (issued by `until`), its steps in order; empty where there is none.
 
-    Of several models at the same instant, the one written last; a challenger's forecasts are never shown.
+    Of several champions at the same instant, the one written last. While the champion has drifted, its fallback's
+    forecast where there is one for that instant. A challenger's forecasts are never shown.
     """
+    roles = [CHAMPION, FALLBACK] if is_drifted(home, series) else [CHAMPION]
     for path in reversed(month_files(series.folder(home, FORECASTS.name))):
         if until and path.stem > month_of(until):
             continue
         rows = read_month(home, series, FORECASTS, path.stem)
         if rows is None:
             continue
-        shown = pl.col("role") != CHALLENGER
+        shown = pl.col("role").is_in(roles)
         rows = rows.filter(shown & (pl.col("issued_at") <= until) if until else shown)
         if not rows.is_empty():
             newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
+            fallback = newest.filter(pl.col("role") == FALLBACK)
+            newest = newest if fallback.is_empty() else fallback
             return newest.filter(pl.col("model_version") == pl.col("model_version").last()).sort("step")
     return pl.DataFrame(schema=FORECAST_SCHEMA)
 

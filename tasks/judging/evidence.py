@@ -189,53 +189,6 @@ def not_worse(
     return (float(own.sum() / other.sum()), *inference.interval(draws))
 
 
-SHIFTS = (0.02, 0.05, 0.1, 0.2)
-"""Excesses of the mean over its limit that `mean_above` bets on, as shares of `upper`."""
-
-
-def mean_above(
-    losses: Array, limit: float, lag: int = 1, *, upper: float = 1.0, round_length: int | None = None
-) -> Array:
-    """Return the evidence [T] that bounded losses exceed `limit` in the mean; the value at t uses losses up to t only.
-
-    The null hypothesis is E[mean of a round's losses | all known at its first origin] ≤ limit, and no other assumption:
-    a round multiplies an account by 1 + stake · (mean of its losses − limit), which is never negative as stake ≤
-    1 / limit. Rounds are followed by lag − 1 origins without a bet, as in `e_process`, and what holds is the same.
-    Four accounts start with a quarter each; one is nearly the best for each of `SHIFTS`.
-
-    Args:
-        losses: [T], each between 0 and `upper`: misses of a band (0 or 1), say.
-        limit: the highest mean that is promised, inside (0, upper).
-        lag: a loss is known this many origins after its own origin; 1 for the first step.
-        upper: bound of the losses.
-        round_length: origins; default 1 for lag 1, else 3·lag. Longer rounds (a day) forgive misses that come in
-            clusters as long as the round's mean holds.
-
-    Raises:
-        ValueError: losses outside their bounds, limit outside (0, upper), lag or round_length < 1.
-    """
-    values = _checked("losses", losses)
-    _check_lag(lag)
-    length = round_length if round_length is not None else (1 if lag == 1 else 3 * lag)
-    if length < 1 or not 0 < limit < upper:
-        raise ValueError(f"round_length must be 1 or more and limit between 0 and {upper}: {length}, {limit}")
-    if len(values) and (values.min() < 0 or values.max() > upper):
-        raise ValueError(f"losses must lie between 0 and {upper}")
-    share = limit / upper
-    # Kelly's stake: excess over variance. A round's mean has about lag / length of the variance of one loss.
-    kelly = np.asarray(SHIFTS) * max(1.0, length / lag) / (share * (1 - share))
-    stakes = np.minimum(kelly, 0.5 / share)
-    period = length + lag - 1
-    starts = np.arange(0, len(values) - length + 1, period)
-    means = values[starts[:, None] + np.arange(length)].mean(axis=1) / upper
-    with np.errstate(over="ignore"):
-        accounts = np.cumprod(1 + stakes * (means[:, None] - share), axis=0).mean(axis=1)
-    finished = np.maximum(
-        0, (np.arange(len(values)) - length + 1) // period + 1
-    )  # rounds at the end of each origin
-    return np.minimum(np.r_[1.0, accounts], MAX_VALUE)[finished]
-
-
 def ratio_interval(
     days: int,
     model: float,

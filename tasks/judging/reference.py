@@ -1,6 +1,6 @@
 """The reference of one model, as a record: fitted here once, used by judging, by issuing and by the drift watch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,3 +59,20 @@ def reference_quantiles(reference: Reference, series: Series, origins: Rows) -> 
     The reference's `decay` must be that of the series' volatility (`cpbmodels.series.LAMBDA`).
     """
     return EmpiricalWalk(np.asarray(reference.table), scaled=True).quantiles(series, origins)
+
+
+def population_stability(reference: Reference, columns: Mapping[str, Array]) -> dict[str, float]:
+    """Return the population stability index of each column [N] that the reference has deciles of.
+
+    Σ (now - then) ln(now / then) over the ten bins; a bin that is empty counts as half a row, so that it stays finite.
+    """
+    found = {}
+    for name, edges in reference.deciles.items():
+        values = columns.get(name)
+        if values is None or len(values) == 0:
+            continue
+        floor = 0.5 / len(values)
+        now = np.maximum(bin_shares(values, np.asarray(edges)), floor)
+        then = np.maximum(np.asarray(reference.shares[name]), floor)
+        found[name] = float(np.sum((now - then) * np.log(now / then)))
+    return found

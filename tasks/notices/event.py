@@ -8,14 +8,14 @@ from typing import Literal
 from tasks.storage.urls import without_credentials
 
 Kind = Literal[
-    "run failed", "run partial", "run missing", "service dead", "deployment", "data stale", "file quarantined",
-    "file changed upstream", "champion changed", "test",
+    "run failed", "run partial", "run missing", "service dead", "deployment", "champion drifted",
+    "data stale", "file quarantined", "file changed upstream", "champion changed", "test",
 ]  # fmt: skip
 """The kinds of events, the most urgent first: in this order they stand in a message."""
 
 _ORDER: tuple[Kind, ...] = (
-    "run failed", "run partial", "run missing", "service dead", "deployment", "data stale", "file quarantined",
-    "file changed upstream", "champion changed", "test",
+    "run failed", "run partial", "run missing", "service dead", "deployment", "champion drifted",
+    "data stale", "file quarantined", "file changed upstream", "champion changed", "test",
 )  # fmt: skip
 _FAILURES = ("run failed", "run missing", "service dead")
 _INFORMATION = ("champion changed", "test")
@@ -30,17 +30,19 @@ _MAX_LINE = 400
 class Event:
     """Something that happened. `about` stays the same for as long as it lasts or repeats; `text` is one sentence.
 
-    `part_of`: what a coarser event of the same kind is about, which need not be told after this one.
+    `once`: it is told once, not once a day. `part_of`: what a coarser event of the same kind is about, which need
+    not be told after this one.
     """
 
     kind: Kind
     about: str
     text: str
     part_of: str = ""
+    once: bool = False
 
     @property
     def key(self) -> str:
-        """What is told once a day."""
+        """What is told once a day, or once."""
         return f"{self.kind}: {self.about}"
 
     @property

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from schemas.handover import Decision, Failure
+from schemas.handover import Alarm, Decision, Failure
 from schemas.identity import SeriesId
 from tasks.forecasting.staleness import find_stale
 from tasks.market.findings import file_findings
@@ -42,6 +42,15 @@ def of_decisions(decisions: Iterable[Decision], serving: Mapping[SeriesId, str])
         )
         for d in decisions
         if d.outcome == "retired" or (d.moved and serving.get(d.series) != d.version_number)
+    ]
+
+
+def of_alarms(alarms: Iterable[Alarm]) -> list[Event]:
+    """Return an event for each champion that has drifted, told once for each time that it has."""
+    return [
+        Event("champion drifted", f"{a.series.name} {a.since:%Y-%m-%dT%H:%MZ}", str(a), once=True)
+        for a in alarms
+        if a.state == "drifted" and a.since
     ]
 
 

@@ -1,4 +1,4 @@
-"""What was told today, so that an event is told once a day (UTC): a record in the home."""
+"""What was told, so that an event is told once a day (UTC), or once: a record in the home."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,39 +13,46 @@ FILE_NAME = "notify.json"
 _LOCK = ".notify.lock"
 
 
+MAX_ONCE = 1000
+"""Keys of events told once that are kept; the oldest go first."""
+
+
 class Told(Record):
-    """The keys of the events that were told on one day (UTC, `2025-06-06`)."""
+    """The keys of the events that were told on one day (UTC, `2025-06-06`), and of those that are told only once."""
 
     day: str
     events: tuple[str, ...] = ()
+    once: tuple[str, ...] = ()
 
 
 def claim(home: Path, events: Sequence[Event], now: datetime | None = None) -> list[Event]:
-    """Return the events that nobody was told of today, and count them as told: two runs never tell the same."""
+    """Return the events that nobody was told of, and count them as told: two runs never tell the same."""
     with locked(home / _LOCK):
-        known = _today(home, now)
-        new = {event.key: event for event in events if event.key not in known}
+        known = _known(home, now)
+        told = {*known.events, *known.once}
+        new = {event.key: event for event in events if event.key not in told}
         if new:
-            told = dict.fromkeys([*known, *(key for event in new.values() for key in event.keys)])
-            _write(home, list(told), now)
+            today, once = (
+                [k for e in new.values() if e.once == one for k in e.keys] for one in (False, True)
+            )
+            _write(home, known, (*known.events, *today), (*known.once, *once))
     return list(new.values())
 
 
 def release(home: Path, events: Sequence[Event], now: datetime | None = None) -> None:
     """Count events as not told: no service has accepted them, and the next run tries again."""
     with locked(home / _LOCK):
-        keys = {key for event in events for key in event.keys}
-        _write(home, [key for key in _today(home, now) if key not in keys], now)
+        keys, known = {key for event in events for key in event.keys}, _known(home, now)
+        _write(home, known, *([k for k in told if k not in keys] for told in (known.events, known.once)))
 
 
-def _today(home: Path, now: datetime | None) -> tuple[str, ...]:
-    found = find_record(home / FILE_NAME, Told)
-    return found.events if found and found.day == _day(now) else ()
+def _known(home: Path, now: datetime | None) -> Told:
+    found, day = find_record(home / FILE_NAME, Told), f"{now or datetime.now(UTC):%Y-%m-%d}"
+    if found is None:
+        return Told(day=day)
+    return found if found.day == day else Told(day=day, once=found.once)
 
 
-def _write(home: Path, keys: Sequence[str], now: datetime | None) -> None:
-    write_record(home / FILE_NAME, Told(day=_day(now), events=tuple(keys)))
-
-
-def _day(now: datetime | None) -> str:
-    return f"{now or datetime.now(UTC):%Y-%m-%d}"
+def _write(home: Path, known: Told, events: Sequence[str], once: Sequence[str]) -> None:
+    kept = tuple(dict.fromkeys(once))[-MAX_ONCE:]
+    write_record(home / FILE_NAME, Told(day=known.day, events=tuple(dict.fromkeys(events)), once=kept))

@@ -17,6 +17,7 @@ from schemas.errors import DamagedError
 from schemas.handover import Compared, Decision, FleetJudgement, ModelRef, PairEvidence, SeriesRecord
 from schemas.identity import Recipe, SeriesId
 from schemas.run import RunSpec
+from tasks.forecasting.watch import drifted_first
 from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
 from tasks.promotion import pairs
@@ -114,7 +115,9 @@ class _Night:
         self._try_challenger()
         for place in served:
             self._explain(place)
-        decisions = [self._move(place) for place in self._places.values() if place.ruling]
+        # A run that is killed here has moved the champions that need it most.
+        order = [self._places[series] for series in drifted_first(self._home, list(self._places))]
+        decisions = [self._move(place) for place in order if place.ruling]
         for pair in self._won:  # last: a run that is killed before switches the others when it is repeated
             pairs.save(self._home, pairs.end(pair, "switched", self._now))
         return decisions

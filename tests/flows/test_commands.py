@@ -9,7 +9,7 @@ import pytest
 
 from flows import cli
 from schemas.handover import Publication
-from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+from schemas.run import BacktestSpec, ForecastSpec, IngestSpec, RunSpec
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_forecast_takes_the_scope(cpb, monkeypatch):
     monkeypatch.setattr("flows.forecast.run_forecast", run_forecast)
     code, _ = cpb("forecast", "--coins", "BTC", "--market", "um", "--as-of", "2024-01-02T03:04:05", "--tail")
     assert code == 3
-    assert seen == [ScopeSpec(coins="BTC", market="um", as_of="2024-01-02T03:04:05", tail=True)]
+    assert seen == [ForecastSpec(coins="BTC", market="um", as_of="2024-01-02T03:04:05", tail=True)]
 
 
 def test_the_board_takes_markets_coins_and_timeframes(cpb, monkeypatch):

@@ -14,7 +14,6 @@ from tasks.judging.evidence import (
     alpha_share,
     e_process,
     e_processes,
-    mean_above,
     not_worse,
     ratio_interval,
 )
@@ -159,35 +158,6 @@ def test_refresh_without_rows_or_difference():
     for own, other in ((losses[:50], losses), (losses, -losses), (losses * math.nan, losses)):
         with pytest.raises(ValueError, match="losses"):
             not_worse(own, other, times, 10, HOUR_US)
-
-
-def test_misses_above_the_limit_are_found_and_promised_ones_are_not():
-    random = np.random.default_rng(3)
-    kept = [mean_above((random.random(YEAR) < 0.2) * 1.0, 0.2).max() >= 20 for _ in range(200)]
-    assert np.mean(kept) <= 0.05 + 0.03
-    narrow = [mean_above((random.random(24 * 14) < 0.305) * 1.0, 0.2).max() >= 200 for _ in range(100)]
-    assert np.mean(narrow) > 0.5  # an 80 % band a fifth too narrow, in 14 days
-    long = mean_above((random.random(1000) < 0.4) * 3.0, 0.6, lag=10, upper=3.0)
-    assert long[-1] > 20
-    assert (long[:29] == 1).all()
-
-
-@given(arrays(np.float64, st.integers(0, 100), elements=st.floats(0, 1)), st.integers(1, 5))
-@settings(max_examples=40, deadline=None)
-def test_wealth_on_bounded_losses_is_never_negative(losses, lag):
-    evidence = mean_above(losses, 0.3, lag)
-    assert evidence.shape == losses.shape
-    assert (evidence >= 0).all()
-    np.testing.assert_array_equal(mean_above(losses[:50], 0.3, lag), evidence[:50])
-
-
-@pytest.mark.parametrize(
-    ("losses", "options"),
-    [([2.0], {}), ([-0.1], {}), ([0.5], {"limit": 1.0}), ([0.5], {"lag": 0}), ([0.5], {"round_length": 0})],
-)
-def test_losses_outside_their_bounds_are_refused(losses, options):
-    with pytest.raises(ValueError, match=r"between|lag|round_length"):
-        mean_above(np.array(losses), **({"limit": 0.2} | options))
 
 
 def sums(model, reference):

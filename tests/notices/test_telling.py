@@ -11,11 +11,12 @@ from inbox import inbox as serve_inbox
 
 from flows.notices import tell, tell_outcome, try_services
 from schemas.errors import CpbError, UsageError
-from schemas.handover import Decision, Failure, ModelRef
+from schemas.handover import Alarm, Decision, Failure, ModelRef
 from schemas.identity import ModelId, SeriesId
 from schemas.klines import KLINES
 from schemas.run import ScopeSpec
 from tasks.market.manifest import MANIFEST, FileRecord, Manifest
+from tasks.notices import findings, told
 from tasks.notices.event import Event, message
 from tasks.notices.send import beat, senders, within
 from tasks.notices.services import services
@@ -267,3 +268,30 @@ def test_what_libraries_log_names_no_url(inbox, caplog, home):
     inbox.status = 403
     try_services(home)
     assert not any(secret in caplog.text for secret in SECRETS)
+
+
+def test_a_drifted_champion_is_told_once_not_once_a_day(inbox, tmp_path):
+    def alarm(since, state="drifted"):
+        return Alarm(
+            series=BTC, state=state, reason="35.0% of the next closes miss the band", model_version="cpb-BTCUSDT-1h/3",
+            evidence={"bands": 12.0, "crps": 0.1}, threshold=10.0, since=since if state == "drifted" else None,
+        )  # fmt: skip
+
+    first = datetime(2025, 6, 5, 14, tzinfo=UTC)
+    run({"alarms": [alarm(first, "watch")]})
+    assert inbox.messages == []
+    run({"alarms": [alarm(first)]})
+    assert "BTCUSDT 1h is drifted since 2025-06-05 14:00 UTC: 35.0%" in bodies(inbox)[0]
+    assert inbox.messages[0]["type"] == "warning"
+    events = findings.of_alarms([alarm(first)])
+    assert told.claim(tmp_path, events, datetime.now(UTC) + timedelta(days=3)) == []
+    run({"alarms": [alarm(first + timedelta(days=30))]})  # it had recovered in between
+    assert len(inbox.messages) == 2
+
+
+def test_what_is_told_once_is_tried_again_when_no_service_has_accepted_it(tmp_path):
+    event = Event("champion drifted", "BTCUSDT-1h", "it drifted", once=True)
+    assert told.claim(tmp_path, [event]) == [event]
+    told.release(tmp_path, [event])
+    assert told.claim(tmp_path, [event]) == [event]
+    assert told.claim(tmp_path, [event]) == []

@@ -1,0 +1,107 @@
+"""The fallback of a drifted champion: a robust HAR, fitted in closed form on the newest stored candles.
+
+Fitted anew for every forecast (a year of hours takes a fraction of a second), so it needs no model folder and cannot
+be out of date. Its forecasts stand beside the champion's, with the role `fallback` and a version text of their own.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import polars as pl
+
+from cpbmodels.ranges import RangeModel
+from schemas.constants import HORIZON
+from schemas.errors import MemberError
+from schemas.forecasts import FALLBACK
+from schemas.handover import Failure
+from schemas.identity import SeriesId
+from schemas.reference import Reference
+from schemas.scope import Scope
+from tasks.forecasting.issue import ANY_ERROR, Champion, failure, store_batch
+from tasks.forecasting.reference import reference_of, reference_prices
+from tasks.forecasting.store import forecast_rows
+from tasks.forecasting.watch import is_drifted
+from tasks.judging.robust_har import robust_har
+from tasks.signals.store import newest_series
+
+MAX_ROWS = 20_000
+"""Candles that it is fitted on: two years of hours. More adds nothing to its skill."""
+MIN_ORIGINS = 1000
+"""Origins below which 168 hours of the week and 19 quantiles are guesses."""
+
+
+def fallback_version(series: SeriesId) -> str:
+    """Return the text that its forecasts are stored under: `cpb-BTCUSDT-1h/robust-har`."""
+    return f"{series.registered}/robust-har"
+
+
+def fallback_forecast(
+    scope: Scope, wanted: SeriesId, provisional: bool = False, *, reference: Reference | None = None
+) -> pl.DataFrame:
+    """Return the fallback's forecast after the newest stored candle, as rows of the contract.
+
+    Args:
+        reference: the champion's, whose quantiles for the same origin the rows carry; it also sets the steps.
+
+    Raises:
+        MemberError: there are no candles in the scope, or (code `history`) too few to fit it on.
+    """
+    horizon = reference.horizon if reference else HORIZON
+    series = newest_series(
+        scope.home,
+        wanted,
+        since=scope.since,
+        as_of=scope.as_of,
+        provisional=provisional,
+        rows=MAX_ROWS + horizon,
+    )
+    origins = np.flatnonzero(series.usable(1, horizon))
+    if len(origins) < MIN_ORIGINS:
+        raise MemberError(
+            f"{wanted}: {len(origins)} candles to fit the fallback on, and it needs {MIN_ORIGINS}; ingest an earlier "
+            "past, as with an earlier since, or leave fallback off",
+            code="history",
+            field="fallback",
+        )
+    model = robust_har(series, origins, horizon)
+    row = series.newest_origin(1)
+    last = float(series.prices[row, 3])
+    close, candle = _prices(model, model.scale(series, np.asarray([row]))[0], last)
+    return forecast_rows(
+        wanted,
+        fallback_version(wanted),
+        issued_at=series.end_of(row),
+        close=close,
+        candle=candle,
+        last_close=last,
+        role=FALLBACK,
+        reference=reference_prices(reference, series, row, horizon) if reference else None,
+    )
+
+
+def issue_fallbacks(
+    scope: Scope, champions: Sequence[Champion], provisional: bool = False
+) -> tuple[list[SeriesId], list[Failure]]:
+    """Store the fallback's forecast for each champion that has drifted; return their series, and the failures."""
+    rows: dict[SeriesId, pl.DataFrame] = {}
+    failures: list[Failure] = []
+    for champion in champions:
+        series = champion.series
+        if not is_drifted(scope.home, series):
+            continue
+        try:
+            reference = reference_of(scope.home, series, champion.folder)
+            rows[series] = fallback_forecast(scope, series, provisional, reference=reference)
+        except ANY_ERROR as error:
+            failures.append(failure(series, "forecast", error))
+    stored, more = store_batch(scope.home, "forecasts", rows)
+    return list(stored), [*failures, *more]
+
+
+def _prices(model: RangeModel, scale: np.ndarray, last: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the close's quantiles [19, H] and the median candle [H, 4], of a scale [H] in log-return."""
+    close = last * np.exp(scale * model.table.T)
+    opened, high, low = last * np.exp(scale * model.candle.T)
+    median = close[len(close) // 2]
+    top, bottom = np.maximum(opened, median), np.minimum(opened, median)
+    return close, np.stack([opened, np.maximum(high, top), np.minimum(low, bottom), median], axis=1)

@@ -1,0 +1,270 @@
+"""The drift watch: is each champion still what its test span promised? Pure rules, and one record per market.
+
+`HOME/ledger/watch.json` holds the state of every series: what `tasks.judging.drift` knows of the forecasts taken so
+far. A forecast is taken once, in the order of its origins, when all its steps are scored; an hour costs the reading of
+the newest month of each series, whatever the age of the ledger.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import polars as pl
+from pydantic import Field
+
+from schemas.handover import Alarm, Record
+from schemas.identity import SeriesId, tree_of
+from schemas.reference import BANDS, Promise, Reference
+from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
+from tasks.storage.locks import locked
+from tasks.storage.records import find_record, write_record
+
+FILE_NAME = "watch.json"
+
+MAX_STABILITY = 1.0
+"""Population stability index of a column, 30 days against the training span, above which the input is unusual. The
+common limit of 0.25 is for independent rows: of the range columns, 1 in 10 real months of 30 days passes 0.4 and 1 in
+100 passes 0.9 (benchmarks/drift.py)."""
+MAX_STABILITY_OF = {"log_sigma": 6.0}
+"""The level of the volatility moves for years: its median is 1.4, and 1 real month in 100 passes 5.6."""
+
+RECENT_DAYS = 14
+"""Half-life of the figures that a sentence shows beside the promise."""
+
+State = Literal["fine", "watch", "drifted"]
+
+
+class Recent(Record):
+    """Sums over forecasts, the older the less they count: misses at step 1 and CRPS, and what was promised of both."""
+
+    n: float = 0.0
+    missed: dict[int, float] = Field(default_factory=dict)
+    promised: dict[int, float] = Field(default_factory=dict)
+    crps: float = 0.0
+    promised_crps: float = 0.0
+
+
+class SeriesWatch(Record):
+    """What the watch knows of one series.
+
+    `recipe`: whose forecasts it takes; `model_version`: the newest champion's; `promises`: of this version and the one
+    before, whose last forecasts are still to be scored. `taken_to`: origin of the newest forecast taken. `bands` and
+    `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column,
+    on the UTC day `stability_day`.
+    """
+
+    series: SeriesId
+    recipe: str
+    model_version: str
+    promises: dict[str, Promise | None]
+    bands: float = 0.0
+    crps: tuple[float, ...]
+    taken: int = 0
+    taken_to: datetime | None = None
+    recent: Recent = Recent()
+    state: State = "fine"
+    reason: str = ""
+    since: datetime | None = None
+    stability: dict[str, float] = Field(default_factory=dict)
+    stability_day: str = ""
+
+
+class Watch(Record):
+    """The states of all series of one market."""
+
+    series: dict[str, SeriesWatch] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A champion as the watch sees it. `recipe`: what it is made by; a refresh keeps it."""
+
+    series: SeriesId
+    version: str
+    recipe: str
+    reference: Reference
+
+
+def begin(champion: Watched) -> SeriesWatch:
+    """Return the state of a champion of which no forecast has been taken."""
+    return SeriesWatch(
+        series=champion.series,
+        recipe=champion.recipe,
+        model_version=champion.version,
+        promises={champion.version: champion.reference.promised},
+        crps=(0.0,) * champion.reference.horizon,
+    )
+
+
+def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
+    """Return the state to go on from under the present champion.
+
+    A refresh (same recipe) goes on: with a new version every night, evidence that began anew with each would never
+    come to anything. Each forecast is held to the promise of the version that made it. Another recipe begins anew.
+    """
+    if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon:
+        return begin(champion)
+    if known.model_version == champion.version:
+        return known
+    promises = {
+        known.model_version: known.promises.get(known.model_version),
+        champion.version: champion.reference.promised,
+    }
+    return known.model_copy(update={"model_version": champion.version, "promises": promises})
+
+
+def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
+    """Return the state after the forecasts in `rows` (`evidence_rows` of this series' champions) that are new to it.
+
+    Forecasts of versions that it has no promise of are left out, and so is one that was completed only after a later
+    one had been taken.
+    """
+    new = rows.filter(pl.col("version").is_in(list(known.promises))).sort("issued_at")
+    if known.taken_to is not None:
+        new = new.filter(pl.col("issued_at") > known.taken_to)
+    new = new.unique("issued_at", keep="last", maintain_order=True)
+    if new.is_empty():
+        return known
+    capital = Capital(len(known.crps))
+    capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
+    recent, seconds = known.recent, known.series.seconds
+    fade = 0.5 ** (seconds / (RECENT_DAYS * 86_400))
+    for row in new.iter_rows(named=True):
+        coverage, ratio = _promised(known.promises[row["version"]])
+        missed = {band: not row[f"covered_{band}_step_1"] for band in BANDS}
+        outcome = Outcome(missed, row["crps"], row["ref_crps"], row["ref_width"])
+        capital.take(outcome, limits(coverage, ratio), seconds)
+        recent = Recent(
+            n=fade * recent.n + 1,
+            missed={b: fade * recent.missed.get(b, 0) + missed[b] for b in BANDS},
+            promised={b: fade * recent.promised.get(b, 0) + 1 - coverage.get(b, b / 100) for b in BANDS},
+            crps=fade * recent.crps + row["crps"],
+            promised_crps=fade * recent.promised_crps + ratio * row["ref_crps"],
+        )
+    return known.model_copy(
+        update={
+            "bands": float(capital.bands),
+            "crps": tuple(capital.crps.tolist()),
+            "taken": known.taken + len(new),
+            "taken_to": new["issued_at"][-1],
+            "recent": recent,
+        }
+    )
+
+
+def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
+    """Return the state with its verdict: `fine`, `watch` or `drifted`, and why, in one sentence.
+
+    Only evidence from forecasts makes it `drifted`, and it stays so until that is worth less than what was put in.
+
+    Args:
+        late: a sentence where the series' data is too old.
+    """
+    evidence = evidence_of(known)
+    total = sum(evidence.values())
+    drifted = total >= ALARM or (known.state == "drifted" and total >= RECOVERED)
+    highest = {name: MAX_STABILITY_OF.get(name, MAX_STABILITY) for name in known.stability}
+    unstable = {name: value for name, value in known.stability.items() if value > highest[name]}
+    reasons = []
+    if drifted or total >= NOTICEABLE:
+        reasons.append(_worse(known, evidence))
+    if unstable:
+        name = max(unstable, key=lambda key: unstable[key])
+        more = f" and {len(unstable) - 1} more" if len(unstable) > 1 else ""
+        reasons.append(f"the input {name}{more} is unlike the training span (PSI {unstable[name]:.1f})")
+    reasons += [late] if late else []
+    state: State = "drifted" if drifted else "watch" if reasons else "fine"
+    since = (known.since or now) if drifted else None
+    return known.model_copy(update={"state": state, "reason": "; ".join(reasons), "since": since})
+
+
+def evidence_of(known: SeriesWatch) -> dict[str, float]:
+    """Return the evidence by bet: `bands` (misses at step 1) and `crps`."""
+    capital = Capital(len(known.crps))
+    capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
+    return {name: float(value) for name, value in capital.evidence.items()}
+
+
+def alarm_of(known: SeriesWatch) -> Alarm:
+    """Return the state as the record that steps hand on."""
+    return Alarm(
+        series=known.series,
+        state=known.state,
+        reason=known.reason,
+        model_version=known.model_version,
+        evidence=evidence_of(known),
+        threshold=ALARM,
+        forecasts=known.taken,
+        since=known.since,
+        stability=known.stability,
+    )
+
+
+def read_watch(home: Path, market: str) -> Watch:
+    """Return the record of a market; an empty one where there is none yet, or a damaged one, which is set aside."""
+    return find_record(_path(home, market), Watch) or Watch()
+
+
+def alarms(home: Path, market: str) -> list[Alarm]:
+    """Return the newest finding on each series of a market, in order."""
+    return [alarm_of(one) for _, one in sorted(read_watch(home, market).series.items())]
+
+
+def is_drifted(home: Path, series: SeriesId) -> bool:
+    """Whether the champion of a series has drifted, as the last look found."""
+    found = read_watch(home, series.market).series.get(series.name)
+    return found is not None and found.state == "drifted"
+
+
+def _drifted(known: Mapping[str, SeriesWatch]) -> set[str]:
+    return {name for name, one in known.items() if one.state == "drifted"}
+
+
+def drifted_first(home: Path, series: Sequence[SeriesId]) -> list[SeriesId]:
+    """Return the series with those first whose champion has drifted; the order stays otherwise."""
+    known = {market: read_watch(home, market).series for market in {one.market for one in series}}
+    return sorted(series, key=lambda one: one.name not in _drifted(known[one.market]))
+
+
+def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
+    """Store the states of some series of a market; those of the others stay. Atomic, and one writer at a time."""
+    path = _path(home, market)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(".watch.lock")):
+        known = read_watch(home, market).series
+        for one in found:
+            before = known.get(one.series.name)
+            if before is None or not _is_behind(one, before):
+                known[one.series.name] = one
+        write_record(path, Watch(series=dict(sorted(known.items()))), compact=True)
+
+
+def _is_behind(one: SeriesWatch, stored: SeriesWatch) -> bool:
+    """Whether another run has taken more of the same champion's forecasts meanwhile: its state stands."""
+    return one.recipe == stored.recipe and one.taken < stored.taken
+
+
+def _path(home: Path, market: str) -> Path:
+    return tree_of(home, "ledger", market) / FILE_NAME
+
+
+def _promised(promise: Promise | None) -> tuple[dict[int, float], float]:
+    """Return the promised coverage at step 1 and CRPS ratio; where nothing was promised, the nominal ones and 1."""
+    return (promise.coverage_step_1, promise.crps_ratio) if promise else ({}, 1.0)
+
+
+def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
+    recent = known.recent
+    found = []
+    if evidence["bands"] > 1:
+        shares = ", ".join(f"{recent.missed[band] / recent.n:.1%}" for band in BANDS)
+        promised = ", ".join(f"{recent.promised[band] / recent.n:.1%}" for band in BANDS)
+        found.append(f"{shares} of the next closes miss the 50, 80 and 90 % bands ({promised} promised)")
+    if evidence["crps"] > 1:
+        found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
+    figures = " and ".join(found) or "its evidence has not gone back yet"
+    strength = f"evidence {sum(evidence.values()):.1f}, an alarm from {ALARM:.0f}"
+    return f"{known.model_version} does worse than its test span: {figures}; {strength}"

@@ -1,0 +1,13 @@
+"""Step 10, watch: has a champion got worse than its test span promised, is its input unusual, is its data late?"""
+
+from schemas.handover import Watching
+from schemas.scope import Scope
+from tasks.forecasting.look import look
+from tasks.step import step
+from tasks.tracking.registry import champions
+
+
+@step("watch")
+def watch(scope: Scope, tail: bool = False) -> Watching:
+    """Look at every champion of the scope after a scoring; `tail`: the newest candles may be provisional."""
+    return look(scope, champions(scope.series), provisional=tail)

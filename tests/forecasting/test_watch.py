@@ -1,0 +1,276 @@
+"""The drift watch on real stores: rows taken once and in order, refreshes, states, the fallback, and who is told."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from benchmarks._ledgers import HORIZON, made_forecasts, write_walk
+from schemas.forecasts import FALLBACK
+from schemas.handover import Alarm
+from schemas.identity import SeriesId
+from schemas.reference import BANDS, Promise, Reference
+from schemas.scope import Scope
+from tasks.forecasting import chain, watch
+from tasks.forecasting.evidence_rows import evidence_rows
+from tasks.forecasting.fallback import fallback_version, issue_fallbacks
+from tasks.forecasting.ledger import score_due
+from tasks.forecasting.look import look
+from tasks.forecasting.store import latest
+from tasks.forecasting.watch import (
+    FILE_NAME,
+    SeriesWatch,
+    Watched,
+    alarm_of,
+    begin,
+    drifted_first,
+    evidence_of,
+    follow,
+    is_drifted,
+    judge,
+    keep,
+    read_watch,
+    take,
+)
+from tasks.storage.files import write_json
+from tasks.storage.model_folder import write_reference
+
+PEPE, BTC = SeriesId("spot", "PEPEUSDT", "1h"), SeriesId("spot", "BTCUSDT", "1h")
+FIRST = datetime(2025, 1, 1, tzinfo=UTC)
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+PAST = 1300
+"""Candles before the first forecast: what the fallback is fitted on."""
+PROMISE = Promise(
+    n=2000, crps_ratio=1.0, crps_ratio_low=0.99, crps_ratio_high=1.01, tail_ratio=1.0,
+    coverage={band: band / 100 for band in BANDS}, coverage_step_1={band: band / 100 for band in BANDS},
+)  # fmt: skip
+
+
+def reference(series=PEPE, promised=PROMISE, deciles=None):
+    walk = np.sqrt(np.arange(1, HORIZON + 1))[:, None] * np.linspace(-1.6, 1.6, 19)
+    deciles = {"r_close": tuple(np.linspace(-0.006, 0.006, 9))} if deciles is None else deciles
+    return Reference(
+        series=series, table=tuple(map(tuple, walk.tolist())), decay=0.96, origins=2000, span=(0, 1),
+        deciles=deciles, shares=dict.fromkeys(deciles, (0.1,) * 10), promised=promised,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Served:
+    """A champion with a folder."""
+
+    folder: Path
+    series: SeriesId = PEPE
+    number: int = 1
+
+    @property
+    def model_version(self):
+        return f"{self.series.registered}/{self.number}"
+
+    def check(self):
+        pass
+
+
+def champion(home, number=1, series=PEPE, options=None, **promised):
+    folder = home / f"model-{series.name}-{number}"
+    folder.mkdir(exist_ok=True)
+    config = {"architecture": "har", "preset": "default", "horizon": HORIZON, **(options or {})}
+    write_json(folder / "config.json", config)
+    write_reference(folder, reference(series, **promised))
+    return Served(folder, series, number)
+
+
+def scope(home, now):
+    return Scope.of("PEPE,BTC", "1h", None, "spot", None, f"{now:%Y-%m-%dT%H:%M}").model_copy(
+        update={"home": home}
+    )
+
+
+def filled(home, days, series=PEPE, **options):
+    """Live forecasts of every hour of so many days, scored; returns the last candle's close."""
+    rows = PAST + 24 * days + HORIZON
+    close = write_walk(home, series, FIRST, rows, seed=4)
+    made = made_forecasts(series, FIRST, close, np.arange(PAST, PAST + 24 * days), **options)
+    assert chain.append(home, "spot", "forecasts", {series: made}) == {series: len(made)}
+    now = FIRST + rows * HOUR
+    assert score_due(home, [series], now).failures == ()
+    return now
+
+
+def looked(home, now, *champions):
+    found = look(scope(home, now), champions or [champion(home)])
+    assert found.failures == ()
+    return found.alarms[0]
+
+
+def rows_of(home, series=PEPE):
+    return evidence_rows(home, [series])
+
+
+def test_bands_that_hold_are_fine_and_narrow_ones_drift(tmp_path):
+    good = looked(tmp_path, filled(tmp_path, 20))
+    assert (good.state, good.reason, good.forecasts) == ("fine", "", 480)
+    assert not is_drifted(tmp_path, PEPE)
+
+    other = tmp_path / "other"
+    other.mkdir()
+    now = filled(other, 20, width=0.7)
+    bad = looked(other, now)
+    assert (bad.state, bad.since) == ("drifted", now)
+    assert bad.total >= bad.threshold
+    assert "80 and 90 % bands" in bad.reason
+    assert is_drifted(other, PEPE)
+    assert drifted_first(other, [BTC, PEPE]) == [PEPE, BTC]
+
+
+def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path):
+    now = filled(tmp_path, 12, width=0.8)
+    whole = looked(tmp_path, now)
+    again = looked(tmp_path, now + HOUR)
+    assert (again.evidence, again.forecasts) == (whole.evidence, whole.forecasts)
+
+    known, rows = begin(Watched(PEPE, f"{PEPE.registered}/1", "r", reference())), rows_of(tmp_path)
+    for first in range(0, len(rows), 7):
+        known = take(known, rows[: first + 7].sample(fraction=1.0, shuffle=True, seed=first))
+    assert evidence_of(known) == pytest.approx(whole.evidence)
+    assert known.taken == whole.forecasts == len(rows)
+
+
+def test_replays_fallbacks_and_other_versions_do_not_count(tmp_path):
+    close = write_walk(tmp_path, PEPE, FIRST, PAST + 200)
+    parts = [
+        made_forecasts(PEPE, FIRST, close, np.arange(PAST, PAST + 50), live=False),
+        made_forecasts(PEPE, FIRST, close, np.arange(PAST + 50, PAST + 70), role=FALLBACK, version=lambda _: 7),
+        made_forecasts(PEPE, FIRST, close, np.arange(PAST + 70, PAST + 90), version=lambda _: 9),
+        made_forecasts(PEPE, FIRST, close, np.arange(PAST + 90, PAST + 120)),
+    ]  # fmt: skip
+    for part in parts:
+        chain.append(tmp_path, "spot", "forecasts", {PEPE: part})
+    now = FIRST + (PAST + 200) * HOUR
+    score_due(tmp_path, [PEPE], now)
+    assert looked(tmp_path, now).forecasts == 30
+
+
+def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp_path):
+    now = filled(tmp_path, 10, width=0.8, version=lambda t: 1 if t < FIRST + (PAST + 121) * HOUR else 2)
+    early = looked(tmp_path, FIRST + (PAST + 130) * HOUR)
+    assert 0 < early.forecasts < 125
+
+    loose = PROMISE.model_copy(update={"coverage_step_1": {50: 0.3, 80: 0.5, 90: 0.6}})
+    refreshed = looked(tmp_path, now, champion(tmp_path, 2, promised=loose))
+    assert refreshed.forecasts == 240
+    assert refreshed.evidence["bands"] < early.evidence["bands"]  # held to what it promised itself
+
+    strict = take(
+        follow(
+            take(begin(Watched(PEPE, f"{PEPE.registered}/1", "r", reference())), rows_of(tmp_path)),
+            Watched(PEPE, f"{PEPE.registered}/2", "r", reference()),
+        ),
+        rows_of(tmp_path),
+    )
+    assert strict.taken == 240
+    other = looked(tmp_path, now, champion(tmp_path, 2, options={"hidden": 99, "context": 7}))
+    assert other.forecasts == 120
+
+
+def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
+    known = begin(Watched(PEPE, "v", "r", reference()))
+    steps = (
+        (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
+    )  # fmt: skip
+    for bands, state in steps:
+        recent = {"n": 1.0, "missed": dict.fromkeys(BANDS, 0.3), "promised": dict.fromkeys(BANDS, 0.2)}
+        recent = watch.Recent(**recent, crps=1.0, promised_crps=1.0)
+        known = judge(known.model_copy(update={"bands": bands, "recent": recent}), FIRST)
+        assert known.state == state
+        assert (known.since is None) == (state != "drifted")
+
+
+def test_an_unusual_input_and_late_data_are_watched_but_are_no_drift(tmp_path):
+    now = filled(tmp_path, 3)
+    served = champion(tmp_path, deciles={"r_close": tuple(np.linspace(10, 20, 9))})
+    found = looked(tmp_path, now, served)
+    assert found.state == "watch"
+    assert found.stability["r_close"] > 2
+    assert "r_close" in found.reason
+    late = looked(tmp_path, now + 5 * DAY)
+    assert late.state == "watch"
+    assert "old" in late.reason
+
+
+def test_one_champions_fault_stops_no_other(tmp_path):
+    now = filled(tmp_path, 3)
+    filled(tmp_path, 3, series=BTC)
+    broken = champion(tmp_path, series=BTC)
+    (broken.folder / "reference.json").unlink()
+    (broken.folder / "config.json").write_text("{")
+    found = look(scope(tmp_path, now), [broken, champion(tmp_path)])
+    assert [(f.series, f.step) for f in found.failures] == [(BTC, "watch")]
+    assert [a.series for a in found.alarms] == [PEPE]
+
+
+def test_a_model_without_promise_is_held_to_the_nominal_bands(tmp_path):
+    now = filled(tmp_path, 20, width=0.7)
+    assert looked(tmp_path, now, champion(tmp_path, promised=None)).state == "drifted"
+
+
+def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
+    one, two = (begin(Watched(s, f"{s.registered}/1", "r", reference(s))) for s in (PEPE, BTC))
+    keep(tmp_path, "spot", [one])
+    keep(tmp_path, "spot", [two])
+    assert set(read_watch(tmp_path, "spot").series) == {PEPE.name, BTC.name}
+    behind = one.model_copy(update={"taken": 5})
+    keep(tmp_path, "spot", [behind])
+    keep(tmp_path, "spot", [one])  # a slower run, which knows less
+    assert read_watch(tmp_path, "spot").series[PEPE.name].taken == 5
+    path = tmp_path / "ledger" / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-20])
+    assert read_watch(tmp_path, "spot").series == {}
+    assert list(path.parent.glob(f"{FILE_NAME}.damaged-*"))
+
+
+def drifted(home, series=PEPE, since=FIRST):
+    known: SeriesWatch = begin(Watched(series, f"{series.registered}/1", "r", reference(series)))
+    keep(home, series.market, [known.model_copy(update={"state": "drifted", "since": since, "bands": 12.0})])
+
+
+def test_the_fallback_forecasts_beside_a_drifted_champion_and_is_shown_while_it_lasts(tmp_path):
+    now = filled(tmp_path, 2)
+    shown = latest(tmp_path, PEPE)
+    assert set(shown["role"]) == {"champion"}
+    assert issue_fallbacks(scope(tmp_path, now), [champion(tmp_path)]) == ([], [])
+
+    drifted(tmp_path)
+    made, failures = issue_fallbacks(scope(tmp_path, now), [champion(tmp_path)])
+    assert (made, failures) == ([PEPE], [])
+    found = latest(tmp_path, PEPE)
+    assert set(found["role"]) == {FALLBACK}
+    assert set(found["model_version"]) == {fallback_version(PEPE)}
+    assert found["issued_at"][0] == now
+    assert found["step"].to_list() == list(range(1, HORIZON + 1))
+    assert found["ref_q50"].is_not_null().all()
+    moves = np.log(found["q90"] / found["q10"]).to_numpy()
+    wanted = 2 * 1.2816 * 0.005 * np.sqrt(np.arange(1, HORIZON + 1))  # the walk's own bands
+    np.testing.assert_allclose(moves, wanted, rtol=0.25)
+
+    path = tmp_path / "ledger" / FILE_NAME
+    path.unlink()
+    assert set(latest(tmp_path, PEPE)["role"]) == {"champion"}
+
+
+def test_a_fallback_without_a_past_is_a_failure_with_a_code(tmp_path):
+    write_walk(tmp_path, PEPE, FIRST, 600)
+    drifted(tmp_path)
+    made, failures = issue_fallbacks(scope(tmp_path, FIRST + 600 * HOUR), [champion(tmp_path)])
+    assert (made, [f.code for f in failures]) == ([], ["history"])
+
+
+def test_an_alarm_reads_as_one_sentence(tmp_path):
+    drifted(tmp_path)
+    (found,) = (alarm_of(one) for one in read_watch(tmp_path, "spot").series.values())
+    assert isinstance(found, Alarm)
+    assert str(found).startswith("PEPEUSDT 1h is drifted since 2025-01-01 00:00 UTC")
+    assert pl.DataFrame([found.model_dump(mode="json")]).height == 1
