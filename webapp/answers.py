@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, computed_field, create_model
 
 from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
-from schemas.handover import Decision
+from schemas.handover import Alarm, Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import LedgerEntry
 
@@ -171,9 +171,11 @@ class LedgerRow(BaseModel):
 class Ledger(OfSeries):
     """What came true: hit rates of all rows, of the live ones alone, the record, and the newest rows, newest last.
 
-    `record` is as of `recorded_at`, the last scoring; null where there was none since the record is kept.
+    `record` is as of `recorded_at`, the last scoring; null where there was none since the record is kept. `watch`: what
+    the drift watch found of the champion's live forecasts; null before its first look.
     """
 
+    watch: Alarm | None
     summary: LedgerSummary
     live: LedgerSummary
     recorded_at: datetime | None

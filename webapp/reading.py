@@ -17,6 +17,7 @@ from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command
 from tasks.forecasting.staleness import find_stale, newest_month
 from tasks.forecasting.summary import read_summary
+from tasks.forecasting.watch import alarms
 from tasks.market.store import read_klines
 from webapp.answers import (
     Candle,
@@ -123,6 +124,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
     rows = newest_scored(home, series, limit)
     return Ledger(
         **_identity(series),
+        watch=next((found for found in alarms(home, series.market) if found.series == series), None),
         summary=_hit_rates(own),
         live=_hit_rates([entry for entry in own if entry.live]),
         recorded_at=known.made_at if known else None,

@@ -10,7 +10,8 @@ from schemas.errors import COMPLETE, UsageError
 from schemas.run import BoardSpec, ScopeSpec
 
 if TYPE_CHECKING:
-    from schemas.handover import Decision
+    from schemas.handover import Alarm, Decision
+    from schemas.identity import SeriesId
     from tasks.promotion.by_hand import Served
 
 
@@ -25,6 +26,8 @@ def champions(
     Example: cpb champions --why --coins BTC --timeframes 1h
     """
     quiet_libraries()
+    from schemas.scope import home
+    from tasks.forecasting.watch import alarms
     from tasks.promotion.by_hand import served
 
     found = [
@@ -36,11 +39,13 @@ def champions(
     if json:
         emit({"champions": [_row(one) for one in found], "exit": COMPLETE})
         return
+    markets = {one.champion.series.market for one in found}
+    watched = {alarm.series: alarm for market in markets for alarm in alarms(home(), market)}
     if why:
         for one in found:
-            print("\n".join(_explained(one)))
+            print("\n".join(_explained(one, watched.get(one.champion.series))))
     else:
-        _print_table(found)
+        _print_table(found, watched)
     say(count(len(found), "champion"))
 
 
@@ -106,7 +111,7 @@ def _row(one: "Served") -> dict[str, Any]:
     }
 
 
-def _explained(one: "Served") -> list[str]:
+def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
     champion = one.champion
     lines = [
         f"{champion.series}: version {champion.version}, {champion.architecture} of preset {champion.preset}"
@@ -117,6 +122,8 @@ def _explained(one: "Served") -> list[str]:
         lines.append(f"  its recipe was selected on this span: {champion.selected_on}")
     if champion.damage:
         lines.append(f"  damaged: {champion.damage}")
+    if alarm:
+        lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
     told = [d for d in (one.became, one.newest) if d]
     lines += [f"  {decision}" for decision in dict.fromkeys(map(_told, told))]
     if not told:
@@ -128,13 +135,13 @@ def _told(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 
-def _print_table(found: "list[Served]") -> None:
+def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD)
-    for name in ("series", "version", "architecture", "preset", "decision", "on its test span"):
+    for name in ("series", "version", "architecture", "preset", "decision", "on its test span", "live"):
         table.add_column(name)
     for one in found:
         champion, newest = one.champion, one.newest
@@ -142,5 +149,6 @@ def _print_table(found: "list[Served]") -> None:
         table.add_row(
             str(champion.series), champion.version, champion.architecture, champion.preset, decision,
             (champion.damage and "damaged") or champion.verdict.split(" (")[0],
+            watched[champion.series].state if champion.series in watched else "-",
         )  # fmt: skip
     Console().print(table)

@@ -3,7 +3,9 @@
 from datetime import UTC, datetime
 
 from promotion_tools import BTC, ETH, SECOND
+from typer.testing import CliRunner
 
+from flows.cli import _app
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.forecasts import CHAMPION, FALLBACK
@@ -11,6 +13,7 @@ from schemas.reference import BANDS
 from schemas.run import ForecastSpec
 from tasks.forecasting.store import latest, read
 from tasks.forecasting.watch import Recent, keep, read_watch
+from webapp.reading import scored
 
 
 def hour(**options):
@@ -48,6 +51,9 @@ def test_the_flow_looks_at_every_champion_and_the_fallback_forecasts_where_one_h
     assert (len(result["drifted"]), result["fallbacks"]) == (1, 0)
     assert any(line.startswith("DRIFTED ") and "BTCUSDT 1h is drifted" in line for line in said)
     assert set(latest(home, BTC)["role"]) == {CHAMPION}
+    assert scored(home, BTC, 0).watch.state == "drifted"
+    shown = CliRunner().invoke(_app(), ["champions", "--why"]).stdout
+    assert "live drifted since 2025-01-01" in shown.split("ETHUSDT 1h:")[0]
 
     result, _, _ = hour(fallback="on")
     assert (result["fallbacks"], result["rows"]) == (1, 0)  # the champion's rows stand already

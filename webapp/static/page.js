@@ -163,7 +163,10 @@ function verdict() {
   }
   const finding = champion.verdict ? `On its test span: ${champion.verdict}.` : "It carries no verdict: take it as untested.";
   const { decision, selected_on } = champion;
-  $("verdict").textContent = `Forecast by ${champion.architecture || "model"} (${model_version}). ${finding} `
+  const own = champion.model_version === model_version;
+  const by = own ? `${champion.architecture || "model"} (${model_version})`
+    : `${model_version}; the champion now is ${champion.architecture || "a model"} (${champion.model_version})`;
+  $("verdict").textContent = `Forecast by ${by}. ${finding} `
     + (selected_on ? `Its kind was selected on this span (${selected_on}): later rows are its result. ` : "")
     + "It forecasts how far the price may move, not where to."
     + (decision ? ` Newest decision (${decision.decided_at.slice(0, 10)}): ${decision.outcome}; ${decision.reason}.` : "")
@@ -171,7 +174,7 @@ function verdict() {
 }
 
 // Live forecasts where there are any, else replays; never both in one figure.
-function rates({ record, recorded_at }, forecast) {
+function rates({ record, recorded_at, watch }, forecast) {
   $("ledger").hidden = false;
   $("rates").replaceChildren();
   $("record").replaceChildren();
@@ -185,7 +188,8 @@ function rates({ record, recorded_at }, forecast) {
   }
   const kind = shown.live ? "live forecasts" : "replayed forecasts (made after the fact, none live yet)";
   $("ledger-note").textContent = `${shown.forecasts} ${kind} by this series' champions since ${day(shown.first)}, ${shown.rows} closes. `
-    + "Measured by CRPS against the random walk with EWMA volatility, which is stored beside each forecast: below 1 is better.";
+    + "Measured by CRPS against the random walk with EWMA volatility, which is stored beside each forecast: below 1 is better."
+    + (watch && watch.state !== "fine" ? ` Drift watch: ${watch.state}; ${watch.reason}.` : "");
   $("rates").append(ratio(shown));
   if (known(shown)) {
     const cards = [["50 % range", shown.coverage_50, 0.5], ["80 % range", shown.coverage_80, 0.8], ["90 % range", shown.coverage_90, 0.9]];
