@@ -16,6 +16,7 @@ from cpbmodels.bank import Bank, Scaling
 from cpbmodels.draws import Draws
 from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
+from cpbmodels.per_member import PerRow, by_row
 from cpbmodels.torch_private import foreach_add_, foreach_copy_, fused_adam_, fused_adamw_
 from cpbmodels.weights import Layout, Weights
 
@@ -71,9 +72,18 @@ class Fleet:
     flat: master weights [K, P]. best: the snapshot that is exported, [K, P]. first, second: Adam's moments [K, P].
     steps: optimizer steps [K], float32 as torch's fused optimizers want them. loss_sum: losses of this epoch [K].
     scale: fp16 only, the loss scale [K, 1] of each member, so that small gradients do not vanish.
+    differing: [K] for each option in which the members differ (`per_member.IN_STEP`).
     """
 
-    def __init__(self, net: Net, flat: Tensor, seeds: Tensor, scaling: Scaling, compute: torch.dtype) -> None:
+    def __init__(
+        self,
+        net: Net,
+        flat: Tensor,
+        seeds: Tensor,
+        scaling: Scaling,
+        compute: torch.dtype,
+        differing: dict[str, Tensor] | None = None,
+    ) -> None:
         self.net, self.flat, self.seeds, self.scaling = net, flat, seeds, scaling
         self.compute_weights = ComputeWeights(net.layout, flat, compute)
         self.grad = torch.zeros_like(flat)
@@ -84,7 +94,17 @@ class Fleet:
         self.scale = (
             torch.full((len(flat), 1), 2.0**14, device=flat.device) if compute == torch.float16 else None
         )
+        self.differing = differing or {}
         self.prefixes: dict[int, Prefix] = {}
+        self.nets: dict[int, Net] = {}
+
+    def net_of(self, count: int) -> Net:
+        """The net for the first `count` rows: its preset holds their own values where members differ."""
+        if not self.differing:
+            return self.net
+        if count not in self.nets:
+            self.nets[count] = self.net.with_rows({name: v[:count] for name, v in self.differing.items()})
+        return self.nets[count]
 
     def prefix(self, count: int) -> Prefix:
         """Views of the first `count` rows."""
@@ -124,10 +144,10 @@ class Fleet:
 
         The members' losses are added up: each depends on its own row only, so the gradient of the sum is all rows'.
         """
-        count = len(origins)
-        window = self.net.gather(bank, origins, self.scaling.rows(count), future=True)
+        count, net = len(origins), self.net_of(len(origins))
+        window = net.gather(bank, origins, self.scaling.rows(count), future=True)
         draws = Draws(self.seeds[:count], self.steps[:count].long(), part) if self._is_random() else _NO_DRAWS
-        losses = (self.net.loss(window, prefix.weights, draws) * weight).sum(1)
+        losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
         grads = torch.autograd.grad(total, prefix.leaves)
@@ -135,7 +155,7 @@ class Fleet:
 
     def _is_random(self) -> bool:
         options = self.net.options
-        return options.dropout > 0 or 0 < options.teacher_forcing < 1
+        return options.dropout > 0 or 0 < options.teacher_forcing < 1  # alike in all rows: `fleet_key`
 
     def _clip(self, count: int) -> None:
         """Scale every row's gradient to a norm of at most `clip`; with fp16, undo the loss scale first."""
@@ -143,7 +163,7 @@ class Fleet:
         if self.scale is not None:
             self._unscale(grad, self.scale[:count])
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
-        grad.mul_((self.net.options.clip / (norm + 1e-6)).clamp_(max=1.0))
+        grad.mul_((by_row(self.net_of(count).options.clip, norm) / (norm + 1e-6)).clamp_(max=1.0))
 
     @staticmethod
     def _unscale(grad: Tensor, scale: Tensor) -> None:
@@ -156,9 +176,12 @@ class Fleet:
         scale.mul_(torch.where(good, 1.0005, 0.5)).clamp_(1.0, 2.0**24)
 
     def _update(self, prefix: Prefix, lr: float | Tensor) -> None:
-        """Adam or AdamW, one launch for all rows."""
-        options = self.net.options
+        """Adam or AdamW, one launch for all rows that share rate and decay."""
+        options = self.net_of(len(prefix.rows)).options
         foreach_add_(prefix.counts, 1)
+        if isinstance(options.weight_decay, Tensor) or (isinstance(lr, Tensor) and lr.dim()):
+            self._update_by_row(len(prefix.rows), lr, options.weight_decay)
+            return
         update = fused_adamw_ if options.optimizer == "adamw" else fused_adam_
         update(
             prefix.rows,
@@ -178,22 +201,41 @@ class Fleet:
             found_inf=None,
         )
 
+    def _update_by_row(self, count: int, lr: PerRow, decay: PerRow) -> None:
+        """The same update with a rate and a decay for each row, which the fused kernels do not take.
+
+        Adam adds decay x weight to the gradient, AdamW takes rate x decay x weight off the weight. With t steps done,
+        m and v the moments: weight -= rate / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps), in the fused kernels' order.
+        """
+        flat, grad, first, second = (one[:count] for one in (self.flat, self.grad, self.first, self.second))
+        done = self.steps[:count, None].double()
+        rate, decay = by_row(lr, done), by_row(decay, done)
+        if self.net.options.optimizer == "adamw":
+            flat.mul_((torch.ones_like(done) - rate * decay).to(flat))
+        else:
+            grad.addcmul_(flat, (torch.ones_like(done) * decay).to(flat))
+        first.lerp_(grad, 1 - BETAS[0])
+        second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+        scale = second.sqrt().div_((1 - BETAS[1] ** done).sqrt().to(flat)).add_(EPSILON)
+        flat.addcdiv_(first * (-rate / (1 - BETAS[0] ** done)).to(flat), scale)
+
     @torch.no_grad()
     def evaluate(self, bank: Bank, origins: Tensor, weight: Tensor, batch: int) -> Tensor:
         """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teacher forcing."""
-        count = len(origins)
+        count, net = len(origins), self.net_of(len(origins))
         self.compute_weights.refresh(count)
         weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
         total = self.loss_sum.new_zeros(count)
         for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
-            window = self.net.gather(bank, own, self.scaling.rows(count), future=True)
-            total += (self.net.loss(window, weights, None) * own_weight).sum(1)
+            window = net.gather(bank, own, self.scaling.rows(count), future=True)
+            total += (net.loss(window, weights, None) * own_weight).sum(1)
         return total / weight.sum(1).clamp(min=1)
 
     def reorder(self, order: Tensor) -> None:
         """Permute all rows in place: row i becomes the old row order[i]."""
         state = [self.flat, self.first, self.second, self.steps, self.best, self.seeds, self.loss_sum]
         state += [self.scaling.mean, self.scaling.inverse, *([self.scale] if self.scale is not None else [])]
+        state += self.differing.values()
         for tensor in state:
             tensor.copy_(tensor[order])
         self.grad.zero_()  # clipping a diverged row fills the gaps of its layout with NaN, and no step writes gaps

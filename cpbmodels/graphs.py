@@ -33,14 +33,18 @@ class StepRunner:
         self.stream = torch.cuda.Stream(fleet.flat.device) if graph else None
 
     def load(self, origins: Tensor, weight: Tensor, rates: Tensor) -> None:
-        """Put an epoch's windows [K, steps x B], their weights and the rates [steps] into the fixed buffers."""
+        """Put an epoch's windows [K, steps x B], their weights and the rates into the fixed buffers.
+
+        Rates are [steps], or [steps, K] where members have rates of their own.
+        """
         if origins.shape[0] > self.origins.shape[0] or origins.shape[1] > self.origins.shape[-1]:
             self.graphs.clear()  # they were captured with the old buffers' addresses
             self.origins, self.weight, self.rates = origins.clone(), weight.clone(), rates.clone()
         rows, width = origins.shape
         self.origins[:rows, :width].copy_(origins)
         self.weight[:rows, :width].copy_(weight)
-        self.rates[: len(rates)].copy_(rates)
+        used = self.rates[: len(rates)]
+        (used[:, : rates.shape[1]] if rates.dim() == 2 else used).copy_(rates)
         self.counter.zero_()
 
     def step(self, active: int) -> None:
@@ -59,7 +63,8 @@ class StepRunner:
         columns = self.columns + self.counter * len(self.columns)
         origins = self.origins[:active].index_select(1, columns)
         weight = self.weight[:active].index_select(1, columns)
-        rate = self.rates.index_select(0, self.counter).view(())
+        rate = self.rates.index_select(0, self.counter).squeeze(0)
+        rate = rate[:active] if rate.dim() else rate
         self.fleet.step(self.bank, origins, weight, rate)
         self.counter.add_(1)
 

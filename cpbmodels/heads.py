@@ -23,6 +23,7 @@ from typing_extensions import override
 
 from cpbmodels.errors import ModelError
 from cpbmodels.options import Preset
+from cpbmodels.per_member import by_row, is_exactly
 from cpbmodels.ranges import MAX_LOG_SCALE
 from cpbmodels.student_t import QUANTILES, t_quantiles
 from cpbmodels.weights import Param, Weights
@@ -153,7 +154,7 @@ class StudentT(Head):
 
     @override
     def location(self, raw: Tensor) -> Tensor:
-        return raw[..., :1] * self.options.location_shrink
+        return raw[..., :1] * by_row(self.options.location_shrink, raw)
 
     def _log_scale(self, raw: Tensor) -> Tensor:
         return (raw[..., 1] + math.log(START_SCALE)).clamp(-MAX_STUDENT_LOG_SCALE, MAX_STUDENT_LOG_SCALE)
@@ -163,9 +164,10 @@ class StudentT(Head):
         location, log_scale = self.location(raw)[..., 0], self._log_scale(raw)
         z = (y[..., 3] - location) * torch.exp(-log_scale)
         close = self._crps(z, log_scale) if self.options.loss == "crps" else self._nll(z, log_scale, w)
-        if self.options.candle_weight == 0:
+        if is_exactly(self.options.candle_weight, 0):
             return close
-        return close + self.options.candle_weight * self.candle_loss(raw, location.detach(), y)
+        candles = self.candle_loss(raw, location.detach(), y)
+        return close + by_row(self.options.candle_weight, candles) * candles
 
     def _nll(self, z: Tensor, log_scale: Tensor, w: Weights) -> Tensor:
         """Negative log-likelihood [K, B], mean over the steps, of z = (y - location) / scale [K, B, H].
@@ -241,7 +243,8 @@ class Quantile(Head):
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         q = self.quantiles(raw, raw)
         close = pinball(y[..., 3:] - q, self.levels).mean((-1, -2))
-        return close + self.options.candle_weight * self.candle_loss(raw, raw[..., 0].detach(), y)
+        candles = self.candle_loss(raw, raw[..., 0].detach(), y)
+        return close + by_row(self.options.candle_weight, candles) * candles
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:

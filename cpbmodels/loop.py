@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from threading import Event
 from typing import Any
 
@@ -25,6 +25,7 @@ from cpbmodels.graphs import StepRunner
 from cpbmodels.job import Stopped
 from cpbmodels.layers import on_gpu
 from cpbmodels.options import Preset
+from cpbmodels.per_member import IN_RATE
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.schedule import learning_rate
 
@@ -36,7 +37,8 @@ class Progress:
     """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is.
 
     best: lowest validation loss so far, in epoch `best_epoch` (from 1; 0: none yet).
-    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan" or "closed_form", with a reason.
+    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan", "on_request" or "closed_form", with a
+        reason.
     """
 
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -95,10 +97,15 @@ class Loop:
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
+        # The micro-batches are the fleet's: they are doubled where memory runs out.
+        self.own_options = [replace(task.options, accumulate=options.accumulate) for task in tasks]
         self.steps = [steps_per_epoch(task, options) for task in tasks]
         self.order = list(range(len(tasks)))
         self.epoch, self.windows, self.seconds = 0, 0, 0.0
         self.validation: tuple[Tensor, Tensor] | None = None
+        self.rates_differ = any(
+            getattr(one, name) != getattr(options, name) for one in self.own_options for name in IN_RATE
+        )
         graph = options.cuda_graph and fleet.flat.device.type == "cuda"
         self.runner, self.bucket = StepRunner(fleet, bank, graph), CUDA_BUCKET if graph else 1
         self.compact()
@@ -144,14 +151,24 @@ class Loop:
         self.fleet.loss_sum.zero_()
         origins, weight, counts = self.plan_epoch()
         steps = [self.steps[task] for task in self.order[: self.stepped]]
-        rates = [learning_rate(self.options, self.epoch, step) for step in range(max(steps))]
         kind = torch.float32 if on_gpu(origins) else torch.float64  # the fused optimizer's dtype for a rate
-        self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
+        rates = torch.tensor(self.rates(max(steps)), dtype=kind).to(origins.device)
+        self.runner.load(origins, weight, rates)
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
             self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
         return int(counts.sum())
+
+    def rates(self, steps: int) -> list[float] | list[list[float]]:
+        """Learning rates of the epoch's steps: one each, or [steps, rows] where members differ in `IN_RATE`."""
+        every = range(steps)
+        if not self.rates_differ:
+            return [learning_rate(self.options, self.epoch, step) for step in every]
+        own = [self.own_options[task] for task in self.order[: self.stepped]]
+        if self.epoch:  # only the first epoch warms up
+            return [[learning_rate(one, self.epoch) for one in own]] * steps
+        return [[learning_rate(one, self.epoch, step) for one in own] for step in every]
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
         """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; windows per member.
@@ -178,12 +195,14 @@ class Loop:
         val = self.fleet.evaluate(self.bank, origins[: len(stepped)], weight[: len(stepped)], batch)
         steps = self.fleet.loss_sum.new_tensor([float(self.steps[task]) for task in stepped])
         losses = torch.stack([self.fleet.loss_sum[: len(stepped)] / steps, val]).double().tolist()
-        rate, better = learning_rate(self.options, self.epoch), []
+        better = []
         for row, task in enumerate(stepped):
             progress, train_loss, val_loss = self.progress[task], losses[0][row], losses[1][row]
             if progress.stopped:
                 continue
-            if progress.record(self.epoch, train_loss, val_loss, rate, self.options):
+            own = self.own_options[task]
+            rate = learning_rate(own, self.epoch)
+            if progress.record(self.epoch, train_loss, val_loss, rate, own):
                 better.append(row)
         rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
         self.fleet.best[rows] = self.fleet.flat[rows]
@@ -229,13 +248,18 @@ class Loop:
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to belong to this training."""
         no_effect = ("fleet_size", "workers", "cuda_graph")  # how it runs, not what it computes
-        options = {k: v for k, v in self.options.as_dict().items() if k not in no_effect}
+        each = [
+            repr(sorted((k, v) for k, v in one.as_dict().items() if k not in no_effect))
+            for one in dict.fromkeys(self.own_options)
+        ]
+        places = {one: place for place, one in enumerate(dict.fromkeys(self.own_options))}
+        options = each[0] if len(each) == 1 else repr((each, [places[one] for one in self.own_options]))
         digest = hashlib.sha256()
         for task in self.tasks:
             for part in (task.train, task.validation, task.mean, task.inverse):
                 digest.update(np.ascontiguousarray(part).tobytes())
         seeds = [task.seed for task in self.tasks]
-        return {"options": repr(sorted(options.items())), "seeds": seeds, "windows": digest.hexdigest()}
+        return {"options": options, "seeds": seeds, "windows": digest.hexdigest()}
 
     def resume(self, checkpoints: Checkpoints) -> bool:
         """Continue from the newest checkpoint; False where there is none."""

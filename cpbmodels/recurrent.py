@@ -26,6 +26,7 @@ from cpbmodels.cells import State, gru_cell, lstm_cell, lstm_cell_by_hand
 from cpbmodels.deferred import DeferredLinear
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import on_gpu
+from cpbmodels.per_member import PerRow
 from cpbmodels.torch_private import lstm_kernel
 from cpbmodels.weights import Weights
 
@@ -33,7 +34,7 @@ MIN_ONEDNN_WIDTH = 48  # hidden width from which oneDNN's LSTM per member beats 
 
 
 def gru(
-    x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None
+    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None
 ) -> tuple[Tensor, list[Tensor]]:
     """Stacked GRU with dropout between layers: all top states [K, B, T, H], and each layer's last state [K, B, H]."""
     last = []
@@ -47,7 +48,7 @@ def gru(
 
 
 def lstm(
-    x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None, manual: bool = False
+    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None, manual: bool = False
 ) -> tuple[Tensor, list[State]]:
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []

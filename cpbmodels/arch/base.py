@@ -16,6 +16,7 @@ from cpbmodels.draws import Draws
 from cpbmodels.errors import ModelError
 from cpbmodels.heads import HEADS, Head
 from cpbmodels.options import COMMON_PRESETS, SIZES, Preset
+from cpbmodels.per_member import is_exactly
 from cpbmodels.ranges import TrainingOrigins
 from cpbmodels.series import RETURNS, Series
 from cpbmodels.weights import Param, Weights
@@ -141,11 +142,11 @@ class Architecture(ABC):
 
     def teacher_steps(self, batch: Batch, draws: Draws | None) -> list[Tensor] | None:
         """Per step, Bool [K, B, 1]: does the decoder read the true previous candle? None: never."""
-        if draws is None or batch.truth is None or self.options.teacher_forcing == 0:
+        if draws is None or batch.truth is None or is_exactly(self.options.teacher_forcing, 0):
             return None
         K, B = batch.start.shape[:2]
         shape = torch.Size([K, B, self.head.steps])
-        if self.options.teacher_forcing == 1:
+        if is_exactly(self.options.teacher_forcing, 1):
             return list(batch.start.new_ones(shape, dtype=torch.bool).unsqueeze(-1).unbind(2))
         return list(draws.below(self.options.teacher_forcing, shape).unsqueeze(-1).unbind(2))
 
@@ -159,7 +160,7 @@ class Architecture(ABC):
     def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
         """Dropout factors [K, B, H] per step and layer after the first, for a decoder with the state `like`."""
         steps, rate, layers = self.head.steps, self.options.dropout, self.options.n_layers
-        if draws is None or rate == 0 or layers == 1:
+        if draws is None or is_exactly(rate, 0) or layers == 1:
             return [[None] * layers] * steps
         K, B, H = like.shape
         factors = draws.factors(rate, torch.Size([K, steps, layers - 1, B, H]), like.dtype)

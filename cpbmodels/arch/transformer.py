@@ -17,6 +17,7 @@ from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Bat
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import attend, linear, normalise
 from cpbmodels.options import Preset
+from cpbmodels.per_member import is_exactly
 from cpbmodels.weights import Param, Weights, linear_params
 
 Cache = list[tuple[Tensor, Tensor]]
@@ -75,7 +76,7 @@ class Transformer(Architecture):
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         memory = self.memories(self.encode(batch, w, draws), w)
-        if self.options.teacher_forcing == 0:
+        if is_exactly(self.options.teacher_forcing, 0):
             reads = [batch.start] * self.head.steps
         elif batch.truth is not None and draws is not None:
             reads = [batch.start, *batch.truth[:, :, :-1].unbind(2)]

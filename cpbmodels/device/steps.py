@@ -116,7 +116,7 @@ def fleet_step(
     job = Job(series, architecture, options, device, torch.float32, kind, None, False, None, None)
     bank = Bank.build(series, options, device, torch.float32)
     tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
-    fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks, 0)
+    fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks)
     if min(len(task.train) for task in tasks) < options.batch_size:
         raise ModelError(
             f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."
