@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,11 @@ from cpbmodels.torch_private import foreach_add_, foreach_copy_, fused_adam_, fu
 from cpbmodels.weights import Layout, Weights
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def rate_tensor(rates: np.ndarray, device: torch.device) -> Tensor:
+    """Learning rates (of float32 precision, see `schedule.step_rates`) as the fused optimizers of a device read them."""
+    return torch.tensor(rates, dtype=torch.float64 if device.type == "cpu" else torch.float32).to(device)
 
 
 @dataclass

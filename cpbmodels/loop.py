@@ -20,13 +20,12 @@ from torch import Tensor
 from cpbmodels.bank import Bank, Task, epoch_order, steps_per_epoch
 from cpbmodels.checkpoint import Checkpoints, check_same
 from cpbmodels.device.monitor import Monitor, check_placement
-from cpbmodels.fleet import Fleet
+from cpbmodels.fleet import Fleet, rate_tensor
 from cpbmodels.graphs import StepRunner
 from cpbmodels.job import Stopped
-from cpbmodels.layers import on_gpu
 from cpbmodels.options import Preset
 from cpbmodels.plan import windows_in_flight
-from cpbmodels.schedule import learning_rate
+from cpbmodels.schedule import learning_rate, step_rates
 
 CUDA_BUCKET = 8  # rows of a step are rounded up to a multiple of this: one CUDA graph per multiple
 
@@ -144,9 +143,8 @@ class Loop:
         self.fleet.loss_sum.zero_()
         origins, weight, counts = self.plan_epoch()
         steps = [self.steps[task] for task in self.order[: self.stepped]]
-        rates = [learning_rate(self.options, self.epoch, step) for step in range(max(steps))]
-        kind = torch.float32 if on_gpu(origins) else torch.float64  # the fused optimizer's dtype for a rate
-        self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
+        rates = step_rates(self.options, self.epoch, max(steps))
+        self.runner.load(origins, weight, rate_tensor(rates, origins.device))
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
