@@ -24,7 +24,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 def rate_tensor(rates: np.ndarray, device: torch.device) -> Tensor:
-    """Learning rates (of float32 precision, see `schedule.step_rates`) as the fused optimizers of a device read them."""
+    """Rates of float32 precision (`schedule.step_rates`) in the dtype that a device's fused optimizers read."""
     return torch.tensor(rates, dtype=torch.float64 if device.type == "cpu" else torch.float32).to(device)
 
 
@@ -111,19 +111,27 @@ class Fleet:
             )
         return self.prefixes[count]
 
-    def step(self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor) -> None:
+    def step(
+        self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor, maskable: int = 0
+    ) -> None:
         """One optimizer step of the first len(origins) members on windows `origins` [K, B], weights 0 or 1.
 
         A member's loss is the mean over its windows of weight 1: those of weight 0 fill up a short last batch.
+        maskable: of the last so many members, those without any window of weight 1 take no step: their weights,
+            moments and step counts keep every bit.
         """
         prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
         self.compute_weights.refresh(len(origins))
-        total = weight.sum(1).clamp(min=1)
+        windows = weight.sum(1)
+        total = windows.clamp(min=1)
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
             self._backward(bank, own, own_weight / total[:, None], prefix, part)
+        held = (windows == 0).float() if maskable else None
+        if self.scale is not None:
+            held = self._unscale(self.grad[: len(origins)], self.scale[: len(origins)], held)
         self._clip(len(origins))
-        self._update(prefix, lr)
+        self._update(prefix, lr, held, 0 if self.scale is not None else len(origins) - maskable)
 
     def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> None:
         """Gradients of one micro-batch into (part 0) or onto the gradient matrix; its loss onto the epoch's sum.
@@ -144,35 +152,52 @@ class Fleet:
         return options.dropout > 0 or 0 < options.teacher_forcing < 1
 
     def _clip(self, count: int) -> None:
-        """Scale every row's gradient to a norm of at most `clip`; with fp16, undo the loss scale first."""
+        """Scale every row's gradient to a norm of at most `clip`."""
         grad = self.grad[:count]
-        if self.scale is not None:
-            self._unscale(grad, self.scale[:count])
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
         grad.mul_((self.net.options.clip / (norm + 1e-6)).clamp_(max=1.0))
 
     @staticmethod
-    def _unscale(grad: Tensor, scale: Tensor) -> None:
-        """A row with an overflow gets a zero gradient (only its momentum moves it) and half the scale.
+    def _unscale(grad: Tensor, scale: Tensor, masked: Tensor | None) -> Tensor:
+        """Undo the loss scale; float32 [K], 1 for each row that must not move: masked, or with an overflow.
 
+        As torch's GradScaler does it, but row by row: an overflow halves the row's scale and its step is left out.
         Other rows' scales grow by 0.05 % a step, so a scale is found again after a halving within some 1,400 steps.
         """
         good = torch.isfinite(grad).all(1, keepdim=True)
         grad.copy_(torch.where(good, grad / scale, 0.0))
-        scale.mul_(torch.where(good, 1.0005, 0.5)).clamp_(1.0, 2.0**24)
+        factor = torch.where(good, 1.0005, 0.5)
+        held = (~good[:, 0]).float()
+        if masked is not None:
+            factor, held = torch.where(masked[:, None] > 0, 1.0, factor), torch.maximum(held, masked)
+        scale.mul_(factor).clamp_(1.0, 2.0**24)
+        return held
 
-    def _update(self, prefix: Prefix, lr: float | Tensor) -> None:
-        """Adam or AdamW, one launch for all rows."""
+    def _update(self, prefix: Prefix, lr: float | Tensor, held: Tensor | None, certain: int) -> None:
+        """Adam or AdamW: one launch for the first `certain` rows, and one for each row after them.
+
+        The kernels take one `found_inf` per launch: where it is 1 they do nothing. `held` [K] says it of each row.
+        """
+        if held is None:
+            foreach_add_(prefix.counts, 1)
+            self._launch(prefix, slice(None), lr, None)
+            return
+        self.steps[: len(held)] += 1 - held
+        if certain:
+            self._launch(prefix, slice(certain), lr, None)
+        for row in range(certain, len(held)):
+            self._launch(prefix, slice(row, row + 1), lr, held[row])
+
+    def _launch(self, prefix: Prefix, rows: slice, lr: float | Tensor, found_inf: Tensor | None) -> None:
         options = self.net.options
-        foreach_add_(prefix.counts, 1)
         update = fused_adamw_ if options.optimizer == "adamw" else fused_adam_
         update(
-            prefix.rows,
-            prefix.row_grads,
-            prefix.first,
-            prefix.second,
+            prefix.rows[rows],
+            prefix.row_grads[rows],
+            prefix.first[rows],
+            prefix.second[rows],
             [],
-            prefix.counts,
+            prefix.counts[rows],
             lr=lr,
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -181,7 +206,7 @@ class Fleet:
             amsgrad=False,
             maximize=False,
             grad_scale=None,
-            found_inf=None,
+            found_inf=found_inf,
         )
 
     @torch.no_grad()
@@ -189,12 +214,18 @@ class Fleet:
         """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teacher forcing."""
         count = len(origins)
         self.compute_weights.refresh(count)
-        weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
         total = self.loss_sum.new_zeros(count)
         for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
-            window = self.net.gather(bank, own, self.scaling.rows(count), future=True)
-            total += (self.net.loss(window, weights, None) * own_weight).sum(1)
+            total += self.weighted_losses(bank, own, own_weight)
         return total / weight.sum(1).clamp(min=1)
+
+    @torch.no_grad()
+    def weighted_losses(self, bank: Bank, origins: Tensor, weight: Tensor) -> Tensor:
+        """Sum [K'] of the losses of windows [K', V] times their weights, with the weights last refreshed."""
+        count = len(origins)
+        weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
+        window = self.net.gather(bank, origins, self.scaling.rows(count), future=True)
+        return (self.net.loss(window, weights, None) * weight).sum(1)
 
     def reorder(self, order: Tensor) -> None:
         """Permute all rows in place: row i becomes the old row order[i]."""

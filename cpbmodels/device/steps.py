@@ -14,7 +14,7 @@ from cpbmodels.device.placement import OpLog, kernels
 from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet, rate_tensor
-from cpbmodels.graphs import WARM_UP, StepRunner
+from cpbmodels.graphs import WARM_UP, Graphs, StepRunner
 from cpbmodels.job import Job
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
@@ -123,7 +123,7 @@ def fleet_step(
         )
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
     weight = torch.ones(origins.shape, device=device)
-    runner = StepRunner(fleet, bank, graph=device.type == "cuda" and options.cuda_graph)
+    runner = StepRunner(fleet, bank, Graphs(device) if device.type == "cuda" and options.cuda_graph else None)
     runner.load(origins, weight, rate_tensor(step_rates(options, 0, 1), device))
     return FleetStep(fleet, bank, origins, weight, runner)
 

@@ -22,7 +22,7 @@ def test_every_step_takes_a_rate_that_float32_holds_exactly(monkeypatch):
     member = train_fleet([walk(500)], "linear", **OPTIONS)[0]
     assert len(set(taken)) == 5 + 2  # the warm-up's, then one an epoch
     assert all(rate == float(np.float32(rate)) for rate in taken)
-    assert [epoch["lr"] for epoch in member.history][0] == 1e-3  # reported as it was asked for
+    assert member.history[0]["lr"] == 1e-3  # reported as it was asked for
 
 
 @pytest.mark.parametrize("architecture", ["linear", "gru"])
