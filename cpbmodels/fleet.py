@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,11 @@ from cpbmodels.torch_private import foreach_add_, foreach_copy_, fused_adam_, fu
 from cpbmodels.weights import Layout, Weights
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def rate_tensor(rates: np.ndarray, device: torch.device) -> Tensor:
+    """Rates of float32 precision (`schedule.step_rates`) in the dtype that a device's fused optimizers read."""
+    return torch.tensor(rates, dtype=torch.float64 if device.type == "cpu" else torch.float32).to(device)
 
 
 @dataclass
@@ -107,7 +113,8 @@ class Fleet:
         return self.nets[count]
 
     def prefix(self, count: int) -> Prefix:
-        """Views of the first `count` rows."""
+        """Views of the first `count` rows; what `net_of` keeps is made as well."""
+        self.net_of(count)
         if count not in self.prefixes:
             weights = {
                 name: own[:count].detach().requires_grad_()
@@ -125,19 +132,27 @@ class Fleet:
             )
         return self.prefixes[count]
 
-    def step(self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor) -> None:
+    def step(
+        self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor, maskable: int = 0
+    ) -> None:
         """One optimizer step of the first len(origins) members on windows `origins` [K, B], weights 0 or 1.
 
         A member's loss is the mean over its windows of weight 1: those of weight 0 fill up a short last batch.
+        maskable: of the last so many members, those without any window of weight 1 take no step: their weights,
+            moments and step counts keep every bit.
         """
         prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
         self.compute_weights.refresh(len(origins))
-        total = weight.sum(1).clamp(min=1)
+        windows = weight.sum(1)
+        total = windows.clamp(min=1)
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
             self._backward(bank, own, own_weight / total[:, None], prefix, part)
+        held = (windows == 0).float() if maskable else None
+        if self.scale is not None:
+            held = self._unscale(self.grad[: len(origins)], self.scale[: len(origins)], held)
         self._clip(len(origins))
-        self._update(prefix, lr)
+        self._update(prefix, lr, held, 0 if self.scale is not None else len(origins) - maskable)
 
     def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> None:
         """Gradients of one micro-batch into (part 0) or onto the gradient matrix; its loss onto the epoch's sum.
@@ -158,38 +173,57 @@ class Fleet:
         return options.dropout > 0 or 0 < options.teacher_forcing < 1  # alike in all rows: `fleet_key`
 
     def _clip(self, count: int) -> None:
-        """Scale every row's gradient to a norm of at most `clip`; with fp16, undo the loss scale first."""
+        """Scale every row's gradient to a norm of at most `clip`."""
         grad = self.grad[:count]
-        if self.scale is not None:
-            self._unscale(grad, self.scale[:count])
         norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
         grad.mul_((by_row(self.net_of(count).options.clip, norm) / (norm + 1e-6)).clamp_(max=1.0))
 
     @staticmethod
-    def _unscale(grad: Tensor, scale: Tensor) -> None:
-        """A row with an overflow gets a zero gradient (only its momentum moves it) and half the scale.
+    def _unscale(grad: Tensor, scale: Tensor, masked: Tensor | None) -> Tensor:
+        """Undo the loss scale; float32 [K], 1 for each row that must not move: masked, or with an overflow.
 
+        As torch's GradScaler does it, but row by row: an overflow halves the row's scale and its step is left out.
         Other rows' scales grow by 0.05 % a step, so a scale is found again after a halving within some 1,400 steps.
         """
         good = torch.isfinite(grad).all(1, keepdim=True)
         grad.copy_(torch.where(good, grad / scale, 0.0))
-        scale.mul_(torch.where(good, 1.0005, 0.5)).clamp_(1.0, 2.0**24)
+        factor = torch.where(good, 1.0005, 0.5)
+        held = (~good[:, 0]).float()
+        if masked is not None:
+            factor, held = torch.where(masked[:, None] > 0, 1.0, factor), torch.maximum(held, masked)
+        scale.mul_(factor).clamp_(1.0, 2.0**24)
+        return held
 
-    def _update(self, prefix: Prefix, lr: float | Tensor) -> None:
-        """Adam or AdamW, one launch for all rows that share rate and decay."""
-        options = self.net_of(len(prefix.rows)).options
-        foreach_add_(prefix.counts, 1)
-        if isinstance(options.weight_decay, Tensor) or (isinstance(lr, Tensor) and lr.dim()):
-            self._update_by_row(len(prefix.rows), lr, options.weight_decay)
+    def _update(self, prefix: Prefix, lr: float | Tensor, held: Tensor | None, certain: int) -> None:
+        """Adam or AdamW: one launch for the first `certain` rows, and one for each row after them.
+
+        The kernels take one `found_inf` per launch: where it is 1 they do nothing. `held` [K] says it of each row.
+        Where rows have rates or decays of their own, no fused kernel fits: `_update_by_row`.
+        """
+        decay = self.net_of(len(prefix.rows)).options.weight_decay
+        if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim()):
+            self._update_by_row(len(prefix.rows), lr, decay, held)
             return
+        if held is None:
+            foreach_add_(prefix.counts, 1)
+            self._launch(prefix, slice(None), lr, None)
+            return
+        self.steps[: len(held)] += 1 - held
+        if certain:
+            self._launch(prefix, slice(certain), lr, None)
+        for row in range(certain, len(held)):
+            self._launch(prefix, slice(row, row + 1), lr, held[row])
+
+    def _launch(self, prefix: Prefix, rows: slice, lr: float | Tensor, found_inf: Tensor | None) -> None:
+        options = self.net.options
         update = fused_adamw_ if options.optimizer == "adamw" else fused_adam_
         update(
-            prefix.rows,
-            prefix.row_grads,
-            prefix.first,
-            prefix.second,
+            prefix.rows[rows],
+            prefix.row_grads[rows],
+            prefix.first[rows],
+            prefix.second[rows],
             [],
-            prefix.counts,
+            prefix.counts[rows],
             lr=lr,
             beta1=BETAS[0],
             beta2=BETAS[1],
@@ -198,16 +232,18 @@ class Fleet:
             amsgrad=False,
             maximize=False,
             grad_scale=None,
-            found_inf=None,
+            found_inf=found_inf,
         )
 
-    def _update_by_row(self, count: int, lr: PerRow, decay: PerRow) -> None:
-        """The same update with a rate and a decay for each row, which the fused kernels do not take.
+    def _update_by_row(self, count: int, lr: PerRow, decay: PerRow, held: Tensor | None) -> None:
+        """The same update with a rate and a decay for each row; rows where `held` [K] is 1 keep every bit.
 
         Adam adds decay x weight to the gradient, AdamW takes rate x decay x weight off the weight. With t steps done,
         m and v the moments: weight -= rate / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps), in the fused kernels' order.
         """
         flat, grad, first, second = (one[:count] for one in (self.flat, self.grad, self.first, self.second))
+        kept = [one.clone() for one in (flat, first, second)] if held is not None else []
+        self.steps[:count] += 1 if held is None else 1 - held
         done = self.steps[:count, None].double()
         rate, decay = by_row(lr, done), by_row(decay, done)
         if self.net.options.optimizer == "adamw":
@@ -218,18 +254,28 @@ class Fleet:
         second.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
         scale = second.sqrt().div_((1 - BETAS[1] ** done).sqrt().to(flat)).add_(EPSILON)
         flat.addcdiv_(first * (-rate / (1 - BETAS[0] ** done)).to(flat), scale)
+        if held is not None:
+            for new, old in zip((flat, first, second), kept, strict=True):
+                new.copy_(torch.where(held[:, None] > 0, old, new))
 
     @torch.no_grad()
     def evaluate(self, bank: Bank, origins: Tensor, weight: Tensor, batch: int) -> Tensor:
         """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teacher forcing."""
-        count, net = len(origins), self.net_of(len(origins))
+        count = len(origins)
         self.compute_weights.refresh(count)
-        weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
         total = self.loss_sum.new_zeros(count)
         for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
-            window = net.gather(bank, own, self.scaling.rows(count), future=True)
-            total += (net.loss(window, weights, None) * own_weight).sum(1)
+            total += self.weighted_losses(bank, own, own_weight)
         return total / weight.sum(1).clamp(min=1)
+
+    @torch.no_grad()
+    def weighted_losses(self, bank: Bank, origins: Tensor, weight: Tensor) -> Tensor:
+        """Sum [K'] of the losses of windows [K', V] times their weights, with the weights last refreshed."""
+        count = len(origins)
+        weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
+        net = self.net_of(count)
+        window = net.gather(bank, origins, self.scaling.rows(count), future=True)
+        return (net.loss(window, weights, None) * weight).sum(1)
 
     def reorder(self, order: Tensor) -> None:
         """Permute all rows in place: row i becomes the old row order[i]."""

@@ -6,6 +6,7 @@ member is split; neither changes the result beyond rounding.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -226,6 +227,7 @@ def _out_of_memory(error: BaseException | None) -> bool:
 
 def _shrink(job: Job, size: int) -> tuple[int, Job]:
     """Half the fleet; a single member gets half the micro-batch."""
+    gc.collect()  # cycles in code that is not ours (another package's architecture) may hold the fleet's tensors
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
     if size > 1:
