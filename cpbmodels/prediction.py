@@ -18,6 +18,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.heads import Classes
 from cpbmodels.model import Model
 from cpbmodels.net import Net
+from cpbmodels.per_member import differing
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
@@ -196,6 +197,8 @@ def _predict_group(
     for one, own in zip(series, origins, strict=True):
         _check_origins(one, own, first.context)
     net = first.net(device)
+    own_values = differing([one.options for one in members for _ in range(E)], device)
+    net = net.with_rows(own_values) if own_values else net
     bank = Bank.build(series, first.options, device, first.dtype)
     padded = _pad(origins, first.context - 1)
     index = torch.as_tensor(padded + np.array(bank.starts)[:, None], device=device).repeat_interleave(E, 0)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from candles import LEARNT, series_for
 
-from cpbmodels import ModelError, architecture, train_fleet
+from cpbmodels import ModelError, architecture, predict, train_fleet
 
 SMALL = {
     "preset": "smoke",
@@ -205,3 +205,15 @@ def test_arrays_are_lists():
     )
     assert [len(member.history) for member in members] == [1, 2]
     assert [type(member.config["epochs"]) for member in members] == [int, int]
+
+
+def test_members_with_options_of_their_own_forecast_as_one_stack():
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
+    own = {"location_shrink": [0.0, 1.0, 0.5], "lr": [1e-3, 0.02, 0.005], "teacher_forcing": [0.2, 0.5, 0.9]}
+    members = train_fleet(series, "gru", seeds=[3, 4, 5], **options("gru") | own)
+    assert len({member.stacking_key for member in members}) == 1
+    origins = [np.arange(300, 320)] * 3
+    for k, found in enumerate(predict(members, series, origins)):
+        alone = predict([members[k]], [series[k]], [origins[k]])[0]
+        np.testing.assert_allclose(found.quantiles, alone.quantiles, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(found.candle, alone.candle, rtol=1e-12, atol=1e-15)
