@@ -26,6 +26,10 @@ from tasks.training.planning import training_code
 from tasks.training.slots import check_device, hold_slot, plan_slots
 
 
+_FIRST_BATCH = 16
+"""Trials of a call's first batch under a budget: it tells how many fit into the rest."""
+
+
 def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     """Search, choose and score; return what `--json` prints. The same command goes on with its study.
 
@@ -141,8 +145,10 @@ def _search(
     name = spec.names[0]
     scored = prepare(inner, cpbmodels.preset(spec.preset, name, **spec.overrides))
     study.note("reference", sums_by_block(scored, [one.losses for one in scored]).tolist())
-    while study.trials < spec.trials and (deadline is None or time.monotonic() < deadline):
-        trials = study.ask(min(spec.batch, spec.trials - study.trials))
+    each: float | None = None  # seconds of a trial in the slowest batch so far
+    while wanted := _next_batch(spec, study.trials, deadline, each):
+        began = time.monotonic()
+        trials = study.ask(wanted)
         results = train_batch(
             parameters(trials),
             scored,
@@ -167,12 +173,22 @@ def _search(
                 for t, one in zip(new, results, strict=True)
             ],
         )  # fmt: skip
+        each = max(each or 0.0, (time.monotonic() - began) / wanted)
         best = study.best()
         say(
             f"{count(study.trials, 'trial')}, {sum(one.pruned for one in results)} of the last "
             f"{len(results)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
         )
     return scored
+
+
+def _next_batch(spec: TuneSpec, done: int, deadline: float | None, each: float | None) -> int:
+    """Trials of the next batch: as many as the time that is left is enough for; the first batch is a small one."""
+    wanted = min(spec.batch, spec.trials - done)
+    if deadline is None:
+        return wanted
+    left = deadline - time.monotonic()
+    return max(min(wanted, _FIRST_BATCH if each is None else int(left / each)), 0) if left > 0 else 0
 
 
 def _prune(study: Any, trials: Sequence[Any]) -> Callable[[int, int, float], bool]:

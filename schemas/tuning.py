@@ -57,7 +57,9 @@ class TuneSpec(RunSpec):
 
     coins: str = Field("BTC,ETH,BNB,XRP,SOL", description="BTC,ETH or all; a coin without a quote means USDT")
     timeframes: str = Field("1h", description="Binance intervals, as in 1h")
-    architectures: str | None = Field("gru", description="the architecture, as in gru")
+    architectures: str | None = Field(
+        None, description="the architecture, as in gru; default: the preset's, if it is one"
+    )
     trials: int = Field(64, ge=1, le=100_000, description="trials in all, those of earlier calls included")
     budget: str | None = Field(None, description="time after which no trial goes on, as in 90s, 10m or 2h")
     batch: int = Field(64, ge=1, le=MAX_BATCH, description="trials that are proposed and trained at once")
@@ -78,7 +80,7 @@ class TuneSpec(RunSpec):
 
         if len(self.names) != 1 or self.names[0].endswith(UNIVERSAL):
             raise UsageError(
-                f"architectures {self.architectures!r}: name one architecture that learns a coin at a time, as in gru",
+                f"architectures {','.join(self.names)}: name one architecture that learns a coin at a time, as in gru",
                 code="architectures", field="architectures",
             )  # fmt: skip
         info = cpbmodels.architecture(self.names[0])

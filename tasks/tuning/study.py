@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from schemas.tuning import Range, Space, TuneSpec
+from schemas.tuning import Choice, Range, Space, TuneSpec
 
 BLOCKS = "losses_by_block"
 """Attribute of a trial: sums of its losses per block of time, in units of the reference's mean loss."""
@@ -35,11 +35,11 @@ class Study:
         )
         earlier = self.stored.get_trials(deepcopy=False)
         self.live = optuna.create_study(
-            direction="minimize", sampler=_sampler(spec, len(earlier)), pruner=_pruner(spec)
+            direction="minimize", sampler=sampler(spec, len(earlier)), pruner=_pruner(spec)
         )
         self.live.add_trials(earlier)
         self.saved = len(earlier)
-        self.space = {name: _distribution(values) for name, values in spec.space.items()}
+        self.space = {name: distribution(values) for name, values in spec.space.items()}
 
     @property
     def trials(self) -> int:
@@ -136,7 +136,7 @@ def _without_notices() -> Iterator[None]:
         yield
 
 
-def _sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
+def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
     """Seeded by the run's seed and how many trials there are, so that a study that goes on draws others."""
     seed = spec.seed + earlier
     if spec.sampler == "random":
@@ -156,7 +156,8 @@ def _pruner(spec: TuneSpec) -> optuna.pruners.BasePruner:
     return optuna.pruners.SuccessiveHalvingPruner(min_resource=_RUNGS, reduction_factor=_REDUCTION)
 
 
-def _distribution(values: Any) -> BaseDistribution:
+def distribution(values: Range | Choice) -> BaseDistribution:
+    """Return what Optuna draws an option from."""
     if isinstance(values, Range) and values.whole:
         return IntDistribution(int(values.low), int(values.high), log=values.log)
     if isinstance(values, Range):

@@ -47,6 +47,7 @@ def test_what_is_no_range_is_refused(text):
         ({"search": "candle_weight=0..1"}, "search"),
         ({"search": "n_heads=2|4"}, "search"),
         ({"architectures": "gru,lstm"}, "architectures"),
+        ({"architectures": None}, "architectures"),
         ({"architectures": "har-universal"}, "architectures"),
         ({"architectures": "robust-har"}, "architectures"),
         ({"architectures": "classifier-gru"}, "architectures"),
@@ -67,18 +68,18 @@ def test_wrong_values_name_their_field(values, field):
 
 def test_the_sentence_is_that_of_an_option():
     with pytest.raises(UsageError) as searched:
-        TuneSpec(preset="smoke", search="lr=1e-4..5")
+        TuneSpec(preset="smoke", architectures="gru", search="lr=1e-4..5")
     with pytest.raises(UsageError) as given:
-        TuneSpec(preset="smoke", overrides={"lr": 5.0})
+        TuneSpec(preset="smoke", architectures="gru", overrides={"lr": 5.0})
     assert str(searched.value) == str(given.value)
 
 
 def test_the_default_space_leaves_out_what_is_fixed_or_has_no_effect():
-    assert "dropout" not in TuneSpec(preset="smoke").space  # gru with one layer
-    assert "dropout" in TuneSpec(preset="smoke", overrides={"n_layers": 2}).space
-    assert "lr" not in TuneSpec(preset="smoke", overrides={"learning_rate": 0.01}).space
+    assert "dropout" not in TuneSpec(preset="smoke", architectures="gru").space  # gru with one layer
+    assert "dropout" in TuneSpec(preset="smoke", architectures="gru", overrides={"n_layers": 2}).space
+    assert "lr" not in TuneSpec(preset="smoke", architectures="gru", overrides={"learning_rate": 0.01}).space
     assert "location_shrink" not in TuneSpec(preset="seed-gru").space
-    assert TuneSpec(preset="smoke", budget="10m").budget_s == 600
+    assert TuneSpec(preset="smoke", architectures="gru", budget="10m").budget_s == 600
 
 
 def noise(trials, blocks, seed, skill=0.0):
@@ -151,3 +152,15 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
         tune._tuning()
     assert error.value.code == "extra-missing"
     assert "[tune]" in str(error.value)
+
+
+def test_batches_fit_into_the_time_that_is_left():
+    spec = TuneSpec(preset="smoke", architectures="gru", trials=100, batch=64)
+    soon = time.monotonic() + 10.5
+    assert tune._next_batch(spec, 0, None, None) == 64
+    assert tune._next_batch(spec, 90, None, None) == 10
+    assert tune._next_batch(spec, 100, None, 1.0) == 0
+    assert tune._next_batch(spec, 0, soon, None) == 16
+    assert tune._next_batch(spec, 16, soon, 1.0) == 10
+    assert tune._next_batch(spec, 16, soon, 20.0) == 0
+    assert tune._next_batch(spec, 0, soon - 60, None) == 0
