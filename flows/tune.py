@@ -25,7 +25,6 @@ from tasks.tracking.studies import TrialRecord, finish_study, log_trials, start_
 from tasks.training.planning import training_code
 from tasks.training.slots import check_device, hold_slot, plan_slots
 
-
 _FIRST_BATCH = 16
 """Trials of a call's first batch under a budget: it tells how many fit into the rest."""
 
