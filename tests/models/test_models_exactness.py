@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from candles import LEARNT, series_for, walk
+from gpu_on_cpu import gpu_path
 
 from cpbmodels import architectures, forecast_all, load, predict, train_fleet
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.draws import Draws
 from cpbmodels.fleet import Fleet
 from cpbmodels.layers import attend
-from cpbmodels.recurrent import GruSequence, gru, gru_fused, input_gates, lstm, lstm_fused, lstm_sequence
+from cpbmodels.recurrent import GruFused, GruSequence, gru, input_gates, lstm, lstm_fused, lstm_sequence
 
 HARD = {
     "preset": "smoke",
@@ -177,7 +178,7 @@ def test_recurrent_layers_equal_torchs(kind):
 
 
 def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
-    """All but the fused kernel itself: on a CPU the cell of those loops is the one written here."""
+    """All but the fused kernels themselves, whose equations stand in `gpu_on_cpu`."""
     torch.manual_seed(2)
     K, T, B, H = 2, 5, 3, 4
     x = torch.randn(K, T, B, 3, dtype=torch.float64, requires_grad=True)
@@ -188,9 +189,12 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
     def gradients(out, cell):
         return torch.autograd.grad(out.sin().sum() + cell.square().sum(), leaves)
 
-    ours, theirs = lstm_fused(x, w, "0"), lstm_sequence(x, w, "0")
+    with gpu_path():
+        ours = lstm_fused(x, w, "0")
+        found = gradients(*ours)
+    theirs = lstm_sequence(x, w, "0")
     torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(gradients(*ours), gradients(*theirs))
+    torch.testing.assert_close(found, gradients(*theirs))
 
     def three_gates(layer):
         w_ih, w_hh = (w[f"0.{n}"][:, : 3 * H] for n in ("w_ih", "w_hh"))
@@ -198,7 +202,22 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
         out = layer(input_gates(x, b_ih, w_ih), w_hh, b_hh)
         return out, gradients(out, out)
 
-    torch.testing.assert_close(three_gates(gru_fused), three_gates(GruSequence.apply))
+    with gpu_path():
+        found = three_gates(GruFused.apply)
+    torch.testing.assert_close(found, three_gates(GruSequence.apply))
+
+
+@pytest.mark.parametrize("head", ["point", "student-t"])
+@pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm", "har"])
+def test_a_training_the_way_of_a_gpu_equals_the_cpus(architecture, head):
+    """Every line that a GPU would run, in float64 on a CPU, against the CPU's own lines."""
+    series = [series_for(architecture, rows, seed=rows) for rows in (420, 500)]
+    own = options(architecture) | {"epochs": 2, "head": head}
+    plain = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
+    with gpu_path():
+        found = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
+    for ours, theirs in zip(found, plain, strict=True):
+        same_curve(ours, theirs)
 
 
 def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
