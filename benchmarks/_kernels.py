@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from cpbmodels import layers, training
 from cpbmodels.device import steps
 from cpbmodels.presets import preset
 from cpbmodels.torch_private import TorchDispatchMode
@@ -148,26 +150,55 @@ RULES: dict[str, Rule] = {
 
 def launches(architecture: str, members: int = 40, **overrides: Any) -> Counter[str]:
     """Launches of one training step of a fleet of seed size in bf16, by operator."""
-    options = preset(f"seed-{architecture}", architecture, **overrides)
-    with meta_kernels():
-        step = steps.fleet_step(
-            architecture, options, members, torch.device("meta"), torch.bfloat16, rows=500
-        )
-        with KernelLog() as log:
-            step()
+    with meta_kernels(), KernelLog() as log:
+        step = _meta_step(architecture, members, **overrides)
+        log.launches.clear()
+        step()
     return log.launches
 
 
 def validation_launches(architecture: str, members: int = 40) -> Counter[str]:
     """Launches of one part of a validation in bf16, by operator."""
-    options = preset(f"seed-{architecture}", architecture)
-    with meta_kernels():
-        step = steps.fleet_step(
-            architecture, options, members, torch.device("meta"), torch.bfloat16, rows=500
-        )
-        with KernelLog() as log:
-            step.fleet.weighted_losses(step.bank, step.origins, step.weight)
+    with meta_kernels(), KernelLog() as log:
+        step = _meta_step(architecture, members)
+        log.launches.clear()
+        step.fleet.weighted_losses(step.bank, step.origins, step.weight)
     return log.launches
+
+
+def _meta_step(architecture: str, members: int, **overrides: Any) -> steps.FleetStep:
+    options, meta = preset(f"seed-{architecture}", architecture, **overrides), torch.device("meta")
+    empty = patch.object(training, "_new_row", lambda net, task: torch.empty(1, net.layout.size, device=meta))
+    with empty:  # 40 LSTMs' initial weights are 80 million random numbers that nobody looks at
+        return steps.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
+
+
+class _FlashAttention(torch.autograd.Function):
+    """As many launches as the fused kernels behind scaled_dot_product_attention: one, and three backwards."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        return query.transpose(1, 2).contiguous().transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        return tuple(one.neg() for one in ctx.saved_tensors)
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Count with `layers.FUSED_ATTENTION`; on the meta device torch would take its attention apart."""
+    plain = torch.nn.functional.scaled_dot_product_attention
+    torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **options: _FlashAttention.apply(
+        q, k, v
+    )
+    layers.FUSED_ATTENTION = True
+    try:
+        yield
+    finally:
+        layers.FUSED_ATTENTION = False
+        torch.nn.functional.scaled_dot_product_attention = plain
 
 
 # --- Kernels that have no form on the meta device: their results' shapes, and what their CUDA code demands. ----------

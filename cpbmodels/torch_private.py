@@ -49,8 +49,8 @@ sigmoid_backward: Any = torch.ops.aten.sigmoid_backward
 """(gradient, y = sigmoid(x)) -> gradient * y * (1 - y). Checked: torch 2.13.0."""
 
 softplus_backward: Any = torch.ops.aten.softplus_backward
-"""(gradient, x, beta, threshold) -> gradient of x for softplus(x); F.softplus has beta 1 and threshold 20. Checked:
-torch 2.13.0."""
+"""(gradient, x, beta, threshold) -> gradient of x for softplus(x); F.softplus has beta 1 and threshold 20.
+Checked: torch 2.13.0."""
 
 # --- Recurrent kernels. ----------------------------------------------------------------------------------------------
 

@@ -61,7 +61,9 @@ def gpu_path():
     library = torch.library.Library("aten", "IMPL")
     for name, kernel in KERNELS.items():
         library.m.impl(name, "CPU", kernel, False)
-    patches = [patch.object(module, "on_gpu", lambda x: True) for module in MODULES if hasattr(module, "on_gpu")]
+    patches = [
+        patch.object(module, "on_gpu", lambda x: True) for module in MODULES if hasattr(module, "on_gpu")
+    ]
     for one in patches:
         one.start()
     try:

@@ -6,7 +6,7 @@ import torch
 from candles import LEARNT, series_for, walk
 from gpu_on_cpu import gpu_path
 
-from cpbmodels import architectures, forecast_all, load, predict, train_fleet
+from cpbmodels import architectures, forecast_all, layers, load, predict, train_fleet
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.draws import Draws
 from cpbmodels.fleet import Fleet
@@ -220,6 +220,18 @@ def test_a_training_the_way_of_a_gpu_equals_the_cpus(architecture, head):
         same_curve(ours, theirs)
 
 
+def test_fused_attention_gives_the_same_model(monkeypatch):
+    """Scaled dot-product attention on views, as a GPU may run it: the same training to rounding."""
+    series = [walk(rows, seed=rows) for rows in (420, 500)]
+    own = options("transformer") | {"epochs": 2, "teacher_forcing": 1.0, "head": "point"}
+    plain = train_fleet(series, "transformer", seeds=[1, 2], workers=1, **own)
+    monkeypatch.setattr(layers, "FUSED_ATTENTION", True)
+    with gpu_path():
+        found = train_fleet(series, "transformer", seeds=[1, 2], workers=1, **own)
+    for ours, theirs in zip(found, plain, strict=True):
+        same_curve(ours, theirs)
+
+
 def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
     torch.manual_seed(3)
     K, B, H, f64 = 2, 3, 4, torch.float64
@@ -228,7 +240,7 @@ def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
     x, start = torch.randn(K, B, 3, dtype=f64, requires_grad=True), torch.randn(K, B, H, dtype=f64)
 
     def run(manual):
-        step, h, c, total = lstm_step(w, "0", manual), start, start, 0
+        step, h, c, total = lstm_step(w, "0", 3, manual), start, start, 0
         for _ in range(3):
             h, c = step(x * (1 + h[..., :3]), h, c)
             total = total + h.sin().sum() + c.square().sum()
