@@ -53,8 +53,6 @@ def test_it_needs_torch_and_numpy_only():
         "prefect",
         "mlflow",
         "typer",
-        "rich",
-        "pandera",
         "pynvml",
     ]
     code = (
