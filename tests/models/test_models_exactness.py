@@ -6,7 +6,7 @@ import torch
 from candles import LEARNT, series_for, walk
 from gpu_on_cpu import gpu_path
 
-from cpbmodels import architectures, forecast_all, layers, load, predict, train_fleet
+from cpbmodels import architectures, forecast_all, layers, load, predict, prediction, train_fleet
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.draws import Draws
 from cpbmodels.fleet import Fleet
@@ -116,6 +116,30 @@ def test_a_live_forecast_is_the_prediction_from_the_newest_origin():
         np.log(member.forecast(series).candle / series.prices[-1, 3]), found.candle[0], atol=1e-9
     )
     assert member.forecast(series).issued_row == 899
+
+
+def test_live_forecasts_take_one_thread_and_leave_the_setting_as_it_was(monkeypatch):
+    series = [walk(500, seed=seed) for seed in range(2)]
+    members = train_fleet(series, "linear", "smoke", seeds=[1, 2], epochs=1)
+    inner, seen, before = prediction._predict_group, [], torch.get_num_threads()
+
+    def watched(*rest):
+        seen.append(torch.get_num_threads())
+        return inner(*rest)
+
+    monkeypatch.setattr(prediction, "_predict_group", watched)
+    torch.set_num_threads(2)
+    try:
+        forecast_all(members, series)
+        predict(members[:1], series[:1], [np.arange(60, 400)])
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(prediction, "_predict_group", lambda *rest: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forecast_all(members, series)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
 
 
 def test_cached_decoding_equals_decoding_all_steps_again():
