@@ -43,10 +43,10 @@ def step_params(name: str, inputs: int, outputs: int) -> list[Param]:
 
 
 class DeferredLinear:
-    """A linear map used at many steps, x [K, N, in] -> [K, N, out]. weight is [K, out, in], bias [K, 1, out]."""
+    """A linear map used at `uses` steps, x [K, N, in] -> [K, N, out]; weight [K, out, in], bias [K, 1, out] or None."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.steps = _LinearSteps(weight.detach(), bias.detach())
+    def __init__(self, weight: Tensor, bias: Tensor | None, uses: int = 1) -> None:
+        self.steps = _LinearSteps(weight.detach(), bias.detach() if bias is not None else None, uses)
         self.token = _LinearWeight.apply(weight, bias, self.steps) if torch.is_grad_enabled() else None
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -57,30 +57,41 @@ class DeferredLinear:
 class _LinearSteps:
     """The map itself, and what its uses store for the weights' gradient: x and dL/dy."""
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, uses: int) -> None:
         self.inputs: list[Tensor] = []
         self.grads: list[Tensor] = []
         self.weight, self.bias, self.transposed = weight, bias, weight.transpose(1, 2)
+        self.uses = uses
+        self.filled: list[Tensor] = []
 
     def __call__(self, x: Tensor) -> Tensor:
-        """y = x W^T + b."""
-        return torch.baddbmm(self.bias, x, self.transposed)
+        """y = x W^T + b. On a GPU the bias is laid out for all uses in one launch, and the product added in place."""
+        if self.bias is None:
+            return torch.bmm(x, self.transposed)
+        if not on_gpu(x):
+            return torch.baddbmm(self.bias, x, self.transposed)
+        if not self.filled:
+            laid_out = self.bias.expand(self.uses, x.shape[0], x.shape[1], -1).contiguous()
+            # `.data`: the parts share memory, but not the counter by which autograd sees changes in place.
+            self.filled = [part.data for part in laid_out.unbind(0)]
+        return self.filled.pop().baddbmm_(x, self.transposed)
 
 
 class _LinearWeight(torch.autograd.Function):
     """Runs before the first and, backwards, after the last use: collects the gradients of weight and bias."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, bias: Tensor, shared: _LinearSteps) -> Tensor:
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, shared: _LinearSteps) -> Tensor:
         ctx.shared = shared
         return weight.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
         shared = ctx.shared
         x, grad = torch.cat(shared.inputs, 1), torch.cat(shared.grads, 1)  # [K, S x N, in], [K, S x N, out]
         shared.inputs, shared.grads = [], []
-        return torch.bmm(grad.transpose(1, 2), x), grad.sum(1, keepdim=True), None
+        d_bias = grad.sum(1, keepdim=True) if shared.bias is not None else None
+        return torch.bmm(grad.transpose(1, 2), x), d_bias, None
 
 
 class _LinearUse(torch.autograd.Function):
@@ -240,11 +251,13 @@ class _LstmUse(torch.autograd.Function):
         return d_both[..., : ctx.shared.inputs], d_both[..., ctx.shared.inputs :], d_c, token, None
 
 
-def lstm_step(w: Weights, name: str, manual: bool = False) -> LstmStep:
+def lstm_step(w: Weights, name: str, uses: int, manual: bool = False) -> LstmStep:
     """A decoder layer's step (x, h, c) -> (h, c), for a loop: the fastest of the device, or every gate by hand."""
     w_ih, w_hh, b_ih, b_hh = (w[f"{name}.{part}"] for part in ("w_ih", "w_hh", "b_ih", "b_hh"))
     if not manual and not on_gpu(w_ih):
         return DeferredLstm(w_ih, w_hh, b_ih, b_hh)
-    inputs, hidden = DeferredLinear(w_ih, b_ih), DeferredLinear(w_hh, b_hh)
-    cell = lstm_cell_by_hand if manual else lstm_cell
-    return lambda x, h, c: cell(inputs(x), hidden(h), c)
+    if manual:
+        by_hand = DeferredLinear(w_ih, b_ih, uses), DeferredLinear(w_hh, b_hh, uses)
+        return lambda x, h, c: lstm_cell_by_hand(by_hand[0](x), by_hand[1](h), c)
+    inputs, hidden = DeferredLinear(w_ih, b_ih + b_hh, uses), DeferredLinear(w_hh, None)
+    return lambda x, h, c: lstm_cell(inputs(x), hidden(h), c)

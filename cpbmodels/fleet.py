@@ -34,11 +34,13 @@ class Prefix:
     """Views of the first `count` rows, made once per count: weights to differentiate, and the optimizer's rows.
 
     The gradient matrix has the layout of the weights: `grads` are its views by weight, `row_grads` those by member.
+    `gaps`: the zeros [count, ..] behind each weight in the layout, None where there are none.
     """
 
     weights: Weights
     leaves: list[Tensor]
     grads: list[Tensor]
+    gaps: list[Tensor | None]
     rows: list[Tensor]
     row_grads: list[Tensor]
     first: list[Tensor]
@@ -120,10 +122,12 @@ class Fleet:
                 name: own[:count].detach().requires_grad_()
                 for name, own in self.compute_weights.weights.items()
             }
+            first = next(iter(weights.values())).detach()
             self.prefixes[count] = Prefix(
                 weights=weights,
                 leaves=list(weights.values()),
                 grads=list(self.net.layout.views(self.grad[:count]).values()),
+                gaps=[first.new_zeros(count, gap) if gap else None for gap in self.net.layout.gaps()],
                 rows=list(self.flat[:count].unbind(0)),
                 row_grads=list(self.grad[:count].unbind(0)),
                 first=list(self.first[:count].unbind(0)),
@@ -166,7 +170,20 @@ class Fleet:
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
         grads = torch.autograd.grad(total, prefix.leaves)
-        (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
+        if on_gpu(self.flat):
+            self._collect(prefix, grads, first=part == 0)
+        else:
+            (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
+
+    def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], first: bool) -> None:
+        """The same on a GPU, in two launches: copies into strided views would be one for each weight."""
+        pieces = []
+        for grad, gap in zip(grads, prefix.gaps, strict=True):
+            pieces.append(grad.flatten(1))
+            if gap is not None:
+                pieces.append(gap)
+        rows = self.grad[: len(grads[0])]
+        (rows.copy_ if first else rows.add_)(torch.cat(pieces, 1))
 
     def _is_random(self) -> bool:
         options = self.net.options

@@ -26,6 +26,7 @@ from cpbmodels.options import Preset
 from cpbmodels.per_member import by_row, is_exactly
 from cpbmodels.ranges import MAX_LOG_SCALE
 from cpbmodels.student_t import QUANTILES, t_quantiles
+from cpbmodels.torch_private import softplus_backward
 from cpbmodels.weights import Param, Weights
 
 MIN_DF, MAX_DF, START_DF = 2.05, 200.0, 5.0  # degrees of freedom; up to 2 a t distribution has no variance
@@ -210,8 +211,8 @@ class Point(Head):
 
     @override
     def feedback(self, raw: Tensor) -> Tensor:
-        """As for every head, in one operation: the gradient of each slice would be a tensor filled with zeros."""
-        return torch.where(self.wicks, F.softplus(raw - 1), raw)
+        """As for every head, in one node: autograd would fill a tensor with zeros for each slice or branch."""
+        return _PointFeedback.apply(raw, self.wicks)
 
     @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
@@ -229,6 +230,21 @@ class Point(Head):
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         return raw[..., 0].unsqueeze(-1) + table.unsqueeze(1)
+
+
+class _PointFeedback(torch.autograd.Function):
+    """close, open and softplus(raw - 1) of both wicks; `wicks` [4] says which are."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, wicks: Tensor) -> Tensor:
+        shifted = raw - 1
+        ctx.save_for_backward(shifted, wicks)
+        return torch.where(wicks, F.softplus(shifted), raw)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        shifted, wicks = ctx.saved_tensors
+        return torch.where(wicks, softplus_backward(grad, shifted, 1, 20), grad), None
 
 
 class Quantile(Head):

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
+MAX_ONE_THREAD_WINDOWS = 256
+"""At most as many windows are forecast on one CPU thread, as live forecasts are: the products are small, and on a busy
+machine two threads waited for each other 25 times as long as one worked."""
 MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
 
 
@@ -155,7 +158,7 @@ def predict(
     chunks = list(_chunks(members, groups, place))
 
     def one_chunk(indices: list[int]) -> list[Prediction]:
-        torch.set_num_threads(1 if side_by_side else cores)  # of this thread
+        torch.set_num_threads(1 if side_by_side or few else cores)  # of this thread
         chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
         return _predict_group(
             [members[i] for i in indices],
@@ -165,13 +168,16 @@ def predict(
             place,
         )
 
+    few = place.type == "cpu" and sum(map(len, origins)) <= MAX_ONE_THREAD_WINDOWS
     side_by_side = place.type == "cpu" and len(chunks) > 1 and cores > 1
-    if side_by_side:
-        with ThreadPoolExecutor(cores) as pool:
-            results = list(pool.map(one_chunk, chunks))
+    try:
+        if side_by_side:
+            with ThreadPoolExecutor(cores) as pool:
+                results = list(pool.map(one_chunk, chunks))
+        else:
+            results = [one_chunk(indices) for indices in chunks]
+    finally:
         torch.set_num_threads(cores)
-    else:
-        results = [one_chunk(indices) for indices in chunks]
     for indices, found in zip(chunks, results, strict=True):
         for index, one in zip(indices, found, strict=True):
             out[index] = one

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -155,7 +156,7 @@ class Architecture(ABC):
         own = self.head.feedback(raw)
         if forced is None or batch.truth is None:
             return own
-        return torch.where(forced[step], batch.truth[:, :, step], own)
+        return _Forced.apply(own, forced[step], batch.truth[:, :, step])
 
     def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
         """Dropout factors [K, B, H] per step and layer after the first, for a decoder with the state `like`."""
@@ -165,6 +166,26 @@ class Architecture(ABC):
         K, B, H = like.shape
         factors = draws.factors(rate, torch.Size([K, steps, layers - 1, B, H]), like.dtype)
         return [[None, *step.unbind(1)] for step in factors.unbind(1)]
+
+
+class _Forced(torch.autograd.Function):
+    """The truth where it is forced, else `own`; autograd would also fill a tensor for the other branch's zero."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, forced: Tensor, truth: Tensor) -> Tensor:
+        ctx.save_for_backward(forced)
+        return torch.where(forced, truth, own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (forced,) = ctx.saved_tensors
+        return torch.where(forced, _zero(grad.dtype, grad.device), grad), None, None
+
+
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero that is made once: from a number, `where` would make one in every step."""
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def heads_conflict(options: Preset) -> str:
