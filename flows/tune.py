@@ -249,12 +249,7 @@ def _conclude(
 
 
 def _write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
-    test = "\n".join(
-        f"- {timeframe}: CRPS ratio {one['test_crps_ratio']:.4f} "
-        f"({one['test_crps_ratio_low']:.4f} to {one['test_crps_ratio_high']:.4f}, "
-        f"Diebold-Mariano p {one['test_p']:.2g}): {one['verdict']}"
-        for timeframe, one in answer["test"].items()
-    )
+    test = "\n".join(f"- {timeframe}: {one['verdict']}" for timeframe, one in answer["test"].items())
     pictures = "\n".join(f"![{Path(path).stem}](figures/{Path(path).name})" for path in answer["figures"])
     text = f"""# cpb tune: {spec.names[0]}, {answer["trials"]} trials
 
