@@ -1,133 +1,126 @@
-"""The GPU in one command: is it right, how fast is it, what of it is used? Needs torch, numpy and safetensors alone.
+"""Everything that a first GPU has to answer, in one call of at most nine minutes.
 
-    python -m benchmarks.gpu --out gpu.json               # three seed jobs, 40 members, all epochs
-    python -m benchmarks.gpu --device cpu --tiny          # the same code in seconds, for CI
+    python -m benchmarks.gpu --out gpu.json                 # on a GPU; needs torch and numpy only
+    python -m benchmarks.gpu --device cpu --tiny            # the same code in seconds; CI runs this
 
-The fleet's jobs are run whole, without early stop. The naive loop would take hours, and takes the same time
-for every model and epoch: `--naive-members` x `--naive-epochs` are measured after a warm-up and scaled up.
+In this order, so that what matters most is there when the call is cut off:
+
+1. machine      the chip, and its matmul rate today (the roof);
+2. correctness  losses per epoch against float64 on a CPU, for every architecture and precision, with unequal
+                histories and early stops, and checks that the comparison is alive: losses fall, graphs were captured
+                and replayed, and a learning rate 1 % larger is told apart;
+3. kernels      what one replay launches, as the profiler sees it, beside the count of benchmarks/_kernels.py;
+4. choices      a step with and without a graph, in each precision, with fused attention, with masked rows, and with
+                gradients collected weight by weight: alternately, medians with ranges;
+5. epochs       three epochs at full size: capture cost, and validation's share of an epoch after captures;
+6. jobs         the three seed jobs whole: 40 members, all epochs, their totals; the longest, lstm, at the very end;
+7. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
+
+The JSON file is rewritten after every part and every few seconds within a job, so that a kill loses nothing but the
+part it hits. A part for which the time is too short says so; a job that runs out of time reports the epochs it did, and
+the rest by its own rate, marked as such. A part that fails is recorded with its error, the others still run, and the
+exit code is 1.
+
+Where the tool that lends a GPU keeps a folder $OUT: `python -m benchmarks.gpu --out $OUT/gpu.json`.
 """
 
 import argparse
 import json
 import platform
+import statistics
 import time
-from collections.abc import Sequence
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
-from benchmarks import naive
-from benchmarks._fleet import train
+from benchmarks import _kernels, naive
+from benchmarks._fleet import fleet_step, train
 from benchmarks._flops import flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
-from cpbmodels import Series
+from cpbmodels import Member, Series, layers
 from cpbmodels.device import Monitor, chips, probe
+from cpbmodels.device.steps import FleetStep
+from cpbmodels.fleet import Fleet
+from cpbmodels.graphs import Graphs, ValidationRunner
+from cpbmodels.job import EpochRecord
+from cpbmodels.torch_private import DeviceType, foreach_add_, foreach_copy_
 
-JOBS = {"transformer": (5000, 50), "gru": (5000, 100), "lstm": (7000, 200)}  # candles, epochs
+JOBS = {
+    "transformer": (5000, 50),
+    "gru": (5000, 100),
+    "lstm": (7000, 200),
+}  # candles, epochs of the seed presets
 TINY = {"hidden_dim": 16, "n_heads": 2, "ff_dim": 64, "batch_size": 16}
 EXACT = 1e-9  # float64, relative: only the order of sums differs
-CLOSE = 0.05  # float32 (TF32 on a GPU) and mixed precision: rounding, amplified by the optimizer
-UNEQUAL = (
-    400,
-    440,
-    480,
-)  # candles: members with fewer steps drop out of an epoch, so several graphs are captured
+CLOSE = {"float32": 0.05, "bf16": 0.05, "fp16": 0.05}  # rounding (TF32 on a GPU), amplified by the optimizer
+CONTROL = 1e-6  # in float64 a learning rate 1 % larger must differ by more, or the comparison sees nothing
+UNEQUAL = (400, 440, 480, 600, 640)  # candles: members finish an epoch one after another, so rows are masked
+BUDGET_S = 540.0
+RESERVE_S = 15.0  # left for the last write and the way out
 
 
-def correctness(device: str, architecture: str, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Per-epoch losses on the device, with and without CUDA graph, against float64 on the CPU."""
-    series = [walk(rows, seed) for seed, rows in enumerate(UNEQUAL)]
-    short = {"epochs": 3, "patience": 3, "max_validation_windows": 32, "dropout": 0.1}
-
-    def losses(**options: Any) -> torch.Tensor:
-        return _losses(series, architecture, **{"device": device, **short, **sizes, **options})
-
-    exact = losses(device="cpu", dtype="float64")
-    eager, graph = (losses(dtype="float64", cuda_graph=graph) for graph in (False, True))
-    single, mixed = losses(mixed_precision="off"), losses()
-    found = {
-        "graph_against_eager": _apart(graph, eager),
-        "eager_against_cpu": _apart(eager, exact),
-        "float32_against_float64": _apart(single, exact),
-        "mixed_against_float64": _apart(mixed, exact),
-    }
-    limits = (EXACT, EXACT, CLOSE, CLOSE)
-    return found | {"ok": all(apart <= most for apart, most in zip(found.values(), limits, strict=True))}
+class OutOfTime(Exception):
+    """Ends a job at an epoch's end because the budget is spent."""
 
 
-def _losses(series: list[Series], architecture: str, **options: Any) -> torch.Tensor:
-    members = train(series, architecture, **options)
-    losses = [[e["train_loss"], e["val_loss"]] for m in members for e in m.history]
-    return torch.tensor(losses, dtype=torch.float64)
+class Report:
+    """The results so far, on disk after every change, and the time that is left."""
+
+    def __init__(self, out: str | None, budget_s: float) -> None:
+        self.results: dict[str, Any] = {}
+        self.path = Path(out) if out else None
+        self.started, self.written = time.monotonic(), 0.0
+        self.budget_s = budget_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the budget is spent, less a reserve for the way out."""
+        return self.budget_s - RESERVE_S - (time.monotonic() - self.started)
+
+    def put(self, part: str, key: str, value: object, every_s: float = 0.0) -> None:
+        """Keep a value; written at once, or if the last write is `every_s` seconds old."""
+        self.results.setdefault(part, {})[key] = value
+        if time.monotonic() - self.written >= every_s:
+            self.write()
+
+    def write(self) -> None:
+        """JSON and table, whole or not at all."""
+        self.results["seconds"] = round(time.monotonic() - self.started, 1)
+        self.written = time.monotonic()
+        if self.path is None:
+            return
+        for path, text in (
+            (self.path, json.dumps(self.results, indent=2) + "\n"),
+            (self.path.with_suffix(".md"), markdown(self.results) + "\n"),
+        ):
+            draft = path.with_name(path.name + ".draft")
+            draft.write_text(text)
+            draft.replace(path)
+
+    def run(self, part: str, key: str, needs_s: float, work: Callable[[], object]) -> None:
+        """One entry of a part; what went wrong, or that the time is too short, stands in its place."""
+        if self.left_s < needs_s:
+            self.put(part, key, {"skipped": f"{self.left_s:.0f} s are left, about {needs_s:.0f} are needed"})
+            return
+        try:
+            self.put(part, key, work())
+        except Exception as error:  # noqa: BLE001 - GPU time is lent: one fault must not cost the other parts
+            where = traceback.format_exc().strip().splitlines()[-6:]
+            self.put(part, key, {"error": f"{type(error).__name__}: {error}"[:400], "where": where})
 
 
-def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest relative difference; infinite where one training ended before the other."""
-    return float(((a - b).abs() / b.abs()).max()) if a.shape == b.shape else float("inf")
-
-
-def fleet_job(series: list[Series], architecture: str, device: str, **options: Any) -> dict[str, Any]:
-    """Train all members once; seconds with everything in them: start-up, graph capture, validation."""
-    with Monitor(device, interval=0.1) as monitor:
-        start = time.perf_counter()
-        members = train(series, architecture, device=device, **options)
-        seconds = time.perf_counter() - start
-    windows = sum(m.report["train_windows"] * len(m.history) for m in members)
-    return {"seconds": seconds, "windows": windows, "compute": members[0].report["compute_dtype"]} | (
-        monitor.summary()
-    )
-
-
-def naive_job(
-    series: list[Series], architecture: str, device: str, epochs: int, recipe: naive.Recipe | None
-) -> dict[str, Any]:
-    """Seconds per model and epoch of the naive loop, after one warm-up epoch."""
-    naive.train_one(series[0], architecture, epochs=1, seed=0, device=device, recipe=recipe)
-    with Monitor(device, interval=0.1) as monitor:
-        start = time.perf_counter()
-        naive.train_naive(series, architecture, epochs=epochs, device=device, recipe=recipe)
-        seconds = time.perf_counter() - start
-    return {"seconds_per_model_epoch": seconds / len(series) / epochs} | monitor.summary()
-
-
-def job(args: argparse.Namespace, architecture: str, roof: float) -> dict[str, Any]:
-    """One seed job both ways. `roof` is the device's measured matmul rate in FLOP/s."""
-    rows, epochs = (400, 2) if args.tiny else JOBS[architecture]
-    epochs = args.epochs or epochs
-    sizes = TINY if args.tiny else {}
-    recipe = naive.Recipe(16, 2, 2, 16, 0.1) if args.tiny else None
-    series = walks(args.members, rows)
-    if not args.tiny:  # libraries load and kernels compile once per process, not once per job
-        fleet_job(series, architecture, args.device, epochs=1, patience=1, steps_per_epoch=2, **sizes)
-    fleet = fleet_job(series, architecture, args.device, epochs=epochs, patience=epochs, **sizes)
-    usual = naive_job(series[: args.naive_members], architecture, args.device, args.naive_epochs, recipe)
-    naive_s = usual["seconds_per_model_epoch"] * args.members * epochs
-    rate = fleet["windows"] * flops_per_window(architecture, **sizes) / fleet["seconds"]
-    return {
-        "members": args.members,
-        "epochs": epochs,
-        "fleet_s": fleet["seconds"],
-        "naive_s": naive_s,
-        "ratio": naive_s / fleet["seconds"],
-        "windows_per_s": fleet["windows"] / fleet["seconds"],
-        "tflops": rate / 1e12,
-        "roof_share": rate / roof,
-        "compute": fleet["compute"],
-        "mem_mb": fleet["gpu_mem_allocated_peak_mb"],
-        "reserved_mb": fleet["gpu_mem_reserved_peak_mb"],
-        "util": fleet.get("gpu_util_mean"),
-        "power_w": fleet.get("gpu_power_mean_w"),
-        "naive_mem_mb": usual["gpu_mem_allocated_peak_mb"],
-        "naive_util": usual.get("gpu_util_mean"),
-    }
-
-
-def measure_roof(device: torch.device) -> dict[str, Any]:
+def measure_roof(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """The device's own matmul rate in the precision that a fleet would use, and what the data sheet says."""
     precision = probe.precisions(device)[-1]
-    size = 8192 if device.type == "cuda" else 512
+    size = 256 if tiny else 8192 if device.type == "cuda" else 512
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
     chip = chips.reference(name)
     return {
@@ -140,18 +133,336 @@ def measure_roof(device: torch.device) -> dict[str, Any]:
     }
 
 
+class Captures:
+    """Graphs captured and replayed while it is watching, and the seconds that captures took."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.replays = 0
+
+    @contextmanager
+    def watching(self) -> Iterator["Captures"]:
+        """Count what every `Graphs` does within."""
+        capture, run = Graphs.capture, Graphs.run
+
+        def timed(graphs: Graphs, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+            start = time.perf_counter()
+            graph = capture(graphs, work)
+            self.seconds.append(time.perf_counter() - start)
+            return graph
+
+        def counted(graphs: Graphs, key: Any, work: Callable[[], None]) -> None:
+            self.replays += key in graphs.captured
+            run(graphs, key, work)
+
+        with patch.object(Graphs, "capture", timed), patch.object(Graphs, "run", counted):
+            yield self
+
+
+def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str, Any]:
+    """Losses per epoch on the device against float64 on the CPU; `ok` where all differ by rounding only."""
+    on_gpu = device.startswith("cuda")
+    series = [walk(rows, seed) for seed, rows in enumerate(UNEQUAL[:2] if tiny else UNEQUAL)]
+    short = {
+        "epochs": 2 if tiny else 4,
+        "patience": 2,
+        "max_validation_windows": 32,
+        "dropout": 0.1,
+        "lr": 3e-3,
+    }
+    sizes = TINY | {"batch_size": 48}
+    watched = Captures()
+
+    def losses(**options: Any) -> torch.Tensor:
+        with watched.watching():
+            return _losses(train(series, architecture, **{"device": device, **short, **sizes, **options}))
+
+    exact = losses(device="cpu", dtype="float64")
+    graph, eager = (losses(dtype="float64", cuda_graph=graph) for graph in (True, False))
+    faster = losses(device="cpu", dtype="float64", lr=short["lr"] * 1.01)
+    mixed = [name for name, there in (("bf16", _has_bf16(device)), ("fp16", on_gpu)) if there]
+    found = {
+        "graph_against_eager": _apart(graph, eager),
+        "float64": _apart(eager, exact),
+        "float32": _apart(losses(mixed_precision="off"), exact),
+        **{name: _apart(losses(mixed_precision=name), exact) for name in mixed},
+    }
+    limits = {"graph_against_eager": EXACT, "float64": EXACT, **CLOSE}
+    first, last = exact[0, 0], exact[-1, 0]
+    alive = {
+        "losses_fall": bool(exact[:, 0].min() < first) and bool(torch.isfinite(exact).all()),
+        "control_is_told_apart": _apart(faster, exact) > CONTROL,
+        "graphs_captured": len(watched.seconds),
+        "replays": watched.replays,
+    }
+    ok = all(found[name] <= limits[name] for name in found)
+    ok = ok and alive["losses_fall"] and alive["control_is_told_apart"]
+    ok = ok and (not on_gpu or (len(watched.seconds) > 1 and watched.replays > 10))
+    return found | alive | {"first_loss": float(first), "last_loss": float(last), "ok": ok}
+
+
+def _has_bf16(device: str) -> bool:
+    return not device.startswith("cuda") or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _losses(members: list[Member]) -> torch.Tensor:
+    """[members x epochs, 2]: training and validation loss, float64."""
+    losses = [[e["train_loss"], e["val_loss"]] for m in members for e in m.history]
+    return torch.tensor(losses, dtype=torch.float64)
+
+
+def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest relative difference; infinite where one training ended before the other, or is not finite."""
+    if a.shape != b.shape or not bool(torch.isfinite(a).all()):
+        return float("inf")
+    return float(((a - b).abs() / b.abs()).max())
+
+
+def kernel_table(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
+    """Launches of one step: counted by rule, and as the profiler sees them eagerly and in a replay."""
+    expected = _kernels.launches(architecture, args.members)
+    row: dict[str, Any] = {"expected": expected.total(), "by_operator": dict(expected.most_common(12))}
+    if not args.device.startswith("cuda"):
+        return row
+    step = _step(args, architecture)
+    for name, run in (("eager", step.eager), ("replay", step)):
+        row |= {f"{name}_{key}": value for key, value in profiled(run, torch.device(args.device)).items()}
+    row["step_us"] = probe.seconds(step, torch.device(args.device)) * 1e6
+    return row
+
+
+def profiled(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
+    """Kernels, copies and fills of one run, their µs together, and the kernels that took longest."""
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    torch.cuda.synchronize(device)
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        run()
+        torch.cuda.synchronize(device)
+    count: Counter[str] = Counter()
+    spent: Counter[str] = Counter()
+    for event in trace.events():
+        if event.device_type == DeviceType.CUDA:
+            count[event.name] += 1
+            spent[event.name] += event.time_range.elapsed_us()
+    longest = {name[:80]: [count[name], round(us, 1)] for name, us in spent.most_common(12)}
+    return {"launches": count.total(), "kernel_us": sum(spent.values()), "longest": longest}
+
+
+def _step(args: argparse.Namespace, architecture: str, **options: Any) -> FleetStep:
+    """A step that is warm and, on a GPU, captured."""
+    compute = options.pop("compute", torch.bfloat16 if _has_bf16(args.device) else torch.float16)
+    sizes = TINY if args.tiny else {}
+    step = fleet_step(architecture, args.members, device=args.device, compute=compute, **sizes, **options)
+    for _ in range(5):
+        step()
+    return step
+
+
+def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
+    """ms of a step by each doubtful choice: medians with ranges of runs taken in turn."""
+    device = torch.device(args.device)
+    half = torch.bfloat16 if _has_bf16(args.device) else torch.float16
+    ways: dict[str, Callable[[], object]] = {"as it is": (usual := _step(args, architecture))}
+    with _tf32(device):
+        ways["tf32"] = _step(args, architecture, compute=torch.float32)
+        if half == torch.bfloat16 and device.type == "cuda":
+            ways["fp16"] = _step(args, architecture, compute=torch.float16)
+    masked = _step(args, architecture)
+    masked.runner.unequal = True
+    for _ in range(3):
+        masked()
+    ways["masked rows"] = masked
+    if device.type == "cuda":
+        ways["without a graph"] = usual.eager
+        with patch.object(Fleet, "_collect", _collect_by_weight):
+            ways["gradients weight by weight"] = _step(args, architecture)
+        if architecture == "transformer":
+            with patch.object(layers, "FUSED_ATTENTION", True):
+                ways["fused attention"] = _step(args, architecture)
+    spent: dict[str, list[float]] = {name: [] for name in ways}
+    with _tf32(device):
+        for turn in range(2 if args.tiny else 7):
+            for name in list(ways) if turn % 2 else list(ways)[::-1]:
+                spent[name].append(
+                    probe.seconds(ways[name], device, repeats=1, inner=1 if args.tiny else 5) * 1e3
+                )
+    return {
+        name: {"ms": statistics.median(ms), "least": min(ms), "most": max(ms)} for name, ms in spent.items()
+    }
+
+
+@contextmanager
+def _tf32(device: torch.device) -> Iterator[None]:
+    """As a training sets it for float32 on a GPU."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _collect_by_weight(fleet: Fleet, prefix: Any, grads: tuple[torch.Tensor, ...], first: bool) -> None:
+    (foreach_copy_ if first else foreach_add_)(prefix.grads, grads)
+
+
+def epochs(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
+    """Three epochs: seconds of the last, validation's share of it, and what captures cost before."""
+    series, sizes, rows = _job_series(args, architecture)
+    device, seconds, checks = torch.device(args.device), list[float](), list[float]()
+    check = ValidationRunner.run
+
+    def timed(runner: ValidationRunner, count: int) -> torch.Tensor:
+        _wait(device)
+        start = time.perf_counter()
+        losses = check(runner, count)
+        _wait(device)
+        checks.append(time.perf_counter() - start)
+        return losses
+
+    watched = Captures()
+    with watched.watching(), patch.object(ValidationRunner, "run", timed):
+        train(
+            series,
+            architecture,
+            device=args.device,
+            epochs=3,
+            patience=3,
+            workers=1,
+            on_epoch=lambda record: seconds.append(record.seconds),
+            **sizes,
+        )
+    return {
+        "members": args.members,
+        "candles": rows,
+        "first_epoch_s": seconds[0],
+        "epoch_s": seconds[-1],
+        "validation_s": checks[-1],
+        "validation_share": checks[-1] / seconds[-1],
+        "captures": len(watched.seconds),
+        "capture_s": sum(watched.seconds),
+        "replays": watched.replays,
+    }
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _job_series(args: argparse.Namespace, architecture: str) -> tuple[list[Series], dict[str, Any], int]:
+    rows = 400 if args.tiny else JOBS[architecture][0]
+    return walks(args.members, rows), TINY if args.tiny else {}, rows
+
+
+def job(args: argparse.Namespace, architecture: str, report: Report) -> dict[str, Any]:
+    """One seed job whole, everything in it: start-up, captures, validation. Cut at an epoch's end if time runs out."""
+    series, sizes, _ = _job_series(args, architecture)
+    count = args.epochs or (2 if args.tiny else JOBS[architecture][1])
+    roof = report.results["machine"]["roof"].get("matmul_tflops", float("nan")) * 1e12
+    flops = flops_per_window(architecture, **sizes)
+    done: list[EpochRecord] = []
+    windows = [0]
+    start = time.perf_counter()
+    out: dict[str, Any] = {"members": args.members, "epochs": count}
+
+    def told(record: EpochRecord) -> None:
+        done.append(record)
+        windows[0] += sum(len(one.origins("train", 30, 10)) for one in series)
+        seconds = time.perf_counter() - start
+        complete = len(done) == count
+        rate = windows[0] * flops / seconds
+        each = statistics.median(one.seconds for one in done)
+        out.update(
+            fleet_s=seconds if complete else seconds + each * (count - len(done)),
+            measured_epochs=len(done),
+            estimated=not complete,
+            windows_per_s=windows[0] / seconds,
+            tflops=rate / 1e12,
+            roof_share=rate / roof,
+        )
+        report.put(
+            "jobs", architecture, dict(out), every_s=5.0 if len(done) > 1 and report.left_s > 0 else 0.0
+        )
+        if report.left_s < 0 and not complete:
+            raise OutOfTime
+
+    watched = Captures()
+    with Monitor(args.device, interval=0.1) as monitor, watched.watching():
+        try:
+            whole = {"epochs": count, "patience": count, "workers": 1, "on_epoch": told}
+            members = train(series, architecture, device=args.device, **whole, **sizes)
+            out["fleet_s"] = time.perf_counter() - start
+            out["compute"] = members[0].report["compute_dtype"]
+        except OutOfTime:
+            pass
+        summary = monitor.summary()
+    return out | {
+        "captures": len(watched.seconds),
+        "capture_s": sum(watched.seconds),
+        "mem_mb": summary["gpu_mem_allocated_peak_mb"],
+        "reserved_mb": summary["gpu_mem_reserved_peak_mb"],
+        "util": summary.get("gpu_util_mean"),
+        "power_w": summary.get("gpu_power_mean_w"),
+    }
+
+
+def naive_job(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
+    """Seconds per model and epoch of both loops, each after a warm-up epoch, in fp32 and with autocast."""
+    series, _, _ = _job_series(args, architecture)
+    recipe = naive.Recipe(16, 2, 2, 16, 0.1) if args.tiny else None
+    count = args.epochs or (2 if args.tiny else JOBS[architecture][1])
+    out: dict[str, Any] = {}
+    for name, how in naive.WAYS.items():
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            naive.train_one(
+                series[0], architecture, epochs=1, seed=0, device=args.device, recipe=recipe, **how
+            )
+            _wait(torch.device(args.device))
+            seconds.append(time.perf_counter() - start)
+        out[name] = seconds[1] * args.members * count
+    return out | {"scaled_from": f"1 model x 1 epoch to {args.members} x {count}"}
+
+
 def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
-    """Run it all, print one table, write the JSON file; exit code 1 where a result is wrong."""
+    """Run all parts in order; print one table or the JSON."""
     args = _parse(argv)
-    roof = measure_roof(torch.device(args.device))
-    results: dict[str, Any] = {"machine": roof, "correctness": {}, "jobs": {}}
-    for name in args.only or JOBS:
-        results["correctness"][name] = correctness(args.device, name, TINY | {"batch_size": 48})
-        results["jobs"][name] = job(args, name, roof["matmul_tflops"] * 1e12)
-        if args.out:
-            Path(args.out).write_text(json.dumps(results, indent=2) + "\n")
-    print(json.dumps(results) if args.json else _text(results))
-    return results
+    if (
+        args.device == "cpu"
+    ):  # tiny steps: on a busy machine threads wait for each other longer than they work
+        torch.set_num_threads(1)
+    report = Report(args.out, args.budget)
+    device, names = torch.device(args.device), args.only or list(JOBS)
+    report.run("machine", "roof", 0, lambda: measure_roof(device, args.tiny))
+    parts: dict[str, tuple[float, Callable[[str], object]]] = {
+        "correctness": (30, lambda name: correctness(args.device, name, args.tiny)),
+        "kernels": (15, lambda name: kernel_table(args, name)),
+        "choices": (20, lambda name: choices(args, name)),
+        "epochs": (20, lambda name: epochs(args, name)),
+        "jobs": (30, lambda name: job(args, name, report)),
+        "naive": (30, lambda name: naive_job(args, name)),
+    }
+    short = [("jobs", name) for name in names if name != "lstm"]
+    usual = [("naive", name) for name in names if not args.skip_naive]
+    long = [("jobs", name) for name in names if name == "lstm"]
+    first = [(part, name) for part in ("correctness", "kernels", "choices", "epochs") for name in names]
+    for part, name in [*first, *short, *usual, *long]:
+        needs_s, work = parts[part]
+        report.run(part, name, 0 if args.tiny else needs_s, partial(work, name))
+    report.write()
+    print(json.dumps(report.results) if args.json else markdown(report.results))
+    return report.results
+
+
+def right(results: Mapping[str, Any]) -> bool:
+    """Whether every comparison held and no part failed."""
+    parts = [row for part in results.values() if isinstance(part, dict) for row in part.values()]
+    failed = any("error" in row for row in parts if isinstance(row, dict))
+    return not failed and all(row.get("ok", True) for row in results.get("correctness", {}).values())
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -160,10 +471,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", choices=list(JOBS), action="append")
     parser.add_argument("--members", type=int, default=None, help="default 40, with --tiny 3")
     parser.add_argument("--epochs", type=int, default=0, help="default: all epochs of the seed preset")
-    parser.add_argument("--naive-members", type=int, default=1)
-    parser.add_argument("--naive-epochs", type=int, default=1)
+    parser.add_argument("--budget", type=float, default=BUDGET_S, help="seconds for all of it")
+    parser.add_argument("--skip-naive", action="store_true", help="the fleet alone")
     parser.add_argument("--tiny", action="store_true", help="small sizes: seconds, also on a CPU")
-    parser.add_argument("--out", help="JSON file, rewritten after every job")
+    parser.add_argument("--out", help="JSON file, rewritten after every part; a table is written beside it")
     parser.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
     args = parser.parse_args(argv)
     args.members = args.members or (3 if args.tiny else 40)
@@ -172,10 +483,26 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def _text(results: dict[str, Any]) -> str:
-    machine = ", ".join(f"{key} {value}" for key, value in results["machine"].items())
-    return "\n\n".join([machine, table(results["correctness"]), table(results["jobs"])])
+def markdown(results: Mapping[str, Any]) -> str:
+    """The results as tables for RESULTS.md; lists and nested figures stay in the JSON."""
+    text = []
+    for part, rows in results.items():
+        if not isinstance(rows, dict):
+            continue
+        if part == "choices":
+            rows = {f"{a}: {way}": row for a, ways in rows.items() for way, row in _nested(ways)}
+        flat = {
+            name: {k: v for k, v in row.items() if not isinstance(v, (dict, list))}
+            for name, row in rows.items()
+        }
+        text.append(f"### {part}\n\n{table(flat)}")
+    return "\n\n".join([*text, f"{results.get('seconds', 0):.0f} s in all."])
+
+
+def _nested(ways: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Rows of the choices, or the one row that says why there are none."""
+    return list(ways.items()) if all(isinstance(row, dict) for row in ways.values()) else [("–", ways)]
 
 
 if __name__ == "__main__":
-    raise SystemExit(0 if all(c["ok"] for c in main()["correctness"].values()) else 1)
+    raise SystemExit(0 if right(main()) else 1)

@@ -1,4 +1,4 @@
-"""How fast and how large training is: the fleet against the usual way (benchmarks/naive.py) and a peer.
+"""How fast and how large training is: the fleet against single loops (benchmarks/naive.py) and a peer.
 
     python -m benchmarks.training                      # all parts
     python -m benchmarks.training --only proxy --json  # {"proxy": {"transformer": …, "gru": …, "lstm": …}}
@@ -14,15 +14,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import _peer, naive
+from benchmarks import _kernels, _peer, naive
 from benchmarks._fleet import fleet_step, train
 from benchmarks._isolated import isolated, peak_mb
-from benchmarks._paired import main, paired
+from benchmarks._paired import main, paired, seconds
 from benchmarks._walks import walk, walks
 from cpbmodels.device.placement import OpLog
 from tasks.training.process import MALLOC
@@ -30,35 +31,45 @@ from tasks.training.process import MALLOC
 SEEDS = ("transformer", "gru", "lstm")
 TINY = {"hidden_dim": 8, "n_heads": 2, "ff_dim": 32, "batch_size": 2}
 RAMP = (1, 8, 40, 160, 800)
-VIEWS = (
-    "view",
-    "transpose",
-    "permute",
-    "expand",
-    "slice",
-    "select",
-    "split",
-    "unbind",
-    "unsqueeze",
-    "squeeze",
-)
-VIEWS += ("detach", "alias", "_unsafe_view", "as_strided", "t", "chunk", "_reshape_alias", "split_with_sizes")
+
+
+FLEETS = {"fleet fp32": {"mixed_precision": "off"}, "fleet bf16": {"mixed_precision": "bf16"}}
+RATIOS = {
+    "usual fp32 / fleet bf16": ("usual fp32", "fleet bf16"),
+    "usual fp32 / fleet fp32": ("usual fp32", "fleet fp32"),
+    "competent fp32 / fleet fp32": ("competent fp32", "fleet fp32"),
+    "competent bf16 / fleet bf16": ("competent bf16", "fleet bf16"),
+}
+"""Which contender by which fleet; the last two are at equal precision against the best single loop."""
 
 
 def cpu(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Wall time of the same epochs over the same windows: naive, model after model, against train_fleet."""
-    out = {}
+    """Wall seconds of the same epochs over the same windows: every single loop, model after model, and the fleets.
+
+    All contenders run once per turn, in an order that turns round, and a ratio is taken within its turn: the median,
+    then the range over the turns.
+    """
+    out: dict[str, dict[str, Any]] = {}
     for architecture in SEEDS:
         series = walks(args.members, args.rows)
-        pairs = paired(
-            lambda a=architecture, s=series: naive.train_naive(s, a, epochs=args.epochs),
-            lambda a=architecture, s=series: train(s, a, epochs=args.epochs, workers=_cores()),
-            repeats=args.repeats,
-            warm_up=False,
-        )
-        windows = sum(len(s.origins("train", 30, 10)) for s in series) * args.epochs
-        rate = windows / statistics.median(pairs.fast)
-        out[architecture] = pairs.as_dict() | {"members": args.members, "fleet_windows_per_s": rate}
+        runs: dict[str, Callable[[], object]] = {
+            name: partial(naive.train_naive, series, architecture, epochs=args.epochs, **how)
+            for name, how in naive.WAYS.items()
+        }
+        for name, precision in FLEETS.items():
+            runs[name] = partial(
+                train, series, architecture, epochs=args.epochs, workers=_cores(), **precision
+            )
+        turns = [
+            {name: seconds(runs[name]) for name in (list(runs) if turn % 2 else reversed(runs))}
+            for turn in range(args.repeats)
+        ]
+        out[f"{architecture}, s"] = {name: statistics.median(turn[name] for turn in turns) for name in runs}
+        for label, (slow, fast) in RATIOS.items():
+            ratios = [turn[slow] / turn[fast] for turn in turns]
+            out[f"{architecture}, {label}"] = {
+                "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)
+            }  # fmt: skip
     return out
 
 
@@ -75,15 +86,25 @@ def neuralforecast(args: argparse.Namespace) -> dict[str, Any]:
         step()
         for _ in range(args.repeats):
             theirs.append(batch / _marginal(lambda n, a=architecture: _peer.fit(a, n, frame)))
-            ours.append(batch * members / _marginal(lambda n, s=step: [s() for _ in range(n)]))
-        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-        rates = {"fleet": statistics.median(ours), "neuralforecast": statistics.median(theirs)}
-        out[architecture] = {"ratio": ratio, **rates, "unit": "windows/CPU-s"}
+            ours.append(batch * members / _marginal(lambda n, s=step: [s() for _ in range(n)], 3, 28))
+        ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+        out[architecture] = {
+            "ratio": statistics.median(ratios),
+            "least": min(ratios),
+            "most": max(ratios),
+            "fleet": statistics.median(ours),
+            "neuralforecast": statistics.median(theirs),
+            "unit": "windows/CPU-s",
+        }
     return out
 
 
-def _marginal(run: Callable[[int], object], few: int = 3, many: int = 9) -> float:
-    """CPU seconds per step: a long run minus a short one."""
+def _marginal(run: Callable[[int], object], few: int = 20, many: int = 220) -> float:
+    """CPU seconds per step: a long run minus a short one, 200 steps apart.
+
+    The peer's start-up varies by seconds: over 6 steps the difference of two runs came out negative once. A step of
+    the fleet is `members` steps of single models, and it has no start-up, so 25 of them are as many.
+    """
     spent = []
     for count in (few, many):
         start = time.process_time()
@@ -106,7 +127,8 @@ def proxy(args: argparse.Namespace) -> dict[str, float]:
 def _naive_steps(architecture: str, steps: int) -> Callable[[], None]:
     """`steps` steps of the usual loop, its DataLoader included."""
     seed = naive.RECIPES[architecture]
-    recipe = naive.Recipe(8, seed.layers, 2, 2, seed.dropout, seed.weight_decay, seed.adamw)
+    heads = min(seed.heads, 2)  # one where the preset has one: the same kind of attention as the fleet's
+    recipe = naive.Recipe(8, seed.layers, heads, 2, seed.dropout, seed.weight_decay, seed.adamw)
     model = naive.build(architecture, recipe)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     x, y = naive.windows(walk(400, seed=0), "train")
@@ -122,21 +144,18 @@ def _naive_steps(architecture: str, steps: int) -> Callable[[], None]:
     return run
 
 
-def ops(args: argparse.Namespace) -> dict[str, dict[str, int]]:
-    """Dispatched ops of one fleet step of 40 (`ops` launch work, views do not), and host syncs per step."""
+def launches(args: argparse.Namespace) -> dict[str, dict[str, int]]:
+    """GPU kernels of one step of 40 members at seed size and of one part of a validation, by the rules of _kernels.py;
+    operators among them that would make the host wait for the device: 0."""
     out = {}
     for architecture in SEEDS:
-        step = fleet_step(architecture, 40, **TINY).eager
-        step()
-        with OpLog() as log:
-            step()
-        kernels = sum(n for name, n in log.counts.items() if name.split(".")[1] not in VIEWS)
-        total = sum(log.counts.values())
         out[architecture] = {
-            "ops": kernels,
-            "with_views": total,
+            "step": _kernels.launches(architecture).total(),
+            "validation_part": _kernels.validation_launches(architecture).total(),
             "host_syncs_in_an_epoch": _syncs(architecture),
         }
+    with _kernels.fused_attention():
+        out["transformer"]["step_with_fused_attention"] = _kernels.launches("transformer").total()
     return out
 
 
@@ -289,7 +308,7 @@ PARTS: Mapping[str, Callable[[argparse.Namespace], Mapping[str, Any]]] = {
     "cpu": cpu,
     "neuralforecast": neuralforecast,
     "proxy": proxy,
-    "ops": ops,
+    "launches": launches,
     "ramp": ramp,
     "forecast": forecast,
     "memory": memory,

@@ -93,10 +93,18 @@ class Task:
     validation: np.ndarray  # int64 rows of the bank
     mean: np.ndarray  # float64 [columns], with `inverse` the scaling of the bank's columns
     inverse: np.ndarray
+    options: Preset  # its own: rows of a fleet may differ in those of `per_member.PER_MEMBER`
+    index: int = 0  # its place among the members of the call
 
 
 def make_task(
-    bank: Bank, series: list[Series], indices: tuple[int, ...], seed: int, symbol: str, options: Preset
+    bank: Bank,
+    series: list[Series],
+    indices: tuple[int, ...],
+    seed: int,
+    symbol: str,
+    options: Preset,
+    index: int = 0,
 ) -> Task:
     """Windows and scaling of one member over its series; ModelError where there is nothing to learn from."""
     names = bank_columns(options)
@@ -130,6 +138,8 @@ def make_task(
         validation=evenly_spread(later, options.max_validation_windows),
         mean=mean,
         inverse=inverse,
+        options=options,
+        index=index,
     )
 
 

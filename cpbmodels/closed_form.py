@@ -55,16 +55,15 @@ def solve(job: Job, loop: Loop) -> EpochCost:
     return EpochCost(loop.windows / loop.seconds, loop.seconds, loop.monitor.latest())
 
 
-def set_initial_weights(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task], start: int) -> None:
+def set_initial_weights(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task]) -> None:
     """Write what the architecture fits before training into new members; warm-started ones keep their weights.
 
-    `start` is the place of the first task among the job's. Members of the same series (the seeds of an ensemble)
-    share one fit.
+    Members of the same series (the seeds of an ensemble) share one fit.
     """
     net = fleet.net
     fitted: dict[tuple[int, ...], Mapping[str, np.ndarray]] = {}
     for k, task in enumerate(tasks):
-        if job.warm is not None and job.warm[start + k] is not None:
+        if job.warm is not None and job.warm[task.index] is not None:
             continue
         if task.members not in fitted:
             fitted[task.members] = net.architecture.initial_weights(_member_data(job, bank, net, task))

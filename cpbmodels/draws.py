@@ -15,6 +15,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from cpbmodels.per_member import PerRow, by_row, is_exactly
+
 KEYS_PER_STEP = 64  # calls per step with a key of their own; further calls start again at the first key
 _INDEX: dict[tuple[int, torch.device], Tensor] = {}
 
@@ -55,22 +57,26 @@ class Draws:
         # The mask makes this a logical shift: the copied sign bit would cancel x's own, and no draw be negative.
         return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
 
-    def below(self, probability: float, shape: torch.Size) -> Tensor:
+    def below(self, probability: PerRow, shape: torch.Size) -> Tensor:
         """Bool `shape` [K, ...]: True with the given probability, to 1 / 65536: one hash serves two elements.
 
         Each half of the int32 is read as an int16, uniform over -2^15 .. 2^15 - 1.
         """
         count = shape.numel() // shape[0]
         halves = self.bits(-(-count // 2)).view(torch.int16)[:, :count]
+        if isinstance(probability, Tensor):
+            limits = ((probability * 2**16).round() - 2**15).clamp(max=2**15 - 1).to(torch.int16)
+            return (halves < limits[:, None]).view(shape)
         return (halves < min(round(probability * 2**16) - 2**15, 2**15 - 1)).view(shape)
 
-    def factors(self, rate: float, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def factors(self, rate: PerRow, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""
-        return self.below(1 - rate, shape).to(dtype).mul_(1 / (1 - rate))
+        kept = self.below(1 - rate, shape).to(dtype)
+        return kept.mul_(by_row(1 / (1 - rate), kept))
 
 
-def dropout(x: Tensor, rate: float, draws: Draws | None) -> Tensor:
+def dropout(x: Tensor, rate: PerRow, draws: Draws | None) -> Tensor:
     """x [K, ...] with values dropped at `rate` and the rest scaled up; x itself where `draws` is None."""
-    if draws is None or rate == 0:
+    if draws is None or is_exactly(rate, 0):
         return x
     return x * draws.factors(rate, x.shape, x.dtype)

@@ -15,16 +15,18 @@ from cpbmodels.job import Job
 from cpbmodels.loop import Loop, Progress
 from cpbmodels.member import FORMAT, Member, Report
 from cpbmodels.net import Net
+from cpbmodels.options import Preset
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.student_t import QUANTILES
 
 
 @torch.no_grad()
-def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
+def export(job: Job, bank: Bank, loop: Loop) -> list[Member]:
     """Members from the best rows, in the order of the tasks."""
     loop.fleet.reorder(torch.tensor([loop.order.index(k) for k in range(len(loop.tasks))]).to(job.device))
     loop.order, loop.validation = list(range(len(loop.tasks))), None
     fleet = loop.fleet
+    net = fleet.net_of(len(loop.tasks))
     raw, truth, weight = _validate(net, bank, loop)
     weights = net.layout.views(fleet.best)
     table = net.head.table(weights, _residuals(net, raw, truth, weight) if net.head.needs_residuals else None)
@@ -34,7 +36,7 @@ def export(job: Job, net: Net, bank: Bank, loop: Loop) -> list[Member]:
     for k, (task, progress) in enumerate(zip(loop.tasks, loop.progress, strict=True)):
         members.append(
             Member(
-                config=_config(job, task),
+                config=_config(job, task, loop.own_options[k]),
                 rows=fleet.best[k : k + 1].cpu().clone(),
                 mean=fleet.scaling.mean[k : k + 1].cpu().clone(),
                 inverse=fleet.scaling.inverse[k : k + 1].cpu().clone(),
@@ -73,7 +75,7 @@ def _run(job: Job, loop: Loop, task: Task) -> dict[str, Any]:
     }
 
 
-def _config(job: Job, task: Task) -> dict[str, Any]:
+def _config(job: Job, task: Task, options: Preset) -> dict[str, Any]:
     """Everything needed to rebuild the model, and where it came from."""
     return {
         "format": FORMAT,
@@ -85,7 +87,7 @@ def _config(job: Job, task: Task) -> dict[str, Any]:
         "known_until": _known_until(job, task),
         "dtype": str(job.dtype).removeprefix("torch."),
         "quantiles": QUANTILES.tolist(),
-        **job.options.as_dict(),
+        **options.as_dict(),
         "versions": {
             "torch": torch.__version__,
             "numpy": np.__version__,

@@ -23,8 +23,10 @@ from typing_extensions import override
 
 from cpbmodels.errors import ModelError
 from cpbmodels.options import Preset
+from cpbmodels.per_member import by_row, is_exactly
 from cpbmodels.ranges import MAX_LOG_SCALE
 from cpbmodels.student_t import QUANTILES, t_quantiles
+from cpbmodels.torch_private import softplus_backward
 from cpbmodels.weights import Param, Weights
 
 MIN_DF, MAX_DF, START_DF = 2.05, 200.0, 5.0  # degrees of freedom; up to 2 a t distribution has no variance
@@ -153,7 +155,7 @@ class StudentT(Head):
 
     @override
     def location(self, raw: Tensor) -> Tensor:
-        return raw[..., :1] * self.options.location_shrink
+        return raw[..., :1] * by_row(self.options.location_shrink, raw)
 
     def _log_scale(self, raw: Tensor) -> Tensor:
         return (raw[..., 1] + math.log(START_SCALE)).clamp(-MAX_STUDENT_LOG_SCALE, MAX_STUDENT_LOG_SCALE)
@@ -163,9 +165,10 @@ class StudentT(Head):
         location, log_scale = self.location(raw)[..., 0], self._log_scale(raw)
         z = (y[..., 3] - location) * torch.exp(-log_scale)
         close = self._crps(z, log_scale) if self.options.loss == "crps" else self._nll(z, log_scale, w)
-        if self.options.candle_weight == 0:
+        if is_exactly(self.options.candle_weight, 0):
             return close
-        return close + self.options.candle_weight * self.candle_loss(raw, location.detach(), y)
+        candles = self.candle_loss(raw, location.detach(), y)
+        return close + by_row(self.options.candle_weight, candles) * candles
 
     def _nll(self, z: Tensor, log_scale: Tensor, w: Weights) -> Tensor:
         """Negative log-likelihood [K, B], mean over the steps, of z = (y - location) / scale [K, B, H].
@@ -208,8 +211,8 @@ class Point(Head):
 
     @override
     def feedback(self, raw: Tensor) -> Tensor:
-        """As for every head, in one operation: the gradient of each slice would be a tensor filled with zeros."""
-        return torch.where(self.wicks, F.softplus(raw - 1), raw)
+        """As for every head, in one node: autograd would fill a tensor with zeros for each slice or branch."""
+        return _PointFeedback.apply(raw, self.wicks)
 
     @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
@@ -229,6 +232,21 @@ class Point(Head):
         return raw[..., 0].unsqueeze(-1) + table.unsqueeze(1)
 
 
+class _PointFeedback(torch.autograd.Function):
+    """close, open and softplus(raw - 1) of both wicks; `wicks` [4] says which are."""
+
+    @staticmethod
+    def forward(ctx: Any, raw: Tensor, wicks: Tensor) -> Tensor:
+        shifted = raw - 1
+        ctx.save_for_backward(shifted, wicks)
+        return torch.where(wicks, F.softplus(shifted), raw)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        shifted, wicks = ctx.saved_tensors
+        return torch.where(wicks, softplus_backward(grad, shifted, 1, 20), grad), None
+
+
 class Quantile(Head):
     """19 free quantiles: a median and positive gaps on both sides, so they cannot cross. Pinball loss.
 
@@ -241,7 +259,8 @@ class Quantile(Head):
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
         q = self.quantiles(raw, raw)
         close = pinball(y[..., 3:] - q, self.levels).mean((-1, -2))
-        return close + self.options.candle_weight * self.candle_loss(raw, raw[..., 0].detach(), y)
+        candles = self.candle_loss(raw, raw[..., 0].detach(), y)
+        return close + by_row(self.options.candle_weight, candles) * candles
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from cpbmodels.series import Series
 class EpochRecord:
     """What `on_epoch` is called with, once per fleet and epoch.
 
-    epoch: from 1. epochs: at most as many. lr: learning rate at the end of the epoch.
+    epoch: from 1. epochs: at most as many. lr: learning rate at the end of the epoch, of the first member.
     members: one dict per member that trained in this epoch: index in the returned list, symbol, timeframe, seed,
-        train_loss, val_loss, best_val_loss, stopped ("" while it goes on).
+        train_loss, val_loss, lr, best_val_loss, stopped ("" while it goes on).
     windows_per_s, seconds: of the whole fleet, validation included.
     memory: MB and percent, as `Monitor.latest` gives them.
     """
@@ -35,13 +35,17 @@ class EpochRecord:
     memory: dict[str, float]
 
 
+OnEpoch = Callable[[EpochRecord], Iterable[int] | None]
+"""Called after every epoch of a fleet; may return indices of members that shall stop now (of other fleets: ignored)."""
+
+
 class Stopped(Exception):
     """Raised in a fleet when another part of its training failed or was interrupted."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything a fleet needs besides its tasks."""
+    """Everything a fleet needs besides its tasks. `options` are what its members have in common (`Task.options`)."""
 
     series: list[Series]
     architecture: str
@@ -52,7 +56,7 @@ class Job:
     checkpoint: Path | None
     resume: bool
     warm: list[Member | None] | None  # per task, the member it continues from
-    on_epoch: Callable[[EpochRecord], None] | None
+    on_epoch: OnEpoch | None
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step

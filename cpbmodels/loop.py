@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from threading import Event
 from typing import Any
 
@@ -20,15 +20,13 @@ from torch import Tensor
 from cpbmodels.bank import Bank, Task, epoch_order, steps_per_epoch
 from cpbmodels.checkpoint import Checkpoints, check_same
 from cpbmodels.device.monitor import Monitor, check_placement
-from cpbmodels.fleet import Fleet
-from cpbmodels.graphs import StepRunner
+from cpbmodels.fleet import Fleet, rate_tensor
+from cpbmodels.graphs import Graphs, StepRunner, ValidationRunner
 from cpbmodels.job import Stopped
-from cpbmodels.layers import on_gpu
 from cpbmodels.options import Preset
+from cpbmodels.per_member import IN_RATE
 from cpbmodels.plan import windows_in_flight
-from cpbmodels.schedule import learning_rate
-
-CUDA_BUCKET = 8  # rows of a step are rounded up to a multiple of this: one CUDA graph per multiple
+from cpbmodels.schedule import learning_rate, step_rates
 
 
 @dataclass
@@ -36,7 +34,8 @@ class Progress:
     """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is.
 
     best: lowest validation loss so far, in epoch `best_epoch` (from 1; 0: none yet).
-    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan" or "closed_form", with a reason.
+    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan", "on_request" or "closed_form", with a
+        reason.
     """
 
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -95,12 +94,22 @@ class Loop:
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
+        # The micro-batches are the fleet's: they are doubled where memory runs out.
+        self.own_options = [replace(task.options, accumulate=options.accumulate) for task in tasks]
         self.steps = [steps_per_epoch(task, options) for task in tasks]
         self.order = list(range(len(tasks)))
         self.epoch, self.windows, self.seconds = 0, 0, 0.0
+        self.planned: dict[tuple[int, int], np.ndarray] = {}  # by epoch and task, what `epoch_order` gives
+        device = fleet.flat.device
+        self.graphs = Graphs(device) if options.cuda_graph and device.type == "cuda" else None
+        self.runner = StepRunner(fleet, bank, self.graphs)
+        in_flight = windows_in_flight(options.context, device)
+        self.validator = ValidationRunner(fleet, bank, self.graphs, in_flight)
         self.validation: tuple[Tensor, Tensor] | None = None
-        graph = options.cuda_graph and fleet.flat.device.type == "cuda"
-        self.runner, self.bucket = StepRunner(fleet, bank, graph), CUDA_BUCKET if graph else 1
+        self.rates_differ = any(
+            getattr(one, name) != getattr(options, name) for one in self.own_options for name in IN_RATE
+        )
+        self.steps_taken = torch.empty(0)  # steps [stepped] of this epoch, on the device
         self.compact()
 
     @property
@@ -111,7 +120,7 @@ class Loop:
     @property
     def stepped(self) -> int:
         """Rows that take part in a step: the active ones, on a GPU rounded up so that few graphs are needed."""
-        return min(-(-self.active // self.bucket) * self.bucket, len(self.tasks))
+        return min(-(-self.active // self.runner.bucket) * self.runner.bucket, len(self.tasks))
 
     def compact(self) -> None:
         """Move stopped members to the back and, before them, those with fewer steps: a step's rows are a prefix."""
@@ -142,16 +151,28 @@ class Loop:
     def train_epoch(self) -> int:
         """All steps of one epoch, without a copy to the host. Returns the number of windows learnt from."""
         self.fleet.loss_sum.zero_()
+        self.validation_windows()  # every copy to the device comes before the steps: it waits for what is queued
         origins, weight, counts = self.plan_epoch()
         steps = [self.steps[task] for task in self.order[: self.stepped]]
-        rates = [learning_rate(self.options, self.epoch, step) for step in range(max(steps))]
-        kind = torch.float32 if on_gpu(origins) else torch.float64  # the fused optimizer's dtype for a rate
-        self.runner.load(origins, weight, torch.tensor(rates, dtype=kind).to(origins.device))
+        self.steps_taken = self.fleet.loss_sum.new_tensor(steps)
+        rates = rate_tensor(self.rates(max(steps)), origins.device)
+        self.runner.load(origins, weight, rates, min(steps) < max(steps))
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
             self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
         return int(counts.sum())
+
+    def rates(self, steps: int) -> np.ndarray:
+        """Learning rates of the epoch's steps: [steps], or [steps, rows] where members differ in `IN_RATE`."""
+        if not self.rates_differ:
+            return step_rates(self.options, self.epoch, steps)
+        own = [self.own_options[task] for task in self.order[: self.stepped]]
+        keys = [tuple(getattr(one, name) for name in IN_RATE) for one in own]
+        made = {
+            key: step_rates(one, self.epoch, steps) for key, one in dict(zip(keys, own, strict=True)).items()
+        }
+        return np.stack([made[key] for key in keys], 1)
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
         """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; windows per member.
@@ -162,28 +183,42 @@ class Loop:
         width = max(self.steps[task] for task in stepped) * B
         rows, counts = np.empty((len(stepped), width), np.int64), np.empty(len(stepped), np.int64)
         for row, task in enumerate(stepped):
-            own = epoch_order(self.tasks[task], self.epoch, self.steps[task], B)
+            own = self.planned.pop((self.epoch, task), None)
+            own = self._epoch_order(task, self.epoch) if own is None else own
             rows[row, : len(own)], rows[row, len(own) :] = own, own[0]
             counts[row] = len(own)
+        self.planned.clear()  # what is left belongs to members that have stopped
         weight = np.arange(width) < counts[:, None]
         device, kind = self.fleet.flat.device, self.fleet.flat.dtype
         return torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(device, kind), counts
+
+    def _epoch_order(self, task: int, epoch: int) -> np.ndarray:
+        return epoch_order(self.tasks[task], epoch, self.steps[task], self.options.batch_size)
+
+    def plan_ahead(self) -> None:
+        """Shuffle the next epoch's windows of the members that may still train then."""
+        following = self.epoch + 1
+        for task in self.order[: self.stepped]:
+            if following < self.own_options[task].epochs:
+                self.planned[following, task] = self._epoch_order(task, following)
 
     def validate_epoch(self) -> None:
         """Validate, record the losses, save snapshots of the members that improved. The epoch's only sync is here."""
         check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
         stepped = self.order[: self.stepped]
-        origins, weight = self.validation_windows()
-        batch = max(windows_in_flight(self.options.context, self.fleet.flat.device) // len(stepped), 1)
-        val = self.fleet.evaluate(self.bank, origins[: len(stepped)], weight[: len(stepped)], batch)
-        steps = self.fleet.loss_sum.new_tensor([float(self.steps[task]) for task in stepped])
-        losses = torch.stack([self.fleet.loss_sum[: len(stepped)] / steps, val]).double().tolist()
-        rate, better = learning_rate(self.options, self.epoch), []
+        val = self.validator.run(len(stepped))
+        on_device = torch.stack([self.fleet.loss_sum[: len(stepped)] / self.steps_taken, val]).double()
+        if self.graphs is not None:
+            self.plan_ahead()  # the GPU is still at work: the next line waits for it
+        losses = on_device.tolist()
+        better = []
         for row, task in enumerate(stepped):
             progress, train_loss, val_loss = self.progress[task], losses[0][row], losses[1][row]
             if progress.stopped:
                 continue
-            if progress.record(self.epoch, train_loss, val_loss, rate, self.options):
+            own = self.own_options[task]
+            rate = learning_rate(own, self.epoch)
+            if progress.record(self.epoch, train_loss, val_loss, rate, own):
                 better.append(row)
         rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
         self.fleet.best[rows] = self.fleet.flat[rows]
@@ -201,6 +236,7 @@ class Loop:
             weight = np.arange(width) < np.array([len(r) for r in own])[:, None]
             flat = self.fleet.flat
             self.validation = torch.as_tensor(rows).to(flat.device), torch.as_tensor(weight).to(flat)
+            self.validator.load(*self.validation)
         return self.validation
 
     def tensors(self) -> dict[str, Tensor]:
@@ -229,13 +265,18 @@ class Loop:
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to belong to this training."""
         no_effect = ("fleet_size", "workers", "cuda_graph")  # how it runs, not what it computes
-        options = {k: v for k, v in self.options.as_dict().items() if k not in no_effect}
+        each = [
+            repr(sorted((k, v) for k, v in one.as_dict().items() if k not in no_effect))
+            for one in dict.fromkeys(self.own_options)
+        ]
+        places = {one: place for place, one in enumerate(dict.fromkeys(self.own_options))}
+        options = each[0] if len(each) == 1 else repr((each, [places[one] for one in self.own_options]))
         digest = hashlib.sha256()
         for task in self.tasks:
             for part in (task.train, task.validation, task.mean, task.inverse):
                 digest.update(np.ascontiguousarray(part).tobytes())
         seeds = [task.seed for task in self.tasks]
-        return {"options": repr(sorted(options.items())), "seeds": seeds, "windows": digest.hexdigest()}
+        return {"options": options, "seeds": seeds, "windows": digest.hexdigest()}
 
     def resume(self, checkpoints: Checkpoints) -> bool:
         """Continue from the newest checkpoint; False where there is none."""

@@ -33,7 +33,7 @@ class Report(TypedDict, total=False):
     diverged: bool
     """True: a loss was NaN or infinite before any epoch improved validation, so the weights are the initial ones. The
     member forecasts like an untrained model; do not use it. (A later divergence keeps the snapshot of `best_epoch`.)"""
-    stopped: str  # "early_stop", "max_epochs", "nan" (a loss was not finite) or "closed_form"
+    stopped: str  # "early_stop", "max_epochs", "nan" (a loss was not finite), "on_request" or "closed_form"
     reason: str  # why it stopped, as a sentence
     epochs_run: int
     best_epoch: int  # from 1; 0: no epoch improved validation

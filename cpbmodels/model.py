@@ -12,6 +12,7 @@ from torch import Tensor
 from cpbmodels.bank import Scaling
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
+from cpbmodels.per_member import PER_MEMBER
 
 OPTION_FIELDS = tuple(Preset().as_dict())
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -62,9 +63,14 @@ class Model:
 
     @property
     def stacking_key(self) -> str:
-        """Equal for models of the same architecture, layout and number of rows: they can forecast as one fleet."""
-        names = ("architecture", "dtype", *OPTION_FIELDS)
-        return json.dumps([len(self.rows), *(self.config.get(name) for name in names)], default=list)
+        """Equal for models of the same architecture, layout and number of rows: they can forecast as one fleet.
+
+        Options in which rows of a fleet may differ do not count, but whether a decoder learned by teacher forcing does:
+        it reads its own candles then.
+        """
+        names = ("architecture", "dtype", *(name for name in OPTION_FIELDS if name not in PER_MEMBER))
+        forced = bool(self.config.get("teacher_forcing"))
+        return json.dumps([len(self.rows), forced, *(self.config.get(name) for name in names)], default=list)
 
     def net(self, device: torch.device | None = None) -> Net:
         """Its architecture and head."""

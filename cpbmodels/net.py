@@ -5,7 +5,8 @@ Shapes: K members, B windows, C candles of context, H steps of horizon, F input 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from cpbmodels.draws import Draws
 from cpbmodels.heads import HEADS, to_feedback
 from cpbmodels.layers import embed
 from cpbmodels.options import Preset
+from cpbmodels.per_member import is_exactly
 from cpbmodels.series import RETURNS, SCALED
 from cpbmodels.weights import Layout, Param, Weights
 
@@ -51,6 +53,11 @@ class Net:
             params.append(self._calendar())
         self.layout = Layout(tuple(params))
         self._constants(device, dtype)
+
+    def with_rows(self, values: dict[str, Tensor]) -> Net:
+        """The same net for members that differ in these options, a tensor [K] each (`per_member`)."""
+        own: dict[str, Any] = dict(values)
+        return Net(self.name, replace(self.options, **own), self.unit.device, self.unit.dtype)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -109,7 +116,7 @@ class Net:
         if window.codes is not None and self.options.calendar_dim:
             code = embed(window.codes, w["calendar"]).unsqueeze(2)
             inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
-        forced = draws is not None and self.options.teacher_forcing > 0
+        forced = draws is not None and not is_exactly(self.options.teacher_forcing, 0)
         truth = to_feedback(window.truth).to(kind) if forced and window.truth is not None else None
         batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
         if self.options.checkpoint_gradients and draws is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -60,24 +61,48 @@ def compute_dtype(
     return torch.bfloat16 if find(architecture).spec.bf16_on_cpu and bf16_in_cpu_hardware() else master
 
 
-def plan_tasks(
-    bank: Bank, series: list[Series], seeds: Sequence[int] | int | None, scope: str, options: Preset
-) -> list[Task]:
-    """One task per series ("per-series"), one per timeframe and seed ("universal"), or both."""
+@dataclass(frozen=True)
+class Planned:
+    """A member to be: the series it learns, by index, and its seed."""
+
+    series: tuple[int, ...]
+    seed: int
+    symbol: str
+
+
+def plan_members(series: list[Series], seeds: Sequence[int] | int | None, scope: str) -> list[Planned]:
+    """One member per series ("per-series"), one per timeframe and seed ("universal"), or both."""
     if scope not in SCOPES:
         raise ModelError(f"scope {scope!r} is unknown: choose one of {', '.join(SCOPES)}.")
-    given, tasks = _check_seeds(seeds), []
+    given, members = _check_seeds(seeds), []
     if scope in ("per-series", "both"):
         own_seeds = given * len(series) if seeds is None or isinstance(seeds, int) else given
         if len(own_seeds) != len(series):
             raise ModelError(f"seeds needs one number per series: {len(series)}, not {len(given)}.")
         for index, seed in enumerate(own_seeds):
-            tasks.append(make_task(bank, series, (index,), seed, series[index].symbol, options))
+            members.append(Planned((index,), seed, series[index].symbol))
     if scope in ("universal", "both"):
         for timeframe in dict.fromkeys(one.timeframe for one in series):
             own = tuple(i for i, one in enumerate(series) if one.timeframe == timeframe)
-            tasks += [make_task(bank, series, own, seed, UNIVERSAL, options) for seed in dict.fromkeys(given)]
-    return tasks
+            members += [Planned(own, seed, UNIVERSAL) for seed in dict.fromkeys(given)]
+    return members
+
+
+def plan_tasks(
+    bank: Bank, series: list[Series], members: dict[int, Planned], options: Sequence[Preset]
+) -> list[Task]:
+    """A task for each of these members, which are rows of one fleet; keys are their places in the call.
+
+    Members of the same series share its windows and its scaling: trials are many on few series.
+    """
+    made: dict[tuple[int, ...], Task] = {}
+    for index, one in members.items():
+        if one.series not in made:
+            made[one.series] = make_task(bank, series, one.series, one.seed, one.symbol, options[index])
+    return [
+        replace(made[one.series], seed=one.seed, symbol=one.symbol, options=options[index], index=index)
+        for index, one in members.items()
+    ]
 
 
 def _check_seeds(seeds: Sequence[int] | int | None) -> list[int]:

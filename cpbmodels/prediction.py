@@ -18,6 +18,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.heads import Classes
 from cpbmodels.model import Model
 from cpbmodels.net import Net
+from cpbmodels.per_member import differing
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.series import Series
 from cpbmodels.student_t import QUANTILES
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
+MAX_ONE_THREAD_WINDOWS = 256
+"""At most as many windows are forecast on one CPU thread, as live forecasts are: the products are small, and on a busy
+machine two threads waited for each other 25 times as long as one worked."""
 MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
 
 
@@ -154,7 +158,7 @@ def predict(
     chunks = list(_chunks(members, groups, place))
 
     def one_chunk(indices: list[int]) -> list[Prediction]:
-        torch.set_num_threads(1 if side_by_side else cores)  # of this thread
+        torch.set_num_threads(1 if side_by_side or few else cores)  # of this thread
         chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
         return _predict_group(
             [members[i] for i in indices],
@@ -164,13 +168,16 @@ def predict(
             place,
         )
 
+    few = place.type == "cpu" and sum(map(len, origins)) <= MAX_ONE_THREAD_WINDOWS
     side_by_side = place.type == "cpu" and len(chunks) > 1 and cores > 1
-    if side_by_side:
-        with ThreadPoolExecutor(cores) as pool:
-            results = list(pool.map(one_chunk, chunks))
+    try:
+        if side_by_side:
+            with ThreadPoolExecutor(cores) as pool:
+                results = list(pool.map(one_chunk, chunks))
+        else:
+            results = [one_chunk(indices) for indices in chunks]
+    finally:
         torch.set_num_threads(cores)
-    else:
-        results = [one_chunk(indices) for indices in chunks]
     for indices, found in zip(chunks, results, strict=True):
         for index, one in zip(indices, found, strict=True):
             out[index] = one
@@ -196,6 +203,8 @@ def _predict_group(
     for one, own in zip(series, origins, strict=True):
         _check_origins(one, own, first.context)
     net = first.net(device)
+    own_values = differing([one.options for one in members for _ in range(E)], device)
+    net = net.with_rows(own_values) if own_values else net
     bank = Bank.build(series, first.options, device, first.dtype)
     padded = _pad(origins, first.context - 1)
     index = torch.as_tensor(padded + np.array(bank.starts)[:, None], device=device).repeat_interleave(E, 0)

@@ -7,7 +7,9 @@ bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and bac
   hand. In the backward loop only dh_t (and dc_t) wait for the step after; everything else (the slopes of the gate
   functions, products of saved values, the weights' gradients) is computed for all steps at once. Four (GRU) or five
   (LSTM) operations per step are left, a third of autograd's.
-- GPU: a loop over torch's fused cells (`gru_fused`, `lstm_fused`), which need as few launches.
+- GPU: the same over torch's fused cells (`GruFused`, `LstmFused`): what counts there is launches, and each layer takes
+  5 (GRU) or 4 (LSTM) a step, forward and backward together. A product with a bias copies it into the result first, so
+  biases are laid out for all steps in one launch and the products are added in place.
 - CPU, wide LSTMs: oneDNN's kernel, one member after another, which beats any batched product there.
 - `lstm-manual`: every gate written out, all of it left to autograd.
 
@@ -22,32 +24,38 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpbmodels.cells import State, gru_cell, lstm_cell, lstm_cell_by_hand
-from cpbmodels.deferred import DeferredLinear
+from cpbmodels.cells import State, lstm_cell_by_hand
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import on_gpu
-from cpbmodels.torch_private import lstm_kernel
+from cpbmodels.per_member import PerRow
+from cpbmodels.torch_private import (
+    fused_gru_cell,
+    fused_gru_cell_backward,
+    fused_lstm_cell,
+    fused_lstm_cell_backward,
+    lstm_kernel,
+)
 from cpbmodels.weights import Weights
 
 MIN_ONEDNN_WIDTH = 48  # hidden width from which oneDNN's LSTM per member beats the batched product on a CPU
 
 
 def gru(
-    x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None
+    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None
 ) -> tuple[Tensor, list[Tensor]]:
     """Stacked GRU with dropout between layers: all top states [K, B, T, H], and each layer's last state [K, B, H]."""
     last = []
     x = x.transpose(1, 2)  # [K, T, B, in]
+    layer = GruFused if on_gpu(x) else GruSequence
     for depth, name in enumerate(names):
         gates = input_gates(dropout(x, rate if depth else 0.0, draws), w[f"{name}.b_ih"], w[f"{name}.w_ih"])
-        recurrent = (gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
-        x = gru_fused(*recurrent) if on_gpu(x) else GruSequence.apply(*recurrent)
+        x = layer.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
         last.append(x[:, -1])
     return x.transpose(1, 2), last
 
 
 def lstm(
-    x: Tensor, w: Weights, names: list[str], rate: float, draws: Draws | None, manual: bool = False
+    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None, manual: bool = False
 ) -> tuple[Tensor, list[State]]:
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []
@@ -133,15 +141,51 @@ class GruSequence(torch.autograd.Function):
         return torch.cat([da_r, da_z, da_n], -1), d_weight, flat.sum(1, keepdim=True)
 
 
-def gru_fused(gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
-    """The same layer as a loop over torch's fused cell: two launches a step."""
-    hidden_gates = DeferredLinear(w_hh, b_hh)
-    h = gates.new_zeros(gates.shape[0], gates.shape[2], w_hh.shape[-1])
-    states = []
-    for now in _by_time(gates):
-        h = gru_cell(now, hidden_gates(h), h)
-        states.append(h)
-    return torch.stack(states, 1)
+class GruFused(torch.autograd.Function):
+    """The same layer over torch's fused cell. Per step: one product and one cell, backwards one more addition."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
+        """States [K, T, B, H]; gates [K, T, B, 3H], w_hh [K, 3H, H], b_hh [K, 1, 3H]."""
+        K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
+        weight, now = w_hh.transpose(1, 2), _by_time(gates)
+        hidden = b_hh.expand(T, K, B, 3 * H).contiguous().unbind(0)
+        h = gates.new_zeros(K, B, H)
+        states, saved = [h], []
+        for t in range(T):
+            if t:  # the first state is zero, so its gates are the bias
+                hidden[t].baddbmm_(h, weight)
+            flat, workspace = fused_gru_cell(now[t].flatten(0, 1), hidden[t].flatten(0, 1), h.flatten(0, 1))
+            h = flat.view(K, B, H)
+            states.append(h)
+            saved.append(workspace)
+        out = torch.stack(states, 1)  # [K, T + 1, B, H], the zero state first
+        ctx.save_for_backward(out, w_hh, *saved)
+        return out[:, 1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of gates, w_hh and b_hh from those of the states, grad [K, T, B, H].
+
+        The cell's backward kernel gives those of both kinds of gates and the part of dL/dh_{t-1} that bypasses the
+        gates; the rest is grad_{t-1} and (gradient of the hidden gates) w_hh.
+        """
+        states, w_hh, *saved = ctx.saved_tensors
+        K, T, B, H = grad.shape
+        grads = _by_time_copy(grad)
+        d_inputs: list[Tensor] = [grad] * T
+        d_hidden: list[Tensor] = [grad] * T
+        dh = grads[-1]
+        for t in range(T - 1, -1, -1):
+            d_inputs[t], d_hidden[t], d_h, _, _ = fused_gru_cell_backward(dh.flatten(0, 1), saved[t], False)
+            if t:
+                dh = grads[t - 1].add_(d_h.view(K, B, H)).baddbmm_(d_hidden[t].view(K, B, 3 * H), w_hh)
+        d_gates, flat = (
+            torch.stack([part.view(K, B, 3 * H) for part in parts], 1) for parts in (d_inputs, d_hidden)
+        )
+        flat = flat.view(K, T * B, 3 * H)
+        before = states[:, :-1].reshape(K, T * B, H)
+        return d_gates, torch.bmm(flat.transpose(1, 2), before), flat.sum(1, keepdim=True)
 
 
 class LstmSequence(torch.autograd.Function):
@@ -220,21 +264,66 @@ def lstm_sequence(x: Tensor, w: Weights, name: str) -> State:
     return LstmSequence.apply(gates, w[f"{name}.w_hh"])
 
 
+class LstmFused(torch.autograd.Function):
+    """The same layer over torch's fused cell. Per step: one product and one cell, forward and backward alike."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, w_hh: Tensor) -> State:
+        """States [K, T, B, H] and the last cell state [K, B, H]; gates [K, T, B, 4H] with all biases added."""
+        K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
+        weight, now = w_hh.transpose(1, 2), _by_time(gates)
+        h = c = gates.new_zeros(K, B, H)
+        states, cells, saved = [h], [c.flatten(0, 1)], []
+        for t in range(T):
+            hidden = torch.bmm(h, weight).flatten(0, 1)
+            flat, next_c, workspace = fused_lstm_cell(now[t].flatten(0, 1), hidden, cells[t])
+            h = flat.view(K, B, H)
+            states.append(h)
+            cells.append(next_c)
+            saved.append(workspace)
+        out = torch.stack(states, 1)  # [K, T + 1, B, H], the zero state first
+        ctx.save_for_backward(out, w_hh, *cells, *saved)
+        return out[:, 1:], cells[-1].view(K, B, H)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """Gradients of gates and w_hh from those of the states, grad [K, T, B, H], and of the last cell state.
+
+        dL/dh_{t-1} is grad_{t-1} and (gradient of the gates) w_hh, added in place.
+        """
+        states, w_hh, *rest = ctx.saved_tensors
+        K, T, B, H = grad.shape
+        cells, saved = rest[: T + 1], rest[T + 1 :]
+        grads = _by_time_copy(grad)
+        d_gates: list[Tensor] = [grad] * T
+        d_c = grad_c.reshape(K * B, H)
+        dh = grads[-1]
+        for t in range(T - 1, -1, -1):
+            d_gates[t], d_c, _ = fused_lstm_cell_backward(
+                dh.flatten(0, 1), d_c, cells[t], cells[t + 1], saved[t], False
+            )
+            if t:
+                dh = grads[t - 1].baddbmm_(d_gates[t].view(K, B, 4 * H), w_hh)
+        stacked = torch.stack([part.view(K, B, 4 * H) for part in d_gates], 1)
+        before = states[:, :-1].reshape(K, T * B, H)
+        d_weight = torch.bmm(stacked.view(K, T * B, 4 * H).transpose(1, 2), before)
+        return stacked, d_weight
+
+
 def lstm_fused(x: Tensor, w: Weights, name: str) -> State:
-    """The same layer as a loop over torch's fused cell: two launches a step."""
-    hidden_gates = DeferredLinear(w[f"{name}.w_hh"], w[f"{name}.b_hh"])
-    gates = input_gates(x, w[f"{name}.b_ih"], w[f"{name}.w_ih"])
-    h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
-    states = []
-    for now in _by_time(gates):
-        h, c = lstm_cell(now, hidden_gates(h), c)
-        states.append(h)
-    return torch.stack(states, 1), c
+    """A GPU's layer: torch's fused cell, all biases in the input gates."""
+    gates = input_gates(x, w[f"{name}.b_ih"] + w[f"{name}.b_hh"], w[f"{name}.w_ih"])
+    return LstmFused.apply(gates, w[f"{name}.w_hh"])
 
 
 def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
-    """[K, T, B, gates x H] as T whole blocks [K, B, gates x H]: one copy here, or a launch in every step."""
+    """[K, T, B, ..] as T whole blocks [K, B, ..]: one copy here, or a launch in every step."""
     return gates.transpose(0, 1).contiguous().unbind(0)
+
+
+def _by_time_copy(grad: Tensor) -> tuple[Tensor, ...]:
+    """The same of memory of its own, to be added to in place."""
+    return grad.transpose(0, 1).clone(memory_format=torch.contiguous_format).unbind(0)
 
 
 def _lstm_by_hand(x: Tensor, w: Weights, name: str) -> State:

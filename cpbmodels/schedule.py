@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from cpbmodels.options import Preset
 
 
@@ -17,6 +19,16 @@ def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
     if epoch == 0 and options.warmup_steps:
         rate *= min(1.0, (step + 1) / options.warmup_steps)
     return rate
+
+
+def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
+    """The rates [steps] that an epoch's steps take: float64, rounded to float32.
+
+    The fused optimizers read a float32 rate on a GPU and a float64 one on a CPU. Without rounding on both, the same
+    training would differ by 3e-8 of the rate between them, in float64 too.
+    """
+    rates = [learning_rate(options, epoch, step) for step in range(steps)]
+    return np.array(rates, dtype=np.float32).astype(np.float64)
 
 
 def _factor(options: Preset, epoch: int) -> float:

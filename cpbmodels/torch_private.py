@@ -22,10 +22,13 @@ __all__ = [
     "fused_adam_",
     "fused_adamw_",
     "fused_gru_cell",
+    "fused_gru_cell_backward",
     "fused_lstm_cell",
+    "fused_lstm_cell_backward",
     "lstm_kernel",
     "sigmoid_backward",
     "softmax_backward",
+    "softplus_backward",
     "tanh_backward",
     "tanh_backward_into",
     "version_counter",
@@ -45,6 +48,10 @@ tanh_backward_into: Any = torch.ops.aten.tanh_backward.grad_input
 sigmoid_backward: Any = torch.ops.aten.sigmoid_backward
 """(gradient, y = sigmoid(x)) -> gradient * y * (1 - y). Checked: torch 2.13.0."""
 
+softplus_backward: Any = torch.ops.aten.softplus_backward
+"""(gradient, x, beta, threshold) -> gradient of x for softplus(x); F.softplus has beta 1 and threshold 20.
+Checked: torch 2.13.0."""
+
 # --- Recurrent kernels. ----------------------------------------------------------------------------------------------
 
 fused_gru_cell: Any = torch.ops.aten._thnn_fused_gru_cell
@@ -55,6 +62,14 @@ shapes and dtypes)."""
 fused_lstm_cell: Any = torch.ops.aten._thnn_fused_lstm_cell
 """GPU only. (input gates [N, 4H], hidden gates [N, 4H], c [N, H]) -> (next h, next c, workspace), with its own
 backward. What torch's nn.LSTMCell calls on a GPU. Checked: torch 2.13.0 (on the meta device: shapes and dtypes)."""
+
+fused_gru_cell_backward: Any = torch.ops.aten._thnn_fused_gru_cell_backward
+"""GPU only. (gradient of next h, workspace, has_bias) -> gradients of input gates, hidden gates and h, then two of
+biases (None where has_bias is False). What autograd calls for `fused_gru_cell`. Checked: torch 2.13.0."""
+
+fused_lstm_cell_backward: Any = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
+"""GPU only. (gradients of next h and next c, c, next c, workspace, has_bias) -> gradients of the gates (the same for
+input and hidden gates), of c, and of the bias (None where has_bias is False). Checked: torch 2.13.0."""
 
 lstm_kernel: Any = torch._VF.lstm
 """(x, (h, c), flat weights, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> (out, h, c): what

@@ -6,11 +6,12 @@ member is split; neither changes the result beyond rounding.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +20,21 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch import find
-from cpbmodels.bank import Bank, Scaling, Task
+from cpbmodels.bank import Bank, Scaling, Task, bank_columns
 from cpbmodels.checkpoint import Checkpoints
 from cpbmodels.closed_form import set_initial_weights, solve, unscaled
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
 from cpbmodels.fleet import Fleet
-from cpbmodels.job import EpochRecord, Job, Stopped
+from cpbmodels.job import EpochRecord, Job, OnEpoch, Stopped
 from cpbmodels.loop import EpochCost, Loop
 from cpbmodels.member import Member
 from cpbmodels.model import DTYPES
 from cpbmodels.net import Net
-from cpbmodels.plan import compute_dtype, pick_device, plan_tasks
+from cpbmodels.options import Preset
+from cpbmodels.per_member import differing, fleet_key, overrides_by_member
+from cpbmodels.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
 from cpbmodels.presets import preset as resolve
 from cpbmodels.series import Series
 
@@ -50,7 +53,7 @@ def train_fleet(
     checkpoint: str | Path | None = None,
     resume: bool = False,
     warm_start: Sequence[Member | None] | None = None,
-    on_epoch: Callable[[EpochRecord], None] | None = None,
+    on_epoch: OnEpoch | None = None,
     profile: str | None = None,
     **overrides: Any,
 ) -> list[Member]:
@@ -60,35 +63,73 @@ def train_fleet(
     checkpoint: folder for a checkpoint per epoch; `resume` continues from its newest one.
     warm_start: trained members with equal options, one per new member, to continue from; None starts
         that member anew.
-    overrides: any field of the preset (`epochs=5`, `batch_size=32` ..).
+    on_epoch: called after every epoch of every fleet; it may return indices of members that shall stop now.
+    overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
+        member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in fleets of their own.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
     look at `member.report["diverged"]`.
     """
     series = list(series)
-    options = resolve(preset, architecture, profile, **overrides)
     place = pick_device(device)
     if dtype not in DTYPES:
         raise ModelError(
             f"dtype {dtype!r} is unknown: choose float32 or float64 (mixed_precision adds bf16)."
         )
-    kind = DTYPES[dtype]
-    bank = Bank.build(_nonempty(series), options, place, kind)
-    tasks = plan_tasks(bank, series, seeds, scope, options)
+    members = dict(enumerate(plan_members(_nonempty(series), seeds, scope)))
+    options = _resolved(preset, architecture, profile, overrides_by_member(overrides, len(members)))
     job = Job(
         series=series,
         architecture=architecture,
-        options=options,
+        options=options[0],
         device=place,
-        dtype=kind,
-        compute=compute_dtype(options, architecture, place, kind),
+        dtype=DTYPES[dtype],
+        compute=compute_dtype(options[0], architecture, place, DTYPES[dtype]),
         checkpoint=Path(checkpoint) if checkpoint is not None else None,
         resume=resume,
         warm=list(warm_start) if warm_start is not None else None,
         on_epoch=on_epoch,
     )
-    if job.warm is not None and len(job.warm) != len(tasks):
-        raise ModelError(f"warm_start needs one member per new member: {len(tasks)}, not {len(job.warm)}.")
-    return _train_chunks(job, bank, tasks)
+    if job.warm is not None and len(job.warm) != len(members):
+        raise ModelError(f"warm_start needs one member per new member: {len(members)}, not {len(job.warm)}.")
+    return _train_shares(job, _groups(job, members, options))
+
+
+def _resolved(
+    preset: str, architecture: str, profile: str | None, overrides: list[dict[str, Any]]
+) -> list[Preset]:
+    """The preset of each member; equal overrides are resolved once."""
+    made: dict[str, Preset] = {}
+    for own in overrides:
+        if repr(own) not in made:
+            made[repr(own)] = resolve(preset, architecture, profile, **own)
+    return [made[repr(own)] for own in overrides]
+
+
+@dataclass(frozen=True)
+class Share:
+    """Members that can be rows of one fleet, with the options they have in common and the candles they read."""
+
+    job: Job
+    bank: Bank
+    tasks: list[Task]
+
+
+def _groups(job: Job, members: dict[int, Planned], options: list[Preset]) -> list[Share]:
+    """The members by `fleet_key`. Groups that read the same columns share one bank."""
+    found: dict[Any, dict[int, Planned]] = {}
+    for index, one in members.items():
+        found.setdefault(fleet_key(options[index]), {})[index] = one
+    banks: dict[tuple[str, ...], Bank] = {}
+    out = []
+    for own in found.values():
+        common = options[next(iter(own))]
+        columns = bank_columns(common)
+        if columns not in banks:
+            banks[columns] = Bank.build(job.series, common, job.device, job.dtype)
+        compute = compute_dtype(common, job.architecture, job.device, job.dtype)
+        tasks = plan_tasks(banks[columns], job.series, own, options)
+        out.append(Share(replace(job, options=common, compute=compute), banks[columns], tasks))
+    return out
 
 
 def _nonempty(series: list[Series]) -> list[Series]:
@@ -97,34 +138,50 @@ def _nonempty(series: list[Series]) -> list[Series]:
     return series
 
 
-def _train_chunks(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
-    """Fleet after fleet; on a CPU, `workers` fleets side by side with one core each.
+def _train_shares(job: Job, groups: list[Share]) -> list[Member]:
+    """Fleet after fleet; on a CPU, `workers` fleets side by side with one core each. Members in the callers' order.
 
     Threads within an operation wait for one another at every step: on two busy cores that was ten times slower.
     """
-    if job.device.type != "cpu":
-        return _train_in_memory(job, bank, tasks, 0)
     cores = torch.get_num_threads()
-    workers = min(job.options.workers or cores, len(tasks))
-    share = -(-len(tasks) // workers)
-    starts = range(0, len(tasks), share)
+    every = [task.index for group in groups for task in group.tasks]
+    workers = min(job.options.workers or cores, len(every)) if job.device.type == "cpu" else 1
     width = find(job.architecture).spec.threads_from_width
-    threads = max(cores // workers, 1) if width is not None and job.options.hidden_dim >= width else 1
 
-    def train_share(start: int) -> list[Member]:
-        torch.set_num_threads(threads)  # of this thread: OpenMP's and MKL's setting is per thread
-        return _train_in_memory(job, bank, tasks[start : start + share], start)
+    def train(share: Share) -> list[Member]:
+        wide = width is not None and share.job.options.hidden_dim >= width
+        if job.device.type == "cpu":  # of this thread: OpenMP's and MKL's setting is per thread
+            torch.set_num_threads(max(cores // workers, 1) if wide else 1)
+        return _train_in_memory(share.job, share.bank, share.tasks)
 
+    shares = [part for group in groups for part in _cut(group, workers)]
     try:
-        return train_share(0) if workers == 1 else _side_by_side(job, train_share, starts)
+        made = (
+            [train(share) for share in shares] if workers == 1 else _side_by_side(job, train, shares, workers)
+        )
     finally:
         torch.set_num_threads(cores)
+    trained = {
+        task.index: member
+        for share, members in zip(shares, made, strict=True)
+        for task, member in zip(share.tasks, members, strict=True)
+    }
+    return [trained[index] for index in sorted(every)]
 
 
-def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequence[int]) -> list[Member]:
-    """One thread per start. An error or Ctrl-C anywhere stops all of them at their next step."""
-    with ThreadPoolExecutor(len(starts), thread_name_prefix="fleet") as pool:
-        futures = [pool.submit(train, start) for start in starts]
+def _cut(group: Share, workers: int) -> list[Share]:
+    size = -(-len(group.tasks) // workers)
+    return [
+        replace(group, tasks=group.tasks[start : start + size]) for start in range(0, len(group.tasks), size)
+    ]
+
+
+def _side_by_side(
+    job: Job, train: Callable[[Share], list[Member]], shares: list[Share], workers: int
+) -> list[list[Member]]:
+    """Share by share on `workers` threads. An error or Ctrl-C anywhere stops all of them at their next step."""
+    with ThreadPoolExecutor(min(workers, len(shares)), thread_name_prefix="fleet") as pool:
+        futures = [pool.submit(train, share) for share in shares]
         try:
             # In slices: an untimed wait is not ended by Ctrl-C where a library has set SA_RESTART for SIGINT.
             while wait(futures, timeout=_WAIT_SLICE_S, return_when=FIRST_EXCEPTION).not_done and not any(
@@ -139,17 +196,17 @@ def _side_by_side(job: Job, train: Callable[[int], list[Member]], starts: Sequen
     failed = [e for e in (future.exception() for future in futures) if e is not None]
     for error in sorted(failed, key=lambda e: isinstance(e, Stopped)):
         raise error
-    return [member for future in futures for member in future.result()]
+    return [future.result() for future in futures]
 
 
-def _train_in_memory(job: Job, bank: Bank, tasks: list[Task], first: int) -> list[Member]:
+def _train_in_memory(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     """Fleet after fleet; out of memory halves the fleet, then the micro-batch (same batch, in two parts)."""
     members: list[Member] = []
     size, start = job.options.fleet_size, 0
     while start < len(tasks):
         chunk = tasks[start : start + size]
         try:
-            members += _train_one(job, bank, chunk, first + start)
+            members += _train_one(job, bank, chunk)
             start += len(chunk)
             continue
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -170,6 +227,7 @@ def _out_of_memory(error: BaseException | None) -> bool:
 
 def _shrink(job: Job, size: int) -> tuple[int, Job]:
     """Half the fleet; a single member gets half the micro-batch."""
+    gc.collect()  # cycles in code that is not ours (another package's architecture) may hold the fleet's tensors
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
     if size > 1:
@@ -187,37 +245,41 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
     return 1, replace(job, options=replace(job.options, accumulate=parts))
 
 
-def _train_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Member]:
+def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
     if find(job.architecture).spec.closed_form:
-        return _solve_one(job, bank, tasks, start)
+        return _solve_one(job, bank, tasks)
     net = Net(job.architecture, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor, fast_matmul(job):
-        fleet = make_fleet(job, net, tasks, start)
-        set_initial_weights(job, fleet, bank, tasks, start)
+        fleet = make_fleet(job, net, tasks)
+        set_initial_weights(job, fleet, bank, tasks)
         loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop)
-        store = Checkpoints(job.checkpoint / f"fleet-{start:04d}") if job.checkpoint is not None else None
+        store = (
+            Checkpoints(job.checkpoint / f"fleet-{tasks[0].index:04d}")
+            if job.checkpoint is not None
+            else None
+        )
         if store is not None and not (job.resume and loop.resume(store)):
             store.clear()
         try:
-            loop.run(store, _reporter(job, start) if job.on_epoch is not None else None)
+            loop.run(store, _reporter(job) if job.on_epoch is not None else None)
         finally:
             if store is not None:
                 store.close()
-        return export(job, net, bank, loop)
+        return export(job, bank, loop)
 
 
-def _solve_one(job: Job, bank: Bank, tasks: list[Task], start: int) -> list[Member]:
+def _solve_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     """One fleet solved in closed form: a matter of seconds, so without checkpoints; a warm start has no meaning."""
     job = replace(job, compute=job.dtype, warm=None, options=replace(job.options, epochs=1))
     net = Net(job.architecture, job.options, job.device, job.dtype)
     with Monitor(job.device) as monitor:
-        tasks = unscaled(tasks)
-        loop = Loop(make_fleet(job, net, tasks, start), bank, tasks, job.options, monitor, job.stop)
+        tasks = [replace(task, options=replace(task.options, epochs=1)) for task in unscaled(tasks)]
+        loop = Loop(make_fleet(job, net, tasks), bank, tasks, job.options, monitor, job.stop)
         cost = solve(job, loop)
         if job.on_epoch is not None:
-            _reporter(job, start)(loop, cost)
-        return export(job, net, bank, loop)
+            _reporter(job)(loop, cost)
+        return export(job, bank, loop)
 
 
 @contextmanager
@@ -232,16 +294,17 @@ def fast_matmul(job: Job) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def make_fleet(job: Job, net: Net, tasks: list[Task], start: int) -> Fleet:
+def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
     """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
-    warm = job.warm[start : start + len(tasks)] if job.warm is not None else [None] * len(tasks)
+    warm = [job.warm[task.index] if job.warm is not None else None for task in tasks]
     rows = [
         _warm_row(net, old) if old else _new_row(net, task) for task, old in zip(tasks, warm, strict=True)
     ]
     flat = torch.cat(rows)
     scaling = Scaling(*(_stack(tasks, name, job) for name in ("mean", "inverse")))
     seeds = torch.tensor([task.seed for task in tasks], device=job.device)
-    return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute)
+    differ = differing([task.options for task in tasks], job.device)
+    return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute, differ)
 
 
 def _stack(tasks: list[Task], name: str, job: Job) -> Tensor:
@@ -261,13 +324,13 @@ def _warm_row(net: Net, member: Member) -> Tensor:
     return member.rows
 
 
-def _reporter(job: Job, start: int) -> Callable[[Loop, EpochCost], None]:
-    """Calls `on_epoch` with the members that trained in the loop's last epoch; `start`: index of its first task."""
+def _reporter(job: Job) -> Callable[[Loop, EpochCost], None]:
+    """Calls `on_epoch` with the members that trained in the loop's last epoch, and stops those it returns."""
 
     def report(loop: Loop, cost: EpochCost) -> None:
         members = [
             {
-                "index": start + task,
+                "index": loop.tasks[task].index,
                 "symbol": loop.tasks[task].symbol,
                 "timeframe": loop.tasks[task].timeframe,
                 "seed": loop.tasks[task].seed,
@@ -281,7 +344,7 @@ def _reporter(job: Job, start: int) -> Callable[[Loop, EpochCost], None]:
         assert job.on_epoch is not None
         record = EpochRecord(
             epoch=loop.epoch,
-            epochs=job.options.epochs,
+            epochs=max(own.epochs for own in loop.own_options),
             lr=members[0]["lr"],
             members=members,
             windows_per_s=cost.windows_per_s,
@@ -289,6 +352,12 @@ def _reporter(job: Job, start: int) -> Callable[[Loop, EpochCost], None]:
             memory=cost.memory,
         )
         with job.lock:  # fleets side by side report one at a time
-            job.on_epoch(record)
+            unwanted = set(job.on_epoch(record) or ())
+        for task, progress in zip(loop.tasks, loop.progress, strict=True):
+            if task.index in unwanted and not progress.stopped:
+                progress.stopped, progress.reason = (
+                    "on_request",
+                    f"stopped on request after epoch {loop.epoch}",
+                )
 
     return report

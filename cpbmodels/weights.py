@@ -65,6 +65,10 @@ class Layout:
             for param, start in zip(self.params, self._starts(), strict=True)
         }
 
+    def gaps(self) -> list[int]:
+        """Number of unused values behind each weight."""
+        return [-param.size % ALIGN for param in self.params]
+
     def _starts(self) -> Iterator[int]:
         start = 0
         for param in self.params:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic.fields import FieldInfo
 
-from schemas.run import Spec
+from schemas.spec import Spec
 
 S = TypeVar("S", bound=Spec)
 R = TypeVar("R")

@@ -8,50 +8,20 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, field_validator, model_validator
 
 from schemas.errors import UsageError
 from schemas.identity import SIM, Market
+from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file
 from schemas.scope import Scope, parse_instant
+from schemas.spec import Spec
 from schemas.universe import parse_coins, parse_timeframes
 
 UNIVERSAL = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
 
-PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
-    "smoke": ("transformer", "gru", "lstm", "linear", "har"),
-    "default": ("robust-har", "har", "har-universal"),
-    "seed-transformer": ("transformer",),
-    "seed-gru": ("gru",),
-    "seed-lstm": ("lstm",),
-}
-"""Which architectures a preset trains unless `architectures` says otherwise."""
-
-PRESET_SEEDS = {"default": 3}
-"""How many seeds of each member a preset averages, where not 1: it costs little for so small a model."""
-
 BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
 """Baselines that a backtest can set beside the models; the last two need the extra `judging`."""
-
-
-class Spec(BaseModel):
-    """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _one_sentence(cls, values: Any, build: Any) -> Self:
-        try:
-            return build(values)
-        except ValidationError as error:
-            first = error.errors()[0]
-            field = str(first["loc"][0]) if first["loc"] else ""
-            code = first["type"].replace("_", "-")
-            raise UsageError(
-                _sentence(first, field, list(cls.model_fields)), code=code, field=field
-            ) from None
 
 
 class ScopeSpec(Spec):
@@ -182,7 +152,7 @@ class RunSpec(ScopeSpec):
     architectures: str | None = Field(
         None, description="as in gru,har,har-universal; default: the preset's own"
     )
-    preset: str = Field("default", description=f"one of {', '.join(PRESET_ARCHITECTURES)}",
+    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or a file of one's own (NAME.toml)",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
@@ -210,6 +180,12 @@ class RunSpec(ScopeSpec):
     )
     prune: bool = Field(False, description="at the end, delete what is old, as `cpb prune --yes` does")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_file(cls, values: Any) -> Any:
+        """A preset of one's own becomes the built-in one that it changes, and overrides."""
+        return with_preset_file(values) if isinstance(values, dict) else values
+
     @field_validator("device")
     @classmethod
     def _known_device(cls, name: str) -> str:
@@ -233,7 +209,8 @@ class RunSpec(ScopeSpec):
     @model_validator(mode="after")
     def _known_models(self) -> Self:
         if self.preset not in PRESET_ARCHITECTURES:
-            raise UsageError(f"preset {self.preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}",
+            raise UsageError(f"preset {self.preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}, "
+                             "or give a file that ends in .toml",
                              code="preset", field="preset")  # fmt: skip
         import cpbmodels  # reads its registry; costs a second where torch is not loaded yet
 
@@ -365,20 +342,3 @@ def _listed(text: str) -> tuple[str, ...]:
 def base_of(architecture: str) -> str:
     """Return the architecture's name in `cpbmodels`: without `-universal`."""
     return architecture.removesuffix(UNIVERSAL)
-
-
-def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
-    """Return what pydantic found wrong as one sentence."""
-    given, limits = error["input"], error.get("ctx", {})
-    kind = error["type"]
-    if kind == "extra_forbidden":
-        return f"option {field!r} is unknown: choose from {', '.join(known)}"
-    if kind == "literal_error":
-        return f"{field} {given!r} is unknown: choose {limits['expected'].replace(chr(39), '')}"
-    if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than"):
-        (limit,) = limits.values()
-        words = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
-        return f"{field} {given!r} is out of range: it must be {words.get(kind, 'less than')} {limit:g}"
-    if field == "repo":
-        return f"repo {given!r} is not USER/NAME, as in alice/cpb-models"
-    return f"{field} {given!r} cannot be used: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from cpbmodels.draws import Draws
 from cpbmodels.errors import ModelError
 from cpbmodels.heads import HEADS, Head
 from cpbmodels.options import COMMON_PRESETS, SIZES, Preset
+from cpbmodels.per_member import is_exactly
 from cpbmodels.ranges import TrainingOrigins
 from cpbmodels.series import RETURNS, Series
 from cpbmodels.weights import Param, Weights
@@ -141,11 +143,11 @@ class Architecture(ABC):
 
     def teacher_steps(self, batch: Batch, draws: Draws | None) -> list[Tensor] | None:
         """Per step, Bool [K, B, 1]: does the decoder read the true previous candle? None: never."""
-        if draws is None or batch.truth is None or self.options.teacher_forcing == 0:
+        if draws is None or batch.truth is None or is_exactly(self.options.teacher_forcing, 0):
             return None
         K, B = batch.start.shape[:2]
         shape = torch.Size([K, B, self.head.steps])
-        if self.options.teacher_forcing == 1:
+        if is_exactly(self.options.teacher_forcing, 1):
             return list(batch.start.new_ones(shape, dtype=torch.bool).unsqueeze(-1).unbind(2))
         return list(draws.below(self.options.teacher_forcing, shape).unsqueeze(-1).unbind(2))
 
@@ -154,16 +156,36 @@ class Architecture(ABC):
         own = self.head.feedback(raw)
         if forced is None or batch.truth is None:
             return own
-        return torch.where(forced[step], batch.truth[:, :, step], own)
+        return _Forced.apply(own, forced[step], batch.truth[:, :, step])
 
     def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
         """Dropout factors [K, B, H] per step and layer after the first, for a decoder with the state `like`."""
         steps, rate, layers = self.head.steps, self.options.dropout, self.options.n_layers
-        if draws is None or rate == 0 or layers == 1:
+        if draws is None or is_exactly(rate, 0) or layers == 1:
             return [[None] * layers] * steps
         K, B, H = like.shape
         factors = draws.factors(rate, torch.Size([K, steps, layers - 1, B, H]), like.dtype)
         return [[None, *step.unbind(1)] for step in factors.unbind(1)]
+
+
+class _Forced(torch.autograd.Function):
+    """The truth where it is forced, else `own`; autograd would also fill a tensor for the other branch's zero."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, forced: Tensor, truth: Tensor) -> Tensor:
+        ctx.save_for_backward(forced)
+        return torch.where(forced, truth, own)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        (forced,) = ctx.saved_tensors
+        return torch.where(forced, _zero(grad.dtype, grad.device), grad), None, None
+
+
+@cache
+def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero that is made once: from a number, `where` would make one in every step."""
+    return torch.zeros((), dtype=dtype, device=device)
 
 
 def heads_conflict(options: Preset) -> str:

@@ -76,10 +76,11 @@ class Gru(Architecture):
 
     def step_maps(self, w: Weights) -> dict[str, DeferredLinear]:
         """The decoder's linear maps, each used at every step."""
-        maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"])}
+        uses = self.head.steps
+        maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"], uses)}
         for name in self.names("decoder"):
             for side in ("ih", "hh"):
-                maps[f"{name}.{side}"] = DeferredLinear(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"])
+                maps[f"{name}.{side}"] = DeferredLinear(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"], uses)
         return maps
 
     def decode(

@@ -69,10 +69,12 @@ class Lstm(Architecture):
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = lstm(batch.inputs, w, self.names("encoder"), self.options.dropout, draws, self.manual)
         memory = self.project(states, w)
+        uses = self.head.steps
         maps = {
-            name: DeferredLinear(w[f"{name}.weight"], w[f"{name}.bias"]) for name in ("query", "mix", "out")
+            name: DeferredLinear(w[f"{name}.weight"], w[f"{name}.bias"], uses)
+            for name in ("query", "mix", "out")
         }
-        cells = [lstm_step(w, name, self.manual) for name in self.names("decoder")]
+        cells = [lstm_step(w, name, uses, self.manual) for name in self.names("decoder")]
         masks = self.decoder_masks(last[-1][0], draws)
         forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):

@@ -15,12 +15,13 @@ from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch, heads_conflict
 from cpbmodels.draws import Draws, dropout
-from cpbmodels.layers import attend, linear, normalise
+from cpbmodels.layers import attend, fuses_attention, linear, normalise
 from cpbmodels.options import Preset
+from cpbmodels.per_member import is_exactly
 from cpbmodels.weights import Param, Weights, linear_params
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Keys and values [K x B x heads, T, d / heads] per decoder layer."""
+"""Keys and values [K x B x heads, T, d / heads] per decoder layer, or as `layers.fuses_attention` has them."""
 
 
 class Transformer(Architecture):
@@ -75,7 +76,7 @@ class Transformer(Architecture):
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         memory = self.memories(self.encode(batch, w, draws), w)
-        if self.options.teacher_forcing == 0:
+        if is_exactly(self.options.teacher_forcing, 0):
             reads = [batch.start] * self.head.steps
         elif batch.truth is not None and draws is not None:
             reads = [batch.start, *batch.truth[:, :, :-1].unbind(2)]
@@ -129,7 +130,7 @@ class Transformer(Architecture):
                 name = f"decoder.{depth}"
                 q, k, v = self._split(linear(normalise(x), w, f"{name}.qkv"), B, 3)
                 cache[depth].append((k, v))
-                past_k, past_v = (torch.cat(part, 1) for part in zip(*cache[depth], strict=True))
+                past_k, past_v = (torch.cat(part, -2) for part in zip(*cache[depth], strict=True))
                 x = self._add(x, self._join(attend(q, past_k, past_v), K, B), w, f"{name}.mix", None)
                 x = self._cross(x, keys, values, w, name, None)
                 x = self._feed(x, w, name, None)
@@ -140,7 +141,8 @@ class Transformer(Architecture):
     def _cross(
         self, x: Tensor, keys: Tensor, values: Tensor, w: Weights, name: str, draws: Draws | None
     ) -> Tensor:
-        K, B = x.shape[0], keys.shape[0] // (x.shape[0] * self.options.n_heads)
+        K = x.shape[0]
+        B = keys.shape[:-2].numel() // (K * self.options.n_heads)
         (query,) = self._split(linear(normalise(x), w, f"{name}.query"), B, 1)
         return self._add(x, self._join(attend(query, keys, values), K, B), w, f"{name}.found", draws)
 
@@ -156,13 +158,15 @@ class Transformer(Architecture):
         return (x.view(K, B, T, d) + positions.unsqueeze(1)).view(K, B * T, d)
 
     def _split(self, x: Tensor, B: int, parts: int) -> tuple[Tensor, ...]:
-        """[K, B x T, parts x d] -> `parts` tensors [K x B x heads, T, d / heads]."""
+        """[K, B x T, parts x d] -> `parts` tensors [K x B x heads, T, d / heads], or views [K x B, heads, T, ..]."""
         K, heads = x.shape[0], self.options.n_heads
         width = self.options.hidden_dim // heads
+        if fuses_attention(x):
+            return x.view(K * B, -1, parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
         x = x.view(K, B, -1, parts, heads, width).permute(3, 0, 1, 4, 2, 5)
         return x.reshape(parts, K * B * heads, -1, width).unbind(0)
 
     def _join(self, x: Tensor, K: int, B: int) -> Tensor:
-        """[K x B x heads, T, d / heads] -> [K, B x T, d]."""
-        heads, (_, T, width) = self.options.n_heads, x.shape
+        """[K x B x heads, T, d / heads] (or [K x B, heads, T, ..]) -> [K, B x T, d]."""
+        heads, (T, width) = self.options.n_heads, x.shape[-2:]
         return x.view(K, B, heads, T, width).transpose(2, 3).reshape(K, B * T, heads * width)

@@ -13,6 +13,11 @@ from cpbmodels.device.findings import Problem, gpu_memory, memory_findings, soft
 
 GB = 1e9
 MIN_RATE_SHARE = 0.4  # of the data sheet's rate; healthy chips reach 0.6 to 0.95 in a plain matmul
+NO_CUPTI = (
+    "the profiler saw no GPU kernel, although every operator gave a GPU tensor: CUPTI is missing or not permitted "
+    "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers), so kernels are not listed; training "
+    "does not need it"
+)
 PROFILES = (("gpu-80gb", 70 * GB), ("gpu-16gb", 14 * GB), ("gpu-6gb", 5 * GB))
 
 
@@ -51,6 +56,8 @@ def examine(*, steps: bool = True) -> Diagnosis:
     usable = torch.cuda.is_available() and not problems
     device = torch.device("cuda", 0) if usable else torch.device("cpu")
     diagnosis = Diagnosis(str(device), recommend(device), _inventory(evidence, cpu), problems, notes)
+    if device.type == "cuda":
+        diagnosis.notes += small_memory_notes(torch.cuda.get_device_properties(device).total_memory)
     _measure(diagnosis, device)
     if steps:
         _time_steps(diagnosis, device)
@@ -59,15 +66,16 @@ def examine(*, steps: bool = True) -> Diagnosis:
 
 
 def recommend(device: torch.device) -> str:
-    """The hardware profile for a device: cpu, gpu-6gb, gpu-16gb or gpu-80gb, by its total memory."""
+    """The hardware profile for a device: cpu, or for a GPU gpu-6gb, gpu-16gb or gpu-80gb by its total memory."""
     if device.type != "cuda":
         return "cpu"
     return profile_for(torch.cuda.get_device_properties(device).total_memory)
 
 
 def profile_for(total_bytes: float) -> str:
-    """The largest GPU profile that fits this much device memory; "cpu" where none does."""
-    return next((name for name, needed in PROFILES if total_bytes >= needed), "cpu")
+    """The largest profile that fits a GPU with this much memory; below 5 GB the smallest, whose fleets are halved
+    where they do not fit: the profile `cpu` would run without CUDA graphs."""
+    return next((name for name, needed in PROFILES if total_bytes >= needed), PROFILES[-1][0])
 
 
 def _inventory(evidence: host.GpuEvidence, cpu: host.Cpu) -> dict[str, Any]:
@@ -103,9 +111,21 @@ def _measure(diagnosis: Diagnosis, device: torch.device) -> None:
     diagnosis.notes += slow_notes(rates)
     diagnosis.facts["lstm"] = lstm = placement.lstm_placement(device)
     if not lstm["ran_on_device"]:
-        where = ", ".join(lstm["cpu_ops"]) or "no GPU kernel ran"
-        what = f"a training step of nn.LSTM left {device}: {where}"
+        what = f"a training step of nn.LSTM left {device}: {', '.join(lstm['cpu_ops'])}"
         diagnosis.problems.append(Problem(what, "reinstall torch; a build with cuDNN never does this"))
+    elif device.type == "cuda" and not lstm["kernels"]:
+        diagnosis.notes.append(NO_CUPTI)
+
+
+def small_memory_notes(total_bytes: float) -> list[str]:
+    """A note where a GPU has less memory than the smallest profile is made for."""
+    name, needed = PROFILES[-1]
+    if total_bytes >= needed:
+        return []
+    return [
+        f"this GPU has {total_bytes / GB:.1f} GB, less than the {needed / GB:.0f} GB that profile {name} is made for: "
+        "fleets that do not fit are halved, or choose a smaller --batch-size"
+    ]
 
 
 def slow_notes(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:

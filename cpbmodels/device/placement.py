@@ -60,16 +60,20 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a training step ran: GPU kernels with their time in µs, and the operators that gave CPU tensors."""
+    """Where a training step ran: GPU kernels with their time in µs, and the operators that gave CPU tensors.
+
+    No kernels are listed on a CPU, nor on a GPU without CUPTI, the library through which the profiler sees them.
+    """
 
     kernels: dict[str, float]
     cpu_ops: tuple[str, ...]
 
     def on(self, device: torch.device) -> bool:
-        """Whether the step ran on this device and nowhere else."""
-        if device.type == "cpu":
-            return not self.kernels
-        return bool(self.kernels) and not self.cpu_ops
+        """Whether the step ran on this device and nowhere else.
+
+        On a GPU the operators decide: an operator without a CPU tensor ran there, whether or not its kernel was seen.
+        """
+        return not (self.kernels if device.type == "cpu" else self.cpu_ops)
 
 
 def observe(step: Callable[[], object], device: torch.device) -> Placement:

@@ -13,14 +13,14 @@ from cpbmodels.bank import Bank, make_task
 from cpbmodels.device.placement import OpLog, kernels
 from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet import Fleet
-from cpbmodels.graphs import WARM_UP, StepRunner
+from cpbmodels.fleet import Fleet, rate_tensor
+from cpbmodels.graphs import WARM_UP, Graphs, StepRunner
 from cpbmodels.job import Job
-from cpbmodels.layers import on_gpu
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
 from cpbmodels.plan import compute_dtype
 from cpbmodels.presets import preset
+from cpbmodels.schedule import step_rates
 from cpbmodels.series import Series
 from cpbmodels.training import make_fleet
 
@@ -42,7 +42,7 @@ class FleetStep:
 
     def eager(self) -> None:
         """The same step operator by operator, without a graph, so that each can be observed."""
-        self.fleet.step(self.bank, self.origins, self.weight, self.fleet.net.options.lr)
+        self.fleet.step(self.bank, self.origins, self.weight, self.runner.rates[0])
 
 
 def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
@@ -116,16 +116,15 @@ def fleet_step(
     job = Job(series, architecture, options, device, torch.float32, kind, None, False, None, None)
     bank = Bank.build(series, options, device, torch.float32)
     tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
-    fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks, 0)
+    fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks)
     if min(len(task.train) for task in tasks) < options.batch_size:
         raise ModelError(
             f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."
         )
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
     weight = torch.ones(origins.shape, device=device)
-    runner = StepRunner(fleet, bank, graph=device.type == "cuda" and options.cuda_graph)
-    kind_of_rate = torch.float32 if on_gpu(origins) else torch.float64
-    runner.load(origins, weight, torch.tensor([options.lr], dtype=kind_of_rate).to(device))
+    runner = StepRunner(fleet, bank, Graphs(device) if device.type == "cuda" and options.cuda_graph else None)
+    runner.load(origins, weight, rate_tensor(step_rates(options, 0, 1), device))
     return FleetStep(fleet, bank, origins, weight, runner)
 
 

@@ -15,6 +15,8 @@ COMMANDS = {
     "train": ("flows.cli.train", "train"),
     "train-all": ("flows.cli.train", "train_all"),
     "backtest": ("flows.cli.backtest", "backtest"),
+    "tune": ("flows.cli.tune", "tune"),
+    "presets": ("flows.cli.presets", "presets"),
     "leaderboard": ("flows.cli.models", "leaderboard"),
     "champions": ("flows.cli.champions", "champions"),
     "promote": ("flows.cli.champions", "promote"),

@@ -19,7 +19,7 @@ import typer
 from pydantic.fields import FieldInfo
 
 from schemas.errors import UsageError
-from schemas.run import Spec
+from schemas.spec import Spec
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
 

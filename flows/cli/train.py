@@ -8,6 +8,7 @@ import typer
 from flows.cli.options import Json, ModelOption, Shown, takes
 from flows.console import emit, quiet_libraries, say
 from schemas.errors import UsageError
+from schemas.presets import is_file
 from schemas.run import RunSpec, base_of
 
 MODEL_OPTIONS = {
@@ -59,7 +60,9 @@ def train_all(spec: RunSpec, json: Json = False) -> None:
 
 
 def _one_model(values: dict[str, Any]) -> RunSpec:
-    """Return the spec of `cpb train`: the preset is the architecture's own where none is named."""
+    """Return the spec of `cpb train`: `har` where no architecture is named, and the architecture's own preset."""
+    if values["architectures"] is None and not is_file(values["preset"]):
+        values = values | {"architectures": "har"}
     if values["preset"] is None:
         values = values | {"preset": _default_preset(values["architectures"])}
     spec = RunSpec(**values)
@@ -87,7 +90,8 @@ def _default_preset(architecture: str) -> str:
         "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
         "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
         "architectures": Shown(
-            names=("--arch",), help="transformer, gru, lstm, linear, har, …", default="har"
+            names=("--arch",),
+            help="transformer, gru, lstm, linear, har, …; default: the preset file's, else har",
         ),
         "preset": Shown(help="default: the architecture's own", default=None),
     },

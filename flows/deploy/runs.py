@@ -14,6 +14,7 @@ from flows.deploy.liveness import end_dead_runs
 from flows.deploy.project import prefect_home
 from flows.prefect_server import server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
+from schemas.presets import with_preset_file
 from schemas.run import ForecastSpec, RunSpec, ScopeSpec
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
     values = parse_parameters(parameters)
     if spec := SPECS.get(full.partition("/")[0]):
         spec(**values)  # the same refusal as on the command line, before a run exists
+        values = with_preset_file(values)  # the worker need not have the file
     with _client() as client:
         flow_run = _create(client, full, values)
         if watch:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from schemas.errors import BusyError, UsageError
@@ -46,6 +48,10 @@ def plan_slots(device: str, fleets: int) -> Slots:
     depend on it, and a run that was killed and repeated must end with the same bits.
     """
     gpus = _gpus_of(device)
+    if not gpus and device != "cpu" and (unused := visible_gpus()) and torch_cuda() is None:
+        log.warning(
+            "%s; training on the CPU (`cpb doctor` names the build to install)", _cpu_build(len(unused))
+        )
     if gpus:
         return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -57,6 +63,12 @@ def check_device(device: str) -> None:
     """Raise `UsageError` where `device` asks for a GPU that is not there."""
     if device.startswith("cuda") and not _gpus_of(device):
         count = count_gpus()
+        if count and torch_cuda() is None:
+            raise UsageError(
+                f"device {device!r}: {_cpu_build(count)}; install the build that `cpb doctor` names, or choose cpu",
+                code="device",
+                field="device",
+            )
         seen = f"only {count} NVIDIA GPU(s) are visible" if count else "no NVIDIA GPU is visible"
         raise UsageError(
             f"device {device!r}: {seen} here (see `cpb doctor`); choose cpu or auto",
@@ -68,6 +80,27 @@ def check_device(device: str) -> None:
 def count_gpus() -> int:
     """Return how many NVIDIA GPUs (MIG: instances) this process may use; 0 where there is no driver."""
     return len(visible_gpus())
+
+
+@cache
+def torch_cuda() -> str | None:
+    """Return the CUDA version that the installed torch was built for, None for a CPU build.
+
+    Read from its file: importing torch takes seconds, and only trainers need it.
+    """
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    found = re.search(
+        r"^cuda\b[^=]*=\s*'([^']+)'", Path(spec.origin).with_name("version.py").read_text(), re.MULTILINE
+    )
+    return found[1] if found else None
+
+
+def _cpu_build(gpus: int) -> str:
+    return (
+        f"this machine has {gpus} NVIDIA GPU(s), but the installed torch is a CPU build and cannot use them"
+    )
 
 
 def visible_gpus() -> tuple[str, ...]:
@@ -181,8 +214,11 @@ def _chosen(wanted: str, devices: Sequence[_Device]) -> Iterator[str]:
 
 
 def _gpus_of(device: str) -> tuple[str, ...]:
-    """Return the GPUs that `device` may use: auto and cuda all visible ones, cuda:N the N-th of them."""
-    if device == "cpu":
+    """Return the GPUs that `device` may use: auto and cuda all visible ones, cuda:N the N-th of them.
+
+    None where torch is a CPU build: a GPU's slot would be one process where the CPU has room for one per core.
+    """
+    if device == "cpu" or torch_cuda() is None:
         return ()
     gpus = visible_gpus()
     _, colon, number = device.partition(":")

@@ -11,12 +11,14 @@ def run(capsys, *words: str) -> dict:
     return json.loads(capsys.readouterr().out)
 
 
-def test_ops_are_counted_and_no_step_waits_for_the_device(capsys):
-    found = run(capsys, "--only", "ops")["ops"]
+def test_launches_are_counted_and_no_step_waits_for_the_device(capsys):
+    found = run(capsys, "--only", "launches")["launches"]
     assert set(found) == {"transformer", "gru", "lstm"}
     for name, row in found.items():
-        assert 0 < row["ops"] < row["with_views"], name
+        assert 100 < row["validation_part"] < 1000, name
+        assert 100 < row["step"] < 1000, name
         assert row["host_syncs_in_an_epoch"] == 0, name
+    assert found["transformer"]["step_with_fused_attention"] < found["transformer"]["step"]
 
 
 def test_the_peer_is_skipped_with_a_sentence_where_it_is_not_installed(capsys, monkeypatch):
@@ -34,7 +36,9 @@ def test_the_proxy_answers_with_one_number_per_architecture(capsys):
 @pytest.mark.slow
 def test_every_other_part_runs_small(capsys):
     found = run(capsys, "--only", "cpu", "--members", "1", "--rows", "300", "--repeats", "1")["cpu"]
-    assert found["gru"]["fleet_windows_per_s"] > 0
+    assert {"usual fp32", "competent bf16", "fleet fp32"} < set(found["gru, s"])
+    equal = found["lstm, competent fp32 / fleet fp32"]
+    assert 0 < equal["least"] <= equal["ratio"] <= equal["most"]
     found = run(capsys, "--only", "ramp", "--largest", "8")["ramp"]
     assert found["8 members"]["us_per_member_step"] > 0
     found = run(capsys, "--only", "memory", "--memory-rows", "2000")["memory"]

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from cpbmodels.device import doctor, findings, host, placement, probe
+from cpbmodels.device import chips, doctor, findings, host, placement, probe
 from cpbmodels.device.report import lines
 
 CPU = torch.device("cpu")
@@ -84,7 +84,14 @@ def test_no_memory_is_a_problem():
 
 @pytest.mark.parametrize(
     ("gigabytes", "profile"),
-    [(6.2, "gpu-6gb"), (15.8, "gpu-16gb"), (42, "gpu-16gb"), (85, "gpu-80gb"), (150, "gpu-80gb"), (4, "cpu")],
+    [
+        (6.2, "gpu-6gb"),
+        (15.8, "gpu-16gb"),
+        (42, "gpu-16gb"),
+        (85, "gpu-80gb"),
+        (150, "gpu-80gb"),
+        (4, "gpu-6gb"),
+    ],
 )
 def test_profile_by_memory(gigabytes, profile):
     assert doctor.profile_for(gigabytes * 1e9) == profile
@@ -109,6 +116,39 @@ def test_placement_sees_ops_on_the_cpu_but_not_scalars():
     assert not seen.on(torch.device("cuda"))
     assert not placement.Placement({"gemm": 5.0}, ("aten.add.Tensor",)).on(torch.device("cuda"))
     assert placement.Placement({"gemm": 5.0}, ()).on(torch.device("cuda"))
+
+
+def test_a_gpu_without_cupti_lists_no_kernels_and_has_left_nothing(monkeypatch):
+    """The profiler sees no kernel; that every operator gave a GPU tensor is known without it."""
+    gpu = torch.device("cuda", 0)
+    seen = {"kernels": {}, "recurrent_kernels": [], "gpu_mem_peak_mb": 9.0, "explanation": "", "cpu_ops": []}
+    seen["ran_on_device"] = placement.Placement({}, ()).on(gpu)
+    monkeypatch.setattr(placement, "lstm_placement", lambda device: seen)
+    monkeypatch.setattr(probe, "rates", lambda device, chip: {})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA RTX A2000")
+    diagnosis = doctor.Diagnosis("cuda:0", "gpu-6gb")
+    doctor._measure(diagnosis, gpu)
+    assert diagnosis.problems == []
+    assert "CUPTI" in diagnosis.notes[0]
+    seen |= {"ran_on_device": placement.Placement({}, ("aten.mm",)).on(gpu), "cpu_ops": ["aten.mm"]}
+    doctor._measure(diagnosis, gpu)
+    assert "aten.mm" in diagnosis.problems[0].what
+
+
+def test_a_small_gpu_keeps_its_graphs_and_gets_a_note():
+    from cpbmodels.options import PROFILES
+
+    profile = doctor.profile_for(3.9e9)
+    assert PROFILES[profile].get("cuda_graph", True)
+    assert "3.9 GB" in doctor.small_memory_notes(3.9e9)[0]
+    assert doctor.small_memory_notes(6.2e9) == []
+
+
+@pytest.mark.parametrize("name", ["NVIDIA RTX A2000", "NVIDIA RTX A2000 12GB"])
+def test_data_sheets_cover_the_rtx_a2000(name):
+    chip = chips.reference(name)
+    assert (chip.fp32, chip.rate("bf16"), chip.bandwidth) == (8.0, 31.9, 288)
+    assert chips.reference("NVIDIA RTX A2000 8GB Laptop GPU") is None
 
 
 def test_the_report_reads_whole_on_a_machine_without_gpu(monkeypatch):

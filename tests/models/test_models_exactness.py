@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from candles import LEARNT, series_for, walk
+from gpu_on_cpu import gpu_path
 
-from cpbmodels import architectures, forecast_all, load, predict, train_fleet
+from cpbmodels import architectures, forecast_all, layers, load, predict, prediction, train_fleet
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.draws import Draws
 from cpbmodels.fleet import Fleet
 from cpbmodels.layers import attend
-from cpbmodels.recurrent import GruSequence, gru, gru_fused, input_gates, lstm, lstm_fused, lstm_sequence
+from cpbmodels.recurrent import GruFused, GruSequence, gru, input_gates, lstm, lstm_fused, lstm_sequence
 
 HARD = {
     "preset": "smoke",
@@ -117,6 +118,30 @@ def test_a_live_forecast_is_the_prediction_from_the_newest_origin():
     assert member.forecast(series).issued_row == 899
 
 
+def test_live_forecasts_take_one_thread_and_leave_the_setting_as_it_was(monkeypatch):
+    series = [walk(500, seed=seed) for seed in range(2)]
+    members = train_fleet(series, "linear", "smoke", seeds=[1, 2], epochs=1)
+    inner, seen, before = prediction._predict_group, [], torch.get_num_threads()
+
+    def watched(*rest):
+        seen.append(torch.get_num_threads())
+        return inner(*rest)
+
+    monkeypatch.setattr(prediction, "_predict_group", watched)
+    torch.set_num_threads(2)
+    try:
+        forecast_all(members, series)
+        predict(members[:1], series[:1], [np.arange(60, 400)])
+        assert torch.get_num_threads() == 2
+        monkeypatch.setattr(prediction, "_predict_group", lambda *rest: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forecast_all(members, series)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]
+
+
 def test_cached_decoding_equals_decoding_all_steps_again():
     """Feed the cached decoder's own medians to the parallel, masked decoder: the same outputs."""
     from cpbmodels.arch.base import Batch
@@ -177,7 +202,7 @@ def test_recurrent_layers_equal_torchs(kind):
 
 
 def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
-    """All but the fused kernel itself: on a CPU the cell of those loops is the one written here."""
+    """All but the fused kernels themselves, whose equations stand in `gpu_on_cpu`."""
     torch.manual_seed(2)
     K, T, B, H = 2, 5, 3, 4
     x = torch.randn(K, T, B, 3, dtype=torch.float64, requires_grad=True)
@@ -188,9 +213,12 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
     def gradients(out, cell):
         return torch.autograd.grad(out.sin().sum() + cell.square().sum(), leaves)
 
-    ours, theirs = lstm_fused(x, w, "0"), lstm_sequence(x, w, "0")
+    with gpu_path():
+        ours = lstm_fused(x, w, "0")
+        found = gradients(*ours)
+    theirs = lstm_sequence(x, w, "0")
     torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(gradients(*ours), gradients(*theirs))
+    torch.testing.assert_close(found, gradients(*theirs))
 
     def three_gates(layer):
         w_ih, w_hh = (w[f"0.{n}"][:, : 3 * H] for n in ("w_ih", "w_hh"))
@@ -198,7 +226,34 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
         out = layer(input_gates(x, b_ih, w_ih), w_hh, b_hh)
         return out, gradients(out, out)
 
-    torch.testing.assert_close(three_gates(gru_fused), three_gates(GruSequence.apply))
+    with gpu_path():
+        found = three_gates(GruFused.apply)
+    torch.testing.assert_close(found, three_gates(GruSequence.apply))
+
+
+@pytest.mark.parametrize("head", ["point", "student-t"])
+@pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm", "har"])
+def test_a_training_the_way_of_a_gpu_equals_the_cpus(architecture, head):
+    """Every line that a GPU would run, in float64 on a CPU, against the CPU's own lines."""
+    series = [series_for(architecture, rows, seed=rows) for rows in (420, 500)]
+    own = options(architecture) | {"epochs": 2, "head": head}
+    plain = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
+    with gpu_path():
+        found = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
+    for ours, theirs in zip(found, plain, strict=True):
+        same_curve(ours, theirs)
+
+
+def test_fused_attention_gives_the_same_model(monkeypatch):
+    """Scaled dot-product attention on views, as a GPU may run it: the same training to rounding."""
+    series = [walk(rows, seed=rows) for rows in (420, 500)]
+    own = options("transformer") | {"epochs": 2, "teacher_forcing": 1.0, "head": "point"}
+    plain = train_fleet(series, "transformer", seeds=[1, 2], workers=1, **own)
+    monkeypatch.setattr(layers, "FUSED_ATTENTION", True)
+    with gpu_path():
+        found = train_fleet(series, "transformer", seeds=[1, 2], workers=1, **own)
+    for ours, theirs in zip(found, plain, strict=True):
+        same_curve(ours, theirs)
 
 
 def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
@@ -209,7 +264,7 @@ def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
     x, start = torch.randn(K, B, 3, dtype=f64, requires_grad=True), torch.randn(K, B, H, dtype=f64)
 
     def run(manual):
-        step, h, c, total = lstm_step(w, "0", manual), start, start, 0
+        step, h, c, total = lstm_step(w, "0", 3, manual), start, start, 0
         for _ in range(3):
             h, c = step(x * (1 + h[..., :3]), h, c)
             total = total + h.sin().sum() + c.square().sum()

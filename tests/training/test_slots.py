@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import pytest
@@ -53,6 +54,7 @@ def driver(monkeypatch):
     fake.nvmlDeviceGetMaxMigDeviceCount = lambda handle: 7
     fake.nvmlDeviceGetMigDeviceHandleByIndex = instance
     monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(module, "torch_cuda", lambda: "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def install(**found):
@@ -145,6 +147,38 @@ def test_a_device_that_is_not_there_is_refused(gpus, monkeypatch):
         with pytest.raises(UsageError) as refused:
             check_device(name)
         assert (refused.value.code, refused.value.field) == ("device", "device")
+
+
+def test_a_cpu_build_of_torch_beside_a_gpu_trains_on_every_core_and_says_why(gpus, monkeypatch, caplog):
+    monkeypatch.setattr(module, "torch_cuda", lambda: None)
+    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    assert plan_slots("auto", 5) == Slots((), 5, 1)
+    assert "CPU build" in caplog.text
+    caplog.clear()
+    assert plan_slots("cpu", 5) == Slots((), 5, 1)
+    assert not caplog.text
+    for name in ("auto", "cpu"):
+        check_device(name)
+    with pytest.raises(UsageError, match="CPU build") as refused:
+        check_device("cuda")
+    assert (refused.value.code, refused.value.field) == ("device", "device")
+
+
+def test_the_build_of_torch_is_read_without_importing_it():
+    import torch
+
+    assert module.torch_cuda() == torch.version.cuda
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = '12.6'", "12.6"), ("cuda = None", None)],
+)
+def test_builds_of_torch_as_they_say_it(line, expected, tmp_path, monkeypatch):
+    (tmp_path / "version.py").write_text(f"__version__ = '2.9'\n{line}\ngit_version = 'cuda'\nhip = None\n")
+    spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(module, "find_spec", lambda name: spec)
+    assert module.torch_cuda.__wrapped__() == expected
 
 
 def test_cpu_slots_bound_what_runs_side_by_side():

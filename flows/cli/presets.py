@@ -1,0 +1,147 @@
+"""`cpb presets`: which presets there are, what each is for, and what it says."""
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.options import Json
+from flows.console import emit
+from schemas.errors import COMPLETE, PARTIAL, UsageError
+from schemas.presets import (
+    PRESET_ABOUT,
+    PRESET_ARCHITECTURES,
+    PRESET_SEEDS,
+    SUFFIX,
+    is_file,
+    own_presets_folder,
+    read_preset,
+)
+from schemas.run import RunSpec, base_of
+
+
+def presets(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[PRESET]", help="explain one: every option that it resolves to")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List the built-in presets and those in HOME/presets, or explain one (a name, or a file NAME.toml).
+
+    Example: cpb presets smoke
+    """
+    if name is not None:
+        explained = explain(name)
+        if json:
+            emit(explained | {"exit": COMPLETE})
+        else:
+            _print_explained(explained)
+        return
+    found = [_built_in(one) for one in PRESET_ARCHITECTURES] + [_own(path) for path in _own_files()]
+    code = PARTIAL if any(one["problem"] for one in found) else COMPLETE
+    if json:
+        emit({"presets": found, "folder": str(own_presets_folder()), "exit": code})
+    else:
+        _print_list(found)
+    raise typer.Exit(code)
+
+
+def explain(name: str) -> dict[str, Any]:
+    """Return what a preset resolves to: for each of its architectures every option, its value and what is allowed.
+
+    Raises:
+        UsageError: there is no such preset, or it is wrong; the sentence is that of a run with it.
+    """
+    import cpbmodels
+    from cpbmodels.options import CHOICES, RANGES
+
+    spec = RunSpec(preset=name)
+    allowed = {
+        option.name: list(CHOICES[option.name]) if option.name in CHOICES else RANGES.get(option.name)
+        for option in fields(cpbmodels.Preset)
+    }
+    resolved = {
+        architecture: cpbmodels.preset(spec.preset, base_of(architecture), **spec.overrides).as_dict()
+        for architecture in spec.names
+    }
+    return {
+        **(_own(Path(name)) if is_file(name) else _built_in(name)),
+        "architectures": list(spec.names),
+        "resolved": resolved,
+        "allowed": allowed,
+    }
+
+
+def _built_in(name: str) -> dict[str, Any]:
+    from cpbmodels.presets import all_presets
+
+    return {
+        "name": name,
+        "about": PRESET_ABOUT[name],
+        "base": None,
+        "architectures": list(PRESET_ARCHITECTURES[name]),
+        "seeds": PRESET_SEEDS.get(name, 1),
+        "options": dict(all_presets()[name]),
+        "problem": None,
+    }
+
+
+def _own_files() -> list[Path]:
+    folder = own_presets_folder()
+    return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
+
+
+def _own(path: Path) -> dict[str, Any]:
+    """Return what a file says; `problem` is the sentence with which a run refuses it."""
+    given: dict[str, Any] = {"name": str(path), "about": "", "base": None, "architectures": [], "seeds": None}
+    given |= {"options": {}, "problem": None}
+    try:
+        own = read_preset(str(path))
+        spec = RunSpec(preset=str(path))
+    except UsageError as error:
+        return given | {"problem": str(error)}
+    seeds = own.seeds or PRESET_SEEDS.get(own.base, 1)
+    return given | own.model_dump() | {"architectures": list(spec.names), "seeds": seeds}
+
+
+def _print_list(found: list[dict[str, Any]]) -> None:
+    for one in found:
+        print(f"{one['name']}: {one['problem'] or one['about'] or 'no description'}")
+        if one["problem"]:
+            continue
+        base = f"changes {one['base']}; " if one["base"] else ""
+        seeds = f"{one['seeds']} seeds averaged" if one["seeds"] > 1 else "1 seed"
+        print(f"    {base}trains {', '.join(one['architectures'])}; {seeds}")
+        print(f"    {', '.join(f'{name}={value}' for name, value in one['options'].items())}")
+    print(
+        f"\nPresets of your own: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md has the form."
+    )
+
+
+def _print_explained(one: dict[str, Any]) -> None:
+    print(f"{one['name']}: {one['about']}")
+    columns = list(one["resolved"])
+    values = {option: [_short(one["resolved"][c][option]) for c in columns] for option in one["allowed"]}
+    widths = [max(len(c), *(len(v[i]) for v in values.values())) for i, c in enumerate(columns)]
+    heads = "  ".join(c.rjust(w) for c, w in zip(columns, widths, strict=True))
+    print(f"{'':>24}  {heads}  allowed")
+    for option, shown in values.items():
+        cells = "  ".join(v.rjust(w) for v, w in zip(shown, widths, strict=True))
+        print(f"{option:>24}  {cells}  {_allowed(one['allowed'][option])}")
+
+
+def _short(value: Any) -> str:
+    return (
+        f"{len(value)} columns"
+        if isinstance(value, (list, tuple))
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
+
+
+def _allowed(limits: Any) -> str:
+    if isinstance(limits, tuple):
+        return f"{limits[0]:g} to {limits[1]:g}"
+    return ", ".join(limits) if limits else ""

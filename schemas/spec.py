@@ -1,0 +1,44 @@
+"""What all sets of options have in common: whoever builds one gets one sentence for a wrong value."""
+
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from schemas.errors import UsageError
+
+
+class Spec(BaseModel):
+    """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _one_sentence(cls, values: Any, build: Any) -> Self:
+        try:
+            return build(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0]) if first["loc"] else ""
+            code = first["type"].replace("_", "-")
+            raise UsageError(
+                _sentence(first, field, list(cls.model_fields)), code=code, field=field
+            ) from None
+
+
+def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
+    """Return what pydantic found wrong as one sentence."""
+    given, limits = error["input"], error.get("ctx", {})
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return f"option {field!r} is unknown: choose from {', '.join(known)}"
+    if kind == "literal_error":
+        return f"{field} {given!r} is unknown: choose {limits['expected'].replace(chr(39), '')}"
+    if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than"):
+        (limit,) = limits.values()
+        words = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
+        return f"{field} {given!r} is out of range: it must be {words.get(kind, 'less than')} {limit:g}"
+    if field == "repo":
+        return f"repo {given!r} is not USER/NAME, as in alice/cpb-models"
+    return f"{field} {given!r} cannot be used: {error['msg'][0].lower()}{error['msg'][1:]}"

@@ -1,0 +1,189 @@
+"""What `cpb tune` is asked, and the space that it searches."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from schemas.errors import UsageError
+from schemas.run import UNIVERSAL, RunSpec
+
+MAX_BATCH = 4096
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from low to high, both included: whole ones, or real ones spread evenly or by their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+    whole: bool = False
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """Its ends, for the check whether they are allowed."""
+        return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values."""
+
+    values: tuple[Any, ...]
+
+
+Space = dict[str, Range | Choice]
+
+DEFAULT_SPACE: Space = {
+    "lr": Range(1e-4, 3e-2, log=True),
+    "weight_decay": Range(1e-6, 0.3, log=True),
+    "clip": Range(0.05, 10, log=True),
+    "dropout": Range(0.01, 0.5),
+    "warmup_steps": Range(0, 100, whole=True),
+    "schedule": Choice(("cosine", "constant")),
+    "location_shrink": Range(0, 1),
+}
+"""Options that leave the loss as it is, so that losses of unfinished trials can be compared; all rows of one fleet."""
+
+CHANGES_LOSS = ("head", "loss", "candle_weight", "flat_band", "target_clip", "horizon")
+"""Options that change what the loss means."""
+
+
+class TuneSpec(RunSpec):
+    """What `cpb tune` is asked. `overrides` hold for all trials; an option given there is not searched."""
+
+    coins: str = Field("BTC,ETH,BNB,XRP,SOL", description="BTC,ETH or all; a coin without a quote means USDT")
+    timeframes: str = Field("1h", description="Binance intervals, as in 1h")
+    architectures: str | None = Field(
+        None, description="the architecture, as in gru; default: the preset's, if it is one"
+    )
+    trials: int = Field(64, ge=1, le=100_000, description="trials in all, those of earlier calls included")
+    budget: str | None = Field(None, description="time after which no trial goes on, as in 90s, 10m or 2h")
+    batch: int = Field(64, ge=1, le=MAX_BATCH, description="trials that are proposed and trained at once")
+    folds: int = Field(2, ge=1, le=12, description="rolling validation folds, all before the test span")
+    sampler: Literal["tpe", "random", "qmc"] = Field(
+        "tpe", description="Optuna's sampler: tpe, random or qmc"
+    )
+    pruner: Literal["halving", "median", "none"] = Field(
+        "halving", description="Optuna's pruner: halving, median or none"
+    )
+    search: str | None = Field(
+        None, description="in place of the default space, as in lr=1e-4..1e-2:log,hidden_dim=16|32"
+    )
+
+    @model_validator(mode="after")
+    def _what_can_be_searched(self) -> Self:
+        import cpbmodels
+
+        if len(self.names) != 1 or self.names[0].endswith(UNIVERSAL):
+            raise UsageError(
+                f"architectures {','.join(self.names)}: name one architecture that learns a coin at a time, as in gru",
+                code="architectures", field="architectures",
+            )  # fmt: skip
+        info = cpbmodels.architecture(self.names[0])
+        if info.closed_form or info.classifier:
+            what = "is solved at once" if info.closed_form else "forecasts no price"
+            raise UsageError(f"architectures: {info.name} {what}; tune another one",
+                             code="architectures", field="architectures")  # fmt: skip
+        for name in ("warm_start", "repo", "prune"):
+            if getattr(self, name):
+                raise UsageError(f"{name} has no meaning for trials: leave it out", code="usage", field=name)
+        _ = self.budget_s
+        self._check_space()
+        return self
+
+    def _check_space(self) -> None:
+        """Both ends of every range, and every choice, must be options that a training accepts: the same sentences."""
+        import cpbmodels
+
+        for name, values in self.space.items():
+            if name in CHANGES_LOSS:
+                raise UsageError(
+                    f"search: trials that differ in {name} have losses that cannot be compared; fix it with --set",
+                    code="search", field="search",
+                )  # fmt: skip
+            for value in values.values:
+                try:
+                    options = cpbmodels.preset(self.preset, self.names[0], **self.overrides | {name: value})
+                except cpbmodels.ModelError as error:
+                    raise UsageError(str(error), code="search", field="search") from None
+            ignored = cpbmodels.without_effect(options, self.names[0], [name])
+            if ignored:
+                raise UsageError(ignored[0], code="without-effect", field="search")
+
+    @property
+    def space(self) -> Space:
+        """What is searched: the options named in `search`, else the default space without what has no effect."""
+        import cpbmodels
+        from cpbmodels.options import ALIASES
+
+        if self.search:
+            return dict(parse_range(text) for text in self.search.split(","))
+        fixed = {ALIASES.get(name, name) for name in self.overrides}
+        options = cpbmodels.preset(self.preset, self.names[0], **self.overrides)
+        found = {name: values for name, values in DEFAULT_SPACE.items() if name not in fixed}
+        if options.head != "student-t":  # the other heads do not shrink their location
+            found.pop("location_shrink", None)
+        return {
+            name: values
+            for name, values in found.items()
+            if not cpbmodels.without_effect(options, self.names[0], [name])
+        }
+
+    @property
+    def budget_s(self) -> float | None:
+        """The budget in seconds; None: no limit."""
+        if self.budget is None:
+            return None
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.budget.strip())
+        if not match or float(match[1]) <= 0:
+            raise UsageError(
+                f"budget {self.budget!r} is no time: write 90s, 10m or 2h", code="budget", field="budget"
+            )
+        return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+def parse_range(text: str) -> tuple[str, Range | Choice]:
+    """Return an option's name and what is searched: `lr=1e-4..1e-2:log`, `hidden_dim=16|32`.
+
+    Raises:
+        UsageError: the text is neither.
+    """
+    name, _, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    wrong = UsageError(
+        f"search {text!r} is neither NAME=LOW..HIGH[:log] nor NAME=A|B|C, as in lr=1e-4..1e-2:log",
+        code="search", field="search",
+    )  # fmt: skip
+    if match := re.fullmatch(r"\s*([^.|]*(?:\.\d[^.|]*)?)\.\.([^|:]+?)(:log)?\s*", values):
+        try:
+            low, high = float(match[1]), float(match[2])
+        except ValueError:
+            raise wrong from None
+        if not low < high or (match[3] and low <= 0):
+            raise wrong
+        whole = all(re.fullmatch(r"\s*-?\d+\s*", part) for part in match.group(1, 2))
+        return name, Range(low, high, log=bool(match[3]), whole=whole and _is_whole(name))
+    found = tuple(_value(part.strip()) for part in values.split("|"))
+    if not name or len(found) < 2 or "" in found:
+        raise wrong
+    return name, Choice(found)
+
+
+def _is_whole(name: str) -> bool:
+    from cpbmodels.options import ALIASES, Preset
+
+    default = getattr(Preset(), ALIASES.get(name, name), 0)
+    return isinstance(default, int) and not isinstance(default, bool)
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

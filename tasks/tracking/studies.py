@@ -1,0 +1,66 @@
+"""Studies of `cpb tune` in MLflow: one parent run, a run per trial below it, figures and the report as artifacts.
+
+Their kind is their own, so that no board takes a trial for a model that was trained to be used.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.tracking.artifacts import keep_files
+from tasks.tracking.connection import Store, search
+from tasks.tracking.entries import metric_entries, param_entries, param_texts, tag_texts
+from tasks.tracking.records import OpenRun
+from tasks.tracking.runs import COMPLETE, finish, start_parent
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import KIND, OUTCOME, PARENT
+
+STUDY, TRIAL = "study", "trial"
+"""Values of `KIND`."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One finished trial. state: complete, pruned or failed. losses: (epoch, loss) as the pruner saw them."""
+
+    number: int
+    params: Mapping[str, Any]
+    state: str
+    metrics: Mapping[str, float | None]
+    losses: Sequence[tuple[int, float]] = ()
+
+
+def start_study(
+    key: str, config: Mapping[str, Any], tags: Mapping[str, Any], store: Store | None = None
+) -> OpenRun:
+    """Open the parent run of a study; the same command finds it again."""
+    return start_parent(key, config, {KIND: STUDY, **tags}, "tune", store)
+
+
+def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None = None) -> None:
+    """Write a run for each trial that has none yet."""
+    store = store or open_store()
+    condition = f"tags.`{PARENT}` = '{parent}' and tags.`{KIND}` = '{TRIAL}'"
+    known = {run.info.run_name for run in search(store, condition)} if trials else set()
+    for one in trials:
+        name = f"trial-{one.number:05d}"
+        if name in known:
+            continue
+        tags = {KIND: TRIAL, PARENT: parent, OUTCOME: one.state}
+        run = store.client.create_run(store.experiment_id, run_name=name, tags=tag_texts(tags))
+        metrics = metric_entries(one.metrics)
+        for epoch, loss in one.losses:
+            metrics += metric_entries({"val_loss": loss}, step=epoch)
+        store.client.log_batch(
+            run.info.run_id, metrics=metrics, params=param_entries(param_texts(one.params))
+        )
+        store.client.set_terminated(run.info.run_id, "FAILED" if one.state == "failed" else "FINISHED")
+
+
+def finish_study(parent: str, metrics: Mapping[str, Any], folder: Path, store: Store | None = None) -> None:
+    """End the study's run with its figures, report and preset as artifacts."""
+    store = store or open_store()
+    keep_files(store, store.client.get_run(parent), folder)
+    store.client.log_batch(parent, metrics=metric_entries(metrics))
+    finish(parent, COMPLETE, store=store)

@@ -1,0 +1,1 @@
+"""Tuning: Optuna proposes trials, fleets train them, rolling folds before the test span choose."""

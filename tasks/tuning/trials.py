@@ -1,0 +1,177 @@
+"""A batch of trials: every trial on every series and fold, all rows of fleets; scored on the folds' own test spans.
+
+The folds are those of a backtest with one more: the newest one, whose test span no trial sees, is the winner's.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cpbmodels
+from tasks.backtesting.folds import FoldSeries
+from tasks.judging.baselines import realised, reference
+from tasks.judging.inference import block_ids, block_length
+from tasks.judging.member import step_us, times_of
+from tasks.judging.scores import crps
+from tasks.training.planning import member_seed
+
+Array = NDArray[np.float64]
+Prune = Callable[[int, int, float], bool]
+"""(trial of the batch, epoch from 1, mean loss of its members) -> whether it is given up."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One fold of a series: where forecasts are scored, and the reference's losses there.
+
+    origins: every horizon-th origin of the fold's test span, so that targets do not overlap.
+    truth: [N, H]. mean: the reference's mean CRPS, the unit of all losses. blocks: block of time of each origin.
+    losses: the reference's CRPS [N] in that unit.
+    """
+
+    fold: FoldSeries
+    origins: NDArray[np.int64]
+    truth: Array
+    mean: float
+    blocks: NDArray[np.int64]
+    losses: Array
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """ratio: mean CRPS over the reference's, None where a member diverged. losses: sums per block of time."""
+
+    ratio: float | None
+    losses: list[float]
+    pruned: bool
+    epochs: int
+
+
+def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scored]:
+    """Return each fold with its reference and its blocks of calendar time, which all series share."""
+    horizon, context = options.horizon, options.context
+    found, start = [], None
+    for one in folds:
+        series = one.series
+        origins = series.origins("test", context, horizon)[::horizon]
+        fitted = series.origins("train", context, horizon)
+        truth = realised(series, origins, horizon)
+        loss = crps(reference(series, fitted, origins, horizon), truth).mean(1)
+        found.append((one, origins, truth, loss, times_of(series, origins)))
+        start = min(int(found[-1][4].min()), start) if start is not None else int(found[-1][4].min())
+    longest = max(len(series_times) for *_, series_times in found)
+    length = block_length(horizon, longest * horizon)
+    return [
+        Scored(
+            fold=one,
+            origins=origins,
+            truth=truth,
+            mean=float(loss.mean()),
+            blocks=block_ids(times, length * step_us(one.series), start),
+            losses=loss / loss.mean(),
+        )
+        for one, origins, truth, loss, times in found
+    ]
+
+
+def blocks_of(scored: Sequence[Scored]) -> int:
+    """Number of blocks of time that the folds span."""
+    return 1 + max(int(one.blocks.max()) for one in scored)
+
+
+def sums_by_block(scored: Sequence[Scored], losses: Sequence[Array]) -> Array:
+    """Sum of the losses per block [blocks], every series and fold with the same weight."""
+    total = np.zeros(blocks_of(scored))
+    for one, own in zip(scored, losses, strict=True):
+        total += np.bincount(one.blocks, own / len(own), minlength=len(total))
+    return total / len(scored)
+
+
+def train_batch(
+    trials: Sequence[dict[str, Any]],
+    scored: Sequence[Scored],
+    *,
+    architecture: str,
+    preset: str,
+    overrides: dict[str, Any],
+    seed: int,
+    prune: Prune,
+    deadline: float | None,
+    **how: Any,
+) -> list[TrialResult]:
+    """Train all trials on all folds at once and score them.
+
+    Every trial has the same seeds: they start from the same weights and see the same windows.
+
+    Args:
+        trials: the options of each trial, the same names in all.
+        prune: asked after epochs 1, 2, 4, 8 .. once all members of a trial have reported.
+        deadline: on `time.monotonic`'s clock: members still training then stop with what they have.
+    """
+    width = len(scored)
+    series = [one.fold.series for _ in trials for one in scored]
+    seeds = [member_seed(seed, architecture, one.fold.id, one.fold.fold) for one in scored] * len(trials)
+    vectors = {name: [trial[name] for trial in trials for _ in scored] for name in trials[0]}
+    watch = _Watch(len(trials), width, prune, deadline)
+    members = cpbmodels.train_fleet(
+        series, architecture, preset, seeds=seeds, on_epoch=watch, **how, **overrides | vectors
+    )
+    forecasts = cpbmodels.predict(members, series, [one.origins for one in scored] * len(trials))
+    results = []
+    for k in range(len(trials)):
+        mine = slice(k * width, (k + 1) * width)
+        own, found = members[mine], forecasts[mine]
+        good = all(
+            not m.report.get("diverged") and np.isfinite(f.quantiles).all()
+            for m, f in zip(own, found, strict=True)
+        )
+        losses = [
+            crps(f.quantiles, one.truth).mean(1) / one.mean if good else np.zeros(len(one.origins))
+            for f, one in zip(found, scored, strict=True)
+        ]
+        results.append(
+            TrialResult(
+                ratio=float(np.mean([loss.mean() for loss in losses])) if good else None,
+                losses=sums_by_block(scored, losses).tolist(),
+                pruned=k in watch.pruned,
+                epochs=max(len(m.history) for m in own),
+            )
+        )
+    return results
+
+
+class _Watch:
+    """Follows a batch epoch by epoch: which trials all of whose members have come far enough are given up."""
+
+    def __init__(self, trials: int, width: int, prune: Prune, deadline: float | None) -> None:
+        self.width, self.prune, self.deadline = width, prune, deadline
+        self.epochs = np.zeros((trials, width), np.int64)
+        self.done = np.zeros((trials, width), bool)
+        self.best = np.full((trials, width), np.inf)
+        self.asked = np.zeros(trials, np.int64)
+        self.pruned: set[int] = set()
+
+    def __call__(self, record: cpbmodels.EpochRecord) -> list[int]:
+        """Return the members to stop: those of pruned trials, or all once the time is up."""
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            return [member["index"] for member in record.members]
+        touched = set()
+        for member in record.members:
+            trial, place = divmod(member["index"], self.width)
+            self.epochs[trial, place] = record.epoch
+            self.done[trial, place] = bool(member["stopped"])
+            self.best[trial, place] = member["best_val_loss"]
+            touched.add(trial)
+        for trial in touched - self.pruned:
+            still = ~self.done[trial]
+            reached = int(self.epochs[trial][still].min()) if still.any() else 0
+            while (following := max(2 * int(self.asked[trial]), 1)) <= reached:
+                self.asked[trial] = following
+                if self.prune(trial, following, float(self.best[trial].mean())):
+                    self.pruned.add(trial)
+                    break
+        return [trial * self.width + place for trial in self.pruned for place in range(self.width)]

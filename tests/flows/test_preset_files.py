@@ -1,0 +1,155 @@
+"""Presets of one's own: files with the same checks and the same sentences as options on the command line."""
+
+import json
+import sys
+
+import pytest
+
+import cpbmodels
+from flows import cli
+from flows.cli.train import _one_model
+from schemas.errors import UsageError
+from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, with_preset_file
+from schemas.run import BacktestSpec, RunSpec
+
+GOOD = """
+about = "a small one"
+base = "smoke"
+architectures = ["gru", "gru-universal"]
+seeds = 2
+[options]
+learning_rate = 0.004
+hidden_dim = 24
+features = ["close_return", "log_sigma"]
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "home" / "presets").mkdir(parents=True)
+
+    def write(text, name="mine.toml", folder=tmp_path):
+        (folder / name).write_text(text)
+        return str(folder / name)
+
+    return write
+
+
+def run(monkeypatch, capsys, *words):
+    monkeypatch.setattr(sys, "argv", ["cpb", *words, "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code, json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def columns():
+    names = cpbmodels.preset("smoke", "gru").features
+    return f'["{names[0]}", "{names[1]}"]'
+
+
+def good():
+    return GOOD.replace('["close_return", "log_sigma"]', columns())
+
+
+def test_a_file_becomes_the_base_with_overrides(own):
+    spec = RunSpec(coins="BTC", preset=own(good()))
+    assert spec.preset == "smoke"
+    assert spec.names == ("gru", "gru-universal")
+    assert spec.copies("gru") == 2
+    options = cpbmodels.preset(spec.preset, "gru", **spec.overrides)
+    assert (options.lr, options.hidden_dim, len(options.features)) == (0.004, 24, 2)
+
+
+def test_options_beside_it_win(own):
+    path = own(good())
+    spec = BacktestSpec(preset=path, architectures="lstm", seeds=1, overrides={"hidden_dim": 8})
+    assert (spec.names, spec.seeds, spec.overrides["hidden_dim"]) == (("lstm",), 1, 8)
+
+
+def test_the_same_options_are_the_same_run(own):
+    """The file's name and place decide nothing: a flow run elsewhere needs no file."""
+    from_file = RunSpec(preset=own(good()))
+    again = RunSpec(**from_file.model_dump())
+    assert again == from_file
+    assert with_preset_file({"preset": own(good())})["preset"] == "smoke"
+
+
+def test_a_bare_name_is_found_in_the_home(own, tmp_path):
+    own(good(), "kept.toml", tmp_path / "home" / "presets")
+    assert RunSpec(preset="kept.toml").preset == "smoke"
+    with pytest.raises(UsageError) as error:
+        RunSpec(preset="other.toml")
+    assert (error.value.code, error.value.field) == ("preset", "preset")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("lr", 5.0), ("epoch", 5), ("hidden_dim", 0), ("head", "student"), ("dropout", "much"), ("epochs", 1.5)],
+)
+def test_wrong_options_get_the_sentence_of_the_command_line(own, option, value):
+    text = f'base = "smoke"\narchitectures = ["gru"]\n[options]\n{option} = {json.dumps(value)}\n'
+    with pytest.raises(UsageError) as in_file:
+        RunSpec(preset=own(text))
+    with pytest.raises(UsageError) as given:
+        RunSpec(preset="smoke", architectures="gru", overrides={option: value})
+    assert str(in_file.value) == str(given.value)
+    assert (in_file.value.code, in_file.value.field) == (given.value.code, given.value.field)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["base =", 'bas = "smoke"', 'base = "other"', "seeds = 0", "options = 3", "base = 7", "\xff\xfe"],
+)
+def test_what_is_no_preset_names_the_file(own, text):
+    path = own(text)
+    with pytest.raises(UsageError) as error:
+        RunSpec(preset=path)
+    assert error.value.code == "preset"
+    assert path in str(error.value)
+
+
+def test_train_takes_the_files_architecture(own):
+    path = own('base = "smoke"\narchitectures = ["gru"]\n')
+    scope = {"coins": "BTC", "timeframes": "1h", "source": "sim"}
+    assert _one_model(scope | {"preset": path, "architectures": None}).names == ("gru",)
+    assert _one_model(scope | {"preset": path, "architectures": "lstm"}).names == ("lstm",)
+    assert _one_model(scope | {"preset": None, "architectures": None}).names == ("har",)
+
+
+def test_presets_are_listed_with_what_is_wrong(own, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "home" / "presets"
+    own(good(), "good.toml", folder)
+    own("[options]\nlr = 7\n", "wrong.toml", folder)
+    code, said = run(monkeypatch, capsys, "presets")
+    found = {one["name"]: one for one in said["presets"]}
+    assert code == said["exit"] == 3
+    assert list(found)[: len(PRESET_ARCHITECTURES)] == list(PRESET_ARCHITECTURES) == list(PRESET_ABOUT)
+    assert found[str(folder / "good.toml")]["architectures"] == ["gru", "gru-universal"]
+    assert "lr must be" in found[str(folder / "wrong.toml")]["problem"]
+
+
+@pytest.mark.parametrize("name", PRESET_ARCHITECTURES)
+def test_a_preset_is_explained(name, own, monkeypatch, capsys):
+    code, said = run(monkeypatch, capsys, "presets", name)
+    assert code == 0
+    assert list(said["resolved"]) == list(PRESET_ARCHITECTURES[name])
+    for options in said["resolved"].values():
+        assert options.keys() == said["allowed"].keys()
+    cli_text(monkeypatch, "presets", name)
+    assert "allowed" in capsys.readouterr().out
+
+
+def cli_text(monkeypatch, *words):
+    monkeypatch.setattr(sys, "argv", ["cpb", *words])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 0
+
+
+def test_an_own_preset_is_explained(own, monkeypatch, capsys):
+    code, said = run(monkeypatch, capsys, "presets", own(good()))
+    assert code == 0
+    assert said["resolved"]["gru"]["lr"] == 0.004
+    assert said["base"] == "smoke"

@@ -1,0 +1,219 @@
+"""Members of one fleet with hyper-parameters of their own: each row equals its single run, in float64."""
+
+import numpy as np
+import pytest
+import torch
+from candles import LEARNT, series_for
+
+from cpbmodels import ModelError, architecture, predict, train_fleet
+
+SMALL = {
+    "preset": "smoke",
+    "device": "cpu",
+    "dtype": "float64",
+    "workers": 1,
+    "steps_per_epoch": 6,
+    "batch_size": 10,
+    "epochs": 4,
+    "patience": 4,
+    "dropout": 0.2,
+    "n_layers": 2,
+    "hidden_dim": 8,
+    "ff_dim": 8,
+    "lr": 0.01,
+}
+VALUES = {
+    "lr": [1e-3, 0.02, 0.005],
+    "weight_decay": [0.0, 0.3, 0.01],
+    "dropout": [0.05, 0.5, 0.3],
+    "clip": [1e-3, 0.05, 1e6],
+    "patience": [1, 4, 2],
+    "epochs": [1, 4, 2],
+    "warmup_steps": [0, 5, 2],
+    "location_shrink": [1.0, 0.0, 0.25],
+    "candle_weight": [0.0, 2.0, 0.1],
+    "teacher_forcing": [0.2, 0.9, 0.5],
+    "schedule": ["cosine", "constant", "step"],
+    "step_size": [1, 2, 30],
+    "step_gamma": [0.1, 0.5, 1.0],
+}
+TOGETHER = {name: values for name, values in VALUES.items() if name != "patience"}
+DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
+
+
+def options(name):
+    short = {} if name == "har" else {"context": 8, "horizon": 4}
+    return SMALL | short | ({"teacher_forcing": 0.5} if name in DECODERS else {})
+
+
+def check_rows(name, vectors, **common):
+    """Train three members at once and each alone; return those of the fleet."""
+    series = [series_for(name, rows, seed=rows) for rows in (330, 360, 340)]
+    given = options(name) | common
+    fleet = train_fleet(series, name, seeds=[3, 4, 5], **given | vectors)
+    for k, (member, own) in enumerate(zip(fleet, series, strict=True)):
+        single = given | {option: values[k] for option, values in vectors.items()}
+        alone = train_fleet([own], name, seeds=[3 + k], **single)[0]
+        assert [one["epoch"] for one in member.history] == [one["epoch"] for one in alone.history]
+        for ours, theirs in zip(member.history, alone.history, strict=True):
+            assert ours["lr"] == theirs["lr"]
+            assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
+            assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
+        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(member.table, alone.table, rtol=1e-9, atol=1e-11)
+        assert member.config == alone.config
+    return fleet
+
+
+@pytest.mark.parametrize("option", VALUES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in ("gru", "har") else pytest.param(name, marks=pytest.mark.slow) for name in LEARNT],
+)
+def test_each_row_equals_its_single_run(name, option):
+    common = {"schedule": "step"} if option.startswith("step_") else {}
+    common |= {"lr": 0.05} if option == "patience" else {}
+    fleet = check_rows(name, {option: VALUES[option]}, **common)
+    assert {member.report["fleet_members"] for member in fleet} == {3}
+
+
+@pytest.mark.parametrize("name", LEARNT)
+def test_all_options_at_once_and_adam(name):
+    fleet = check_rows(name, TOGETHER, optimizer="adam")
+    assert [len(member.history) for member in fleet] == TOGETHER["epochs"]
+    assert {member.report["fleet_members"] for member in fleet} == {3}
+
+
+@pytest.mark.parametrize(("head", "loss"), [("point", "nll"), ("quantile", "nll"), ("student-t", "crps")])
+def test_other_heads(head, loss):
+    check_rows(
+        "gru", {"location_shrink": [0.0, 1.0, 0.5], "candle_weight": [0.0, 1.0, 0.1]}, head=head, loss=loss
+    )
+
+
+@pytest.mark.slow
+def test_a_special_value_is_a_fleet_of_its_own():
+    """Without dropout no mask is drawn, at 0 and 1 no coin is: the row would get other draws than alone."""
+    for option, values, sizes in (
+        ("dropout", [0.0, 0.3, 0.2], [1, 2, 2]),
+        ("teacher_forcing", [0.0, 1.0, 0.5], [1, 1, 1]),
+    ):
+        fleet = check_rows("gru", {option: values})
+        assert [member.report["fleet_members"] for member in fleet] == sizes
+    check_rows("transformer", {"teacher_forcing": [0.0, 1.0, 0.5]})
+
+
+def test_members_of_different_size_come_back_in_the_callers_order():
+    fleet = check_rows("gru", {"hidden_dim": [8, 16, 8], "n_layers": [1, 1, 1], "lr": [0.01, 0.02, 0.03]})
+    assert [member.config["hidden_dim"] for member in fleet] == [8, 16, 8]
+    assert [member.config["seed"] for member in fleet] == [3, 4, 5]
+    assert [member.report["fleet_members"] for member in fleet] == [2, 1, 2]
+
+
+def test_members_with_other_columns_and_two_workers():
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
+    first, *_, last = series[0].names[:4]
+    columns = [[first, last], [last], [first, last]]
+    given = options("gru") | {"workers": 2}
+    together = train_fleet(series, "gru", seeds=[3, 4, 5], features=columns, **given)
+    for k, member in enumerate(together):
+        alone = train_fleet([series[k]], "gru", seeds=[3 + k], features=columns[k], **given)[0]
+        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
+    assert [len(member.config["features"]) for member in together] == [2, 1, 2]
+
+
+def test_closed_forms_ignore_what_they_do_not_read():
+    assert architecture("robust-har").closed_form
+    series = [series_for("robust-har", rows, seed=rows) for rows in (430, 460)]
+    members = train_fleet(series, "robust-har", "smoke", seeds=[1, 2], lr=[0.1, 0.2], dtype="float64")
+    for k, member in enumerate(members):
+        alone = train_fleet([series[k]], "robust-har", "smoke", seeds=1 + k, dtype="float64")[0]
+        torch.testing.assert_close(member.rows, alone.rows, rtol=0, atol=0)
+        assert member.config["epochs"] == alone.config["epochs"] == 1
+
+
+def test_universal_members_take_one_value_each():
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360)]
+    rates = [0.01, 0.02]
+    wide = train_fleet(series, "gru", seeds=[1, 2], scope="universal", lr=rates, **_without_lr("gru"))
+    for k, member in enumerate(wide):
+        alone = train_fleet(series, "gru", seeds=1 + k, scope="universal", lr=rates[k], **_without_lr("gru"))
+        torch.testing.assert_close(member.rows, alone[0].rows, rtol=1e-9, atol=1e-11)
+
+
+def _without_lr(name):
+    return {k: v for k, v in options(name).items() if k != "lr"}
+
+
+def test_micro_batches_and_a_resumed_training_keep_rows_apart(tmp_path):
+    vectors = {"lr": [1e-3, 0.02, 0.005], "dropout": [0.05, 0.5, 0.3], "clip": [0.01, 0.1, 1.0]}
+    check_rows("gru", vectors, accumulate=2)
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
+    given = options("gru") | vectors | {"seeds": [3, 4, 5]}
+    whole = train_fleet(series, "gru", **given)
+
+    def killed(record):
+        if record.epoch == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_fleet(series, "gru", checkpoint=tmp_path, on_epoch=killed, **given)
+    resumed = train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **given)
+    for ours, theirs in zip(resumed, whole, strict=True):
+        torch.testing.assert_close(ours.rows, theirs.rows, rtol=0, atol=0)
+    with pytest.raises(ModelError, match="options"):
+        train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **given | {"lr": [0.02, 1e-3, 0.005]})
+
+
+def test_on_epoch_stops_the_members_it_names():
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
+    seen = []
+
+    def stop_the_second(record):
+        seen.append([member["index"] for member in record.members])
+        return [1] if record.epoch == 2 else None
+
+    given = options("gru") | {"seeds": [3, 4, 5]}
+    stopped = train_fleet(series, "gru", on_epoch=stop_the_second, **given)
+    assert [member.report["stopped"] for member in stopped] == ["max_epochs", "on_request", "max_epochs"]
+    assert sorted(seen[1]) == [0, 1, 2]
+    assert sorted(seen[2]) == [0, 2]
+    whole = train_fleet(series, "gru", **given)
+    for k in (0, 2):
+        torch.testing.assert_close(stopped[k].rows, whole[k].rows, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"lr": [0.1]}, "lr needs one value per member: 2, not 1"),
+        ({"lr": [0.1, 5.0]}, "lr must be a number"),
+        ({"schedule": ["cosine", "sine"]}, "schedule 'sine' is unknown"),
+        ({"epochs": np.array([1.5, 2.0])}, "epochs must be a whole number"),
+    ],
+)
+def test_wrong_values_are_refused_as_they_are_for_one(wrong, sentence):
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360)]
+    with pytest.raises(ModelError, match=sentence):
+        train_fleet(series, "gru", "smoke", seeds=[1, 2], **wrong)
+
+
+def test_arrays_are_lists():
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360)]
+    members = train_fleet(
+        series, "gru", "smoke", seeds=[1, 2], epochs=np.array([1, 2]), lr=np.array([0.01, 0.02])
+    )
+    assert [len(member.history) for member in members] == [1, 2]
+    assert [type(member.config["epochs"]) for member in members] == [int, int]
+
+
+def test_members_with_options_of_their_own_forecast_as_one_stack():
+    series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
+    own = {"location_shrink": [0.0, 1.0, 0.5], "lr": [1e-3, 0.02, 0.005], "teacher_forcing": [0.2, 0.5, 0.9]}
+    members = train_fleet(series, "gru", seeds=[3, 4, 5], **options("gru") | own)
+    assert len({member.stacking_key for member in members}) == 1
+    origins = [np.arange(300, 320)] * 3
+    for k, found in enumerate(predict(members, series, origins)):
+        alone = predict([members[k]], [series[k]], [origins[k]])[0]
+        np.testing.assert_allclose(found.quantiles, alone.quantiles, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(found.candle, alone.candle, rtol=1e-12, atol=1e-15)

@@ -1,0 +1,166 @@
+"""The space, the batches of trials and luck: what tuning needs besides Optuna."""
+
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import cpbmodels
+import tasks.tuning
+from flows import tune
+from schemas.errors import CpbError, UsageError
+from schemas.tuning import Choice, Range, TuneSpec, parse_range
+from tasks.tuning.luck import best_of_null_trials
+from tasks.tuning.trials import _Watch
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "values"),
+    [
+        ("lr=1e-4..1e-2:log", "lr", Range(1e-4, 1e-2, log=True)),
+        ("dropout=0..0.5", "dropout", Range(0, 0.5)),
+        ("dropout=0.1..0.5", "dropout", Range(0.1, 0.5)),
+        ("warmup-steps=0..50", "warmup_steps", Range(0, 50, whole=True)),
+        ("lr=1..2", "lr", Range(1, 2)),
+        ("hidden_dim=16|32", "hidden_dim", Choice((16, 32))),
+        ("schedule=cosine|constant", "schedule", Choice(("cosine", "constant"))),
+        ("dropout=0|0.3", "dropout", Choice((0, 0.3))),
+    ],
+)
+def test_ranges_and_choices_are_read(text, name, values):
+    assert parse_range(text) == (name, values)
+
+
+@pytest.mark.parametrize("text", ["lr", "lr=", "lr=1", "lr=2..1", "lr=0..1:log", "lr=a..b", "=1|2", "lr=1|"])
+def test_what_is_no_range_is_refused(text):
+    with pytest.raises(UsageError) as error:
+        parse_range(text)
+    assert (error.value.code, error.value.field) == ("search", "search")
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"search": "lr=1e-4..5"}, "search"),
+        ({"search": "learning=1..2"}, "search"),
+        ({"search": "candle_weight=0..1"}, "search"),
+        ({"search": "n_heads=2|4"}, "search"),
+        ({"architectures": "gru,lstm"}, "architectures"),
+        ({"architectures": None}, "architectures"),
+        ({"architectures": "har-universal"}, "architectures"),
+        ({"architectures": "robust-har"}, "architectures"),
+        ({"architectures": "classifier-gru"}, "architectures"),
+        ({"budget": "soon"}, "budget"),
+        ({"budget": "0m"}, "budget"),
+        ({"trials": 0}, "trials"),
+        ({"folds": 13}, "folds"),
+        ({"sampler": "grid"}, "sampler"),
+        ({"overrides": {"lr": 7}}, "overrides"),
+        ({"warm_start": "champion"}, "warm_start"),
+    ],
+)
+def test_wrong_values_name_their_field(values, field):
+    with pytest.raises(UsageError) as error:
+        TuneSpec(**{"preset": "smoke", "architectures": "gru"} | values)
+    assert error.value.field == field
+
+
+def test_the_sentence_is_that_of_an_option():
+    with pytest.raises(UsageError) as searched:
+        TuneSpec(preset="smoke", architectures="gru", search="lr=1e-4..5")
+    with pytest.raises(UsageError) as given:
+        TuneSpec(preset="smoke", architectures="gru", overrides={"lr": 5.0})
+    assert str(searched.value) == str(given.value)
+
+
+def test_the_default_space_leaves_out_what_is_fixed_or_has_no_effect():
+    assert "dropout" not in TuneSpec(preset="smoke", architectures="gru").space  # gru with one layer
+    assert "dropout" in TuneSpec(preset="smoke", architectures="gru", overrides={"n_layers": 2}).space
+    assert "lr" not in TuneSpec(preset="smoke", architectures="gru", overrides={"learning_rate": 0.01}).space
+    assert "location_shrink" not in TuneSpec(preset="seed-gru").space
+    assert TuneSpec(preset="smoke", architectures="gru", budget="10m").budget_s == 600
+
+
+def noise(trials, blocks, seed, skill=0.0):
+    draw = np.random.default_rng(seed)
+    reference = draw.uniform(0.5, 1.5, blocks)
+    return reference * (1 - skill + 0.02 * draw.normal(size=(trials, blocks))), reference
+
+
+def test_luck_grows_with_the_number_of_trials_and_skill_is_told_from_it():
+    few, reference = noise(4, 60, 1)
+    many, other = noise(400, 60, 1)
+    best_of = {}
+    for name, (losses, own) in {"few": (few, reference), "many": (many, other)}.items():
+        found = best_of_null_trials(losses, own, float((losses.sum(1) / own.sum()).min()))
+        best_of[name] = found.best
+        assert 0.02 < found.p <= 1  # the best of trials without skill is no surprise
+        assert found.trials == len(losses)
+        assert found.low <= found.best < 1
+    assert best_of["many"] < best_of["few"]
+    skilled, own = noise(400, 60, 2, skill=0.02)
+    assert best_of_null_trials(skilled, own, float((skilled.sum(1) / own.sum()).min())).p < 0.01
+
+
+def test_equal_trials_are_one_trial():
+    """Copies of one trial give luck no more chances: their correlation is kept."""
+    losses, reference = noise(1, 60, 3)
+    alone = best_of_null_trials(losses, reference, 1.0)
+    copies = best_of_null_trials(np.repeat(losses, 50, 0), reference, 1.0)
+    assert copies.best == pytest.approx(alone.best)
+
+
+def record(epoch, *members):
+    found = [{"index": index, "best_val_loss": loss, "stopped": stopped} for index, loss, stopped in members]
+    return cpbmodels.EpochRecord(epoch, 8, 0.1, found, 1.0, 1.0, {})
+
+
+def test_a_trial_is_compared_once_all_its_members_have_come_so_far():
+    asked = []
+
+    def prune(trial, epoch, loss):
+        asked.append((trial, epoch, loss))
+        return trial == 1 and epoch == 2
+
+    watch = _Watch(2, 2, prune, None)
+    assert watch(record(1, (0, 1.0, ""), (1, 3.0, ""), (2, 4.0, ""))) == []  # member 3 is in another fleet
+    assert asked == [(0, 1, 2.0)]
+    assert watch(record(1, (3, 6.0, ""))) == []
+    assert asked[1:] == [(1, 1, 5.0)]
+    watch(record(2, (0, 1.0, "early_stop"), (1, 2.0, ""), (2, 4.0, "")))
+    assert asked[2:] == [(0, 2, 1.5)]  # a member that has stopped counts with its best
+    assert watch(record(2, (3, 6.0, ""))) == [2, 3]
+    assert watch.pruned == {1}
+    before = len(asked)
+    watch(record(3, (1, 2.0, "")))
+    assert len(asked) == before  # epochs 1, 2, 4, 8 ..
+    watch(record(4, (1, 1.0, "")))
+    assert asked[before:] == [(0, 4, 1.0)]
+
+
+def test_at_the_deadline_all_members_stop():
+    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1)
+    assert watch(record(1, (0, 1.0, ""), (1, 1.0, ""))) == [0, 1]
+
+
+def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.delitem(sys.modules, "tasks.tuning.study", raising=False)
+    monkeypatch.delattr(tasks.tuning, "study", raising=False)
+    with pytest.raises(CpbError) as error:
+        tune._tuning()
+    assert error.value.code == "extra-missing"
+    assert "[tune]" in str(error.value)
+
+
+def test_batches_fit_into_the_time_that_is_left():
+    spec = TuneSpec(preset="smoke", architectures="gru", trials=100, batch=64)
+    soon = time.monotonic() + 10.5
+    assert tune._next_batch(spec, 0, None, None) == 64
+    assert tune._next_batch(spec, 90, None, None) == 10
+    assert tune._next_batch(spec, 100, None, 1.0) == 0
+    assert tune._next_batch(spec, 0, soon, None) == 16
+    assert tune._next_batch(spec, 16, soon, 1.0) == 10
+    assert tune._next_batch(spec, 16, soon, 20.0) == 0
+    assert tune._next_batch(spec, 0, soon - 60, None) == 0

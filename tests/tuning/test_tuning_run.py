@@ -1,0 +1,144 @@
+"""`cpb tune` from candles to a preset, with Optuna."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+optuna = pytest.importorskip("optuna")
+
+import cpbmodels  # noqa: E402
+from flows.runner import Runner  # noqa: E402
+from flows.tune import run_tune  # noqa: E402
+from schemas.errors import CpbError  # noqa: E402
+from schemas.run import RunSpec  # noqa: E402
+from schemas.tuning import TuneSpec  # noqa: E402
+from tasks.tracking.connection import search  # noqa: E402
+from tasks.tracking.leaderboard import leaderboard  # noqa: E402
+from tasks.tracking.store import open_store  # noqa: E402
+from tasks.tuning import trials as batches  # noqa: E402
+from tasks.tuning.study import Study  # noqa: E402
+
+ASKED = {
+    "source": "sim", "coins": "BTC,ETH", "timeframes": "1h", "preset": "smoke", "architectures": "gru",
+    "since": "2025-03", "as_of": "2025-06-01", "folds": 1, "batch": 4, "device": "cpu",
+    "overrides": {"hidden_dim": 4, "context": 8, "steps_per_epoch": 4, "max_validation_windows": 40},
+}  # fmt: skip
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def tune(**more):
+    said = []
+    return run_tune(TuneSpec(**ASKED | more), Runner(), said.append), said
+
+
+@pytest.mark.slow
+def test_a_study_is_searched_scored_once_and_gone_on_with(place):
+    first, _ = tune(trials=6)
+    assert first["trials"] == first["completed"] + first["pruned"] + first["failed"] == 6
+    assert first["test_times_scored"] == 1
+    assert first["luck"]["trials"] == 6 - first["failed"]
+    assert (
+        (place / "home/sim/tuning" / first["study"] / "report.md").read_text().startswith("# cpb tune: gru")
+    )
+    assert {p.rpartition("/")[2] for p in first["figures"]} >= {"history.png", "slice.png"}
+    again, said = tune(trials=6)  # nothing left to do: not trained and not scored again
+    assert {k: again[k] for k in ("winner", "luck", "test")} == {
+        k: first[k] for k in ("winner", "luck", "test")
+    }
+    assert not any("scoring" in line for line in said)
+    more, _ = tune(trials=9, batch=2)
+    assert (more["study"], more["trials"]) == (first["study"], 9)
+    if more["winner"]["trial"] == first["winner"]["trial"]:
+        assert more["test_times_scored"] == 1
+    stored = optuna.load_study(study_name=first["study"], storage=f"sqlite:///{first['storage']}")
+    assert [one.number for one in stored.trials] == list(range(9))
+    assert (
+        min(t.value for t in stored.trials if t.value is not None and t.state.name == "COMPLETE")
+        == (more["winner"]["validation_crps_ratio"])
+    )
+    spec = RunSpec(source="sim", coins="BTC", preset=more["preset"])
+    assert spec.names == ("gru",)
+    options = cpbmodels.preset(spec.preset, "gru", **spec.overrides)
+    assert all(getattr(options, name) == value for name, value in more["winner"]["options"].items())
+    store = open_store()
+    below = search(store, f"tags.`mlflow.parentRunId` = '{first['run_id']}'")
+    assert len(below) == 9
+    assert {run.data.tags["cpb.kind"] for run in below} == {"trial"}
+    with pytest.raises(CpbError) as error:  # trials are no models
+        leaderboard()
+    assert error.value.code == "no-run"
+
+
+@pytest.mark.slow
+def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, monkeypatch):
+    seen = {}
+    train = batches.train_batch
+
+    def noted(trials, scored, **options):
+        found = train(trials, scored, **options | {"dtype": "float64", "prune": lambda *_: False})
+        seen.update(trials=trials, scored=scored, results=found)
+        return found
+
+    monkeypatch.setattr(batches, "train_batch", noted)
+    tune(trials=3, batch=3, pruner="none")
+    one, scored, result = seen["trials"][1], seen["scored"], seen["results"][1]
+    ratios = []
+    for fold in scored:
+        assert fold.fold.fold == 1
+        (member,) = cpbmodels.train_fleet(
+            [fold.fold.series], "gru", "smoke", dtype="float64", device="cpu",
+            seeds=batches.member_seed(1, "gru", fold.fold.id, 1), **ASKED["overrides"] | one,
+        )  # fmt: skip
+        forecast = cpbmodels.predict([member], [fold.fold.series], [fold.origins])[0]
+        ratios.append((batches.crps(forecast.quantiles, fold.truth).mean(1) / fold.mean).mean())
+    assert result.ratio == pytest.approx(float(np.mean(ratios)), rel=1e-9)
+    assert sum(result.losses) == pytest.approx(result.ratio)
+    short, _ = tune(trials=500, batch=4, seed=5, budget="1s", pruner="none")
+    assert short["trials"] < 40
+
+
+def test_samplers_and_pruners_are_optunas(tmp_path):
+    for sampler, kind in (("tpe", "TPESampler"), ("random", "RandomSampler"), ("qmc", "QMCSampler")):
+        study = Study(tmp_path / "o.db", sampler, TuneSpec(**ASKED | {"sampler": sampler}))
+        assert type(study.live.sampler).__name__ == kind
+    for pruner, kind in (
+        ("halving", "SuccessiveHalvingPruner"),
+        ("median", "MedianPruner"),
+        ("none", "NopPruner"),
+    ):
+        assert (
+            type(
+                Study(tmp_path / "o.db", pruner, TuneSpec(**ASKED | {"pruner": pruner})).live.pruner
+            ).__name__
+            == kind
+        )
+
+
+def test_halving_gives_up_the_worse_half_of_a_batch(tmp_path):
+    study = Study(tmp_path / "o.db", "one", TuneSpec(**ASKED))
+    trials = study.ask(9)
+    given_up = [study.should_prune(trial, 2, float(k)) for k, trial in enumerate(trials)]
+    assert sum(given_up) >= 5
+    assert not given_up[0]
+    for k, trial in enumerate(trials):
+        study.tell(trial, float(k), given_up[k], {"x": k})
+    assert len(study.save()) == study.trials == 9
+    again = Study(tmp_path / "o.db", "one", TuneSpec(**ASKED))
+    assert again.trials == 9
+    assert again.best().number == 0
+
+
+def test_no_other_command_imports_optuna():
+    code = "import sys, flows.cli; flows.cli._app(); import flows.tune; print('optuna' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(out.stdout.lower()) is False
