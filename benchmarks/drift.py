@@ -13,7 +13,8 @@ stay. The watch (`tasks.judging.drift`) looks at every hour.
     stepwise        narrowed by 5 points a week, down to .8
     recovery        days from the end of 30 days at .8 to `fine`
 
-Spans with even numbers tuned the constants of the watch, those with odd numbers confirm them.
+Spans with even numbers tuned the constants of the watch. Those with odd numbers were looked at too: months before June
+2022 (`--since 2020-11-01 --as-of 2022-06-01`) are those that no setting was chosen on.
 """
 
 import argparse
