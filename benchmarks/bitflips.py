@@ -35,7 +35,7 @@ from benchmarks._paired import table
 from schemas.errors import CpbError
 from schemas.handover import Damage, FleetResult, SeriesRecord
 from schemas.identity import SeriesId
-from schemas.run import RunSpec
+from schemas.run import ForecastSpec, RunSpec
 from tasks.forecasting import index, store
 from tasks.forecasting.verify import verify as verify_forecasts
 from tasks.market import cache
@@ -81,12 +81,17 @@ class Tally:
     harmless: int = 0
 
 
+SCOPE = {"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "since": "2025-03"}
+
+
 def spec(as_of: str = FIRST) -> RunSpec:
     """Return what is trained; made anew each time, since it holds the home that the environment names."""
-    return RunSpec(
-        coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
-        since="2025-03", as_of=as_of,
-    )  # fmt: skip
+    return RunSpec(**SCOPE, as_of=as_of, architectures="linear,robust-har", preset="smoke")
+
+
+def hour(as_of: str = FIRST) -> ForecastSpec:
+    """Return what is forecast."""
+    return ForecastSpec(**SCOPE, as_of=as_of)
 
 
 def build(folder: Path) -> Path:
@@ -101,7 +106,7 @@ def build(folder: Path) -> Path:
     summary = run_train_all(spec(), Runner(), lambda _: None)
     if summary.failures:
         raise SystemExit(f"the benchmark's own training failed: {summary.failures[0].reason}")
-    run_forecast(spec(LATER), Runner(), lambda _: None)
+    run_forecast(hour(LATER), Runner(), lambda _: None)
     return home
 
 

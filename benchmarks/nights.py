@@ -54,7 +54,7 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
     from flows.forecast import run_forecast
     from flows.runner import Runner
     from flows.train_all import run_train_all
-    from schemas.run import RunSpec, ScopeSpec
+    from schemas.run import ForecastSpec, RunSpec, ScopeSpec
     from schemas.scope import home
     from tasks.tracking.prune import prune_nightly
 
@@ -64,7 +64,7 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
     said: list[str] = []
     began, clock = time.time(), time.perf_counter()
     summary = run_train_all(spec, Runner(), said.append)
-    scope = ScopeSpec(**{name: getattr(spec, name) for name in ScopeSpec.model_fields})
+    scope = ForecastSpec(**{name: getattr(spec, name) for name in ScopeSpec.model_fields})
     forecast = run_forecast(scope, Runner(), said.append)
     if summary.failures or forecast["exit"]:
         raise RuntimeError(f"night {number} is not complete: {said}")

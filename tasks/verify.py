@@ -15,6 +15,7 @@ from schemas.handover import Damage
 from tasks.forecasting.verify import verify as verify_forecasts
 from tasks.hub.verify import verify as verify_published
 from tasks.market.verify import verify as verify_market
+from tasks.promotion.verify import verify as verify_records
 from tasks.signals.verify import verify as verify_features
 from tasks.storage.damage import Seen, unseen
 from tasks.tracking.cards import verify as verify_cards
@@ -28,6 +29,7 @@ KINDS: dict[str, Callable[..., Iterator[Damage]]] = {
     "champions": verify_champions,
     "fleets": verify_fleets,
     "forecasts": verify_forecasts,
+    "records of the ledger": verify_records,
     "cards": verify_cards,
     "published models": verify_published,
 }

@@ -13,7 +13,7 @@ from flows.runner import Runner
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
-from schemas.run import ScopeSpec
+from schemas.run import ForecastSpec
 from tasks.tracking.store import open_store
 
 SCOPE = {"coins": "BTC", "timeframes": "1h", "tail": True}
@@ -40,7 +40,7 @@ def test_the_scheduled_run_before_any_training_is_complete_and_says_so(store):
 def test_a_person_who_asks_for_it_meets_an_error():
     open_store()
     with pytest.raises(CpbError) as caught:
-        run_forecast(ScopeSpec(**SCOPE), Runner(), say=lambda text: None)
+        run_forecast(ForecastSpec(**SCOPE), Runner(), say=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
 
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from test_verify_parts import champion, cut, fleet_of, flip, member_of
 
 import flows.cli
-from benchmarks.bitflips import MARKET, SERIES, spec
+from benchmarks.bitflips import MARKET, SERIES, hour, spec
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -137,7 +137,7 @@ def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
     flip(month)
     said = []
     with TestClient(create_app(stored), base_url="http://127.0.0.1:8000") as page:
-        found = run_forecast(spec("2025-05-23"), Runner(), said.append)
+        found = run_forecast(hour("2025-05-23"), Runner(), said.append)
         assert (found["exit"], found["series"], len(found["failed"])) == (3, 2, 1)
         assert found["rows"] > 0
         assert [line.startswith("FAILED ") for line in said] == [True, False]
@@ -147,14 +147,14 @@ def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
             *(f"/api/{kind}/BTC/1h?market=sim" for kind in KINDS_OF_PAGE),
         ):
             assert page.get(path).status_code == 200, path
-    assert run_forecast(spec("2025-05-23"), Runner(), said.append)["exit"] == 0
+    assert run_forecast(hour("2025-05-23"), Runner(), said.append)["exit"] == 0
 
 
 def test_a_refusal_for_damage_names_one_command_only(stored):
     for one in champions(market=MARKET):
         cut(one.folder / "model.safetensors")
     with pytest.raises(CpbError) as caught:
-        run_forecast(spec("2025-05-23"), Runner(), lambda _: None)
+        run_forecast(hour("2025-05-23"), Runner(), lambda _: None)
     assert caught.value.code == "no-forecast"
     assert set(re.findall(r"`([^`]+)`", str(caught.value))) == {"cpb verify --repair"}
 
