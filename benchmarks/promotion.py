@@ -164,7 +164,7 @@ def rounds(betting: Betting = BETTING) -> Construct:
 
 def single_origins(differences: Array) -> Array:
     """Ten interleaved sequences of single origins, which do not overlap, averaged."""
-    betting = Betting(round_lags=1, stakes=(0.2,), weights=(1.0,), loss_cap=3.0, gain_cap=3.0)
+    betting = Betting(round_lags=1, min_round=1, stakes=(0.2,), weights=(1.0,), loss_cap=3.0, gain_cap=3.0)
     out = np.zeros_like(differences)
     for offset in range(HORIZON):
         own = e_processes(differences[:, offset::HORIZON], 1, betting)
@@ -176,7 +176,7 @@ def single_origins(differences: Array) -> Array:
 
 def two_streams(differences: Array) -> Array:
     """Blocks of a horizon's length in two interleaved streams, averaged."""
-    betting = Betting(round_lags=1, stakes=(0.25,), weights=(1.0,), loss_cap=3.0, gain_cap=3.0)
+    betting = Betting(round_lags=1, min_round=1, stakes=(0.25,), weights=(1.0,), loss_cap=3.0, gain_cap=3.0)
     second = e_processes(differences[:, HORIZON:], HORIZON, betting)
     second = np.hstack([np.ones((len(differences), HORIZON)), second])
     return (e_processes(differences, HORIZON, betting) + second) / 2

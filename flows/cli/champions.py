@@ -122,8 +122,10 @@ def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
         lines.append(f"  its recipe was selected on this span: {champion.selected_on}")
     if champion.damage:
         lines.append(f"  damaged: {champion.damage}")
-    if alarm:
+    if alarm and _live(alarm) == alarm.state:
         lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
+    elif alarm:
+        lines.append("  no live forecast has been scored yet")
     told = [d for d in (one.became, one.newest) if d]
     lines += [f"  {decision}" for decision in dict.fromkeys(map(_told, told))]
     if not told:
@@ -133,6 +135,11 @@ def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
 
 def _told(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
+
+
+def _live(alarm: "Alarm | None") -> str:
+    """Return the drift watch's state; nothing scored is not fine."""
+    return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
 
 
 def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
@@ -149,6 +156,6 @@ def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> Non
         table.add_row(
             str(champion.series), champion.version, champion.architecture, champion.preset, decision,
             (champion.damage and "damaged") or champion.verdict.split(" (")[0],
-            watched[champion.series].state if champion.series in watched else "-",
+            _live(watched.get(champion.series)),
         )  # fmt: skip
     Console().print(table)

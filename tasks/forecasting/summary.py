@@ -140,6 +140,7 @@ def _entry(sums: pl.DataFrame, *, kind: str, **names: str | bool) -> LedgerEntry
         .sort("day")
     )
     model, reference = days[own].to_numpy(), days[other].to_numpy()
+    horizon = int(sums["horizon"].to_numpy().max(initial=0))
     low, high = ratio_interval(
         len(days),
         float(model.sum()),
@@ -147,6 +148,7 @@ def _entry(sums: pl.DataFrame, *, kind: str, **names: str | bool) -> LedgerEntry
         float(model @ model),
         float(reference @ reference),
         float(model @ reference),
+        loss_days=horizon * INTERVAL_SECONDS[str(names["timeframe"])] / 86_400,
     ) or (None, None)
     rows, paired = total["rows"], total["ref_rows"]
     return LedgerEntry.model_validate(

@@ -33,14 +33,15 @@ three pairs of models, most of it from one of six test spans)."""
 class Betting:
     """How the gambler of `e_process` bets. The figures are tuned in benchmarks/promotion.py.
 
-    round_lags: length of a round in lags.
+    round_lags, min_round: length of a round in lags, and the least in origins: the cut of z relies on sums of many.
     stakes, weights: wealth starts divided into accounts; each bets one share of itself on every round.
     loss_cap, gain_cap: a round's sum counts up to so many standard deviations. stakes × loss_cap < 1 keeps wealth above
         0; gains are cut earlier than losses, so that differences skewed towards rare large losses gain nothing by it.
-    memory_lags: settled differences that the scale is taken from, in lags.
+    memory_lags: settled differences that the scale is taken from, in lags (or quarters of `min_round`, if longer).
     """
 
     round_lags: int = 4
+    min_round: int = 40
     stakes: tuple[float, ...] = (0.15, 0.45)
     weights: tuple[float, ...] = (0.1, 0.9)
     loss_cap: float = 2.2
@@ -60,13 +61,13 @@ BETTING = Betting()
 def e_process(differences: Array, lag: int = 10) -> Array:
     """Return the evidence [T] that the challenger is better; the value at t uses differences up to t only.
 
-    **Construction.** Origins are taken in rounds of L = 4·lag, with lag − 1 origins left out after each, so that all of
-    a round is known before the next one starts. A round gives z = −Σ differences / (s √L), where s² is the mean square,
-    per origin, of sums of 2·lag consecutive differences: over the last 72·lag such sums that were known when the round
-    started. z counts between −2.2 and 1.5 only. A gambler with two accounts (.1 and .9 of the money) bets .15 and .45
-    of them on every round: account × (1 + stake · z). The result is the money of both, unchanged between the ends of
-    rounds. It is 1 for the first max(4·lag, 16) + lag − 1 origins, from which the first scale is learnt, and in the
-    first round.
+    **Construction.** Origins are taken in rounds of L = 4·lag (40 at least, the length for lag 10), with lag − 1
+    origins left out after each, so that all of a round is known before the next one starts. A round gives z = −Σ
+    differences / (s √L), where s² is the mean square, per origin, of sums of L/2 consecutive differences: over the
+    last 18·L such sums that were known when the round started. z counts between −2.2 and 1.5 only. A gambler with two
+    accounts (.1 and .9 of the money) bets .15 and .45 of them on every round: account × (1 + stake · z). The result
+    is all the money, unchanged between the ends of rounds. It is 1 for the first L + lag − 1 origins, from which the
+    first scale is learnt, and in the first round.
 
     **Null hypothesis.** With F_t all that is known at origin t (differences up to t − lag among it) and a the first
     origin of a round, E[cut z of the round | F_a] ≤ 0 for every round. The plain hypothesis "no better", E[difference
@@ -74,8 +75,9 @@ def e_process(differences: Array, lag: int = 10) -> Array:
     E[(−z − 2.2)+ | F_a], which the cut gains, E[(z − 1.5)+ | F_a], must outweigh. They do for every z whose
     distribution, given F_a, is symmetric about its mean, whatever its tails, and for moderate skewness towards the
     challenger's losses, as a sum of 40 origins has it: simulated with log-normal differences (σ = 1, kurtosis 110)
-    skewed that way, 4.4 % of nulls reach 20 (3 % of others). A challenger that wins a little always and loses very much
-    very rarely is not covered: no test without a bound on losses covers it.
+    skewed that way, 4.7 % of nulls reach 20 in a year (3 % of others); with σ = 1.5, 8.6 %. A challenger that wins a
+    little always and loses very much rarely is not covered (13 to 68 % with 18 to 4 such hours a year that pay back
+    a gain of .5 %): no test without a bound on losses covers it.
 
     **What holds under the null.** P(sup over t of the result ≥ 1/α) ≤ α, for every α, so at any random time whatever,
     chosen by whatever look at the data, the value is ≥ 1/α with probability α at most. The mean of the value is ≤ 1 at
@@ -106,14 +108,16 @@ def e_processes(differences: Array, lag: int = 10, betting: Betting = BETTING) -
     """
     _check_lag(lag)
     rows, origins = differences.shape
-    length, window = betting.round_lags * lag, 2 * lag
+    length = max(betting.round_lags * lag, betting.min_round)
+    unit = max(lag, betting.min_round // 4)
+    window = 2 * unit
     sums = _window_sums(differences, window)
     stakes, weights = np.asarray(betting.stakes), np.asarray(betting.weights)
     accounts = np.tile(weights, (rows, 1))
     out = np.ones((rows, origins))
-    first = max(4 * lag, 16) + lag - 1
+    first = max(4 * unit, 16) + lag - 1
     for start in range(first, origins - length + 1, length + lag - 1):
-        known = sums[:, : start - lag - window + 2][:, -betting.memory_lags * lag :]
+        known = sums[:, : start - lag - window + 2][:, -betting.memory_lags * unit :]
         scale = _root_mean_square(known) * math.sqrt(length / window)
         gain = -differences[:, start : start + length].sum(axis=1)
         with np.errstate(over="ignore"):  # a scale near 0: z is cut anyway
@@ -198,6 +202,7 @@ def ratio_interval(
     products: float,
     *,
     alpha: float = 0.05,
+    loss_days: float = 0.0,
 ) -> tuple[float, float] | None:
     """Return an anytime-valid interval of mean model loss / mean reference loss, from sums over UTC days.
 
@@ -205,7 +210,8 @@ def ratio_interval(
     |mean u| stays within the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas
     ("Time-uniform central limit theory", 2103.06476, theorem 2.2): a quadratic in R (Fieller). It holds R at all days
     from `MIN_DAYS` on together with probability about 1 − α, so it may be read daily. Days are treated as
-    independent but for `DAY_CLUSTERING`: hourly losses overlap by 10 hours only, but regimes last longer.
+    independent but for `DAY_CLUSTERING`: hourly losses overlap by 10 hours only, but regimes last longer. Where one
+    loss covers several days, days share as much: variance and `MIN_DAYS` grow by that number.
 
     Args:
         days: number of days n.
@@ -215,6 +221,7 @@ def ratio_interval(
         reference_squares: Σ r².
         products: Σ m r.
         alpha: probability of ever missing the ratio.
+        loss_days: days that one loss covers, horizon × candle: 10 at 1d.
 
     Returns:
         (low, high), or None: fewer than `MIN_DAYS` days, or too noisy to bound: too few to tell.
@@ -225,14 +232,15 @@ def ratio_interval(
     sums = (model, reference, model_squares, reference_squares, products)
     if days < 0 or not all(math.isfinite(one) and one >= 0 for one in sums):
         raise ValueError(f"sums of losses must be finite and not negative: {days} days, {sums}")
-    if days < MIN_DAYS or reference == 0:
+    shared = max(1.0, loss_days)
+    if days < MIN_DAYS * shared or reference == 0:
         return None
     mean_m, mean_r = model / days, reference / days
     spread = days / (days - 1)
     var_m = max(0.0, model_squares / days - mean_m**2) * spread
     var_r = max(0.0, reference_squares / days - mean_r**2) * spread
     cov = (products / days - mean_m * mean_r) * spread
-    width = _sequence_width(days, alpha)
+    width = shared * _sequence_width(days, alpha)
     a = mean_r**2 - width * var_r
     b = mean_m * mean_r - width * cov
     c = mean_m**2 - width * var_m
