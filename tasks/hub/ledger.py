@@ -68,6 +68,17 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
 
 
+def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
+    """Raise `CpbError` (code `other-record`) where a published head is no line of the stored chain."""
+    _, fault = _chain_until(home, market, head)
+    if fault:
+        raise CpbError(
+            f"{repo} holds the record of another chain ({fault}), so nothing was published; restore the chain that was "
+            f"published, name another USER/NAME, or move the repository's {FOLDER} folder away",
+            code="other-record", field="repo",
+        )  # fmt: skip
+
+
 def compare(home: Path, market: str, repo: str) -> Comparison:
     """Compare the newest published record with the stored one.
 
