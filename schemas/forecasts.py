@@ -75,14 +75,16 @@ BACKTEST_SCHEMA: dict[str, Any] = {
 
 def check_forecasts(frame: pl.DataFrame) -> pl.DataFrame:
     """Return forecast rows that keep the contract; raises `MemberError` (code `rows`) naming what does not."""
-    rules = [*_forecast_rules(candle=True), _KNOWN_ROLE, *_REFERENCE_RULES]
+    rules = [*_forecast_rules(candle=True), *_PLAIN_TEXTS, _KNOWN_ROLE, *_REFERENCE_RULES]
     return _checked("forecast rows", frame, FORECAST_SCHEMA, KEY, rules, {"made_at", *REFERENCE_COLUMNS})
 
 
 def check_ledger(frame: pl.DataFrame) -> pl.DataFrame:
     """Return ledger rows that keep their contract; errors as in `check_forecasts`."""
     closed = ("scored_at is not before the candle's close", pl.col("scored_at") >= _target_time())
-    return _checked("ledger rows", frame, LEDGER_SCHEMA, KEY, [_FIRST_STEP, _KNOWN_TIMEFRAME, closed])
+    return _checked(
+        "ledger rows", frame, LEDGER_SCHEMA, KEY, [_FIRST_STEP, _KNOWN_TIMEFRAME, *_PLAIN_TEXTS, closed]
+    )
 
 
 def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
@@ -113,6 +115,11 @@ _KNOWN_TIMEFRAME: Rule = (
 )
 
 
+# The chain's digests join the texts of a row with commas and end it with a line break: neither may be part of one.
+_PLAIN_TEXTS: list[Rule] = [
+    (f"{name} holds no comma and no control character", ~pl.col(name).str.contains(r"[,\p{Cc}]"))
+    for name in ("symbol", "model_version")
+]
 _KNOWN_ROLE: Rule = ("role is one of " + ", ".join(ROLES), pl.col("role").is_in(list(ROLES)))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from schemas.errors import DamagedError
 from schemas.handover import Failure, Publication
 from schemas.identity import Market, tree_of
+from tasks.hub.ledger import check_head
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import build_tree
 from tasks.step import step
@@ -19,7 +20,8 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
     never published together.
 
     Raises:
-        CpbError: no champion that could be published, or the Hub refuses.
+        CpbError: no champion that could be published, or the Hub refuses; (code `other-record`) the published record
+            is of another chain than the stored one.
     """
     intact, failures = [], []
     for champion in (found := champions(market=market)):
@@ -30,5 +32,7 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
             failures.append(Failure.of(champion.series, "publish", error))
     # With none intact the tree's own error names the first.
     tree = build_tree(intact or found, tree_of(home, "hub", market), repo, home)
-    place = str(publish_tree(tree, repo)) if repo else str(tree)
+    if not repo:
+        return Publication(place=str(tree), failures=tuple(failures))
+    place = str(publish_tree(tree, repo, check_head=lambda head: check_head(home, market, repo, head)))
     return Publication(place=place, failures=tuple(failures))

@@ -15,4 +15,5 @@ look           what the watch looks at after a scoring
 fallback       a robust HAR in place of a champion that has drifted
 staleness      candles and forecasts that are too old
 verify         damaged files of a market, found and set aside
+suspects       bytes that no digest vouches for, parsed in a process that may die of it
 """

@@ -22,7 +22,8 @@ from tasks.storage.locks import locked
 from tasks.storage.records import read_record, write_record
 
 DAILY, STATE = "daily.parquet", "daily.json"
-_LOCK = ".lock"
+LOCK = ".lock"
+"""The lock of a series' folder in the ledger, for all that is made of it but the month files."""
 
 KEY = ("day", "model_version", "role", "live")
 _COUNTS = (
@@ -80,7 +81,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     folder = series.folder(home, LEDGER.name)
     if not month_files(folder):
         return pl.DataFrame(schema=SCHEMA)
-    with locked(folder / _LOCK):  # of those who make the sums; the month files may be written to meanwhile
+    with locked(folder / LOCK):  # of those who make the sums; the month files may be written to meanwhile
         months = _digests(home, series)
         known, made_of = _read(folder)
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]

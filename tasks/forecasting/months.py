@@ -28,8 +28,8 @@ from schemas.identity import SeriesId
 from tasks.forecasting.index import intact, log_once, month_files
 from tasks.storage.damage import VERIFY
 
-# What polars raises for bytes that are no parquet file, or no whole one. Some of them end in a Rust panic.
-_NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
+NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
+"""What polars raises for bytes that are no parquet file, or no whole one. Some of them end in a Rust panic."""
 
 UNREADABLE = "unreadable"
 """Code of the error for a file that this user may not read."""
@@ -97,7 +97,7 @@ def count_rows(path: Path) -> int:
         return int(
             pl.scan_parquet(path, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
         )
-    except _NO_PARQUET:
+    except NO_PARQUET:
         return -1
 
 
@@ -122,20 +122,42 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
 
 def read_file(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
     """Return a month file's rows; errors as in `load`, but the message is the bare reason."""
+    return parse_rows(home, series, tree, path, read_bytes(path))
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the bytes of a month file if they have the recorded digest, or if none is recorded.
+
+    Raises:
+        FileNotFoundError: there is none.
+        DamagedError: they have not, or (code `UNREADABLE`) may not be read; the message is the bare reason.
+    """
     try:
-        rows = pl.read_parquet(io.BytesIO(intact(path)), hive_partitioning=False)
+        return intact(path)
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:  # nothing is wrong with its content: it must not be set aside
+        raise DamagedError(f"cannot be read ({error.strerror})", code=UNREADABLE) from error
+    except OSError as error:
+        raise _no_rows(error) from error
+
+
+def parse_rows(home: Path, series: SeriesId, tree: Tree, path: Path, content: bytes) -> pl.DataFrame:
+    """Return the rows in a month file's bytes; the message of a `DamagedError` is the bare reason."""
+    try:
+        rows = pl.read_parquet(io.BytesIO(content), hive_partitioning=False)
         if tree is FORECASTS and dict(rows.schema) == EARLIER_SCHEMA:
             return _upgraded(rows, series.folder(home, _EARLIER_ISSUED) / path.name)
         return check_columns(rows, tree.schema)
-    except FileNotFoundError:
-        raise
     except MemberError as error:
         raise DamagedError(str(error)) from error
-    except PermissionError as error:  # nothing is wrong with its content: it must not be set aside
-        raise DamagedError(f"cannot be read ({error.strerror})", code=UNREADABLE) from error
-    except _NO_PARQUET as error:
-        text = (str(error).splitlines() or [type(error).__name__])[0][:80]
-        raise DamagedError(f"no rows can be read from it ({text})") from error
+    except NO_PARQUET as error:
+        raise _no_rows(error) from error
+
+
+def _no_rows(error: BaseException) -> DamagedError:
+    text = (str(error).splitlines() or [type(error).__name__])[0][:80]
+    return DamagedError(f"no rows can be read from it ({text})")
 
 
 def _upgraded(rows: pl.DataFrame, issued: Path) -> pl.DataFrame:
@@ -150,7 +172,7 @@ def _upgraded(rows: pl.DataFrame, issued: Path) -> pl.DataFrame:
         times = check_columns(found, times.schema)
     except FileNotFoundError:
         pass
-    except (DamagedError, MemberError, *_NO_PARQUET) as error:
+    except (DamagedError, MemberError, *NO_PARQUET) as error:
         log_once(issued, f"{issued} cannot be read ({error}), so its forecasts count as replays")
     known = rows.join(times, on=key, how="left", maintain_order="left").with_columns(role=pl.lit(CHAMPION))
     missing = [pl.lit(None, kind).alias(n) for n, kind in FORECAST_SCHEMA.items() if n not in known.columns]

@@ -1,5 +1,6 @@
 """Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
 
+import io
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
@@ -9,25 +10,27 @@ from pathlib import Path
 
 import polars as pl
 
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import DamagedError
 from schemas.forecasts import FORECAST_SCHEMA
 from schemas.handover import Damage
 from schemas.identity import SPOT, SeriesId, market_home, stored_series
 from tasks.forecasting.chain import adopt, chain_lock, lose, pending_path, restart
-from tasks.forecasting.index import INDEX, MonthIndex, month_files, record_missing
-from tasks.forecasting.lines import Chain, chain_path, first_misfit
+from tasks.forecasting.index import INDEX, MonthIndex, month_files, record_missing, sha256
+from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
+    NO_PARQUET,
     TREES,
     UNREADABLE,
     Tree,
     consequence,
     forecast_command,
-    read_file,
+    parse_rows,
+    read_bytes,
 )
+from tasks.forecasting.suspects import described, inspect, rows_fault
 from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
-from tasks.storage.digests import file_digest
 from tasks.storage.records import EARLIER, parse_record, set_aside
 
 _THREADS = 2  # of Python; polars and the hashes run beside them
@@ -115,7 +118,7 @@ def _find(
     earlier: Seen = unseen,
     only: Collection[Path] | None = None,
 ) -> tuple[list[_Fault], Chain | None]:
-    """Return all that is wrong (with the files `only`), and what the chain says."""
+    """Return all that is wrong (with the files `only`, whose rows are then looked for), and what the chain says."""
     path = chain_path(home, market)
     chain = Chain.read(path)
     faults = [*_index_faults(home, market, files, chain, earlier)]
@@ -126,7 +129,9 @@ def _find(
     looked = [name for name, file in files.items() if only is None or file.path in only]
     with ThreadPoolExecutor(_THREADS) as pool:
         for name, fault in zip(
-            looked, pool.map(lambda name: _look(home, name, files[name], chain), looked), strict=True
+            looked,
+            pool.map(lambda name: _look(home, name, files[name], chain, only is not None), looked),
+            strict=True,
         ):
             seen(files[name].path)
             faults += [fault] if fault else []
@@ -138,9 +143,10 @@ def _was_chained(files: dict[str, _MonthFile]) -> bool:
     for file in files.values():
         if file.tree is FORECASTS:
             try:
-                if list(pl.read_parquet_schema(file.path)) == list(FORECAST_SCHEMA):
+                content = io.BytesIO(read_bytes(file.path))
+                if list(pl.read_parquet_schema(content)) == list(FORECAST_SCHEMA):
                     return True
-            except (pl.exceptions.PolarsError, OSError):
+            except (DamagedError, *NO_PARQUET):
                 continue  # it is named as damaged by itself
     return False
 
@@ -187,53 +193,50 @@ def _place(base: Path, market: str, name: str) -> _MonthFile | None:
     return _MonthFile(series, tree, base / name)
 
 
-def _look(home: Path, name: str, file: _MonthFile, chain: Chain | None) -> _Fault | None:
-    """Return what is wrong with a month file."""
+def _look(home: Path, name: str, file: _MonthFile, chain: Chain | None, explain: bool) -> _Fault | None:
+    """Return what is wrong with a month file. Bytes that are not the recorded ones are not parsed in this process.
+
+    Args:
+        explain: let a child process look for the row that does not fit in such bytes.
+    """
+    record = chain.files.get(name) if chain and not chain.fault else None
     try:
-        rows = file.tree.check(read_file(home, file.series, file.tree, file.path))
-    except (DamagedError, MemberError) as error:
-        reason = "; ".join(text for text in (str(error), _damaged_row(file.path, name, chain)) if text)
-        return _Fault(file.path, reason, file, error.code)
-    if rows.select("symbol", "timeframe").unique().rows() != [(file.series.symbol, file.series.timeframe)]:
-        return _Fault(file.path, f"it holds rows of another series than {file.series}", file)
-    if rows["issued_at"].dt.strftime("%Y-%m").unique().to_list() != [file.path.stem]:
-        return _Fault(file.path, f"it holds rows of another month than {file.path.stem}", file)
+        content = read_bytes(file.path)
+    except DamagedError as error:
+        row = (
+            ""
+            if record is None or error.code == UNREADABLE or not explain
+            else _suspect(home, file, record)[0]
+        )
+        return _Fault(file.path, "; ".join(filter(None, (str(error), row))), file, error.code)
+    if record and sha256(content) != record.file_sha256:
+        reason, is_whole = _suspect(home, file, record) if explain else ("", False)
+        return _Fault(file.path, reason, file, is_whole=is_whole)
+    try:
+        rows = parse_rows(home, file.series, file.tree, file.path, content)
+    except DamagedError as error:
+        return _Fault(file.path, str(error), file, error.code)
+    if reason := rows_fault(rows, file.series, file.tree, file.path.stem):
+        return _Fault(file.path, reason, file)
     if chain is None or chain.fault:
         return None
-    if (record := chain.files.get(name)) is None:
+    if record is None:
         return _Fault(file.path, "no line of the chain speaks of it", file, is_whole=True)
     if misfit := first_misfit(rows, record.slices):
-        return _Fault(file.path, _described(rows, *misfit), file, is_whole=misfit[1] == 0)
-    if file_digest(file.path) != record.file_sha256:
-        line = record.slices[-1].line
-        text = f"its rows are those of the chain, but its bytes are not those of line {line}"
-        return _Fault(file.path, text, file, is_whole=True)
+        return _Fault(file.path, described(rows, *misfit), file, is_whole=misfit[1] == 0)
     return None
 
 
-def _damaged_row(path: Path, name: str, chain: Chain | None) -> str:
-    """Return which row of a damaged file is not the chain's, as far as rows can be read from it; else an empty text."""
-    record = chain.files.get(name) if chain and not chain.fault else None
-    if record is None:
-        return ""
-    try:
-        rows = pl.read_parquet(path.read_bytes(), hive_partitioning=False)
-        misfit = first_misfit(rows, record.slices)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError):
-        return ""
-    return _described(rows, *misfit) if misfit else ""
-
-
-def _described(rows: pl.DataFrame, start: int, line: int) -> str:
-    """Return a sentence about the first row that does not fit; `line` 0: no line speaks of it."""
-    if start >= len(rows):
-        return f"row {start + 1} and those after it, of line {line} of the chain, are missing"
-    row = f"row {start + 1}"
-    if {"issued_at", "step"} <= set(rows.columns):
-        row += f" (issued {rows['issued_at'][start]:%Y-%m-%d %H:%M}, step {rows['step'][start]})"
-    if line:
-        return f"{row}, or one of those after it of the same batch, is not what line {line} of the chain says"
-    return f"{row} and those after it have no line in the chain"
+def _suspect(home: Path, file: _MonthFile, record: FileRecord) -> tuple[str, bool]:
+    """Return what is wrong with a file that is not as the chain left it, and whether its rows are whole."""
+    first, last = record.slices[0].line, record.slices[-1].line
+    found = inspect(file.path, record.slices, (home, file.series, file.tree))
+    if not found.readable:
+        return f"no rows can be read from it; line {first} of the chain tells of its first batch", False
+    if found.contract or found.misfit:
+        is_whole = not found.contract and found.misfit is not None and found.misfit[1] == 0
+        return "; ".join(filter(None, (found.contract, found.row))), is_whole
+    return f"its rows are those of the chain, but its bytes are not those of line {last}", True
 
 
 def _repair(home: Path, market: str, faults: list[_Fault], chain: Chain | None) -> None:

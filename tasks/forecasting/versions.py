@@ -7,7 +7,9 @@ from pathlib import Path
 
 from schemas.identity import SeriesId
 from schemas.ledger import KnownVersions
+from tasks.forecasting.daily import LOCK
 from tasks.forecasting.months import LEDGER
+from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
 
 _FILE = "versions.json"
@@ -20,8 +22,10 @@ def recipes_of(home: Path, series: SeriesId) -> dict[str, str]:
 
 
 def note_version(home: Path, series: SeriesId, model_version: str, recipe: str) -> None:
-    """Keep the recipe of a version that issues forecasts."""
-    known = recipes_of(home, series)
-    if known.get(model_version) != recipe:
-        path = series.folder(home, LEDGER.name) / _FILE
+    """Keep the recipe of a version that issues forecasts; that of another writer at the same time stays too."""
+    if recipes_of(home, series).get(model_version) == recipe:
+        return
+    path = series.folder(home, LEDGER.name) / _FILE
+    with locked(path.with_name(LOCK)):
+        known = recipes_of(home, series)
         write_record(path, KnownVersions(recipes={**known, model_version: recipe}), compact=True)

@@ -3,14 +3,10 @@
 The Hub's commit, whose time is not ours, vouches for them. What was published is compared with what is stored now.
 """
 
-import hashlib
-import io
 import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
-
-import polars as pl
 
 from cpbmodels import ModelError
 from cpbmodels.hub import fetch_file, list_models
@@ -19,8 +15,10 @@ from schemas.handover import Damage
 from schemas.identity import market_home, stored_series
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.index import intact, month_files
-from tasks.forecasting.lines import Chain, chain_path, first_misfit, last_line, parse_line, read_lines
+from tasks.forecasting.lines import Chain, chain_path, last_line, parse_line, read_lines
 from tasks.forecasting.months import TREES
+from tasks.forecasting.suspects import inspect
+from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 
 FOLDER = "ledger"
@@ -68,6 +66,17 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
                 write_bytes(target / path.relative_to(market_home(home, market)), intact(path))
             except (DamagedError, FileNotFoundError) as error:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
+
+
+def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
+    """Raise `CpbError` (code `other-record`) where a published head is no line of the stored chain."""
+    _, fault = _chain_until(home, market, head)
+    if fault:
+        raise CpbError(
+            f"{repo} holds the record of another chain ({fault}), so nothing was published; restore the chain that was "
+            f"published, name another USER/NAME, or move the repository's {FOLDER} folder away",
+            code="other-record", field="repo",
+        )  # fmt: skip
 
 
 def compare(home: Path, market: str, repo: str) -> Comparison:
@@ -138,18 +147,16 @@ def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> s
     """Return how a published file differs from what the chain says of it; empty where it does not."""
     if (record := chain.files.get(file)) is None:
         return "no line of the stored chain speaks of it"
-    data = b""
     for again in (False, True):  # a damaged copy in the cache is no difference
-        data = fetch_file(repo, name, commit, again=again).read_bytes()
-        if hashlib.sha256(data).hexdigest() == record.file_sha256:
+        path = fetch_file(repo, name, commit, again=again)
+        if file_digest(path) == record.file_sha256:
             return ""
-    try:
-        misfit = first_misfit(pl.read_parquet(io.BytesIO(data), hive_partitioning=False), record.slices)
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError):
+    found = inspect(path, record.slices)
+    if not found.readable:
         return "no rows can be read from it"
-    if misfit is None:
+    if found.misfit is None:
         return "its rows are the stored ones, but its bytes are not"
-    start, line = misfit
+    start, line = found.misfit
     return f"row {start + 1} is not what line {line} of the stored chain says" if line else (
         f"row {start + 1} and those after it are not in the stored chain"
     )  # fmt: skip

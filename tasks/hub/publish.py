@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, UsageError
 from tasks.hub.card import is_card
+from tasks.hub.ledger import FOLDER, HEAD
 from tasks.hub.tree import CARD, WHEEL
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _RETRIED_STATUS = {409, 412, 429, 500, 502, 503, 504}
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MESSAGE = "Publish champions"
+_LEDGER_HEAD = f"{FOLDER}/{HEAD}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,12 @@ class Published:
 
 
 def publish(
-    tree: Path, repo: str, token: str | None = None, attempts: int = 5, pause: float = 1.0
+    tree: Path,
+    repo: str,
+    token: str | None = None,
+    attempts: int = 5,
+    pause: float = 1.0,
+    check_head: Callable[[bytes], None] | None = None,
 ) -> Published:
     """Make the Hub's `repo` hold the tree's files, in one commit; none is made where nothing changed.
 
@@ -53,6 +60,7 @@ def publish(
         repo: `USER/NAME`; created (public) where missing.
         token: default `HF_TOKEN` or the Hub login. It appears in no log and no message.
         attempts: how often a commit is tried, with pauses of `pause` seconds, doubling, between.
+        check_head: called with the head of a chain that a commit would replace; what it raises stops the commit.
 
     Raises:
         UsageError: `repo` is not USER/NAME.
@@ -65,7 +73,7 @@ def publish(
         )
     api, secret = _api(token)
     for attempt in range(attempts):
-        failure = _try(lambda: _commit(api, tree, repo))
+        failure = _try(lambda: _commit(api, tree, repo, check_head))
         if isinstance(failure, Published):
             return failure
         if not _worth_repeating(failure) or attempt == attempts - 1:
@@ -115,10 +123,12 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 
 
-def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
+def _commit(api: "HfApi", tree: Path, repo: str, check_head: Callable[[bytes], None] | None) -> Published:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     parent, there = _head(api, repo)
+    if check_head and _LEDGER_HEAD in there and (tree / _LEDGER_HEAD).is_file():
+        check_head(_content(api, repo, _LEDGER_HEAD, parent))
     additions = [
         CommitOperationAdd(path.relative_to(tree).as_posix(), path)
         for path in sorted(tree.rglob("*"))
@@ -137,11 +147,13 @@ def _old_wheels(api: "HfApi", repo: str, parent: str | None, tree: Path, there: 
     old = [name for name in there if WHEEL.fullmatch(name) and not (tree / name).is_file()]
     if not old or CARD not in there:
         return []
-    with TemporaryDirectory() as folder:
-        card = Path(api.hf_hub_download(repo, CARD, revision=parent, local_dir=folder)).read_text(
-            "utf-8", "replace"
-        )
+    card = _content(api, repo, CARD, parent).decode("utf-8", "replace")
     return [name for name in old if is_card(card) and f"/{name}#sha256=" in card]
+
+
+def _content(api: "HfApi", repo: str, name: str, commit: str | None) -> bytes:
+    with TemporaryDirectory() as folder:
+        return Path(api.hf_hub_download(repo, name, revision=commit, local_dir=folder)).read_bytes()
 
 
 def _head(api: "HfApi", repo: str) -> tuple[str | None, list[str]]:

@@ -2,6 +2,7 @@
 
 import shutil
 
+import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import (
@@ -272,3 +273,39 @@ def test_repair_records_digests_of_files_that_have_none(home):
     assert list(verify(home, "spot", repair=True)) == []
 
     assert len(list(home.rglob(index.INDEX))) == 4
+
+
+ABORTS = (12536, 64992)
+"""Bits of the month below that polars, asked to parse them, ends the process for, with SIGABRT."""
+
+
+@pytest.mark.parametrize("recorded", ["in the index", "in the chain alone"])
+@pytest.mark.parametrize("bit", ABORTS)
+def test_a_flipped_bit_that_would_end_the_process_is_named(tmp_path, bit, recorded):
+    append(tmp_path, PEPE, pl.concat([rows_at(hours) for hours in range(10, 70)]))
+    path = PEPE.folder(tmp_path, "forecasts") / "2025-06.parquet"
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    if recorded == "in the chain alone":
+        (path.parent / "index.json").unlink()
+
+    (damage,) = verify(tmp_path)
+
+    assert damage.path == "forecasts/interval=1h/symbol=PEPEUSDT/2025-06.parquet"
+    assert damage.reason.endswith("line 1 of the chain tells of its first batch")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_no_flipped_bit_ends_the_process(tmp_path):
+    for hours in range(10, 70, 6):
+        append(tmp_path, PEPE, rows_at(hours))
+    path = PEPE.folder(tmp_path, "forecasts") / "2025-06.parquet"
+    content = path.read_bytes()
+    random = np.random.default_rng(0)
+    for bit in random.integers(0, 8 * len(content), 60):
+        changed = bytearray(content)
+        changed[bit // 8] ^= 1 << int(bit % 8)
+        path.write_bytes(changed)
+        assert len(list(verify(tmp_path))) == 1

@@ -1,6 +1,7 @@
 """Daily sums and the record made of them: derived, small, and never mixing live with replayed, or versions."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -21,7 +22,7 @@ from tasks.forecasting.summary import (
     make_summary,
     read_summary,
 )
-from tasks.forecasting.versions import note_version
+from tasks.forecasting.versions import note_version, recipes_of
 
 FIRST = datetime(2025, 1, 20, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -268,3 +269,12 @@ def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, 
     seen.clear()
     newest_scored(tmp_path, PEPE, 50)
     assert set(seen) == {"2025-03"}
+
+
+def test_versions_that_are_noted_at_the_same_time_all_stay(tmp_path):
+    known = {f"{PEPE.registered}/{number}": f"har/default/{number}" for number in range(40)}
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda one: note_version(tmp_path, PEPE, *one), known.items()))
+
+    assert recipes_of(tmp_path, PEPE) == known

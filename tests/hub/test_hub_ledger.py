@@ -16,7 +16,7 @@ from tasks.forecasting.chain import append
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.store import forecast_rows
 from tasks.hub import build_tree, publish
-from tasks.hub.ledger import compare
+from tasks.hub.ledger import check_head, compare
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 MONTH = "forecasts/interval=1h/symbol=BTCUSDT/2025-06.parquet"
@@ -41,7 +41,8 @@ def send(hub, tmp_path, monkeypatch):
     home, model = tmp_path / "data", trained(tmp_path / "a")
 
     def again():
-        return publish(build_tree([model], home / "hub", REPO, home), REPO)
+        tree = build_tree([model], home / "hub", REPO, home)
+        return publish(tree, REPO, check_head=lambda head: check_head(home, "spot", REPO, head))
 
     issue(home, 0)
     issue(home, 1)
@@ -84,6 +85,18 @@ def test_a_record_that_was_made_anew_is_found_by_the_published_head(hub, send, t
     issue(home, 2)
     (damage,) = compare(home, "spot", REPO).damaged
     assert damage.reason == "line 4 of the stored chain is not the published one"
+
+
+def test_a_record_that_was_made_anew_does_not_replace_the_published_one(hub, send, tmp_path):
+    home, head = tmp_path / "data", hub.content(REPO, "ledger/head.json")
+    forge(home, lambda rows: rows.with_columns(last_close=pl.lit(101.0)))
+    issue(home, 2)
+
+    with pytest.raises(CpbError) as caught:
+        send()
+
+    assert (caught.value.code, caught.value.field) == ("other-record", "repo")
+    assert hub.content(REPO, "ledger/head.json") == head
 
 
 def replace_blob(hub, name, change):
