@@ -104,6 +104,7 @@ class _Night:
             self._field(candidate)
         self._losses: dict[str, Losses | DamagedError] = {}
         self._won: list[Pair] = []
+        self._dismissed: list[Champion] = []
 
     def decide(self) -> list[Decision]:
         """Rule on every series, move the aliases, and return the decisions."""
@@ -120,6 +121,7 @@ class _Night:
         decisions = [self._move(place) for place in order if place.ruling]
         for pair in self._won:  # last: a run that is killed before switches the others when it is repeated
             pairs.save(self._home, pairs.end(pair, "switched", self._now))
+        dismiss(self._store, self._dismissed)
         return decisions
 
     def _missing(self, series: SeriesId) -> tuple[str, str]:
@@ -280,17 +282,29 @@ class _Night:
         stored = pairs.pairs(self._home, self._market, self._timeframe)
         trials = [self._settled(pair) for pair in stored if pair.state == "open"]
         trials = [pair for pair in trials if pair.state == "open"]
-        recipe = trials[0].recipes[0] if trials else self._new_challenger()
+        recipe = trials[0].recipes[0] if trials else None
+        known = self._challengers(recipe)
+        recipe = recipe or self._new_challenger()
         if recipe is None:
             return
         rivals = self._rivals(recipe)
         trials += self._new_pairs(recipe, rivals, trials)
         if not trials:
             return
-        known = {c.series: c for c in challengers(list(self._champions), store=self._store)}
         self._refresh_challengers(recipe, rivals, known)
         for pair in trials:
             self._judge_pair(pair, rivals, known)
+
+    def _challengers(self, recipe: Recipe | None) -> dict[SeriesId, Champion]:
+        """Return the challengers of the recipe on trial; others are left from a trial that has ended, and dismissed."""
+        found = [
+            one
+            for one in challengers(market=self._market, store=self._store)
+            if one.series.timeframe == self._timeframe
+        ]
+        known = {one.series: one for one in found if standing(one).recipe == recipe}
+        dismiss(self._store, (one for one in found if one.series not in known))
+        return known
 
     def _settled(self, pair: Pair) -> Pair:
         """Return a pair as it is; one whose champions are all gone has ended."""
@@ -390,17 +404,28 @@ class _Night:
         if evidence.e >= pair.threshold:
             self._won.append(pair)
             for place in [*here, *self._absent(incumbent)]:
-                if place.series in known:
-                    place.won, place.selected_on, place.evidence = (
-                        known[place.series],
-                        pair.tested_on(),
-                        evidence,
-                    )
-                    place.ruling = Ruling("switched", "evidence", f"the evidence is in: {evidence}")
+                place.evidence = evidence
+                self._switch(place, pair, known.get(place.series))
         elif pair.is_over(self._now):
             pairs.save(self._home, pairs.end(pair, "dropped", self._now))
             coins = {s for s, one in self._registered.items() if one.recipe == incumbent}
             dismiss(self._store, (one for series, one in known.items() if series in coins))
+
+    def _switch(self, place: _Place, pair: Pair, winner: Champion | None) -> None:
+        """Let a coin's challenger win, or say why the coin stays behind."""
+        if place.incumbent is None:  # its first champion goes in tonight
+            return
+        stop = gate.stays(standing(winner) if winner else None, place.incumbent, pair.recipes[0])
+        if stop is None:
+            place.won, place.selected_on = winner, pair.tested_on()
+            place.ruling = Ruling("switched", "evidence", f"the evidence is in: {place.evidence}")
+            return
+        if winner:
+            self._dismissed.append(winner)
+        if place.taken:
+            place.notes.append(stop)
+        else:
+            place.ruling = stop
 
     def _absent(self, recipe: Recipe) -> list[_Place]:
         """Return places for the coins that a recipe serves and this run has not trained: a switch takes them along."""

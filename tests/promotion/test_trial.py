@@ -15,8 +15,9 @@ from tasks.forecasting.ledger import score_due
 from tasks.forecasting.reference import reference_of
 from tasks.forecasting.versions import note_version
 from tasks.ingest import ingest
+from tasks.judging import gate
 from tasks.promotion import pairs
-from tasks.promotion.trial import update_trials
+from tasks.promotion.trial import on_trial, update_trials
 from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
 
@@ -109,6 +110,77 @@ def test_enough_evidence_switches_the_timeframe_at_once(pair, monkeypatch):
     assert champions([BTC])[0].selected_on.endswith("2025-01-01")
     assert pair().state == "switched"
     assert update_trials(scope()).decisions == ()
+
+
+def evidence_of(value):
+    return lambda differences, lag: differences * 0 + value
+
+
+def cut_short(model):
+    """Damage a registered model's weights."""
+    weights = model.folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+
+
+def test_a_damaged_challenger_never_wins(pair, monkeypatch):
+    cut_short(challengers([ETH])[0])
+    monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
+    found = update_trials(scope()).decisions
+    assert {(d.series, d.outcome, d.rule, d.version_number) for d in found} == {
+        (BTC, "switched", "evidence", "2"), (ETH, "kept", "damaged", "3"),
+    }  # fmt: skip
+    assert aliases(ETH) == {"champion": "3", "previous": "1"}
+    assert decided(ETH) == ("kept", "damaged")
+    assert newest(ETH).evidence.e == 33.0
+
+
+def test_a_damaged_challenger_does_not_win_at_night_either(pair, monkeypatch):
+    cut_short(challengers([ETH])[0])
+    monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
+    night(THIRD, architectures="linear")
+    assert decided(BTC) == ("switched", "evidence")
+    assert decided(ETH)[0] != "switched"
+    assert "damaged" in newest(ETH).reason
+    assert champions([ETH])[0].architecture == "linear"
+    assert champions([ETH])[0].damage == ""
+    assert "challenger" not in aliases(ETH)
+
+
+def test_a_challenger_of_older_candles_than_the_champions_does_not_win(pair, monkeypatch):
+    monkeypatch.setattr(gate, "NOT_WORSE", 3.0)
+    night(THIRD, architectures="linear")  # the champions are trained on, the challenger is not
+    before = aliases()
+    monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
+    found = update_trials(scope()).decisions
+    assert {(d.outcome, d.rule) for d in found} == {("kept", "older")}
+    assert aliases() == {alias: before[alias] for alias in ("champion", "previous")}
+
+
+def test_evidence_of_one_recipe_switches_no_other_in(pair, monkeypatch):
+    path = next((home() / "sim" / "ledger").rglob("001~*.json"))
+    path.write_bytes(b"{}")  # the trial of `har` is lost
+    assert on_trial(home(), challengers([ETH])) == []
+    monkeypatch.setattr(gate, "MIN_COVER", 0.5)
+    monkeypatch.setattr(pairs, "e_process", evidence_of(200.0))
+    night(THIRD, coins="BTC", architectures="linear,lstm")
+    assert champions([BTC])[0].architecture == "lstm"
+    assert champions([ETH])[0].architecture == "linear"
+    assert decided(ETH) == ("kept", "no-challenger")
+    assert "challenger" not in aliases(ETH)
+
+
+def test_a_challenger_forecasts_only_while_its_recipe_is_on_trial(pair):
+    from tasks.forecast import forecast
+
+    assert len(on_trial(home(), challengers())) == 2
+    assert forecast(scope()).shadow == 20
+    path = next((home() / "sim" / "ledger").rglob("001~*.json"))
+    write_record(path, pairs.end(pair(), "dropped", FROM))  # and killed before the aliases went
+    assert on_trial(home(), challengers()) == []
+    ingest(scope("2025-01-04"))
+    assert forecast(scope("2025-01-04")).shadow == 0
+    night(THIRD, architectures="linear,har")
+    assert "challenger" not in aliases()
 
 
 def test_too_little_evidence_switches_nothing(pair, monkeypatch):
