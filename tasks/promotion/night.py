@@ -203,6 +203,10 @@ class _Night:
                 waiting.append((place, place.fielded[best.recipe], place.incumbent))
         self._predict([(candidate, incumbent) for _, candidate, incumbent in waiting])
         for place, candidate, incumbent in waiting:
+            if isinstance(lost := self._losses_of(candidate), DamagedError):
+                reason = f"{candidate.model.recipe} was not considered: its scores cannot be read ({lost})"
+                place.ruling = Ruling("kept", "damaged", reason)
+                continue
             found = self._compared(candidate, incumbent)
             if isinstance(found, DamagedError):
                 self._replace_damaged(place, str(found))
@@ -258,7 +262,12 @@ class _Night:
     def _losses_of(self, one: Contender | Candidate) -> Losses | DamagedError:
         key = self._key(one.model if isinstance(one, Candidate) else one)
         if key not in self._losses and isinstance(one, Candidate):
-            self._losses[key] = scored(one.score)
+            try:
+                self._losses[key] = scored(one.score)
+            except FileNotFoundError:
+                self._losses[key] = DamagedError(f"{one.score} is missing", field=str(one.score))
+            except DamagedError as error:
+                self._losses[key] = error
         return self._losses[key]
 
     @staticmethod
@@ -449,6 +458,8 @@ class _Night:
             assert serving is not None
             mine, theirs = self._losses_of(challenger), self._losses_of(serving)
             if isinstance(mine, DamagedError) or isinstance(theirs, DamagedError):
+                lost = mine if isinstance(mine, DamagedError) else theirs
+                place.notes.append(Ruling("kept", "damaged", f"no evidence from this coin tonight: {lost}"))
                 continue
             model = serving.model if isinstance(serving, Candidate) else serving
             step = timedelta(seconds=place.series.seconds)

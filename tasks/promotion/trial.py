@@ -3,6 +3,7 @@
 Crossing the threshold switches the timeframe at once; a trial without a result ends after 90 days.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from schemas.handover import Decision, Failure, PairEvidence, Trials
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.universe import INTERVAL_SECONDS
+from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.forecasting.versions import recipes_of
 from tasks.judging import gate
@@ -28,6 +30,8 @@ from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decisions
 from tasks.tracking.registry import Champion, challengers, champions
 from tasks.tracking.store import open_store
+
+log = logging.getLogger("cpb")
 
 Versions = tuple[Champion, Champion | None]
 """Champion and challenger, if any, of one series."""
@@ -45,7 +49,16 @@ def update_trials(scope: Scope) -> Trials:
         try:
             if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
                 decisions += _update(scope.home, scope.market, timeframe, now)
-        except CpbError as error:
+        except (
+            ANY_ERROR
+        ) as error:  # the forecasts are stored: the tracking store's trouble must not end their run
+            if not isinstance(error, CpbError):
+                log.exception("the trial of %s %s failed", scope.market, timeframe)
+                reason = (str(error).splitlines() or [""])[0][:200]
+                error = CpbError(
+                    f"{scope.market} {timeframe}: {type(error).__name__}: {reason}".rstrip(": "),
+                    code="unexpected",
+                )
             failures.append(Failure.of(None, "promote", error))
     return Trials(decisions=tuple(decisions), failures=tuple(failures))
 

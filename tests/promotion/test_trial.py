@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night, only, widened
+from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, only, widened
 
 import cpbmodels
 from schemas.run import ScopeSpec
@@ -16,10 +16,11 @@ from tasks.forecasting.reference import reference_of
 from tasks.forecasting.versions import note_version
 from tasks.ingest import ingest
 from tasks.judging import gate
-from tasks.promotion import pairs
+from tasks.promotion import losses, pairs
 from tasks.promotion.trial import on_trial, update_trials
 from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
+from tasks.training.fleet_files import read_job
 
 THIRD = "2025-01-03"
 FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)
@@ -222,3 +223,42 @@ def test_forecasts_of_other_versions_are_no_evidence(pair):
     score()
     update_trials(scope("2025-01-04"))
     assert shadow(pair()) == []
+
+
+def test_a_damaged_champion_still_bars_models_of_older_candles(trainer):
+    for series in (BTC, ETH):
+        cut_short(champions([series])[0])
+    before = aliases()
+    night(EARLIER)
+    assert aliases() == before
+    assert decided() == ("kept", "older")
+
+
+def test_a_challenger_whose_scores_cannot_be_read_costs_the_champions_no_refresh(pair, trainer, monkeypatch):
+    known, rows, read = aliases(), pair().rows, losses.MemberScore.from_npz
+
+    def broken(path):
+        if read_job(path.parents[2]).architecture == "har":
+            path.write_bytes(path.read_bytes()[:-30])
+        return read(path)
+
+    monkeypatch.setattr(gate, "NOT_WORSE", 3.0)
+    monkeypatch.setattr(losses.MemberScore, "from_npz", broken)
+    night(THIRD, architectures="linear,har")
+    assert decided() == ("refreshed", "refresh")
+    assert aliases()["champion"] != known["champion"]
+    assert "no evidence from this coin tonight" in newest().reason
+    assert pair().rows == rows
+
+
+def test_an_error_of_the_tracking_store_is_the_trials_failure(pair, monkeypatch):
+    from mlflow.exceptions import MlflowException
+
+    def gone(*_given):
+        raise MlflowException("the registry is gone")
+
+    monkeypatch.setattr("tasks.promotion.trial.promote_challenger", gone)
+    monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
+    (failure,) = update_trials(scope()).failures
+    assert (failure.step, failure.code) == ("promote", "unexpected")
+    assert pair().state == "open"
