@@ -104,6 +104,7 @@ class _Night:
             self._field(candidate)
         self._losses: dict[str, Losses | DamagedError] = {}
         self._won: list[Pair] = []
+        self._followed: list[tuple[_Place, Pair]] = []
         self._dismissed: list[Champion] = []
 
     def decide(self) -> list[Decision]:
@@ -120,7 +121,13 @@ class _Night:
         order = [self._places[series] for series in drifted_first(self._home, list(self._places))]
         decisions = [self._move(place) for place in order if place.ruling]
         for pair in self._won:  # last: a run that is killed before switches the others when it is repeated
-            pairs.save(self._home, pairs.end(pair, "switched", self._now))
+            behind = [p.series for p in self._places.values() if p.serving and not p.won
+                      and p.serving.recipe == pair.recipes[1]]  # fmt: skip
+            pairs.save(self._home, pairs.end(pair, "switched", self._now, behind))
+        moved = {place.series.symbol for place, _ in self._followed}
+        for pair in {pair.k: pair for _, pair in self._followed}.values():
+            left = tuple(symbol for symbol in pair.behind if symbol not in moved)
+            pairs.save(self._home, pair.model_copy(update={"behind": left}))
         dismiss(self._store, self._dismissed)
         return decisions
 
@@ -187,6 +194,8 @@ class _Night:
             if place.incumbent.damage:
                 self._replace_damaged(place, place.incumbent.damage)
                 continue
+            if self._follow(place, place.incumbent):
+                continue
             best = gate.choose_successor(place.incumbent, place.models, self._order)
             if best is None:
                 place.ruling = self._no_candidate(place)
@@ -214,6 +223,29 @@ class _Night:
             place.ruling = gate.refresh(candidate.model, incumbent, found)
             if place.ruling.outcome == "refreshed":
                 place.taken = candidate
+
+    def _follow(self, place: _Place, incumbent: Contender) -> bool:
+        """Let a coin that stayed behind at a switch follow with tonight's model; return whether it does."""
+        pair = self._lost.get(incumbent.recipe)
+        if pair is None or place.series.symbol not in pair.behind:
+            return False
+        last = pair
+        while after := self._lost.get(last.recipes[0]):  # the winner has lost to another since
+            last = after
+        recipe = last.recipes[0]
+        if recipe not in place.fielded or gate.refused(place.models[recipe], incumbent):
+            return False
+        place.taken, place.selected_on = place.fielded[recipe], last.tested_on()
+        reason = (
+            f"its timeframe was switched to {recipe} by evidence on {last.ended_at:%Y-%m-%d}, and it follows"
+        )
+        place.ruling = Ruling("switched", "follows", reason)
+        self._followed.append((place, pair))
+        return True
+
+    @cached_property
+    def _lost(self) -> dict[Recipe, Pair]:
+        return pairs.followed(pairs.pairs(self._home, self._market, self._timeframe))
 
     def _no_candidate(self, place: _Place) -> Ruling:
         """Rule where nothing can refresh the champion: the first reason why tonight's best model could not anyway."""
@@ -517,7 +549,9 @@ class _Night:
         if place.won:
             version = promote_challenger(self._store, place.won, decision.reason, place.selected_on)
         elif candidate:
-            version = promote_candidate(self._store, candidate, decision.reason, place.champion)
+            version = promote_candidate(
+                self._store, candidate, decision.reason, place.champion, place.selected_on
+            )
         else:
             return decision
         registered = {"version_number": version}

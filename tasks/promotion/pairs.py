@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from schemas.handover import PairEvidence, Record
-from schemas.identity import Market, Recipe, tree_of
+from schemas.identity import Market, Recipe, SeriesId, tree_of
 from tasks.judging.evidence import alpha_share, e_process
 from tasks.judging.gate import MAX_TRIAL, MAX_WAIT
 from tasks.storage.records import find_record, write_record
@@ -30,7 +30,7 @@ class Pair(Record):
 
     A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
     `share`: of alpha, as the `k`-th pair of its market and timeframe. `horizon`: candles until an origin's losses are
-    known.
+    known. `behind`: the symbols that kept their champion at the switch, and follow as soon as they can.
     """
 
     market: Market
@@ -44,6 +44,7 @@ class Pair(Record):
     state: Literal["open", "switched", "dropped"] = "open"
     ended_at: datetime | None = None
     rows: tuple[Row, ...] = ()
+    behind: tuple[str, ...] = ()
 
     @property
     def recipes(self) -> tuple[Recipe, Recipe]:
@@ -120,9 +121,24 @@ def save(home: Path, pair: Pair) -> Pair:
     return pair
 
 
-def end(pair: Pair, state: Literal["switched", "dropped"], now: datetime) -> Pair:
+def end(
+    pair: Pair, state: Literal["switched", "dropped"], now: datetime, behind: Iterable[SeriesId] = ()
+) -> Pair:
     """Return the pair as it ends; it stays in the store, so that it is never tried again."""
-    return pair.model_copy(update={"state": state, "ended_at": now})
+    left = tuple(sorted(series.symbol for series in behind))
+    return pair.model_copy(update={"state": state, "ended_at": now, "behind": left})
+
+
+def followed(ended: Iterable[Pair]) -> dict[Recipe, Pair]:
+    """Return the switch by which each recipe has lost a timeframe, unless it has won it back since."""
+    lost: dict[Recipe, Pair] = {}
+    for pair in sorted(
+        (p for p in ended if p.state == "switched" and p.ended_at), key=lambda p: str(p.ended_at)
+    ):
+        winner, loser = pair.recipes
+        lost[loser] = pair
+        lost.pop(winner, None)
+    return lost
 
 
 def take(

@@ -99,8 +99,8 @@ def _update_pair(
     decisions = []
     if evidence.e >= longer.threshold:
         decisions = [_switch(store, longer, evidence, *versions) for versions in served.values()]
-        pairs.save(home, pairs.end(longer, "switched", now))
         behind = {decision.series for decision in decisions if not decision.moved}
+        pairs.save(home, pairs.end(longer, "switched", now, behind))
         dismiss(store, (other for series, (_, other) in served.items() if other and series in behind))
     elif longer.is_over(now):
         pairs.save(home, pairs.end(longer, "dropped", now))

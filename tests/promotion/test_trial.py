@@ -7,6 +7,7 @@ import pytest
 from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, only, widened
 
 import cpbmodels
+from schemas.identity import Recipe
 from schemas.run import ScopeSpec
 from schemas.scope import home
 from tasks.forecasting import chain
@@ -20,6 +21,7 @@ from tasks.promotion import losses, pairs
 from tasks.promotion.trial import on_trial, update_trials
 from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
+from tasks.tracking.store import open_store
 from tasks.training.fleet_files import read_job
 
 THIRD = "2025-01-03"
@@ -262,3 +264,30 @@ def test_an_error_of_the_tracking_store_is_the_trials_failure(pair, monkeypatch)
     (failure,) = update_trials(scope()).failures
     assert (failure.step, failure.code) == ("promote", "unexpected")
     assert pair().state == "open"
+
+
+def test_a_coin_that_stayed_behind_follows_on_the_next_night(pair, monkeypatch):
+    open_store().client.delete_registered_model_alias(ETH.registered, "challenger")
+    monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
+    found = update_trials(scope()).decisions
+    assert {(d.series, d.outcome, d.rule) for d in found} == {
+        (BTC, "switched", "evidence"), (ETH, "kept", "no-challenger"),
+    }  # fmt: skip
+    assert (pair().state, pair().behind) == ("switched", ("ETHUSDT",))
+    night(THIRD, architectures="linear,har")
+    assert decided(ETH) == ("switched", "follows")
+    assert [one.architecture for one in champions()] == ["har", "har"]
+    assert champions([ETH])[0].selected_on.endswith("2025-01-01")
+    assert pair().behind == ()
+
+
+def test_a_recipe_that_has_won_back_a_timeframe_has_lost_none():
+    a, b, c = (Recipe(name, "smoke", "0") for name in "abc")
+
+    def switched(challenger, incumbent, hours):
+        one = pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, FROM)
+        return pairs.end(one, "switched", FROM + hours * HOUR)
+
+    first, back, on = switched(b, a, 1), switched(a, b, 2), switched(c, a, 3)
+    assert pairs.followed([back, first]) == {b: back}
+    assert pairs.followed([on, back, first]) == {b: back, a: on}
