@@ -39,7 +39,7 @@ def decide_night(
 
     Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
     """
-    store, now = open_store(), pairs.now_of(spec.scope.as_of)
+    store, now = open_store(), datetime.now(UTC)
     groups: dict[str, list[Candidate]] = defaultdict(list)
     with promotion_lock(spec.scope.home, spec.scope.market):
         for candidate in tonights(spec.scope.root, fleets):

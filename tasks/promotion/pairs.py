@@ -6,7 +6,7 @@ computed from all of them each time, so that it can be checked by hand, and a ki
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +30,8 @@ class Pair(Record):
 
     A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
     `share`: of alpha, as the `k`-th pair of its market and timeframe. `horizon`: candles until an origin's losses are
-    known. `behind`: the symbols that kept their champion at the switch, and follow as soon as they can.
+    known. `appointed_at`: by the clock, whatever `--as-of` was, as live forecasts are.
+    `behind`: the symbols that kept their champion at the switch, and follow as soon as they can.
     """
 
     market: Market
@@ -185,8 +186,3 @@ def _path(home: Path, pair: Pair) -> Path:
 def _recipes(name: str) -> tuple[Recipe, Recipe]:
     parts = name.split("~")
     return Recipe(*parts[1:4]), Recipe(*parts[4:7])
-
-
-def now_of(as_of: datetime | None) -> datetime:
-    """Return the instant that trials are counted by: `--as-of`, else the clock's."""
-    return as_of or datetime.now(UTC)

@@ -44,7 +44,7 @@ def update_trials(scope: Scope) -> Trials:
     """
     decisions: list[Decision] = []
     failures: list[Failure] = []
-    now = pairs.now_of(scope.as_of)
+    now = scope.as_of or datetime.now(UTC)
     for timeframe in scope.timeframes:
         try:
             if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
@@ -95,15 +95,16 @@ def _update_pair(
     longer = pairs.take(pair, rows, "shadow", complete=rule)
     if longer != pair:
         pairs.save(home, longer)
-    evidence = longer.evidence(now)
+    clock = datetime.now(UTC)  # a trial is counted from its appointment by the clock
+    evidence = longer.evidence(clock)
     decisions = []
     if evidence.e >= longer.threshold:
         decisions = [_switch(store, longer, evidence, *versions) for versions in served.values()]
         behind = {decision.series for decision in decisions if not decision.moved}
-        pairs.save(home, pairs.end(longer, "switched", now, behind))
+        pairs.save(home, pairs.end(longer, "switched", clock, behind))
         dismiss(store, (other for series, (_, other) in served.items() if other and series in behind))
-    elif longer.is_over(now):
-        pairs.save(home, pairs.end(longer, "dropped", now))
+    elif longer.is_over(clock):
+        pairs.save(home, pairs.end(longer, "dropped", clock))
         dismiss(store, (other for _, other in served.values() if other))
     return decisions
 

@@ -30,9 +30,11 @@ FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
+LIVE = {"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "since": "2024-09"}
+
+
 def scope(as_of=THIRD):
-    asked = {"coins": "BTC,ETH", "timeframes": "1h", "source": "sim", "since": "2024-09", "as_of": as_of}
-    return ScopeSpec(**asked).scope
+    return ScopeSpec(**LIVE, as_of=as_of).scope
 
 
 def issue(hours, coins=(BTC, ETH), roles=("champion", "challenger")):
@@ -193,13 +195,15 @@ def test_too_little_evidence_switches_nothing(pair, monkeypatch):
 
 
 def test_a_trial_ends_after_ninety_days_and_is_never_repeated(pair):
-    write_record(  # as if it had been appointed long ago
-        next((home() / "sim" / "ledger").rglob("001~*.json")),
-        pair().model_copy(update={"appointed_at": FROM - timedelta(days=89, hours=1)}),
-    )
-    update_trials(scope("2025-01-02T23:00"))
+    def appoint(ago):
+        appointed = pair().model_copy(update={"appointed_at": datetime.now(UTC) - ago})
+        write_record(next((home() / "sim" / "ledger").rglob("001~*.json")), appointed)
+
+    appoint(timedelta(days=89, hours=23))
+    update_trials(scope())
     assert pair().state == "open"
-    update_trials(scope("2025-01-03T00:00"))
+    appoint(timedelta(days=90))
+    update_trials(scope())
     assert pair().state == "dropped"
     assert "challenger" not in aliases()
     night(SECOND, architectures="linear,har", seed=2)
@@ -291,3 +295,11 @@ def test_a_recipe_that_has_won_back_a_timeframe_has_lost_none():
     first, back, on = switched(b, a, 1), switched(a, b, 2), switched(c, a, 3)
     assert pairs.followed([back, first]) == {b: back}
     assert pairs.followed([on, back, first]) == {b: back, a: on}
+
+
+def test_a_trial_appointed_with_an_old_as_of_lasts_ninety_days_of_the_clock(pair):
+    assert datetime.now(UTC) - pair().appointed_at < timedelta(days=1)
+    live = ScopeSpec(**LIVE).scope
+    assert update_trials(live).failures == ()
+    assert pair().state == "open"
+    assert "challenger" in aliases()
