@@ -71,7 +71,6 @@ def _update(home: Path, market: str, timeframe: str, now: datetime) -> list[Deci
         for pair in pairs.pairs(home, market, timeframe):
             if pair.state == "open":
                 decisions += _update_pair(home, store, pair, known, now)
-        keep_decisions(store, decisions)
     return decisions
 
 
@@ -119,7 +118,7 @@ def _switch(
     version = before.version
     if winner and not stop:
         version = promote_challenger(store, winner, reason, pair.tested_on())
-    return Decision(
+    decision = Decision(
         series=before.series,
         outcome=stop.outcome if stop else "switched",
         rule=stop.rule if stop else "evidence",
@@ -130,6 +129,8 @@ def _switch(
         reason=reason,
         decided_at=datetime.now(UTC),
     )
+    keep_decisions(store, [decision])  # coin by coin: a kill leaves none with the decision before
+    return decision
 
 
 def on_trial(home: Path, models: Iterable[Champion]) -> list[Champion]:

@@ -17,7 +17,7 @@ from tasks.forecasting.reference import reference_of
 from tasks.forecasting.versions import note_version
 from tasks.ingest import ingest
 from tasks.judging import gate
-from tasks.promotion import losses, pairs
+from tasks.promotion import losses, pairs, trial
 from tasks.promotion.trial import on_trial, update_trials
 from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
@@ -303,3 +303,22 @@ def test_a_trial_appointed_with_an_old_as_of_lasts_ninety_days_of_the_clock(pair
     assert update_trials(live).failures == ()
     assert pair().state == "open"
     assert "challenger" in aliases()
+
+
+def test_a_kill_between_two_coins_of_a_switch_leaves_the_first_its_decision(pair, monkeypatch):
+    real, moved = trial.promote_challenger, []
+
+    def killed_at_the_second(*given):
+        if moved:
+            raise KeyboardInterrupt
+        moved.append(given)
+        return real(*given)
+
+    monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
+    monkeypatch.setattr(trial, "promote_challenger", killed_at_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        update_trials(scope())
+    assert decided(BTC) == ("switched", "evidence")
+    monkeypatch.setattr(trial, "promote_challenger", real)
+    (other,) = update_trials(scope()).decisions
+    assert (other.series, other.outcome, pair().state) == (ETH, "switched", "switched")
