@@ -5,6 +5,7 @@ from schemas.scope import Scope
 from tasks.forecasting.fallback import issue_fallbacks
 from tasks.forecasting.issue import issue_forecasts
 from tasks.market.verify import record_damage
+from tasks.promotion.trial import on_trial
 from tasks.step import step
 from tasks.tracking.registry import challengers, champions
 
@@ -17,7 +18,7 @@ def forecast(scope: Scope, tail: bool = False, fallback: bool = False) -> Foreca
         tail: from the provisional candles on.
         fallback: where a champion has drifted, its fallback forecasts as well.
     """
-    found, beside = champions(scope.series), challengers(scope.series)
+    found, beside = champions(scope.series), on_trial(scope.home, challengers(scope.series))
     batch = issue_forecasts(scope, found, provisional=tail, challengers=beside)
     if fallback:
         stood_in, failures = issue_fallbacks(scope, found, provisional=tail)

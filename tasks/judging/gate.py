@@ -276,6 +276,21 @@ def choose_first(
 # --- Switch: another recipe
 
 
+def stays(winner: Contender | None, incumbent: Contender, recipe: Recipe) -> Ruling | None:
+    """Return why a coin keeps its champion while its timeframe is switched to `recipe`; None where it goes along.
+
+    Evidence is about recipes: what may never replace a champion does not by a switch either.
+
+    Args:
+        winner: the coin's challenger, if it has one.
+    """
+    if winner is None or winner.recipe != recipe:
+        return Ruling(
+            "kept", "no-challenger", f"it has no challenger of {recipe}, to which the others are switched"
+        )
+    return ineligible(winner) or refused(winner, incumbent)
+
+
 def choose_challenger(
     pooled: Mapping[Recipe, float],
     incumbents: Mapping[Recipe, float],

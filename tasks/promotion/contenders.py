@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from schemas.errors import DamagedError
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord
@@ -48,23 +49,18 @@ def tonights(root: Path, fleets: Iterable[FleetJudgement]) -> Iterator[Candidate
 
 
 def standing(champion: Champion) -> Contender:
-    """Return a registered model as the gate sees it; of a damaged one only what its tags say."""
+    """Return a registered model as the gate sees it; of a damaged one what its tags and its configuration still say."""
     validation = champion.metrics.get(_DECIDES, math.nan)
-    known = {"run_id": champion.run_id, "version": champion.version, "validation": validation}
-    if not champion.damage:
-        try:
-            return contender(champion.series, champion.folder, read_config(champion.folder), **known)
-        except DamagedError as error:  # its digests were never recorded
-            return _damaged(champion, str(error))
-    return _damaged(champion, champion.damage)
-
-
-def _damaged(champion: Champion, why: str) -> Contender:
+    known: dict[str, Any] = {"run_id": champion.run_id, "version": champion.version, "validation": validation}
+    try:
+        found = contender(
+            champion.series, champion.folder, read_config(champion.folder), damage=champion.damage, **known
+        )
+    except (DamagedError, TypeError, ValueError) as error:  # a flipped byte may leave a date that is none
+        found = Contender(
+            series=champion.series, recipe=Recipe(champion.architecture, champion.preset, ""),
+            folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **known,
+        )  # fmt: skip
     told = champion.tags.get(RECIPE, "")
-    recipe = (
-        Recipe.parse(told) if told.count("/") == 2 else Recipe(champion.architecture, champion.preset, "")
-    )
-    return Contender(
-        series=champion.series, recipe=recipe, folder=champion.folder, run_id=champion.run_id,
-        version=champion.version, market=champion.series.market, damage=why,
-    )  # fmt: skip
+    # The registry's word counts where the folder's does not; its candles, span and horizon still bar older models.
+    return replace(found, recipe=Recipe.parse(told)) if found.damage and told.count("/") == 2 else found

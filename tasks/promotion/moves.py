@@ -14,15 +14,20 @@ from tasks.tracking.versions import CHALLENGER, find_version, succeed
 Span = tuple[datetime, datetime]
 
 
-def promote_candidate(store: Store, candidate: Candidate, reason: str, before: Champion | None) -> str:
+def promote_candidate(
+    store: Store, candidate: Candidate, reason: str, before: Champion | None, selected_on: Span | None = None
+) -> str:
     """Make tonight's model the champion and return its version.
 
     Where it refreshes a champion whose recipe was chosen on test rows that lie in its own test span too, that span
     stays marked.
+
+    Args:
+        selected_on: as in `promote_challenger`, where it follows a switch.
     """
-    chosen = (
-        before.tags.get(SELECTED, "") if before and standing(before).recipe == candidate.model.recipe else ""
-    )
+    chosen = _span(selected_on)
+    if before and standing(before).recipe == candidate.model.recipe:
+        chosen = before.tags.get(SELECTED, "")
     return register_champion(
         candidate.model.series,
         candidate.judgement.run_id,
@@ -42,7 +47,7 @@ def promote_challenger(store: Store, winner: Champion, reason: str, selected_on:
     """
     version = find_version(store, winner.series, winner.version)
     assert version is not None
-    text = "/".join(f"{end:%Y-%m-%d}" for end in selected_on) if selected_on else ""
+    text = _span(selected_on)
     tags = {REASON: reason} | ({SELECTED: text} if still_selected(text, standing(winner)) else {})
     for name, value in tags.items():
         store.client.set_model_version_tag(winner.name, winner.version, name, value)
@@ -80,6 +85,10 @@ def still_selected(span: str, model: Contender) -> bool:
     if not span:
         return False
     return model.tested_from is None or f"{model.tested_from:%Y-%m-%d}" <= span.rpartition("/")[2]
+
+
+def _span(selected_on: Span | None) -> str:
+    return "/".join(f"{end:%Y-%m-%d}" for end in selected_on) if selected_on else ""
 
 
 def _tags(candidate: Candidate) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def decide_night(
 
     Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
     """
-    store, now = open_store(), pairs.now_of(spec.scope.as_of)
+    store, now = open_store(), datetime.now(UTC)
     groups: dict[str, list[Candidate]] = defaultdict(list)
     with promotion_lock(spec.scope.home, spec.scope.market):
         for candidate in tonights(spec.scope.root, fleets):
@@ -104,6 +104,8 @@ class _Night:
             self._field(candidate)
         self._losses: dict[str, Losses | DamagedError] = {}
         self._won: list[Pair] = []
+        self._followed: list[tuple[_Place, Pair]] = []
+        self._dismissed: list[Champion] = []
 
     def decide(self) -> list[Decision]:
         """Rule on every series, move the aliases, and return the decisions."""
@@ -119,7 +121,14 @@ class _Night:
         order = [self._places[series] for series in drifted_first(self._home, list(self._places))]
         decisions = [self._move(place) for place in order if place.ruling]
         for pair in self._won:  # last: a run that is killed before switches the others when it is repeated
-            pairs.save(self._home, pairs.end(pair, "switched", self._now))
+            behind = [p.series for p in self._places.values() if p.serving and not p.won
+                      and p.serving.recipe == pair.recipes[1]]  # fmt: skip
+            pairs.save(self._home, pairs.end(pair, "switched", self._now, behind))
+        moved = {place.series.symbol for place, _ in self._followed}
+        for pair in {pair.k: pair for _, pair in self._followed}.values():
+            left = tuple(symbol for symbol in pair.behind if symbol not in moved)
+            pairs.save(self._home, pair.model_copy(update={"behind": left}))
+        dismiss(self._store, self._dismissed)
         return decisions
 
     def _missing(self, series: SeriesId) -> tuple[str, str]:
@@ -185,6 +194,8 @@ class _Night:
             if place.incumbent.damage:
                 self._replace_damaged(place, place.incumbent.damage)
                 continue
+            if self._follow(place, place.incumbent):
+                continue
             best = gate.choose_successor(place.incumbent, place.models, self._order)
             if best is None:
                 place.ruling = self._no_candidate(place)
@@ -201,6 +212,10 @@ class _Night:
                 waiting.append((place, place.fielded[best.recipe], place.incumbent))
         self._predict([(candidate, incumbent) for _, candidate, incumbent in waiting])
         for place, candidate, incumbent in waiting:
+            if isinstance(lost := self._losses_of(candidate), DamagedError):
+                reason = f"{candidate.model.recipe} was not considered: its scores cannot be read ({lost})"
+                place.ruling = Ruling("kept", "damaged", reason)
+                continue
             found = self._compared(candidate, incumbent)
             if isinstance(found, DamagedError):
                 self._replace_damaged(place, str(found))
@@ -208,6 +223,29 @@ class _Night:
             place.ruling = gate.refresh(candidate.model, incumbent, found)
             if place.ruling.outcome == "refreshed":
                 place.taken = candidate
+
+    def _follow(self, place: _Place, incumbent: Contender) -> bool:
+        """Let a coin that stayed behind at a switch follow with tonight's model; return whether it does."""
+        pair = self._lost.get(incumbent.recipe)
+        if pair is None or place.series.symbol not in pair.behind:
+            return False
+        last = pair
+        while after := self._lost.get(last.recipes[0]):  # the winner has lost to another since
+            last = after
+        recipe = last.recipes[0]
+        if recipe not in place.fielded or gate.refused(place.models[recipe], incumbent):
+            return False
+        place.taken, place.selected_on = place.fielded[recipe], last.tested_on()
+        reason = (
+            f"its timeframe was switched to {recipe} by evidence on {last.ended_at:%Y-%m-%d}, and it follows"
+        )
+        place.ruling = Ruling("switched", "follows", reason)
+        self._followed.append((place, pair))
+        return True
+
+    @cached_property
+    def _lost(self) -> dict[Recipe, Pair]:
+        return pairs.followed(pairs.pairs(self._home, self._market, self._timeframe))
 
     def _no_candidate(self, place: _Place) -> Ruling:
         """Rule where nothing can refresh the champion: the first reason why tonight's best model could not anyway."""
@@ -256,7 +294,12 @@ class _Night:
     def _losses_of(self, one: Contender | Candidate) -> Losses | DamagedError:
         key = self._key(one.model if isinstance(one, Candidate) else one)
         if key not in self._losses and isinstance(one, Candidate):
-            self._losses[key] = scored(one.score)
+            try:
+                self._losses[key] = scored(one.score)
+            except FileNotFoundError:
+                self._losses[key] = DamagedError(f"{one.score} is missing", field=str(one.score))
+            except DamagedError as error:
+                self._losses[key] = error
         return self._losses[key]
 
     @staticmethod
@@ -280,17 +323,29 @@ class _Night:
         stored = pairs.pairs(self._home, self._market, self._timeframe)
         trials = [self._settled(pair) for pair in stored if pair.state == "open"]
         trials = [pair for pair in trials if pair.state == "open"]
-        recipe = trials[0].recipes[0] if trials else self._new_challenger()
+        recipe = trials[0].recipes[0] if trials else None
+        known = self._challengers(recipe)
+        recipe = recipe or self._new_challenger()
         if recipe is None:
             return
         rivals = self._rivals(recipe)
         trials += self._new_pairs(recipe, rivals, trials)
         if not trials:
             return
-        known = {c.series: c for c in challengers(list(self._champions), store=self._store)}
         self._refresh_challengers(recipe, rivals, known)
         for pair in trials:
             self._judge_pair(pair, rivals, known)
+
+    def _challengers(self, recipe: Recipe | None) -> dict[SeriesId, Champion]:
+        """Return the challengers of the recipe on trial; others are left from a trial that has ended, and dismissed."""
+        found = [
+            one
+            for one in challengers(market=self._market, store=self._store)
+            if one.series.timeframe == self._timeframe
+        ]
+        known = {one.series: one for one in found if standing(one).recipe == recipe}
+        dismiss(self._store, (one for one in found if one.series not in known))
+        return known
 
     def _settled(self, pair: Pair) -> Pair:
         """Return a pair as it is; one whose champions are all gone has ended."""
@@ -390,17 +445,28 @@ class _Night:
         if evidence.e >= pair.threshold:
             self._won.append(pair)
             for place in [*here, *self._absent(incumbent)]:
-                if place.series in known:
-                    place.won, place.selected_on, place.evidence = (
-                        known[place.series],
-                        pair.tested_on(),
-                        evidence,
-                    )
-                    place.ruling = Ruling("switched", "evidence", f"the evidence is in: {evidence}")
+                place.evidence = evidence
+                self._switch(place, pair, known.get(place.series))
         elif pair.is_over(self._now):
             pairs.save(self._home, pairs.end(pair, "dropped", self._now))
             coins = {s for s, one in self._registered.items() if one.recipe == incumbent}
             dismiss(self._store, (one for series, one in known.items() if series in coins))
+
+    def _switch(self, place: _Place, pair: Pair, winner: Champion | None) -> None:
+        """Let a coin's challenger win, or say why the coin stays behind."""
+        if place.incumbent is None:  # its first champion goes in tonight
+            return
+        stop = gate.stays(standing(winner) if winner else None, place.incumbent, pair.recipes[0])
+        if stop is None:
+            place.won, place.selected_on = winner, pair.tested_on()
+            place.ruling = Ruling("switched", "evidence", f"the evidence is in: {place.evidence}")
+            return
+        if winner:
+            self._dismissed.append(winner)
+        if place.taken:
+            place.notes.append(stop)
+        else:
+            place.ruling = stop
 
     def _absent(self, recipe: Recipe) -> list[_Place]:
         """Return places for the coins that a recipe serves and this run has not trained: a switch takes them along."""
@@ -424,6 +490,8 @@ class _Night:
             assert serving is not None
             mine, theirs = self._losses_of(challenger), self._losses_of(serving)
             if isinstance(mine, DamagedError) or isinstance(theirs, DamagedError):
+                lost = mine if isinstance(mine, DamagedError) else theirs
+                place.notes.append(Ruling("kept", "damaged", f"no evidence from this coin tonight: {lost}"))
                 continue
             model = serving.model if isinstance(serving, Candidate) else serving
             step = timedelta(seconds=place.series.seconds)
@@ -481,7 +549,9 @@ class _Night:
         if place.won:
             version = promote_challenger(self._store, place.won, decision.reason, place.selected_on)
         elif candidate:
-            version = promote_candidate(self._store, candidate, decision.reason, place.champion)
+            version = promote_candidate(
+                self._store, candidate, decision.reason, place.champion, place.selected_on
+            )
         else:
             return decision
         registered = {"version_number": version}

@@ -6,14 +6,14 @@ computed from all of them each time, so that it can be checked by hand, and a ki
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from schemas.handover import PairEvidence, Record
-from schemas.identity import Market, Recipe, tree_of
+from schemas.identity import Market, Recipe, SeriesId, tree_of
 from tasks.judging.evidence import alpha_share, e_process
 from tasks.judging.gate import MAX_TRIAL, MAX_WAIT
 from tasks.storage.records import find_record, write_record
@@ -30,7 +30,8 @@ class Pair(Record):
 
     A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
     `share`: of alpha, as the `k`-th pair of its market and timeframe. `horizon`: candles until an origin's losses are
-    known.
+    known. `appointed_at`: by the clock, whatever `--as-of` was, as live forecasts are.
+    `behind`: the symbols that kept their champion at the switch, and follow as soon as they can.
     """
 
     market: Market
@@ -44,6 +45,7 @@ class Pair(Record):
     state: Literal["open", "switched", "dropped"] = "open"
     ended_at: datetime | None = None
     rows: tuple[Row, ...] = ()
+    behind: tuple[str, ...] = ()
 
     @property
     def recipes(self) -> tuple[Recipe, Recipe]:
@@ -120,9 +122,24 @@ def save(home: Path, pair: Pair) -> Pair:
     return pair
 
 
-def end(pair: Pair, state: Literal["switched", "dropped"], now: datetime) -> Pair:
+def end(
+    pair: Pair, state: Literal["switched", "dropped"], now: datetime, behind: Iterable[SeriesId] = ()
+) -> Pair:
     """Return the pair as it ends; it stays in the store, so that it is never tried again."""
-    return pair.model_copy(update={"state": state, "ended_at": now})
+    left = tuple(sorted(series.symbol for series in behind))
+    return pair.model_copy(update={"state": state, "ended_at": now, "behind": left})
+
+
+def followed(ended: Iterable[Pair]) -> dict[Recipe, Pair]:
+    """Return the switch by which each recipe has lost a timeframe, unless it has won it back since."""
+    lost: dict[Recipe, Pair] = {}
+    for pair in sorted(
+        (p for p in ended if p.state == "switched" and p.ended_at), key=lambda p: str(p.ended_at)
+    ):
+        winner, loser = pair.recipes
+        lost[loser] = pair
+        lost.pop(winner, None)
+    return lost
 
 
 def take(
@@ -169,8 +186,3 @@ def _path(home: Path, pair: Pair) -> Path:
 def _recipes(name: str) -> tuple[Recipe, Recipe]:
     parts = name.split("~")
     return Recipe(*parts[1:4]), Recipe(*parts[4:7])
-
-
-def now_of(as_of: datetime | None) -> datetime:
-    """Return the instant that trials are counted by: `--as-of`, else the clock's."""
-    return as_of or datetime.now(UTC)

@@ -3,7 +3,9 @@
 Crossing the threshold switches the timeframe at once; a trial without a result ends after 90 days.
 """
 
+import logging
 from collections import defaultdict
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,8 +17,10 @@ from schemas.handover import Decision, Failure, PairEvidence, Trials
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.universe import INTERVAL_SECONDS
+from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.forecasting.versions import recipes_of
+from tasks.judging import gate
 from tasks.promotion import pairs
 from tasks.promotion.contenders import standing
 from tasks.promotion.lock import promotion_lock
@@ -27,8 +31,10 @@ from tasks.tracking.decisions import keep_decisions
 from tasks.tracking.registry import Champion, challengers, champions
 from tasks.tracking.store import open_store
 
-Versions = tuple[Champion, Champion]
-"""Champion and challenger of one series."""
+log = logging.getLogger("cpb")
+
+Versions = tuple[Champion, Champion | None]
+"""Champion and challenger, if any, of one series."""
 
 
 def update_trials(scope: Scope) -> Trials:
@@ -38,12 +44,21 @@ def update_trials(scope: Scope) -> Trials:
     """
     decisions: list[Decision] = []
     failures: list[Failure] = []
-    now = pairs.now_of(scope.as_of)
+    now = scope.as_of or datetime.now(UTC)
     for timeframe in scope.timeframes:
         try:
             if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
                 decisions += _update(scope.home, scope.market, timeframe, now)
-        except CpbError as error:
+        except (
+            ANY_ERROR
+        ) as error:  # the forecasts are stored: the tracking store's trouble must not end their run
+            if not isinstance(error, CpbError):
+                log.exception("the trial of %s %s failed", scope.market, timeframe)
+                reason = (str(error).splitlines() or [""])[0][:200]
+                error = CpbError(
+                    f"{scope.market} {timeframe}: {type(error).__name__}: {reason}".rstrip(": "),
+                    code="unexpected",
+                )
             failures.append(Failure.of(None, "promote", error))
     return Trials(decisions=tuple(decisions), failures=tuple(failures))
 
@@ -56,57 +71,79 @@ def _update(home: Path, market: str, timeframe: str, now: datetime) -> list[Deci
         for pair in pairs.pairs(home, market, timeframe):
             if pair.state == "open":
                 decisions += _update_pair(home, store, pair, known, now)
-        keep_decisions(store, decisions)
     return decisions
 
 
 def _versions(store: Store, market: str, timeframe: str) -> dict[SeriesId, Versions]:
-    """Return the champion and the challenger of each series of a timeframe that has both."""
+    """Return the champion and the challenger of each series of a timeframe."""
     serving = {c.series: c for c in champions(market=market, store=store) if c.series.timeframe == timeframe}
-    found = challengers(list(serving), store=store)
-    return {one.series: (serving[one.series], one) for one in found}
+    beside = {c.series: c for c in challengers(list(serving), store=store)}
+    return {series: (champion, beside.get(series)) for series, champion in serving.items()}
 
 
 def _update_pair(
     home: Path, store: Store, pair: Pair, known: dict[SeriesId, Versions], now: datetime
 ) -> list[Decision]:
     challenger, incumbent = pair.recipes
-    coins = {
-        series: versions
-        for series, versions in known.items()
-        if standing(versions[0]).recipe == incumbent and standing(versions[1]).recipe == challenger
-    }
+    served = {s: versions for s, versions in known.items() if standing(versions[0]).recipe == incumbent}
+    coins = [s for s, (_, other) in served.items() if other and standing(other).recipe == challenger]
     since = (pair.watermark or pair.appointed_at) + timedelta(microseconds=1)
-    rows = shadow_differences(home, list(coins), pair, since, now)
+    rows = shadow_differences(home, coins, pair, since, now)
     due = pair.horizon * timedelta(seconds=INTERVAL_SECONDS[pair.timeframe])
     rule = pairs.complete_or_old({series.symbol for series in coins}, due, now)
     longer = pairs.take(pair, rows, "shadow", complete=rule)
     if longer != pair:
         pairs.save(home, longer)
-    evidence = longer.evidence(now)
+    clock = datetime.now(UTC)  # a trial is counted from its appointment by the clock
+    evidence = longer.evidence(clock)
     decisions = []
     if evidence.e >= longer.threshold:
-        decisions = [_switch(store, longer, evidence, *versions) for versions in coins.values()]
-        pairs.save(home, pairs.end(longer, "switched", now))
-    elif longer.is_over(now):
-        pairs.save(home, pairs.end(longer, "dropped", now))
-        dismiss(store, (winner for _, winner in coins.values()))
+        decisions = [_switch(store, longer, evidence, *versions) for versions in served.values()]
+        behind = {decision.series for decision in decisions if not decision.moved}
+        pairs.save(home, pairs.end(longer, "switched", clock, behind))
+        dismiss(store, (other for series, (_, other) in served.items() if other and series in behind))
+    elif longer.is_over(clock):
+        pairs.save(home, pairs.end(longer, "dropped", clock))
+        dismiss(store, (other for _, other in served.values() if other))
     return decisions
 
 
-def _switch(store: Store, pair: Pair, evidence: PairEvidence, before: Champion, winner: Champion) -> Decision:
-    reason = f"the evidence is in: {evidence}"
-    return Decision(
-        series=winner.series,
-        outcome="switched",
-        rule="evidence",
-        version_number=promote_challenger(store, winner, reason, pair.tested_on()),
-        candidate=standing(winner).ref,
+def _switch(
+    store: Store, pair: Pair, evidence: PairEvidence, before: Champion, winner: Champion | None
+) -> Decision:
+    """Switch one coin, or let it keep its champion where its challenger may not replace it."""
+    standing_winner = standing(winner) if winner else None
+    stop = gate.stays(standing_winner, standing(before), pair.recipes[0])
+    reason = stop.reason if stop else f"the evidence is in: {evidence}"
+    version = before.version
+    if winner and not stop:
+        version = promote_challenger(store, winner, reason, pair.tested_on())
+    decision = Decision(
+        series=before.series,
+        outcome=stop.outcome if stop else "switched",
+        rule=stop.rule if stop else "evidence",
+        version_number=version,
+        candidate=standing_winner.ref if standing_winner else None,
         incumbent=standing(before).ref,
         evidence=evidence,
         reason=reason,
         decided_at=datetime.now(UTC),
     )
+    keep_decisions(store, [decision])  # coin by coin: a kill leaves none with the decision before
+    return decision
+
+
+def on_trial(home: Path, models: Iterable[Champion]) -> list[Champion]:
+    """Return the challengers whose recipe is on trial; others bear the alias from a trial that has ended."""
+    models = list(models)
+    groups = {(one.series.market, one.series.timeframe) for one in models}
+    tried = {
+        group: {pair.challenger for pair in pairs.pairs(home, *group) if pair.state == "open"}
+        for group in groups
+    }
+    return [
+        one for one in models if str(standing(one).recipe) in tried[one.series.market, one.series.timeframe]
+    ]
 
 
 def shadow_differences(
