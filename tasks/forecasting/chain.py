@@ -56,6 +56,12 @@ _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 _NO_ROWS = hashlib.sha256().hexdigest()
 
 
+_GONE = (
+    "forecasts/chain.jsonl was gone although rows had been stored with it: a new one is begun, in which they stand as "
+    "stored before it; restore the old one from a backup if there is one, and compare with `cpb verify --hub USER/NAME`"
+)
+
+
 @dataclass(frozen=True)
 class Move:
     """One rename of a batch, paths below the market's home: a draft into its place, or a lost file aside.
@@ -103,8 +109,10 @@ def append(
         return done
     tree, staged = _TREES[kind], list[_Staged]()
     try:
-        with chain_lock(home, market):
+        with chain_lock(home, market) as chain_was_gone:
             now = datetime.now(UTC)
+            if chain_was_gone and lost:
+                lost(next(iter(batch)), _GONE)
             try:
                 for series, rows in batch.items():
                     try:
@@ -136,18 +144,21 @@ def as_error(series: SeriesId, error: BaseException) -> CpbError:
 
 
 @contextmanager
-def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[None]:
+def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
     """Be the only writer of a market's forecasts and scores; what a killed one left unfinished is finished first.
+
+    Yields whether the chain had been removed: there was none, but rows that were stored with one.
 
     Args:
         begin: where there is no chain yet, begin one with a line for all rows that are stored already.
     """
     path = chain_path(home, market)
+    gone = False
     with locked(path.with_name(".chain.lock")):
         finish_pending(home, market)
         if begin and not path.exists():
-            _begin(home, market)
-        yield
+            gone = _begin(home, market)
+        yield gone
 
 
 def lose(
@@ -318,9 +329,12 @@ def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.Dat
     return _Staged(Entry(file, len(new), rows_digest(new), digest), Move(_below(base, draft), file, digest))
 
 
-def _begin(home: Path, market: str) -> None:
-    """Begin a chain with one line for all months that are stored; those of earlier versions get today's columns."""
-    entries, moves = [], []
+def _begin(home: Path, market: str) -> bool:
+    """Begin a chain with one line for all months that are stored; those of earlier versions get today's columns.
+
+    Returns whether a month has them already: it was written with a chain, which is gone.
+    """
+    entries, moves, gone = [], [], False
     try:
         for tree in TREES:
             for series in stored_series(home, tree.name):
@@ -337,6 +351,7 @@ def _begin(home: Path, market: str) -> None:
                         entries.append(staged.entry)
                         moves.append(staged.move)
                         continue
+                    gone |= tree is FORECASTS
                     file = _below(market_home(home, market), path)
                     entries.append(Entry(file, len(rows), rows_digest(rows), file_digest(path)))
         _commit(home, market, "before", entries, moves, datetime.now(UTC))
@@ -344,6 +359,7 @@ def _begin(home: Path, market: str) -> None:
         if not pending_path(home, market).exists():
             _discard(home, market, moves)
         raise
+    return gone
 
 
 def _commit(

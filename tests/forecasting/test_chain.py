@@ -192,6 +192,25 @@ def test_a_chain_that_is_gone_is_found(home):
     assert [line.kind for line in lines_of(home)] == ["before"]
 
 
+def test_who_writes_next_says_that_the_chain_was_gone(home):
+    chain_path(home, "spot").unlink()
+    said = []
+    for hours in (11, 12):
+        chain.append(
+            home, "spot", "forecasts", {PEPE: rows_at(hours)}, lost=lambda one, text: said.append((one, text))
+        )
+    ((series, text),) = said
+    assert series == PEPE
+    assert "chain.jsonl" in text
+    assert [line.kind for line in lines_of(home)] == ["before", "forecasts", "forecasts"]
+
+
+def test_scores_without_forecasts_and_without_a_chain_are_found(home):
+    shutil.rmtree(home / "forecasts")
+
+    assert CHAIN in faults(home)
+
+
 def rewrite(path, change):
     """Change rows and keep the record of digests right, as someone who wants to hide it would."""
     frame = change(pl.read_parquet(path, hive_partitioning=False))
