@@ -139,7 +139,7 @@ def _find(
 
 
 def _was_chained(files: dict[str, _MonthFile]) -> bool:
-    """Whether a file of forecasts has columns that only came with the chain, or all forecasts of the scores are gone."""
+    """Whether forecasts have columns that only came with the chain, or all forecasts of the scores are gone."""
     if files and all(file.tree is not FORECASTS for file in files.values()):
         return True
     for file in files.values():

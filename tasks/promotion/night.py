@@ -355,13 +355,16 @@ class _Night:
         served = any(one.recipe == pair.recipes[0] for one in self._registered.values())
         return pairs.save(self._home, pairs.end(pair, "switched" if served else "dropped", self._now))
 
-    def _incumbents(self) -> dict[Recipe, float]:
-        """Return the recipes that serve after tonight's refresh, and their validation ratios."""
-        after = {
+    def _after(self) -> dict[SeriesId, Contender | None]:
+        """Who serves each coin after tonight's refresh."""
+        return {
             s: self._places[s].serving if s in self._places else one for s, one in self._registered.items()
         }
+
+    def _incumbents(self) -> dict[Recipe, float]:
+        """Return the recipes that serve after tonight's refresh, and their validation ratios."""
         found: dict[Recipe, list[float]] = defaultdict(list)
-        for one in after.values():
+        for one in self._after().values():
             if one and not one.damage:
                 found[one.recipe].append(one.validation)
         return {
@@ -379,7 +382,7 @@ class _Night:
 
     def _covers(self, recipe: Recipe, incumbent: Recipe) -> bool:
         """Whether this run has trained a recipe on enough of the coins that another one serves."""
-        coins = [s for s, one in self._registered.items() if one.recipe == incumbent]
+        coins = [s for s, one in self._after().items() if one and one.recipe == incumbent]
         here = self._rivals(recipe)
         return bool(coins) and sum(s in here for s in coins) >= gate.MIN_COVER * len(coins)
 
@@ -526,6 +529,8 @@ class _Night:
         figures = f"pooled validation CRPS ratio {mine:.4f} against {theirs:.4f}"
         if not mine < theirs:
             return f"{recipe} is no challenger: {figures}"
+        if serving.provisional and recipe.preset != gate.PROVISIONAL:
+            return f"{recipe} can replace a provisional champion by that comparison alone ({figures})"
         if (recipe, serving.recipe) in self._tried():
             return f"{recipe} has had its trial and is not tried again ({figures})"
         if not self._covers(recipe, serving.recipe):
