@@ -137,6 +137,11 @@ def _told(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 
+def _finding(verdict: str) -> str:
+    """Return `better`, `worse` or `no different` of a verdict against the random walk."""
+    return verdict.split(" (")[0].split(" the ")[0].removesuffix(" than").removesuffix(" from")
+
+
 def _live(alarm: "Alarm | None") -> str:
     """Return the drift watch's state; nothing scored is not fine."""
     return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
@@ -148,14 +153,14 @@ def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> Non
     from rich.table import Table
 
     table = Table(box=SIMPLE_HEAD)
-    for name in ("series", "version", "architecture", "preset", "decision", "on its test span", "live"):
+    for name in ("series", "version", "architecture", "preset", "decision", "test span", "live"):
         table.add_column(name)
     for one in found:
         champion, newest = one.champion, one.newest
         decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
         table.add_row(
             str(champion.series), champion.version, champion.architecture, champion.preset, decision,
-            (champion.damage and "damaged") or champion.verdict.split(" (")[0],
+            (champion.damage and "damaged") or _finding(champion.verdict),
             _live(watched.get(champion.series)),
         )  # fmt: skip
     Console().print(table)
