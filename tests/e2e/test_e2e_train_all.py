@@ -118,7 +118,7 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
     started = time.monotonic()
     assert cpb(*command).returncode == 0
     whole = time.monotonic() - started
-    undisturbed, rows = metrics_of(tmp_path), forecast_rows(tmp_path).drop("model_version")
+    undisturbed, rows = metrics_of(tmp_path), forecast_rows(tmp_path).drop("model_version", "made_at")
     for name in ("data", "mlruns"):
         shutil.rmtree(tmp_path / name)
 
@@ -132,7 +132,7 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
     assert metrics_of(tmp_path) == undisturbed
     assert (
         forecast_rows(tmp_path)
-        .drop("model_version")
+        .drop("model_version", "made_at")
         .sort("symbol", "step")
         .equals(rows.sort("symbol", "step"))
     )
