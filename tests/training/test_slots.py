@@ -7,6 +7,7 @@ import time
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+import psutil
 import pytest
 from other_user import as_nobody, let_others_pass
 from trainer_tools import wait_until
@@ -242,6 +243,7 @@ def test_the_trainer_sees_its_gpu_alone_and_holds_its_lock_past_its_parents_deat
     assert (folder / "device").read_text() == "GPU-aa11"
     trainer = int((folder / "pid").read_text())
     os.kill(trainer, 19)  # stopped, so that it does not see its parent die
+    wait_until(lambda: psutil.Process(trainer).status() == psutil.STATUS_STOPPED)
     parent.kill()
     parent.wait()
     assert locks.is_locked(locks_in / "cpb-GPU-aa11.lock")
