@@ -85,7 +85,8 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
         found = pl.concat([scored_rows(rows, scores), found]).sort("target_time", "issued_at", "step")
         found = found.tail(limit)
         # Forecasts of earlier months are about candles of this month's first hours, at most.
-        first = rows["issued_at"].min() + timedelta(seconds=series.seconds * rows["step"].max())  # type: ignore
+        reach = pl.duration(seconds=series.seconds * pl.col("step").max())
+        first = rows.select(pl.col("issued_at").min() + reach).item()
         if len(found) == limit and found["target_time"][0] > first:
             break
     return found
