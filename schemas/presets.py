@@ -30,6 +30,9 @@ PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "seed-transformer": ("transformer",),
     "seed-gru": ("gru",),
     "seed-lstm": ("lstm",),
+    "seed-transformer-tuned": ("transformer",),
+    "seed-gru-tuned": ("gru",),
+    "seed-lstm-tuned": ("lstm",),
 }
 """Which architectures a preset trains unless `architectures` says otherwise."""
 
@@ -39,9 +42,12 @@ PRESET_SEEDS = {"default": 3}
 PRESET_ABOUT = {
     "smoke": "tiny models and three short epochs: shows in seconds that everything works",
     "default": "the best we know: robust HAR, and HAR with a Student-t head per coin and for all coins",
-    "seed-transformer": "the transformer with its original hyper-parameters",
-    "seed-gru": "the GRU with its original hyper-parameters",
-    "seed-lstm": "the LSTM with its original hyper-parameters",
+    "seed-transformer": "the transformer as its original notes state it: four inputs, AdamW at 1e-3, no schedule",
+    "seed-gru": "the GRU as its original notes state it: four inputs, Adam at 1e-3",
+    "seed-lstm": "the LSTM as its original notes state it: four inputs, Adam at 1e-3, no schedule",
+    "seed-transformer-tuned": "seed-transformer with log_sigma as fifth input, 5e-4 and a cosine schedule",
+    "seed-gru-tuned": "seed-gru with log_sigma as fifth input",
+    "seed-lstm-tuned": "seed-lstm with log_sigma as fifth input and a step schedule",
 }
 """What each preset is for, in a line."""
 

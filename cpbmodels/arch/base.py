@@ -25,12 +25,17 @@ from cpbmodels.weights import Param, Weights
 Masks = list[list[Tensor | None]]
 
 SEED_PRESET: dict[str, Any] = {
-    "features": (*RETURNS, "log_sigma"),
+    "features": RETURNS,
     "mixed_precision": "auto",
     "teacher_forcing": 0.5,
     "head": "point",
+    "lr": 1e-3,
+    "schedule": "constant",
 }
-"""What the presets with the original hyper-parameters (`seed-*`) have in common."""
+"""What the presets with the hyper-parameters that the original notes state (`seed-*`) have in common."""
+
+SEED_TUNED: dict[str, Any] = {"features": (*RETURNS, "log_sigma")}
+"""What `seed-*-tuned` add to them: the level of volatility as a fifth input, and a schedule of their own."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch
+from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
 from cpbmodels.cells import GRU_GATES, cell_params, gru_cell
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, step_params
 from cpbmodels.draws import Draws
@@ -16,21 +16,19 @@ from cpbmodels.layers import linear
 from cpbmodels.recurrent import gru
 from cpbmodels.weights import Param, Weights, linear_params
 
-SEED_PRESETS: dict[str, dict[str, Any]] = {
-    "seed-gru": {
-        **SEED_PRESET,
-        "hidden_dim": 128,
-        "n_layers": 2,
-        "dropout": 0.3,
-        "optimizer": "adam",
-        "weight_decay": 0.0,
-        "schedule": "constant",
-        "batch_size": 64,
-        "epochs": 100,
-        "patience": 15,
-        "max_train_rows": 5000,
-    }
+SEED_GRU: dict[str, Any] = {
+    **SEED_PRESET,
+    "hidden_dim": 128,
+    "n_layers": 2,
+    "dropout": 0.3,
+    "optimizer": "adam",
+    "weight_decay": 0.0,
+    "batch_size": 64,
+    "epochs": 100,
+    "patience": 15,
+    "max_train_rows": 5000,
 }
+SEED_PRESETS = {"seed-gru": SEED_GRU, "seed-gru-tuned": {**SEED_GRU, **SEED_TUNED}}
 
 
 class Gru(Architecture):

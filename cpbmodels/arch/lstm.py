@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch, heads_conflict
+from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch, heads_conflict
 from cpbmodels.cells import LSTM_GATES, State, cell_params
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
 from cpbmodels.draws import Draws
@@ -17,6 +18,24 @@ from cpbmodels.options import Preset
 from cpbmodels.recurrent import lstm
 from cpbmodels.weights import Param, Weights, linear_params
 
+SEED_LSTM: dict[str, Any] = {
+    **SEED_PRESET,
+    "hidden_dim": 256,
+    "n_layers": 2,
+    "n_heads": 4,
+    "dropout": 0.3,
+    "optimizer": "adam",
+    "weight_decay": 1e-5,
+    "batch_size": 32,
+    "epochs": 200,
+    "patience": 20,
+    "max_train_rows": 7000,
+}
+SEED_PRESETS = {
+    "seed-lstm": SEED_LSTM,
+    "seed-lstm-tuned": {**SEED_LSTM, **SEED_TUNED, "schedule": "step"},
+}
+
 
 class Lstm(Architecture):
     """Uses the fastest LSTM kernel of the device for the encoder; `lstm-manual` spells it out."""
@@ -24,22 +43,7 @@ class Lstm(Architecture):
     spec = ArchitectureSpec(
         sizes=("hidden_dim", "n_layers", "n_heads", "dropout"),
         defaults={"hidden_dim": 48, "n_layers": 1, "n_heads": 4, "dropout": 0.1},
-        presets={
-            "seed-lstm": {
-                **SEED_PRESET,
-                "hidden_dim": 256,
-                "n_layers": 2,
-                "n_heads": 4,
-                "dropout": 0.3,
-                "optimizer": "adam",
-                "weight_decay": 1e-5,
-                "schedule": "step",
-                "batch_size": 32,
-                "epochs": 200,
-                "patience": 20,
-                "max_train_rows": 7000,
-            }
-        },
+        presets=SEED_PRESETS,
         default_preset="seed-lstm",
         dropout_between_layers=True,
         bf16_on_cpu=True,

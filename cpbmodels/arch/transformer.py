@@ -8,12 +8,14 @@ decoder that reads the true path in training learns the spread of one step only.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import SEED_PRESET, Architecture, ArchitectureSpec, Batch, heads_conflict
+from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch, heads_conflict
 from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import attend, fuses_attention, linear, normalise
 from cpbmodels.options import Preset
@@ -24,27 +26,32 @@ Cache = list[tuple[Tensor, Tensor]]
 """Keys and values [K x B x heads, T, d / heads] per decoder layer, or as `layers.fuses_attention` has them."""
 
 
+SEED_TRANSFORMER: dict[str, Any] = {
+    **SEED_PRESET,
+    "hidden_dim": 128,
+    "n_heads": 8,
+    "n_layers": 2,
+    "ff_dim": 512,
+    "dropout": 0.0,
+    "teacher_forcing": 1.0,
+    "batch_size": 128,
+    "epochs": 50,
+    "patience": 10,
+    "max_train_rows": 5000,
+}
+SEED_PRESETS = {
+    "seed-transformer": SEED_TRANSFORMER,
+    "seed-transformer-tuned": {**SEED_TRANSFORMER, **SEED_TUNED, "lr": 5e-4, "schedule": "cosine"},
+}
+
+
 class Transformer(Architecture):
     """LayerNorms carry no weights: the linear map behind each one absorbs them (same functions, fewer launches)."""
 
     spec = ArchitectureSpec(
         sizes=("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout"),
         defaults={"hidden_dim": 64, "n_layers": 2, "n_heads": 4, "ff_dim": 128, "dropout": 0.1, "lr": 5e-4},
-        presets={
-            "seed-transformer": {
-                **SEED_PRESET,
-                "hidden_dim": 128,
-                "n_heads": 8,
-                "n_layers": 2,
-                "ff_dim": 512,
-                "dropout": 0.0,
-                "teacher_forcing": 1.0,
-                "batch_size": 128,
-                "epochs": 50,
-                "patience": 10,
-                "max_train_rows": 5000,
-            }
-        },
+        presets=SEED_PRESETS,
         default_preset="seed-transformer",
         bf16_on_cpu=True,
         threads_from_width=128,

@@ -56,14 +56,14 @@ def test_names_cost_neither_torch_nor_numpy():
 @pytest.mark.parametrize(
     ("name", "closed_form", "classifier", "presets", "default_preset"),
     [
-        ("transformer", False, False, ("seed-transformer",), "seed-transformer"),
-        ("gru", False, False, ("seed-gru",), "seed-gru"),
-        ("lstm", False, False, ("seed-lstm",), "seed-lstm"),
-        ("lstm-manual", False, False, ("seed-lstm",), "seed-lstm"),
+        ("transformer", False, False, ("seed-transformer", "seed-transformer-tuned"), "seed-transformer"),
+        ("gru", False, False, ("seed-gru", "seed-gru-tuned"), "seed-gru"),
+        ("lstm", False, False, ("seed-lstm", "seed-lstm-tuned"), "seed-lstm"),
+        ("lstm-manual", False, False, ("seed-lstm", "seed-lstm-tuned"), "seed-lstm"),
         ("linear", False, False, (), "default"),
         ("har", False, False, (), "default"),
         ("robust-har", True, False, (), "default"),
-        ("classifier-gru", False, True, ("seed-gru",), "seed-gru"),
+        ("classifier-gru", False, True, ("seed-gru", "seed-gru-tuned"), "seed-gru"),
     ],
 )
 def test_what_is_known_of_the_built_in_ones(name, closed_form, classifier, presets, default_preset):
@@ -193,3 +193,21 @@ def test_no_other_file_knows_an_architecture_by_name():
             if isinstance(node, ast.Constant) and node.value in BUILT_IN and id(node) not in defaults
         ]
     assert [one for one in found if not re.fullmatch(r"device/(doctor|report)\.py:\d+ lstm", one)] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "tuned"),
+    [
+        ("transformer", ("adamw", 1e-3, "constant", 128, 50), (5e-4, "cosine")),
+        ("gru", ("adam", 1e-3, "constant", 64, 100), (1e-3, "constant")),
+        ("lstm", ("adam", 1e-3, "constant", 32, 200), (1e-3, "step")),
+    ],
+)
+def test_the_seeds_are_offered_as_their_notes_state_them_and_tuned(name, stated, tuned):
+    original, ours = preset(f"seed-{name}", name), preset(f"seed-{name}-tuned", name)
+    assert original.features == ("r_open", "r_high", "r_low", "r_close")
+    assert (
+        original.optimizer, original.lr, original.schedule, original.batch_size, original.epochs
+    ) == stated  # fmt: skip
+    assert (ours.lr, ours.schedule) == tuned
+    assert ours.features == (*original.features, "log_sigma")

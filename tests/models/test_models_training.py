@@ -458,7 +458,7 @@ def test_presets_resolve_in_order():
         256,
         3,
         32,
-        "step",
+        "constant",
         False,
     )
     assert preset("smoke", "har").context == 1
