@@ -15,7 +15,7 @@ help: ## list the targets
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install $(PIP_FLAGS) -e '.[dev,judging,onnx,tune]'
+	$(BIN)/pip install $(PIP_FLAGS) -e '.[dev,judging,onnx,tune,wandb,docs]'
 	touch $@
 
 install: .venv/.installed ## create .venv and install cpb into it
