@@ -37,6 +37,25 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
+class ConsoleHandler(logging.Handler):
+    """Prints what is logged on the stderr of the moment, which a bar replaces, as `cpb: …` like errors."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one record; the credentials of URLs in it are removed."""
+        from tasks.storage.urls import without_credentials
+
+        print(without_credentials(f"cpb: {self.format(record)}"), file=sys.stderr, flush=True)
+
+
+def log_to_console() -> None:
+    """Print all warnings in one form. Before Prefect is imported, which leaves a handler with a formatter in place."""
+    root = logging.getLogger()
+    if not any(isinstance(handler, ConsoleHandler) for handler in root.handlers):
+        handler = ConsoleHandler(logging.WARNING)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        root.addHandler(handler)
+
+
 def quiet_libraries() -> None:
     """Keep notices of libraries (migrations, deprecations) off the terminal."""
     for name in ("alembic", "mlflow", "prefect", "httpx", "urllib3"):

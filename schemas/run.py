@@ -33,9 +33,11 @@ class ScopeSpec(Spec):
     timeframes: str = Field("15m,1h", description="Binance intervals, as in 15m,1h")
     source: str | None = Field(None, description="URL, folder or sim; default: Binance Vision itself")
     market: Market = Field("spot", description="spot, um, cm, or sim (which --source sim implies)")
-    since: str | None = Field(None, description="first candle, as in 2024-01 or 2024-01-31 (UTC)")
+    since: str | None = Field(
+        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest there is"
+    )
     as_of: str | None = Field(
-        None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC)"
+        None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
 
@@ -164,7 +166,7 @@ class RunSpec(ScopeSpec):
         None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
     )
     warm_start: Literal["champion"] | None = Field(
-        None, description="champion: continue from the registered models"
+        None, description="champion: continue from the registered models; default: train anew"
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
@@ -260,8 +262,10 @@ class BacktestSpec(RunSpec):
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
     baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES)}")
     check_lookahead: bool = Field(False, description="compute everything again without the future")
-    out: str | None = Field(None, description="folder for tables, verdicts, forecast rows and the report")
-    report: str | None = Field(None, description="folder for report.html")
+    out: str | None = Field(
+        None, description="folder for tables, verdicts, forecast rows and the report; default: none"
+    )
+    report: str | None = Field(None, description="folder for report.html; default: none")
 
     @field_validator("baselines")
     @classmethod

@@ -4,34 +4,45 @@ import errno
 import os
 import re
 import sys
+from contextlib import redirect_stdout
 from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
 COMMANDS = {
-    "demo": ("flows.cli.train", "demo"),
-    "ingest": ("flows.cli.ingest", "ingest"),
-    "train": ("flows.cli.train", "train"),
-    "train-all": ("flows.cli.train", "train_all"),
-    "backtest": ("flows.cli.backtest", "backtest"),
-    "tune": ("flows.cli.tune", "tune"),
-    "presets": ("flows.cli.presets", "presets"),
-    "leaderboard": ("flows.cli.models", "leaderboard"),
-    "champions": ("flows.cli.champions", "champions"),
-    "promote": ("flows.cli.champions", "promote"),
-    "forecast": ("flows.cli.models", "forecast"),
-    "ledger": ("flows.cli.ledger", "ledger"),
-    "publish": ("flows.cli.models", "publish"),
-    "export": ("flows.cli.export", "export"),
-    "verify": ("flows.cli.verify", "verify"),
-    "notify": ("flows.cli.notify", "notify"),
-    "prune": ("flows.cli.prune", "prune"),
-    "doctor": ("flows.cli.doctor", "doctor"),
-    "serve": ("flows.cli.serve", "serve"),
-    "ui": ("flows.cli.serve", "ui"),
+    "Train and judge": {
+        "demo": ("flows.cli.train", "demo"),
+        "train": ("flows.cli.train", "train"),
+        "train-all": ("flows.cli.train", "train_all"),
+        "backtest": ("flows.cli.backtest", "backtest"),
+        "tune": ("flows.cli.tune", "tune"),
+        "presets": ("flows.cli.presets", "presets"),
+    },
+    "Forecast and see": {
+        "forecast": ("flows.cli.models", "forecast"),
+        "ledger": ("flows.cli.ledger", "ledger"),
+        "leaderboard": ("flows.cli.models", "leaderboard"),
+        "serve": ("flows.cli.serve", "serve"),
+        "ui": ("flows.cli.serve", "ui"),
+    },
+    "Champions and publishing": {
+        "champions": ("flows.cli.champions", "champions"),
+        "promote": ("flows.cli.champions", "promote"),
+        "publish": ("flows.cli.models", "publish"),
+        "export": ("flows.cli.export", "export"),
+    },
+    "Data and machine": {
+        "ingest": ("flows.cli.ingest", "ingest"),
+        "verify": ("flows.cli.verify", "verify"),
+        "prune": ("flows.cli.prune", "prune"),
+        "doctor": ("flows.cli.doctor", "doctor"),
+    },
+    "Run every night": {
+        "notify": ("flows.cli.notify", "notify"),
+    },
 }
-"""Command -> (module, function), in the order in which help shows them."""
+"""Panel of the help -> command -> (module, function), in the order in which help shows them."""
 
 
 HELP = "Train, judge and publish forecasting models for a whole universe of coins."
@@ -78,16 +89,15 @@ def _app() -> typer.Typer:
     app = typer.Typer(
         name="cpb",
         help=HELP,
-        no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
+        rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(help=HELP)(_options)
-    for name, (module, function) in COMMANDS.items():
-        app.command(name)(getattr(import_module(module), function))
-    app.add_typer(import_module("flows.cli.deploy").app, name="deploy")
+    for panel, commands in COMMANDS.items():
+        for name, (module, function) in commands.items():
+            app.command(name, rich_help_panel=panel)(getattr(import_module(module), function))
+    app.add_typer(import_module("flows.cli.deploy").app, name="deploy", rich_help_panel="Run every night")
     return app
 
 
@@ -97,8 +107,10 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from flows.console import log_to_console
     from schemas.errors import COMPLETE, FATAL, INTERRUPTED, CpbError
 
+    log_to_console()
     try:
         # Not standalone: errors of the command line come here too, so that all are printed in one place.
         code = _app()(prog_name="cpb", standalone_mode=False)
@@ -141,8 +153,9 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 
     context = getattr(error, "ctx", None)
     text = error.format_message()
-    if context is not None and text == context.get_help():  # a group of commands without a command
-        print(text, file=sys.stderr)
+    if context is not None and text.startswith("Missing command"):  # a group of commands without a command
+        with redirect_stdout(sys.stderr):
+            context.get_help()  # which prints it
         sys.exit(USAGE)
     help_for = context.command_path if context is not None else "cpb"
     field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from flows.deploy.status import Deployment, Status
 
 app = typer.Typer(
-    no_args_is_help=True,
     help="Run the flows on a Prefect server and a schedule.\n\nExample: cpb deploy up && cpb deploy run train-all",
 )
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -27,6 +27,20 @@ S = TypeVar("S", bound=Spec)
 
 OVERRIDES = "overrides"
 """The field that takes options of the model preset: `--set NAME=VALUE`, or options of their own (`ModelOption`)."""
+
+_PANELS = {
+    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail"),
+    "Which models": ("architectures", "preset", "seed", "seeds", "warm_start", "overrides", "baselines"),
+    "Periods": ("folds", "refit", "expanding", "check_lookahead"),
+    "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
+    "How it trains": ("device", "profile", "dtype", "train_timeout_s"),
+    "What becomes of it": ("repo", "force", "prune", "out", "report", "fallback"),
+}
+"""Panel of the help -> the fields of specifications that it shows; the others, and a command's own, are `Options`."""
+
+_PANEL_OF = {field: panel for panel, fields in _PANELS.items() for field in fields}
+
+MODEL_PANEL = "Options of the model (default: the preset's)"
 
 _METAVARS = {int: "<int>", float: "<float>"}
 _DECLARED: Any = object()  # the default is the one that the specification declares
@@ -145,27 +159,54 @@ def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
     dashed = name.replace("_", "-")
     if kind is bool:
         names = shown.names or (f"--{dashed}/--no-{dashed}" if default else f"--{dashed}",)
-        return _keyword(name, Annotated[bool, typer.Option(*names, help=text)], default)
-    option = typer.Option(*(shown.names or (f"--{dashed}",)), help=text, metavar=metavar)
+        switch = typer.Option(*names, help=text, rich_help_panel=_PANEL_OF.get(name))
+        return _keyword(name, Annotated[bool, switch], default)
+    option = typer.Option(
+        *(shown.names or (f"--{dashed}",)), help=text, metavar=metavar, rich_help_panel=_PANEL_OF.get(name),
+        autocompletion=_completion(_choices(field)),
+    )  # fmt: skip
     if default is None:
         return _keyword(name, Annotated[str | None, option], None)
     return _keyword(name, Annotated[str, option], str(default))
 
 
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """Return the values that a field's declaration lists; empty where it takes others too."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    listed = (get_args(kind) for kind in kinds if get_origin(kind) is Literal)
+    extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+    return next(listed, tuple(str(one) for one in cast(list[str], extra.get("enum", ()))))
+
+
+def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
+    """Return what a shell's Tab key asks for."""
+    if not choices:
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        return [one for one in choices if one.startswith(incomplete)]
+
+    return complete
+
+
 def _model_parameters(options: Mapping[str, ModelOption] | None) -> list[inspect.Parameter]:
     if options is None:
         about = "a field of the model preset, as in epochs=5; may be repeated"
-        setting = typer.Option("--set", metavar="NAME=VALUE", help=about)
+        setting = typer.Option(
+            "--set", metavar="NAME=VALUE", help=about, rich_help_panel=_PANEL_OF[OVERRIDES]
+        )
         return [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
     found = []
     for name, option in options.items():
         dashed = name.replace("_", "-")
         if option.switch:
-            annotation: Any = Annotated[
-                bool | None, typer.Option(f"--{dashed}/--no-{dashed}", help=option.help)
-            ]
+            names = f"--{dashed}/--no-{dashed}"
+            switch = typer.Option(names, help=option.help, rich_help_panel=MODEL_PANEL)
+            annotation: Any = Annotated[bool | None, switch]
         else:
-            shown = typer.Option(f"--{dashed}", help=option.help, metavar=option.metavar)
+            shown = typer.Option(
+                f"--{dashed}", help=option.help, metavar=option.metavar, rich_help_panel=MODEL_PANEL
+            )
             annotation = Annotated[str | None, shown]
         found.append(_keyword(name, annotation, None))
     return found

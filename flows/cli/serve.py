@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from tasks.tracking.ui import Address
 
 Host = Annotated[str, typer.Option("--host", help="address to listen on; the default is this machine only")]
+Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")]
 
 
 def serve(
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 8000,
+    port: Port = 8000,
     allowed_hosts: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +48,7 @@ def serve(
 
 def ui(
     host: Host = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=1, max=65535)] = 5000,
+    port: Port = 5000,
     json: Json = False,
 ) -> None:
     """Start MLflow's interface to compare architectures, and print its address.

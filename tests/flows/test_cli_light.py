@@ -1,6 +1,8 @@
 """`cpb --help` must answer at once: nothing heavy may be imported before a command runs."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 
@@ -13,7 +15,6 @@ from schemas.errors import CpbError
 
 HEAVY = (
     "torch", "prefect", "mlflow", "pandera", "polars", "matplotlib", "pandas", "fastapi", "numpy", "safetensors",
-    "rich",
 )  # fmt: skip
 
 
@@ -73,6 +74,54 @@ def test_every_command_takes_json_and_shows_an_example():
     for path, command in commands(typer.main.get_command(cli._app())):
         assert "--json" in {option for p in command.params for option in p.opts}, path
         assert "Example: cpb " in command.help, path
+
+
+def test_every_option_says_what_it_is_for():
+    for path, command in commands(typer.main.get_command(cli._app())):
+        assert [p.name for p in command.params if not p.help] == [], path
+
+
+def test_help_is_whole_in_80_columns_and_grouped(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(cli._app(), ["--help"]).stdout
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    for panel, names in cli.COMMANDS.items():
+        assert panel in shown
+        assert all(f"│ {name} " in shown for name in names)
+
+
+@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
+def test_a_real_bash_completes_commands_options_and_values(tmp_path):
+    shim = tmp_path / "cpb"
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n')
+    shim.chmod(0o755)
+    script = """
+        source /dev/stdin <<< "$(cpb --show-completion)"
+        ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _cpb_completion cpb; echo "${COMPREPLY[*]}"; }
+        ask cpb train
+        ask cpb deploy st
+        ask cpb train --batch
+        ask cpb train-all --preset sm
+        ask cpb train-all --profile gpu-1
+    """
+    known = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    keep = {name: os.environ[name] for name in ("PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env=keep | known,
+    )
+    assert done.stdout.split("\n")[:5] == [
+        "train train-all",
+        "status",
+        "--batch-size",
+        "smoke",
+        "gpu-16gb",
+    ], done
 
 
 def test_the_version_is_the_packages():
@@ -190,4 +239,4 @@ def test_a_wrong_command_line_is_an_object_for_programs_too(monkeypatch, capsys,
 def test_no_command_shows_the_commands(monkeypatch, capsys, words):
     code, out, err = end_of(monkeypatch, capsys, *words)
     assert (code, out) == (2, "")
-    assert err.startswith("Usage: cpb")
+    assert err.strip().startswith("Usage: cpb")

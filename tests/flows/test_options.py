@@ -71,9 +71,9 @@ def test_a_field_can_be_given_by_position_and_has_then_no_default():
 
 
 def test_help_says_what_the_specification_says():
-    app = typer.Typer(rich_markup_mode=None)
+    app = typer.Typer(rich_markup_mode="rich")
     app.command()(takes(BacktestSpec)(lambda spec: None))
-    shown = "".join(CliRunner().invoke(app, ["--help"]).stdout.split())  # lines are broken at any width
+    shown = "".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).stdout.split())
     for name, field in BacktestSpec.model_fields.items():
         if name != "overrides":
             assert f"--{name.replace('_', '-')}" in shown
