@@ -1,0 +1,195 @@
+"""CRPS ratios with their intervals: by architecture, by coin, by coin and architecture, of two models."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tasks.figures.parts import RATIO_TITLE, figure, level, nothing, number, numbers
+from tasks.figures.theme import DASHES, Figure
+
+Row = Mapping[str, Any]
+
+ROW_HEIGHT = 26
+"""Height of a row in px: labels stay readable however many there are."""
+
+_NOTHING = "No model has been judged yet."
+
+_KINDS = (
+    ("better than the random walk", "$good", "circle"),
+    ("no different", "$unsure", "square-open"),
+    ("worse than the random walk", "$bad", "diamond"),
+)
+"""What an interval says: name, colour and marker."""
+
+
+def board_figure(rows: Sequence[Row]) -> Figure:
+    """Return a forest plot of architectures: each one's ratio with its 95 % interval, a row per timeframe and model.
+
+    Args:
+        rows: `timeframe architecture crps_ratio`, and `crps_ratio_low crps_ratio_high verdict` where known (None: not),
+            as `tasks.tracking.leaderboard` has them.
+    """
+    several = len({row.get("timeframe") for row in rows}) > 1
+    labels = [
+        f"{row['architecture']} {row['timeframe']}" if several else str(row["architecture"]) for row in rows
+    ]
+    return _forest(labels, rows, "architectures")
+
+
+def forest_figure(rows: Sequence[Row]) -> Figure:
+    """Return a forest plot of one model's coins: rows as in `board_figure`, with `symbol`, not `architecture`."""
+    return _forest([str(row["symbol"]) for row in rows], rows, "coins")
+
+
+def coins_figure(rows: Sequence[Row]) -> Figure:
+    """Return the ratio of coin (down) by architecture (across) as a heat map, with the figures in the cells.
+
+    Args:
+        rows: `symbol architecture crps_ratio`, in any order; what is missing is left blank.
+    """
+    found = {(row["symbol"], row["architecture"]): number(row["crps_ratio"]) for row in rows}
+    known = [value for value in found.values() if value is not None]
+    if not known:
+        return nothing(_NOTHING)
+    columns = list(dict.fromkeys(str(row["architecture"]) for row in rows))
+    coins = sorted({str(row["symbol"]) for row in rows})
+    z = [[found.get((coin, column)) for column in columns] for coin in coins]
+    # The scale leaves out the worst tenth: one bad model must not paint all others alike.
+    off = sorted(abs(value - 1) for value in known)
+    reach = max(0.02, off[math.ceil(0.9 * len(off)) - 1])
+    trace = {
+        "type": "heatmap",
+        "x": columns,
+        "y": coins,
+        "z": z,
+        "text": [["" if value is None else f"{value:.3f}" for value in row] for row in z],
+        "texttemplate": "%{text}",
+        "zmin": 1 - reach,
+        "zmax": 1 + reach,
+        "xgap": 2,
+        "ygap": 2,
+        "hoverongaps": False,
+        "colorscale": [[0, "$heat_low"], [0.5, "$heat_middle"], [1, "$heat_high"]],
+        "colorbar": {"thickness": 10, "tickformat": ".2f", "title": {"text": "CRPS ratio", "side": "right"}},
+        "hovertemplate": "%{y}, %{x}: %{z:.4f}<extra></extra>",
+    }
+    better = sum(value < 1 for value in known)
+    alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} architectures; {better} of {len(known)} are below 1."
+    return figure(
+        [trace], alt, height=_height(len(coins), 110),
+        xaxis={"side": "top", "type": "category", "showgrid": False},
+        yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
+        margin={"l": 8, "r": 8, "t": 8, "b": 8},
+    )  # fmt: skip
+
+
+def compare_figure(first: str, second: str, rows: Sequence[Row]) -> Figure:
+    """Return two models side by side: both ratios of each coin, joined by a line.
+
+    Args:
+        first, second: names of the models.
+        rows: `symbol first second` (each one's CRPS ratio; None where it was not judged).
+    """
+    if not rows:
+        return nothing("The two models have no coin in common.")
+    ordered = sorted(rows, key=lambda row: row["first"] if number(row["first"]) is not None else math.inf)
+    coins = [str(row["symbol"]) for row in ordered]
+    joined: dict[str, list[Any]] = {"x": [], "y": []}
+    for coin, row in zip(coins, ordered, strict=True):
+        joined["x"] += [number(row["first"]), number(row["second"]), None]
+        joined["y"] += [coin, coin, None]
+    traces: list[dict[str, Any]] = [
+        {"type": "scatter", "mode": "lines", **joined, "line": {"color": "$line", "width": 3}, "hoverinfo": "skip",
+         "showlegend": False}
+    ]  # fmt: skip
+    for key, name, i in (("first", first, 0), ("second", second, 1)):
+        traces.append(
+            _points(name, f"$series_{i}", ("circle", "diamond")[i], numbers(r[key] for r in ordered), coins)
+        )
+    both = [
+        (a, b)
+        for row in rows
+        if (a := number(row["first"])) is not None and (b := number(row["second"])) is not None
+    ]
+    lower = sum(a < b for a, b in both)
+    alt = f"{first} against {second} on {len(both)} coins: {first} has the lower ratio on {lower}."
+    return figure(traces, alt, **_rows_layout(coins))
+
+
+def _forest(labels: list[str], rows: Sequence[Row], what: str) -> Figure:
+    """Return rows of points with intervals, the best on top."""
+    judged = [
+        (label, row) for label, row in zip(labels, rows, strict=True) if number(row["crps_ratio"]) is not None
+    ]
+    if not judged:
+        return nothing(_NOTHING)
+    ordered = sorted(judged, key=lambda one: one[1]["crps_ratio"])
+    traces = []
+    for kind, (name, colour, symbol) in enumerate(_KINDS):
+        own = [(label, row) for label, row in ordered if _kind(row) == kind]
+        if own:
+            traces.append(
+                _points(name, colour, symbol, numbers(r["crps_ratio"] for _, r in own), [k for k, _ in own])
+            )
+            traces[-1] |= _error_bars([row for _, row in own], colour)
+    best = ordered[0]
+    better = sum(_kind(row) == 0 for _, row in ordered)
+    alt = (
+        f"CRPS ratio of {len(ordered)} {what} with 95 % intervals; the lowest is {best[0]} with "
+        f"{best[1]['crps_ratio']:.4f}; {better} lie wholly below 1."
+    )
+    return figure(traces, alt, **_rows_layout([label for label, _ in ordered]))
+
+
+def _kind(row: Row) -> int:
+    """Return the index among `_KINDS`: by the verdict, which looks at p too; where there is none, by the interval."""
+    verdict = str(row.get("verdict") or "")
+    if verdict:
+        return 0 if verdict.startswith("better") else 2 if verdict.startswith("worse") else 1
+    low, high = number(row.get("crps_ratio_low")), number(row.get("crps_ratio_high"))
+    if high is not None and high < 1:
+        return 0
+    return 2 if low is not None and low > 1 else 1
+
+
+def _points(name: str, colour: str, symbol: str, x: list[float | None], y: list[str]) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": x,
+        "y": y,
+        "marker": {"color": colour, "symbol": symbol, "size": 10, "line": {"width": 2, "color": colour}},
+        "hovertemplate": "%{y}: %{x:.4f}<extra>%{fullData.name}</extra>",
+    }
+
+
+def _error_bars(rows: list[Row], colour: str) -> dict[str, Any]:
+    """Return the intervals as error bars; none, and no interval in the label, where a row has none."""
+    ratios = [row["crps_ratio"] for row in rows]
+    lows, highs = (numbers(row.get(f"crps_ratio_{end}") for row in rows) for end in ("low", "high"))
+    shown = ["" if None in (a, b) else f" [{a:.4f}, {b:.4f}]" for a, b in zip(lows, highs, strict=True)]
+    return {
+        "error_x": {
+            "type": "data", "symmetric": False, "color": colour, "thickness": 2, "width": 4,
+            "array": [0 if b is None else max(0.0, b - r) for b, r in zip(highs, ratios, strict=True)],
+            "arrayminus": [0 if a is None else max(0.0, r - a) for a, r in zip(lows, ratios, strict=True)],
+        },
+        "customdata": shown,
+        "hovertemplate": "%{y}: %{x:.4f}%{customdata}<extra>%{fullData.name}</extra>",
+    }  # fmt: skip
+
+
+def _rows_layout(labels: Sequence[str]) -> dict[str, Any]:
+    unique = list(dict.fromkeys(labels))
+    return {
+        "height": _height(len(unique), 110),
+        "shapes": [level(1, "x") | {"line": {"color": "$soft", "width": 1.5, "dash": DASHES[1]}}],
+        "xaxis": {"title": {"text": RATIO_TITLE}, "tickformat": ".3f"},
+        "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": unique[::-1], "showgrid": False,
+                  "range": [-0.6, len(unique) - 0.4]},
+    }  # fmt: skip
+
+
+def _height(rows: int, around: int) -> int:
+    return around + ROW_HEIGHT * max(rows, 3)

@@ -1,0 +1,260 @@
+"""A forecast's fan over candles with volume, what came true of it, and earlier forecasts."""
+
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+
+from tasks.figures.parts import figure, nothing, price_format, price_text, prices, time, times
+from tasks.figures.theme import Figure
+
+BANDS = ((90, "q05", "q95"), (80, "q10", "q90"), (50, "q25", "q75"))
+"""Central bands in per cent with their lower and upper quantile, the widest first."""
+
+SHOWN = 120
+"""Candles in view at first; the others are a pan to the left."""
+
+_HOVER = (
+    "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>median %{y}<br>50 %: %{customdata[2]} to %{customdata[3]}"
+    "<br>80 %: %{customdata[1]} to %{customdata[4]}<br>90 %: %{customdata[0]} to %{customdata[5]}<extra></extra>"
+)
+
+
+def forecast_figure(
+    candles: pl.DataFrame,
+    forecast: pl.DataFrame | None,
+    realised: pl.DataFrame | None = None,
+    earlier: pl.DataFrame | None = None,
+) -> Figure:
+    """Return candles and volume with one forecast's bands of 50, 80 and 90 %, its median and the closes that came true.
+
+    Candles stand at their close, where a forecast's step of the same candle is.
+
+    Args:
+        candles: `open_time` (UTC), `open high low close volume`, oldest first; those after the forecast's issue too.
+        forecast: rows of one forecast: `issued_at step target_time q05 … q95 last_close`; None or empty for none.
+        realised: `target_time realised_close`; by default the closes of `candles` at the forecast's times.
+        earlier: rows of earlier forecasts, as `forecast`; drawn as bands of 80 % and medians.
+    """
+    shown = None if forecast is None or forecast.is_empty() else forecast.sort("step")
+    if candles.is_empty() and shown is None:
+        return nothing("No candles are stored for this series.")
+    closes = candles.sort("open_time").with_columns(
+        close_time=pl.col("open_time") + _candle_length(candles, shown)
+    )
+    traces = [_candles(closes), _volume(closes)]
+    if earlier is not None and not earlier.is_empty():
+        traces += _earlier(earlier)
+    shapes: list[dict[str, Any]] = []
+    if shown is not None:
+        traces += [*_bands(shown), _median(shown), *_came_true(shown, closes, realised)]
+        shapes.append(_issue_line(shown))
+    return figure(traces, _alt(closes, shown), shapes=shapes, **_layout(closes, shown))
+
+
+def _candle_length(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> timedelta:
+    if forecast is not None:
+        step, target, issued = forecast.select("step", "target_time", "issued_at").row(0)
+        length: timedelta = (target - issued) / step
+        return length
+    steps = candles["open_time"].sort().diff().drop_nulls()
+    shortest = steps.min()
+    return shortest if isinstance(shortest, timedelta) else timedelta()
+
+
+def _candles(frame: pl.DataFrame) -> dict[str, Any]:
+    return {
+        "type": "candlestick",
+        "zorder": 1,  # above the bands, below the lines
+        "name": "candles",
+        "x": times(frame["close_time"]),
+        **{name: prices(frame[name]) for name in ("open", "high", "low", "close")},
+        "increasing": {"line": {"color": "$up", "width": 1.2}, "fillcolor": "$up_fill"},  # hollow
+        "decreasing": {"line": {"color": "$down", "width": 1.2}, "fillcolor": "$down_fill"},
+        "hovertemplate": "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>open %{open}<br>high %{high}<br>low %{low}"
+        "<br>close %{close}<extra></extra>",
+    }
+
+
+def _volume(frame: pl.DataFrame) -> dict[str, Any]:
+    return {
+        "type": "bar",
+        "name": "volume",
+        "x": times(frame["close_time"]),
+        "y": prices(frame["volume"]),
+        "yaxis": "y2",
+        "marker": {"color": "$volume", "line": {"width": 0}},
+        "hovertemplate": "volume %{y:,.4s}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _bands(forecast: pl.DataFrame) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": f"{band} %",
+            **_outline(forecast, low, high),
+            "fill": "toself",
+            "fillcolor": f"$band_{band}",
+            "line": {"width": 0, "color": "$model"},
+            "hoverinfo": "skip",
+        }
+        for band, low, high in BANDS
+    ]
+
+
+def _outline(forecast: pl.DataFrame, low: str, high: str) -> dict[str, Any]:
+    """Return a band as a closed line: from the last close along its upper edge and back along its lower one."""
+    there = times(forecast["target_time"])
+    origin, last = time(forecast["issued_at"][0]), prices(forecast["last_close"])[0]
+    upper, lower = prices(forecast[high]), prices(forecast[low])
+    return {
+        "x": [origin, *there, *reversed(there), origin],
+        "y": [last, *upper, *reversed(lower), last],
+    }
+
+
+def _median(forecast: pl.DataFrame) -> dict[str, Any]:
+    names = ("q05", "q10", "q25", "q75", "q90", "q95")
+    rows = [[price_text(value) for value in row] for row in forecast.select(names).iter_rows()]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": "median",
+        "zorder": 2,
+        "x": [time(forecast["issued_at"][0]), *times(forecast["target_time"])],
+        "y": [*prices(forecast["last_close"])[:1], *prices(forecast["q50"])],
+        "customdata": [[price_text(prices(forecast["last_close"])[0])] * len(names), *rows],
+        "line": {"color": "$model", "width": 2},
+        "marker": {"color": "$model", "size": 4},
+        "hovertemplate": _HOVER,
+    }
+
+
+def _came_true(
+    forecast: pl.DataFrame, candles: pl.DataFrame, realised: pl.DataFrame | None
+) -> list[dict[str, Any]]:
+    known = realised
+    if known is None:
+        known = candles.select(target_time="close_time", realised_close="close")
+    known = known.filter(pl.col("target_time").is_in(forecast["target_time"].to_list())).sort("target_time")
+    if known.is_empty():
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "came true",
+            "zorder": 2,
+            "x": [time(forecast["issued_at"][0]), *times(known["target_time"])],
+            "y": [*prices(forecast["last_close"])[:1], *prices(known["realised_close"])],
+            "line": {"color": "$real", "width": 2, "dash": "dot"},
+            "marker": {"color": "$real", "size": 6, "symbol": "diamond"},
+            "hovertemplate": "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>came true: %{y}<extra></extra>",
+        }
+    ]
+
+
+def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the bands and medians of earlier forecasts, each kind as one trace with gaps between the forecasts."""
+    band: dict[str, list[Any]] = {"x": [], "y": []}
+    middle: dict[str, list[Any]] = {"x": [], "y": []}
+    for one in rows.sort("issued_at", "step").partition_by("issued_at", maintain_order=True):
+        outline = _outline(one, "q10", "q90")
+        median = _median(one)
+        for into, part in ((band, outline), (middle, median)):
+            for axis in ("x", "y"):
+                into[axis] += [*part[axis], None]
+    common = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "legendgroup": "earlier"}
+    return [
+        {**common, "name": "earlier forecasts (80 %)", **band, "fill": "toself", "fillcolor": "$earlier_band",
+         "line": {"width": 0.5, "color": "$earlier"}},
+        {**common, "name": "earlier medians", **middle, "line": {"width": 1.5, "color": "$earlier", "dash": "dash"},
+         "showlegend": False},
+    ]  # fmt: skip
+
+
+def _issue_line(forecast: pl.DataFrame) -> dict[str, Any]:
+    issued = time(forecast["issued_at"][0])
+    return {
+        "type": "line", "x0": issued, "x1": issued, "y0": 0, "y1": 1, "yref": "paper",
+        "line": {"color": "$soft", "width": 1, "dash": "dot"},
+        "label": {"text": "issued", "textposition": "end", "xanchor": "right", "yanchor": "top", "textangle": 0,
+                  "font": {"size": 11, "color": "$soft"}},
+    }  # fmt: skip
+
+
+def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, Any]:
+    last = (
+        candles["close"][-1] if len(candles) else forecast["last_close"][0] if forecast is not None else None
+    )
+    window = candles.tail(SHOWN)
+    ends = [*window["close_time"].to_list()[:1], *window["close_time"].to_list()[-1:]]
+    lows, highs = window["low"].to_list(), window["high"].to_list()
+    if forecast is not None:
+        if (
+            forecast["issued_at"][0] < (ends or [forecast["issued_at"][0]])[0]
+        ):  # a forecast from before the view
+            window = candles.filter(
+                pl.col("close_time") >= forecast["issued_at"][0] - SHOWN // 2 * _step(forecast)
+            )
+            ends, lows, highs = (
+                window["close_time"].to_list()[:1],
+                window["low"].to_list(),
+                window["high"].to_list(),
+            )
+        ends += [forecast["issued_at"][0], forecast["target_time"][-1]]
+        lows, highs = lows + forecast["q05"].to_list(), highs + forecast["q95"].to_list()
+    return {
+        "hovermode": "x",
+        "dragmode": "pan",
+        "margin": {"l": 8, "r": 8, "t": 40, "b": 8},
+        "xaxis": {
+            "type": "date", "anchor": "y2", "rangeslider": {"visible": False}, "showspikes": True,
+            "spikemode": "across", "spikesnap": "cursor", "hoverformat": "%-d %b %Y %H:%M UTC",
+            "range": _padded_times(ends),
+        },
+        "yaxis": {
+            "domain": [0.2, 1], "side": "right", "tickformat": price_format(last), "hoverformat": price_format(last),
+            "showspikes": True, "spikemode": "across", "spikesnap": "cursor", "range": _padded(lows, highs),
+        },
+        "yaxis2": {
+            "domain": [0, 0.16], "side": "right", "tickformat": ".2s", "nticks": 3, "fixedrange": True,
+            "showgrid": False, "rangemode": "tozero", "title": {"text": "volume"},
+        },
+    }  # fmt: skip
+
+
+def _step(forecast: pl.DataFrame) -> timedelta:
+    return _candle_length(forecast, forecast)
+
+
+def _padded_times(ends: list[Any]) -> list[str]:
+    first, last = min(ends), max(ends)
+    pad = (last - first) / 50 or timedelta(hours=1)
+    return [time(first - pad), time(last + pad)]
+
+
+def _padded(lows: list[Any], highs: list[Any]) -> list[float] | None:
+    known = pl.Series([*lows, *highs], dtype=pl.Float64).fill_nan(None).drop_nulls()
+    if known.is_empty():
+        return None
+    low, high = float(known.min()), float(known.max())  # type: ignore[arg-type]
+    pad = (high - low) * 0.06 or abs(high) * 0.01 or 1.0
+    return [low - pad, high + pad]
+
+
+def _alt(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> str:
+    text = "No candles."
+    if len(candles):
+        ends = f"{candles['close_time'][0]:%Y-%m-%d %H:%M} to {candles['close_time'][-1]:%Y-%m-%d %H:%M} UTC"
+        text = f"{len(candles)} candles from {ends}, last close {price_text(candles['close'][-1])}."
+    if forecast is None:
+        return f"{text} There is no forecast."
+    low, high = (price_text(forecast[name][-1]) for name in ("q10", "q90"))
+    return (
+        f"{text} Forecast issued {forecast['issued_at'][0]:%Y-%m-%d %H:%M} UTC: the close of candle {len(forecast)} "
+        f"ahead lies between {low} and {high} with 80 % probability."
+    )

@@ -1,0 +1,101 @@
+"""What all figures are put together from: finite numbers, times as text, lines, axes, the empty figure."""
+
+import math
+from collections.abc import Iterable, Sequence
+from datetime import date, datetime
+from typing import Any
+
+import polars as pl
+
+from tasks.figures.theme import DASHES, MARKERS, SERIES, Figure
+
+LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
+
+RATIO_TITLE = "CRPS / random walk's (below 1 is better)"
+
+
+def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:
+    """Return a figure of traces with its description and what all layouts share, which `layout` may replace."""
+    return {
+        "data": list(traces),
+        "layout": {
+            "autosize": True,
+            "hovermode": "closest",
+            "legend": LEGEND,
+            "margin": {"l": 8, "r": 8, "t": 32, "b": 8},
+            "meta": {"alt": alt},
+            "separators": ".,",
+        }
+        | layout,
+    }
+
+
+def nothing(reason: str) -> Figure:
+    """Return a figure that says why there is nothing to draw."""
+    note = {
+        "text": reason, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper",
+        "font": {"color": "$soft"},
+    }  # fmt: skip
+    hidden = {"visible": False}
+    return figure([], reason, annotations=[note], xaxis=hidden, yaxis=hidden)
+
+
+def numbers(values: Iterable[Any], digits: int = 6) -> list[float | None]:
+    """Return numbers with so many significant digits; None for what is missing or not finite, as JSON has neither."""
+    return [number(value, digits) for value in values]
+
+
+def number(value: Any, digits: int = 6) -> float | None:
+    """Return one of `numbers`."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{float(value):.{digits}g}")
+
+
+def prices(values: pl.Series) -> list[float | None]:
+    """Return prices in full precision; None for what is not finite."""
+    return values.cast(pl.Float64).fill_nan(None).replace([math.inf, -math.inf], None).to_list()
+
+
+def times(values: pl.Series) -> list[str]:
+    """Return times or dates as ISO text, UTC with Z."""
+    return values.dt.strftime("%Y-%m-%dT%H:%M:%SZ" if values.dtype != pl.Date else "%Y-%m-%d").to_list()
+
+
+def time(value: datetime | date) -> str:
+    """Return one of `times`."""
+    return f"{value:%Y-%m-%dT%H:%M:%SZ}" if isinstance(value, datetime) else f"{value:%Y-%m-%d}"
+
+
+def price_format(price: float | None) -> str:
+    """Return a number format for prices: five digits at least, cents of large ones (108,250.12, 0.00001234)."""
+    magnitude = math.floor(math.log10(abs(price))) if price and math.isfinite(price) else 0
+    return f",.{max(2, min(12, 4 - magnitude))}f"
+
+
+def price_text(price: float | None) -> str:
+    """Return a price as `price_format` has it."""
+    return "unknown" if price is None else format(price, price_format(price))
+
+
+def line(i: int, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
+    """Return the i-th line of a figure, in its own colour, dash and marker."""
+    colour = SERIES[i % len(SERIES)]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": name,
+        "x": list(x),
+        "y": list(y),
+        "line": {"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2},
+        "marker": {"color": colour, "symbol": MARKERS[i % len(MARKERS)], "size": 6},
+    } | more
+
+
+def level(value: float, axis: str = "y") -> dict[str, Any]:
+    """Return a thin line across the figure at a value of an axis: the reference that others are read against."""
+    other = "x" if axis == "y" else "y"
+    return {
+        "type": "line", "layer": "below", "line": {"color": "$soft", "width": 1.5, "dash": "dash"},
+        f"{axis}0": value, f"{axis}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": f"{other} domain",
+    }  # fmt: skip

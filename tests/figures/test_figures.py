@@ -1,0 +1,231 @@
+"""Every figure is valid plotly, strict JSON and described, whatever it is given."""
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plotly import graph_objects
+
+from cpbmodels.rows import QUANTILE_COLUMNS
+from schemas.handover import Decision
+from schemas.identity import SeriesId
+from tasks.figures import board, forecast, record, training
+from tasks.figures.theme import THEMES, themed
+
+START = datetime(2025, 6, 1, tzinfo=UTC)
+
+
+def check(figure):
+    """Fail unless the figure is what plotly and JSON take, in both themes; return the light one."""
+    for theme in THEMES.values():
+        shown = themed(figure, theme)
+        text = json.dumps(shown, allow_nan=False)
+        assert '"$' not in text
+        graph_objects.Figure(shown)  # refuses unknown attributes and values
+    assert figure["layout"]["meta"]["alt"]
+    return themed(figure, THEMES["light"])
+
+
+def candles(count, price=100.0, step=timedelta(hours=1)):
+    rows = [
+        {"open_time": START + i * step, "open": price, "high": price * 1.02, "low": price * 0.97,
+         "close": price * (1 + 0.01 * math.sin(i)), "volume": 5.0 * i}
+        for i in range(count)
+    ]  # fmt: skip
+    names = ("open", "high", "low", "close", "volume")
+    return pl.DataFrame(
+        rows, schema={"open_time": pl.Datetime("us", "UTC"), **dict.fromkeys(names, pl.Float64)}
+    )
+
+
+def rows_of(issued, price=100.0, steps=10, step=timedelta(hours=1)):
+    rows = [
+        {"issued_at": issued, "step": k, "target_time": issued + k * step, "last_close": price,
+         **{name: price * (1 + (i - 9) * 0.001 * math.sqrt(k)) for i, name in enumerate(QUANTILE_COLUMNS)}}
+        for k in range(1, steps + 1)
+    ]  # fmt: skip
+    return pl.DataFrame(rows)
+
+
+def trace(figure, name):
+    return next(one for one in figure["data"] if one.get("name") == name)
+
+
+@pytest.mark.parametrize("count", [0, 1, 500])
+@pytest.mark.parametrize("steps", [0, 1, 10])
+def test_a_forecast_is_drawn_over_any_candles(count, steps):
+    issued = START + timedelta(hours=max(1, count))
+    rows = rows_of(issued, steps=steps) if steps else None
+    figure = check(forecast.forecast_figure(candles(count), rows))
+    if count or steps:
+        assert [t["type"] for t in figure["data"]][:2] == ["candlestick", "bar"]
+        assert len(figure["data"][0]["x"]) == count
+    else:
+        assert figure["data"] == []
+        assert "No candles" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_the_fan_starts_at_the_last_close_and_candles_stand_at_their_close():
+    issued = START + timedelta(hours=48)
+    figure = check(forecast.forecast_figure(candles(52), rows_of(issued)))
+    band, median, real = (trace(figure, name) for name in ("90 %", "median", "came true"))
+    assert band["x"][0] == band["x"][-1] == median["x"][0] == "2025-06-03T00:00:00Z"
+    assert band["y"][0] == median["y"][0] == 100.0
+    assert max(band["y"]) == rows_of(issued)["q95"].max()
+    assert min(band["y"]) == rows_of(issued)["q05"].min()
+    assert real["x"] == ["2025-06-03T00:00:00Z", *(f"2025-06-03T0{h}:00:00Z" for h in range(1, 5))]
+    assert real["y"][1:] == candles(52)["close"].to_list()[48:]
+    assert figure["data"][0]["x"][0] == "2025-06-01T01:00:00Z"
+
+
+def test_a_tiny_price_keeps_its_digits():
+    figure = check(
+        forecast.forecast_figure(candles(60, 1.2e-8), rows_of(START + timedelta(hours=60), 1.2e-8))
+    )
+    assert figure["layout"]["yaxis"]["tickformat"] == ",.12f"
+    assert figure["layout"]["yaxis"]["range"][0] > 0
+    assert trace(figure, "median")["customdata"][-1][0] == "0.000000011658"
+
+
+def test_daily_candles_and_holes_keep_their_times():
+    daily = candles(30, step=timedelta(days=1))
+    holed = daily.filter(~pl.col("open_time").dt.day().is_between(10, 12))
+    issued = START + timedelta(days=30)
+    figure = check(forecast.forecast_figure(holed, rows_of(issued, step=timedelta(days=1))))
+    assert figure["data"][0]["x"][0] == "2025-06-02T00:00:00Z"
+    assert len(figure["data"][0]["x"]) == 27
+    assert "10 ahead" in figure["layout"]["meta"]["alt"]
+
+
+def test_values_that_are_not_finite_become_gaps():
+    broken = candles(5).with_columns(close=pl.Series([1.0, math.nan, math.inf, None, 2.0]))
+    assert check(forecast.forecast_figure(broken, None))["data"][0]["close"] == [1.0, None, None, None, 2.0]
+
+
+def test_earlier_forecasts_are_two_traces_with_gaps_and_a_forecast_of_the_past_is_in_view():
+    issued = [START + timedelta(hours=h) for h in (20, 30, 40)]
+    earlier = pl.concat([rows_of(one) for one in issued])
+    realised = pl.DataFrame({"target_time": [START + timedelta(hours=41)], "realised_close": [101.0]})
+    figure = check(forecast.forecast_figure(candles(500), rows_of(issued[2]), realised, earlier))
+    assert trace(figure, "earlier forecasts (80 %)")["x"].count(None) == 3
+    assert trace(figure, "came true")["y"] == [100.0, 101.0]
+    first, last = figure["layout"]["xaxis"]["range"]
+    assert first < "2025-06-02T16:00:00Z" < last
+
+
+def recorded(count, known=True):
+    days = [START.date() + timedelta(days=i) for i in range(count)]
+    values = {
+        name: pl.Series([0.98] * count, dtype=pl.Float64) for name in ("ratio", "low", "high", "rolling")
+    }
+    values |= {f"coverage_{band}": pl.Series([band / 100] * count, dtype=pl.Float64) for band in (50, 80, 90)}
+    frame = pl.DataFrame({"day": pl.Series(days, dtype=pl.Date), **values})
+    return frame if known else frame.with_columns(low=None, high=None, rolling=pl.lit(math.nan))
+
+
+@pytest.mark.parametrize("count", [0, 1, 400])
+@pytest.mark.parametrize("known", [True, False])
+def test_the_record_is_drawn_with_its_interval_where_there_is_one(count, known):
+    names = [one["name"] for one in check(record.record_figure(recorded(count, known)))["data"]]
+    assert ("95 % interval" in names) == bool(known and count)
+    assert len(check(record.coverage_figure(recorded(count)))["data"]) == (3 if count else 0)
+
+
+def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
+    return Decision(
+        series=SeriesId("spot", "BTCUSDT", "1h"), outcome=outcome, rule="r", version_number=number, reason=reason,
+        decided_at=START + timedelta(days=day),
+    )  # fmt: skip
+
+
+def test_decisions_are_marked_by_outcome_and_their_reasons_are_text():
+    kinds = ("first", "refreshed", "switched", "kept", "unchanged", "forced", "retired")
+    figure = check(record.decisions_figure([decision(kind, i, str(i)) for i, kind in enumerate(kinds)]))
+    assert len({one["marker"]["symbol"] for one in figure["data"]}) >= 6
+    assert not any("<b>" in text for one in figure["data"] for text in one["customdata"])
+    assert figure["layout"]["yaxis"]["categoryarray"] == [f"v{i}" for i in range(7)]
+    assert "retired, version 6" in figure["layout"]["meta"]["alt"]
+    assert check(record.decisions_figure([]))["data"] == []
+
+
+def row(name, ratio, low=None, high=None, **more):
+    return {"architecture": name, "timeframe": "1h", "symbol": name, "crps_ratio": ratio,
+            "crps_ratio_low": low, "crps_ratio_high": high, **more}  # fmt: skip
+
+
+def test_the_board_has_the_best_on_top_and_tells_verdicts_apart_without_colour():
+    rows = [
+        row("gru", 1.02, 1.01, 1.03),
+        row("har", 0.97, 0.96, 0.98),
+        row("naive", 1.0),
+        row("lost", math.nan),
+    ]
+    figure = check(board.board_figure(rows))
+    assert figure["layout"]["yaxis"]["categoryarray"] == ["gru", "naive", "har"]  # from the bottom
+    assert [(one["name"], one["y"], one["marker"]["symbol"]) for one in figure["data"]] == [
+        ("better than the random walk", ["har"], "circle"),
+        ("no different", ["naive"], "square-open"),
+        ("worse than the random walk", ["gru"], "diamond"),
+    ]
+    assert figure["data"][0]["error_x"]["array"] == pytest.approx([0.01])
+
+
+def test_a_verdict_counts_more_than_the_interval():
+    figure = check(
+        board.forest_figure([row("BTCUSDT", 0.97, 0.96, 0.98, verdict="no different from the random walk")])
+    )
+    assert [one["name"] for one in figure["data"]] == ["no different"]
+
+
+ratios = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0.5, 1.5))
+names = st.text(min_size=1, max_size=12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(names, names, ratios, ratios, ratios), max_size=6))
+def test_boards_of_any_rows_are_valid(rows):
+    board_rows = [row(a, r, low, high) | {"symbol": s} for a, s, r, low, high in rows]
+    check(board.board_figure(board_rows))
+    check(board.forest_figure(board_rows))
+    check(board.coins_figure(board_rows))
+    check(
+        board.compare_figure("a", "b", [{"symbol": s, "first": r, "second": low} for _, s, r, low, _ in rows])
+    )
+
+
+def test_the_heat_map_is_not_painted_over_by_one_bad_model():
+    rows = [row("har", 0.98 + 0.001 * i) | {"symbol": f"C{i:02}"} for i in range(19)] + [
+        row("bad", 3.0) | {"symbol": "C00"}
+    ]
+    figure = check(board.coins_figure(rows))
+    assert figure["data"][0]["zmax"] < 1.1
+    assert figure["data"][0]["z"][1] == [0.981, None]
+
+
+def test_two_models_side_by_side_are_joined_by_coin():
+    rows = [{"symbol": "B", "first": 1.0, "second": 0.9}, {"symbol": "A", "first": 0.8, "second": None}]
+    figure = check(board.compare_figure("har", "gru", rows))
+    assert figure["data"][0]["x"] == [0.8, None, None, 1.0, 0.9, None]
+    assert "on 1 coins: har has the lower ratio on 0" in figure["layout"]["meta"]["alt"]
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 50])
+def test_losses_are_two_lines_a_model(epochs):
+    rows = [
+        {"epoch": e + 1, "train_loss": 1 / (e + 1), "val_loss": math.nan if e == 3 else 2 / (e + 1)}
+        for e in range(epochs)
+    ]
+    figure = check(training.losses_figure({"har": rows, "gru": rows, "none": []}))
+    assert len(figure["data"]) == (4 if epochs else 0)
+    if epochs:
+        assert figure["data"][0]["x"][0] == 1
+        assert figure["data"][0]["line"]["dash"] != figure["data"][1]["line"]["dash"]
+
+
+def test_text_that_reads_like_a_role_stays_as_it_is():
+    figure = themed(board.forest_figure([row("$ink", 0.9)]), THEMES["dark"])
+    assert figure["data"][0]["y"] == ["$ink"]
