@@ -8,13 +8,20 @@ from schemas.handover import SeriesRecord
 from schemas.run import RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
+from tasks.tracking.run_names import run_name, scope_tags
 from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, start_parent
+from tasks.tracking.tags import COMMAND
 from tasks.training.planning import training_code
 
 
 def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> OpenRun:
-    """Open the run of a specification on the data it met: the same command on the same data is the same run."""
-    return start_parent(_run_key(spec, records), _params(spec), _tags(spec), name)
+    """Open the run of a specification on the data it met: the same command on the same data is the same run.
+
+    Args:
+        name: the command's.
+    """
+    tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name}
+    return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
 
 
 @contextmanager

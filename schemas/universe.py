@@ -1,6 +1,7 @@
 """Names of the market: coins, symbols and Binance's kline intervals."""
 
 import re
+from collections.abc import Iterable
 
 from cpbmodels.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
@@ -20,6 +21,7 @@ MONTH = "1mo"
 MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot"}
 """Markets and their folders under `data/` in Binance Vision's layout, which the simulator serves too."""
 
+_MAX_NAMED = 3
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
 SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
@@ -43,6 +45,15 @@ def symbol_of(coin: str) -> str:
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
         return name
     return f"{name}USDT"
+
+
+def coins_label(symbols: Iterable[str]) -> str:
+    """Return up to three coins by name, from four on their number: `BTC`, `BTC, ETH`, `20 coins`.
+
+    The quote currency is left out where it is USDT.
+    """
+    names = [name.removesuffix("USDT") or name for name in dict.fromkeys(symbols)]
+    return ", ".join(names) if len(names) <= _MAX_NAMED else f"{len(names)} coins"
 
 
 def parse_coins(text: str) -> list[str]:

@@ -21,6 +21,7 @@ from tasks.judging.pool import PoolScore
 from tasks.step import step
 from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
 from tasks.storage.urls import public_url
+from tasks.tracking.run_names import run_name, scope_tags, source_tags
 from tasks.tracking.runs import (
     COMPLETE,
     PARTIAL,
@@ -58,12 +59,14 @@ def evaluate(
     ]
     failures += score.failures
     config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in job.members]}
+    records = [m.features for m in job.members]
     run = start_fleet(
         parent,
         job.architecture,
         f"{parent}/{result.key}",
         config,
-        {"preset": spec.preset, "fleet_key": result.key},
+        {"preset": spec.preset, "fleet_key": result.key, "as_of": _as_of(spec), **scope_tags(spec, records)},
+        run_name(job.architecture, spec, records),
     )
     specs = {m.name: m for m in job.members}
     trained = [one for one in result.members if one.name in score.members]
@@ -121,7 +124,12 @@ def _record(
         metrics=measured | _named(job, judged.metrics),
         folder=folder,
         dataset=Dataset(member.name, member.features.digest, member.features.path, member.features.rows),
-        tags={"verdict": judged.verdict, "source": _source(spec), FILES: json.dumps(expected)},
+        tags={
+            "verdict": judged.verdict,
+            "source": _source(spec),
+            **source_tags(spec),
+            FILES: json.dumps(expected),
+        },
     )
 
 
@@ -134,7 +142,7 @@ def _failed(spec: RunSpec, job: FleetJob, failure: Failure) -> MemberRecord:
         preset=job.preset,
         data_digest="",
         as_of=_as_of(spec),
-        tags={"step": failure.step, "code": failure.code, "source": _source(spec)},
+        tags={"step": failure.step, "code": failure.code, "source": _source(spec), **source_tags(spec)},
         reason=failure.reason,
     )
 

@@ -22,8 +22,8 @@ def leaderboard(
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
-    Each model counts as the newest run that trained it has it; simulated markets are only shown where asked for, or
-    where nothing else was trained.
+    A row is the newest run of a preset. A later run on some of its coins stands below, as a row of its own. Simulated
+    markets are only shown where asked for, or where nothing else was trained.
 
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
@@ -142,8 +142,8 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
     markets = {row["market"] for row in rows}
     title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
-    columns = ["", "architecture", "members", "CRPS ratio", "95 % interval", "verdict", "coins < 1", "MAE ratio",
-               "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
+    columns = ["", "architecture", "preset", "coins", "CRPS ratio", "95 % interval", "verdict",
+               "coins < 1", "MAE ratio", "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
     console = Console(width=None if sys.stdout.isatty() else 160)
     cells = [_cells(row, with_market=len(markets) > 1) for row in rows]
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
@@ -159,12 +159,17 @@ def print_board(rows: list[dict[str, Any]]) -> None:
         say(f"{hidden} left out: use a wider terminal, --csv or --json")
 
 
+_DESCRIBING, _VERDICT = (2, 3), 6
+"""Indices of the board's columns: preset and coins leave last; up to the verdict the others stay."""
+
+
 def _fitting(lines: list[list[str]], width: int) -> list[int]:
     """Indices of the columns that fit: the last ones go first, a ratio is never cut."""
     widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
     shown = list(range(len(widths)))
-    while len(shown) > 5 and sum(widths[i] for i in shown) > width - 2:
-        shown.remove(2 if 2 in shown and len(shown) <= 7 else shown[-1])
+    for column in (*range(len(widths) - 1, _VERDICT, -1), *_DESCRIBING):
+        if sum(widths[i] for i in shown) > width - 2:
+            shown.remove(column)
     return shown
 
 
@@ -175,9 +180,15 @@ def _cells(row: dict[str, Any], with_market: bool) -> list[str]:
     timeframe = f"{row['market']} {row['timeframe']}" if with_market else row["timeframe"]
     interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
     return [
-        timeframe, row["architecture"], str(row["members"]), number("crps_ratio", ".4f"),
+        timeframe, row["architecture"], row.get("preset") or "-", _coins(row), number("crps_ratio", ".4f"),
         interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
         number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
         number("coverage_80", ".3f"),
         number("windows_per_s", ",.0f"), number("train_seconds", ".1f"), number("rss_peak_mb", ",.0f"),
     ]  # fmt: skip
+
+
+def _coins(row: dict[str, Any]) -> str:
+    """Return which coins a row is about, and how many of their models failed."""
+    failed = f", {row['failed']} failed" if row["failed"] else ""
+    return f"{row['coins'] or count(row['members'], 'model')}{failed}"

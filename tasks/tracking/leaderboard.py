@@ -1,89 +1,34 @@
-"""The leaderboard, from MLflow alone: architecture x timeframe against the random walk."""
+"""The leaderboard, from MLflow alone: architecture x timeframe against the random walk.
+
+Each row is one run's. A run replaces the rows of earlier ones whose coins it has all trained, under the same preset;
+one of fewer coins is a row of its own, marked `partial`, and the row of many coins keeps its interval.
+"""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Collection, Iterator, Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
-from schemas.identity import MARKETS, SIM
-from tasks.judging.inference import relation
+from schemas.identity import SIM
 from tasks.tracking.archive import read_archive
-from tasks.tracking.connection import Store, find_run, search
+from tasks.tracking.board import COLUMNS, BoardRow, Fleet, Member, order, rows_of
+from tasks.tracking.connection import Store, search
+from tasks.tracking.run_ids import find_flow
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KEY, KIND, PARENT, PRUNED, SYMBOL, TIMEFRAME, market_of
+from tasks.tracking.tags import FLOW, KEY, KIND, PARENT, PRUNED, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
     from tasks.tracking.archive import FlowArchive
 
+__all__ = ["COLUMNS", "board_of", "leaderboard"]
+
 log = logging.getLogger("cpb")
 
-COLUMNS = {
-    "market": "spot, um, cm, or sim for simulated candles",
-    "timeframe": "candle length",
-    "architecture": "name of the architecture",
-    "members": "members that were judged",
-    "failed": "members that failed",
-    "crps_ratio": "CRPS / random walk's: each coin weighs the same; below 1 is better",
-    "crps_ratio_low": "lower end of its 95 % interval",
-    "crps_ratio_high": "upper end of its 95 % interval",
-    "p_value": "two-sided p of the ratio being 1, pooled over coins",
-    "verdict": "better, no different or worse than the random walk with EWMA volatility",
-    "better_share": "share of coins with a ratio below 1",
-    "mae_ratio": "absolute error of the median / random walk's",
-    "directional_accuracy": "share of correct directions; 0.5 is a coin",
-    "coverage_80": "share of closes inside the 80 % interval",
-    "coverage_90": "share of closes inside the 90 % interval",
-    "windows_per_s": "training throughput, windows per second",
-    "train_seconds": "training time of the fleet",
-    "rss_peak_mb": "peak host memory",
-    "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
-    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
-    "all, with commas); of a pruned fleet the flow's run, whose archive.json holds them",
-}
-"""The columns of a row and what they mean."""
-
-_MEANS = {
-    "crps_ratio": "test_crps_ratio",
-    "mae_ratio": "test_mae_ratio",
-    "directional_accuracy": "test_directional_accuracy",
-    "coverage_80": "test_coverage_80",
-    "coverage_90": "test_coverage_90",
-    "windows_per_s": "windows_per_s",
-}
-_ASKED = ("coins", "timeframes", "architectures")
+_ASKED = ("coins", "timeframes", "architectures", "preset")
 """Params of a flow run that say which models it was to train."""
-_PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
-
-
-@dataclass(frozen=True)
-class _Member:
-    """One model of a fleet: it was judged, or has failed."""
-
-    symbol: str
-    timeframe: str
-    judged: bool
-    metrics: Mapping[str, float]
-
-    @classmethod
-    def of(cls, tags: Mapping[str, str], status: str, metrics: Mapping[str, float]) -> "list[_Member]":
-        """Return the member of a run, or nothing for one that is open or was killed."""
-        if status not in ("FINISHED", "FAILED"):
-            return []
-        return [cls(tags.get(SYMBOL, ""), tags.get(TIMEFRAME, ""), status == "FINISHED", metrics)]
-
-
-@dataclass(frozen=True)
-class _Fleet:
-    """A fleet as MLflow or the archive of its flow has it; `run_id` as in `COLUMNS`."""
-
-    run_id: str
-    architecture: str
-    metrics: Mapping[str, float]
-    members: list[_Member]
 
 
 def leaderboard(
@@ -94,29 +39,23 @@ def leaderboard(
     symbols: Collection[str] | None = None,
     timeframes: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return one row per market, timeframe and architecture, best CRPS ratio first in each timeframe.
+    """Return the rows by market and timeframe, whole boards before `partial` ones, the best CRPS ratio first.
 
-    Each series and architecture counts as the newest finished run that trained it has it, so a run of one coin replaces
-    that coin alone. A row whose members come from several fleets has no interval: theirs do not combine. Keys are
-    those of `COLUMNS`; a value that was not measured is None.
+    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval where one fleet trained
+    all its coins: those of several do not combine.
 
     Args:
-        parent: run id of a flow, for the rows of that run alone; the filters are not looked at then.
+        parent: run id of a flow, or how one begins, for the rows of that run alone; the filters are not looked at then.
         market: only this one; default all real ones, and where nothing real was trained the simulated one.
         symbols, timeframes: only these; default all.
 
     Raises:
-        CpbError: there is no such run, or nothing that was judged.
+        CpbError: there is no such run, several begin so, or nothing was judged.
     """
     store = store or open_store(create=False)
     if parent is None:
         return _current(store, market, symbols, timeframes)
-    flow = find_run(store, parent)
-    if flow is None:
-        raise CpbError(
-            f"there is no run {parent!r}; `cpb ui` shows those that there are (old runs are pruned to one a week)",
-            code="no-run",
-        )
+    flow = find_flow(store, parent)
     rows = board_of(store, flow)
     if not rows:
         raise _no_fleet(flow.info.run_id)
@@ -125,23 +64,43 @@ def leaderboard(
 
 def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
     """Return the rows of one flow run, from its members' runs, or from its archive where those were pruned."""
-    market = market_of(flow)
-    rows = []
-    for fleet in _live_fleets(store, flow):
-        rows += [_row(fleet, market, timeframe, group) for timeframe, group in _by_timeframe(fleet.members)]
-    rows = _merged(rows)
+    alike = _of_flow(flow)
+    rows = [row.values for row in rows_of(_live_fleets(store, flow), alike)]
     known = {(row["timeframe"], row["architecture"]) for row in rows}
     archive = read_archive(store, flow)
+    # Rows that an older release archived lack some columns.
+    blank = dict.fromkeys(COLUMNS) | {"preset": flow.data.tags.get("preset", "")}
     kept = archive.rows if archive else ()
-    return sorted([*rows, *(r for r in kept if (r["timeframe"], r["architecture"]) not in known)], key=_order)
+    rows += [blank | row | alike for row in kept if (row["timeframe"], row["architecture"]) not in known]
+    return sorted(rows, key=order)
+
+
+def _of_flow(flow: "Run") -> dict[str, Any]:
+    """Return the columns that all rows of a flow run have alike."""
+    started = datetime.fromtimestamp(flow.info.start_time / 1000, UTC)
+    return {
+        "market": market_of(flow),
+        "as_of": _until(flow, started).isoformat(timespec="seconds"),
+        "started_at": started.isoformat(timespec="seconds"),
+        "flow_run": flow.info.run_id,
+    }
+
+
+def _until(flow: "Run", started: datetime) -> datetime:
+    """Return when the newest candle that a flow may have seen has closed."""
+    try:
+        found = datetime.fromisoformat(flow.data.tags.get("as_of", ""))
+    except ValueError:  # "newest", or not said
+        return started
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _current(
     store: Store, market: str | None, symbols: Collection[str] | None, timeframes: Collection[str] | None
 ) -> list[dict[str, Any]]:
     """Return the rows of what stands now, over all finished flow runs."""
-    flows = [(run, market_of(run)) for run in _newest_flows(store)]
-    trained = {found for _, found in flows}
+    flows = _newest_flows(store)
+    trained = {of_flow["market"] for _, of_flow in flows}
     shown = {market} if market else trained - {SIM} or trained
     if not shown & trained:
         which = f" of market {market}" if market else ""
@@ -149,43 +108,40 @@ def _current(
             f"no finished training run{which} in the MLflow store yet; start one with `cpb train-all`",
             code="no-run",
         )
-    rows = []
-    seen: set[tuple[str, str, str, str]] = set()
-    for flow, of_market in flows:
-        for fleet in _fleets(store, flow) if of_market in shown else ():
-            for timeframe, group in _by_timeframe(fleet.members):
-                kept = []
-                for member in group:
-                    key = (of_market, fleet.architecture, member.symbol, timeframe)
-                    wanted = symbols is None or member.symbol in symbols
-                    if key not in seen and wanted and (timeframes is None or timeframe in timeframes):
-                        kept.append(member)
-                    seen.add(key)
-                if kept:
-                    rows.append(_row(fleet, of_market, timeframe, kept, whole=len(kept) == len(group)))
+    rows: list[BoardRow] = []
+    for flow, of_flow in flows:
+        if of_flow["market"] in shown:
+            found = rows_of(_fleets(store, flow), of_flow, symbols, timeframes)
+            rows += [row for row in found if not any(newer.covers(row) for newer in rows)]
     if not rows:
         raise CpbError(
             "no model that was judged is of these markets, coins and timeframes; leave some of the options out",
             code="no-run",
         )
-    return sorted(_merged(rows), key=lambda row: (MARKETS.index(row["market"]), *_order(row)))
+    return sorted((row.values | {"partial": row.part_of_any(rows)} for row in rows), key=order)
 
 
-def _newest_flows(store: Store) -> "list[Run]":
+def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
     """Return the finished flow runs, the newest first; of those that were asked for the same models the newest alone.
 
-    So a year of nightly runs costs one search and the reading of one run.
+    So a year of nightly runs costs one search and the reading of one run, and coins that are traded no more leave the
+    board. One on older candles does not stand for one on newer ones.
     """
-    found: dict[tuple[str | None, ...], Run] = {}
+    kept: list[tuple[Run, dict[str, Any]]] = []
+    newest: dict[tuple[str | None, ...], str] = {}
     condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
     for run in search(store, condition, ["attributes.start_time DESC"]):
+        of_flow = _of_flow(run)
         asked = tuple(run.data.params.get(name) for name in _ASKED)
         # Runs of older releases do not say what they were asked for.
-        found.setdefault((market_of(run), *asked) if any(asked) else (run.info.run_id,), run)
-    return list(found.values())
+        key = (of_flow["market"], *asked) if any(asked) else (run.info.run_id,)
+        if of_flow["as_of"] > newest.get(key, ""):
+            newest[key] = of_flow["as_of"]
+            kept.append((run, of_flow))
+    return kept
 
 
-def _fleets(store: Store, flow: "Run") -> Iterator[_Fleet]:
+def _fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
     """Yield the fleets of a flow run: those in MLflow, then those that only its archive has."""
     yield from _live_fleets(store, flow)
     try:
@@ -196,7 +152,7 @@ def _fleets(store: Store, flow: "Run") -> Iterator[_Fleet]:
         log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
         return
     if archive:
-        yield from _archived_fleets(archive, flow.info.run_id, _live_keys(store, flow))
+        yield from _archived_fleets(archive, flow, _live_keys(store, flow))
 
 
 def _live_runs(store: Store, flow: "Run") -> "list[Run]":
@@ -209,104 +165,34 @@ def _live_keys(store: Store, flow: "Run") -> set[str]:
     return {fleet.data.tags.get(KEY, "") for fleet in _live_runs(store, flow)}
 
 
-def _live_fleets(store: Store, flow: "Run") -> Iterator[_Fleet]:
+def _live_fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
     for fleet in _live_runs(store, flow):
         runs = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        members = [m for run in runs for m in _Member.of(run.data.tags, run.info.status, run.data.metrics)]
-        architecture = fleet.data.tags.get("architecture", fleet.info.run_name)
-        yield _Fleet(fleet.info.run_id, architecture, fleet.data.metrics, members)
+        members = [m for run in runs for m in Member.of(run.data.tags, run.info.status, run.data.metrics)]
+        tags, params = fleet.data.tags, fleet.data.params
+        architecture = tags.get("architecture", fleet.info.run_name)
+        yield Fleet(fleet.info.run_id, architecture, _recipe(tags, params, flow), fleet.data.metrics, members)
 
 
-def _archived_fleets(archive: "FlowArchive", run_id: str, known: Collection[str]) -> Iterator[_Fleet]:
+def _recipe(tags: Mapping[str, str], params: Mapping[str, str], flow: "Run") -> str:
+    """Return the preset of a fleet, with the digest of what was changed in it where the fleet's run says so."""
+    return params.get("recipe") or tags.get("preset") or flow.data.tags.get("preset", "")
+
+
+def _archived_fleets(archive: "FlowArchive", flow: "Run", known: Collection[str]) -> Iterator[Fleet]:
     for one in archive.fleets:
         if one.fleet.key not in known:
-            members = [m for run in one.members for m in _Member.of(run.tags, run.status, run.metrics)]
-            architecture = one.fleet.tags.get("architecture", one.fleet.name)
-            yield _Fleet(run_id, architecture, one.fleet.metrics, members)
+            members = [m for run in one.members for m in Member.of(run.tags, run.status, run.metrics)]
+            tags = one.fleet.tags
+            architecture, preset = (
+                tags.get("architecture", one.fleet.name),
+                _recipe(tags, one.fleet.params, flow),
+            )
+            yield Fleet(flow.info.run_id, architecture, preset, one.fleet.metrics, members)
 
 
 def _no_fleet(run_id: str) -> CpbError:
     return CpbError(
-        f"run {run_id!r} holds no judged fleet; see `cpb ui` for the runs there are", code="no-run"
+        f"run {run_id!r} holds no judged fleet; `cpb leaderboard --list` shows the runs that there are",
+        code="no-run",
     )
-
-
-def _by_timeframe(members: Iterable[_Member]) -> list[tuple[str, list[_Member]]]:
-    groups: dict[str, list[_Member]] = {}
-    for member in members:
-        groups.setdefault(member.timeframe, []).append(member)
-    return sorted(groups.items())
-
-
-def _row(
-    fleet: _Fleet, market: str, timeframe: str, members: list[_Member], whole: bool = True
-) -> dict[str, Any]:
-    """Return the row of a fleet's members of one timeframe; `whole`: all of them, so that pooled figures hold."""
-    judged = [m.metrics for m in members if m.judged]
-    pooled = fleet.metrics if whole else {}
-    ratios = [m["test_crps_ratio"] for m in judged if "test_crps_ratio" in m]
-    row: dict[str, Any] = dict.fromkeys(COLUMNS)
-    row |= {name: _mean(judged, metric) for name, metric in _MEANS.items()}
-    row |= {name: max((m[name] for m in judged if name in m), default=None) for name in _PEAKS}
-    row |= {
-        "market": market,
-        "timeframe": timeframe,
-        "architecture": fleet.architecture,
-        "members": len(judged),
-        "failed": sum(not m.judged for m in members),
-        "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
-        "crps_ratio_high": pooled.get(f"pooled_crps_ratio_{timeframe}_high"),
-        "p_value": pooled.get(f"pooled_p_{timeframe}"),
-        "better_share": fmean(r < 1 for r in ratios) if ratios else None,
-        "train_seconds": fleet.metrics.get("train_seconds", _mean(judged, "train_seconds")),
-        "run_id": fleet.run_id,
-    }
-    certainty = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
-    if None not in certainty:
-        found = relation(*certainty)
-        row["verdict"] = found.removesuffix(" than").removesuffix(" from")
-    row["crps_ratio"] = pooled.get(f"pooled_crps_ratio_{timeframe}", row["crps_ratio"])
-    return row
-
-
-def _mean(runs: list[Mapping[str, float]], metric: str) -> float | None:
-    values = [m[metric] for m in runs if metric in m]
-    return fmean(values) if values else None
-
-
-def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join what several fleets have of one market, timeframe and architecture into one row.
-
-    They are shards of one run on several devices, or parts of several runs. Means are weighted by members. Intervals
-    of fleets do not combine, so they are left out there.
-    """
-    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["market"], row["timeframe"], row["architecture"]), []).append(row)
-    return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
-
-
-def _join(shards: list[dict[str, Any]]) -> dict[str, Any]:
-    first = shards[0]
-    joined: dict[str, Any] = dict.fromkeys(COLUMNS)
-    joined |= {name: first[name] for name in ("market", "timeframe", "architecture")}
-    joined["run_id"] = ",".join(s["run_id"] for s in shards)
-    for name in ("members", "failed"):
-        joined[name] = sum(s[name] for s in shards)
-    for name in (*_MEANS, "better_share"):
-        joined[name] = _weighted(shards, name)
-    seconds = [s["train_seconds"] for s in shards if s["train_seconds"] is not None]
-    joined["train_seconds"] = sum(seconds) if seconds else None
-    for name in _PEAKS:
-        joined[name] = max((s[name] for s in shards if s[name] is not None), default=None)
-    return joined
-
-
-def _weighted(shards: list[dict[str, Any]], name: str) -> float | None:
-    known = [(s["members"], s[name]) for s in shards if s[name] is not None]
-    weight = sum(n for n, _ in known)
-    return sum(n * v for n, v in known) / weight if weight else None
-
-
-def _order(row: dict[str, Any]) -> tuple[str, float]:
-    return row["timeframe"], row["crps_ratio"] if row["crps_ratio"] is not None else float("inf")

@@ -26,6 +26,7 @@ from tasks.tracking.tags import (
     MEMBER,
     MLFLOW_FILES,
     PARENT,
+    command_of,
     digests_of,
     market_of,
 )
@@ -56,6 +57,7 @@ class StoredRun:
     kind: str
     parent: str
     name: str
+    command: str
     market: str
     ended: datetime
     finished: bool
@@ -76,6 +78,7 @@ class StoredRun:
             kind=kind if kind in _OWN_FILES and tags.get(KEY) else "",
             parent=tags.get(PARENT, ""),
             name=info.run_name or "",
+            command=command_of(run),
             market=market_of(run),
             ended=datetime.fromtimestamp(at / 1000, UTC),
             finished=info.status == "FINISHED",
@@ -246,7 +249,7 @@ def _weekly(runs: Iterable[StoredRun]) -> set[str]:
     best: dict[tuple[str, int, int], StoredRun] = {}
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:
-            best[run.week] = max(best.get(run.week, run), run, key=lambda r: (r.name == "train-all", r.ended))
+            best[run.week] = max(best.get(run.week, run), run, key=lambda r: (r.command == "train-all", r.ended))
     return {run.id for run in best.values()}
 
 

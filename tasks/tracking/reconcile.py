@@ -25,17 +25,23 @@ log = logging.getLogger("cpb")
 
 def reconcile(store: Store, now: datetime | None = None) -> list[str]:
     """Mark the runs of dead processes as KILLED and return their ids. Costs one search where nothing runs."""
-    now = now or datetime.now(UTC)
-    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
-    dead = {run_id: why for run_id, run in running.items() if (why := _death(run, running, now))}
+    dead = dead_runs(store, now)
     for run_id, why in dead.items():
         # Read again: the process may have ended its run, and itself, since the search.
-        if store.client.get_run(run_id).info.status != "RUNNING":
+        run = store.client.get_run(run_id)
+        if run.info.status != "RUNNING":
             continue
         store.client.set_tag(run_id, REASON, why)
         store.client.set_terminated(run_id, "KILLED")
-        log.info("run %s was marked as killed: %s", running[run_id].info.run_name, why)
+        log.info("run %s was marked as killed: %s", run.info.run_name, why)
     return list(dead)
+
+
+def dead_runs(store: Store, now: datetime | None = None) -> dict[str, str]:
+    """Return the ids of runs that stand as running though their process is dead, with the reason; writes nothing."""
+    now = now or datetime.now(UTC)
+    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
+    return {run_id: why for run_id, run in running.items() if (why := _death(run, running, now))}
 
 
 def _death(run: "Run", running: dict[str, "Run"], now: datetime) -> str:

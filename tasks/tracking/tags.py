@@ -16,6 +16,10 @@ REASON = "reason"
 WARNINGS = "warnings"
 """Of a flow's run: what a person should know of its trainings, in one line."""
 MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
+COMMAND, COINS, TIMEFRAMES, SEED = "command", "coins", "timeframes", "seed"
+"""Of flows and fleets (the command: of flows; the seed: of members too): what was asked, for filters and lists."""
+SOURCE_KIND, REAL, SIMULATED = "source_kind", "real", "simulated"
+"""Of flows, fleets and members: whether the candles are real, and its two values."""
 FILES = "files"
 """JSON: the sha256 of each file of a model's folder."""
 MLFLOW_FILES = "mlflow_files"
@@ -46,6 +50,11 @@ def market_of(run: "Run") -> str:
         return SIM
     market = params.get("market") or params.get("scope.market")
     return market if market in MARKETS else SPOT
+
+
+def command_of(run: "Run") -> str:
+    """Return the command that made a flow's run; runs of older releases were called after it."""
+    return run.data.tags.get(COMMAND) or run.info.run_name or ""
 
 
 def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:

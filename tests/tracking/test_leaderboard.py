@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 from test_runs import member
 
@@ -61,18 +63,50 @@ def test_pooled_metrics_of_the_fleet_bring_the_interval(store):
     assert (row["verdict"], row["run_id"]) == ("better", fleet.run_id)
 
 
-def test_each_model_is_shown_as_its_newest_finished_run_has_it(store):
+def test_a_run_of_fewer_coins_is_a_row_of_its_own(store):
     old = flow("old", {"har": [0.9, 0.8, 0.7], "gru": [1.1, 1.1]})
-    one_coin = flow("new", {"har": [0.6]}, name="train")
+    one_coin = flow("one", {"har": [0.6]}, name="train")
     flow("running", {"lstm": [1.0], "gru": [2.0]}, finished=False)
 
-    har, gru = leaderboard()
+    whole, gru, part = leaderboard()
 
-    assert (har["architecture"], har["members"]) == ("har", 3)
-    assert har["crps_ratio"] == pytest.approx((0.6 + 0.8 + 0.7) / 3)
-    assert har["run_id"] == f"{board(one_coin)['har']['run_id']},{board(old)['har']['run_id']}"
-    assert gru == board(old)["gru"]
-    assert {name: row["crps_ratio"] for name, row in board(one_coin).items()} == {"har": 0.6}
+    assert (whole, gru) == (board(old)["har"], board(old)["gru"])
+    assert part == board(one_coin)["har"] | {"partial": True}
+    assert [(r["coins"], r["flow_run"]) for r in (whole, part)] == [("C0, C1, C2", old), ("C0", one_coin)]
+
+    again = flow("again", {"har": [0.5, 0.5, 0.5, 0.5]})
+    assert [(r["architecture"], r["coins"], r["flow_run"], r["partial"]) for r in leaderboard()] == [
+        ("har", "4 coins", again, False),
+        ("gru", "C0, C1", old, False),
+    ]
+
+
+def test_a_preset_has_rows_of_its_own_however_it_was_changed(store):
+    def trained(key, recipe, preset):
+        parent = start_parent(key, {}, {"preset": preset})
+        fleet = start_fleet(parent.run_id, "gru", f"{key}/gru", {"recipe": recipe})
+        log_members(fleet.run_id, [member(key=key)])
+        finish(parent.run_id)
+
+    trained("a", "default", "default")
+    trained("b", "seed-gru", "seed-gru")
+    trained("c", "default+0a1b2c3d", "default")
+    assert sorted(row["preset"] for row in leaderboard()) == ["default+0a1b2c3d", "seed-gru"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"coins": "all", "preset": "default"}])
+def test_a_run_on_older_candles_does_not_replace_newer_ones(store, asked):
+    def trained(key, as_of):
+        parent = start_parent(key, asked, {"as_of": as_of})
+        fleet = start_fleet(parent.run_id, "gru", f"{key}/gru")
+        log_members(fleet.run_id, [member(key=key)])
+        finish(parent.run_id)
+
+    trained("june", "2025-06-06T00:00:00+00:00")
+    trained("past", "2024-01-01T00:00:00+00:00")
+    assert {row["as_of"][:4] for row in leaderboard()} == {"2024", "2025"}
+    trained("newest", "newest")
+    assert len(leaderboard()) == 1
 
 
 def board(run):
@@ -96,27 +130,26 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
     (part,) = leaderboard(symbols=["ETHUSDT"])
     assert (part["members"], part["crps_ratio_low"], part["verdict"]) == (1, None, None)
     pooled("new", ["BTCUSDT"])
-    (joined,) = leaderboard()
-    assert (joined["members"], joined["crps_ratio_low"], joined["p_value"], joined["verdict"]) == (
-        2,
-        None,
-        None,
-        None,
-    )
+    assert [(r["coins"], r["crps_ratio_low"], r["verdict"]) for r in leaderboard()] == [
+        ("BTC, ETH", 0.8, "better"), ("BTC", 0.8, "better"),
+    ]  # fmt: skip
+    (part,) = leaderboard(symbols=["BTCUSDT"])
+    assert (part["coins"], part["partial"], part["crps_ratio_low"]) == ("BTC", False, 0.8)
     pooled("whole", ["BTCUSDT", "ETHUSDT"])
-    assert leaderboard()[0]["verdict"] == "better"
+    assert [(r["coins"], r["verdict"]) for r in leaderboard()] == [("BTC, ETH", "better")]
 
 
 def test_a_model_that_failed_in_the_newest_run_is_shown_as_failed(store):
     flow("old", {"har": [0.9, 0.9]})
     parent = start_parent("new", {})
     fleet = start_fleet(parent.run_id, "har", "new/har")
-    log_members(fleet.run_id, [member(symbol="C0USDT", architecture="har", reason="diverged")])
+    failed = member(key="c0", symbol="C0USDT", architecture="har", reason="diverged")
+    log_members(fleet.run_id, [failed, member(key="c1", symbol="C1USDT", architecture="har")])
     finish(parent.run_id, "partial")
 
     (row,) = leaderboard()
 
-    assert (row["members"], row["failed"], row["crps_ratio"]) == (1, 1, 0.9)
+    assert (row["members"], row["failed"], row["crps_ratio"]) == (1, 1, 0.98)
 
 
 def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
@@ -222,3 +255,22 @@ def test_a_run_that_is_not_there_is_one_sentence(store, run):
     with pytest.raises(CpbError) as caught:
         leaderboard(run)
     assert caught.value.code == "no-run"
+
+
+def test_a_run_is_named_by_the_start_of_its_id(store):
+    first, second = flow("a", {"har": [0.97]}), flow("b", {"har": [0.9], "gru": [1.0]})
+    start = next(n for n in range(1, 33) if first[:n] != second[:n])
+
+    assert leaderboard(second[: max(start, 4)]) == leaderboard(second)
+    fleet = leaderboard(first)[0]["run_id"]
+    assert leaderboard(fleet) == leaderboard(first)  # a fleet's id, as the table has it, means its flow
+
+
+def test_a_start_that_several_runs_have_names_them(store, monkeypatch):
+    run = SimpleNamespace(info=SimpleNamespace(run_id="abcd1"))
+    other = SimpleNamespace(info=SimpleNamespace(run_id="abcd2"))
+    monkeypatch.setattr("tasks.tracking.run_ids.search", lambda *_: [run, other])
+    with pytest.raises(CpbError) as caught:
+        leaderboard("abcd")
+    assert caught.value.code == "ambiguous-run"
+    assert "abcd1, abcd2" in str(caught.value)
