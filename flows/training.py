@@ -20,6 +20,7 @@ from tasks.evaluate import evaluate
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.tracking.artifacts import check_place
+from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
 from tasks.train import train
 from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
@@ -91,6 +92,7 @@ def run_training(
             raise CpbError(
                 f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
             )
+    log_metrics(run.run_id, {"members": summary.members, "failed": len(summary.failures)})
     say(f"judged {count(summary.members, 'member')} against the random walk")
     return Training(summary, results, judged, planned.stopped, in_use)
 

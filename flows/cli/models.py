@@ -10,7 +10,7 @@ from flows.cli.options import Json, takes
 from flows.console import count, emit, quiet_libraries, say
 from flows.summary import plain_reason
 from schemas.errors import COMPLETE, PARTIAL, UsageError
-from schemas.identity import SPOT
+from schemas.identity import SIM, SPOT
 from schemas.run import BoardSpec, ForecastSpec, RunSpec
 
 
@@ -19,6 +19,10 @@ def leaderboard(
     spec: BoardSpec,
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
+    as_list: Annotated[
+        bool,
+        typer.Option("--list", help="the training runs instead, the newest first, with their ids for --run"),
+    ] = False,
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
@@ -31,18 +35,32 @@ def leaderboard(
         raise UsageError(
             "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
         )
+    if as_list and (given := [name for name, value in spec if value is not None]):
+        raise UsageError(f"list shows all runs: leave {', '.join(given)} out", code="list", field=given[0])
     quiet_libraries()
-    from tasks.tracking.leaderboard import leaderboard as read_board
-
-    rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
+    rows = _runs() if as_list else _board(spec)
     if json:
-        emit({"leaderboard": rows, "exit": 0})
+        emit({"runs" if as_list else "leaderboard": rows, "exit": 0})
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
         writer.writeheader()
         writer.writerows(rows)
+    elif as_list:
+        print_runs(rows)
     else:
         print_board(rows)
+
+
+def _runs() -> list[dict[str, Any]]:
+    from tasks.tracking.run_list import list_runs
+
+    return list_runs()
+
+
+def _board(spec: BoardSpec) -> list[dict[str, Any]]:
+    from tasks.tracking.leaderboard import leaderboard as read_board
+
+    return read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
 
 
 @takes(ForecastSpec)
@@ -157,6 +175,39 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     if len(shown) < len(columns):
         hidden = count(len(columns) - len(shown), "column")
         say(f"{hidden} left out: use a wider terminal, --csv or --json")
+
+
+def print_runs(rows: list[dict[str, Any]]) -> None:
+    """Print the training runs for people, on stdout."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    if not rows:
+        say("no training run in the MLflow store yet; start one with `cpb train-all`")
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for name in ("run", "began (UTC)", "command", "source", "coins", "timeframes", "architectures", "preset", "as of",
+                 "members", "outcome"):  # fmt: skip
+        table.add_column(name, justify="right" if name == "members" else "left")
+    for row in rows:
+        table.add_row(*_run_cells(row))
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    say("one of them: `cpb leaderboard --run RUN`")
+
+
+def _run_cells(row: dict[str, Any]) -> list[str]:
+    from tasks.tracking.run_ids import short_id
+
+    market = row["market"] if row["market"] not in (SPOT, SIM) else ""
+    members = "-" if row["members"] is None else f"{row['members']:,}"
+    failed = f" ({row['failed']} failed)" if row["failed"] else ""
+    return [
+        short_id(row["id"]), row["started_at"][:16].replace("T", " "), row["command"],
+        f"{row['source']} {market}".strip(), row["coins"] or "-", row["timeframes"] or "-",
+        row["architectures"] or "-", row["preset"] or "-", (row["as_of"] or "-")[:10], members + failed,
+        row["outcome"],
+    ]  # fmt: skip
 
 
 _DESCRIBING, _VERDICT = (2, 3), 6

@@ -249,7 +249,9 @@ def _weekly(runs: Iterable[StoredRun]) -> set[str]:
     best: dict[tuple[str, int, int], StoredRun] = {}
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:
-            best[run.week] = max(best.get(run.week, run), run, key=lambda r: (r.command == "train-all", r.ended))
+            best[run.week] = max(
+                best.get(run.week, run), run, key=lambda r: (r.command == "train-all", r.ended)
+            )
     return {run.id for run in best.values()}
 
 
