@@ -1,4 +1,4 @@
-"""Reads what the API shows, through `tasks`; nothing is written and nothing computed that a step did not leave."""
+"""Reads what the API shows of one series, through `tasks`; nothing is written, nothing computed that no step left."""
 
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -7,9 +7,8 @@ from typing import Any
 
 import polars as pl
 
-from schemas.errors import CpbError, MemberError
-from schemas.handover import Decision
-from schemas.identity import SIM, SPOT, Market, SeriesId, stored_series
+from schemas.errors import MemberError
+from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, stored_series
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.index import month_files
@@ -20,20 +19,20 @@ from tasks.forecasting.summary import read_summary
 from tasks.forecasting.watch import alarms
 from tasks.market.store import read_klines
 from webapp.answers import (
-    Candle,
     Candles,
-    ChampionInfo,
     Forecast,
     Health,
-    Leaderboard,
     Ledger,
     LedgerRow,
     LedgerSummary,
     RecordEntry,
     SeriesInfo,
 )
+from webapp.answers_lists import Forecasts
+from webapp.replies import Answer
+from webapp.states import State, series_state, tree_state
 
-_CANDLE = ("open", "high", "low", "close", "volume")
+CANDLE = ("open", "high", "low", "close", "volume")
 
 
 # Forecasts are refreshed once an hour (`forecast/hourly`), whatever the length of the candles.
@@ -45,14 +44,26 @@ def health(home: Path) -> Health:
     known = all_series(home)
     shown = [s for s in known if not s.simulated] or known
     issued = [s.issued_at for s in shown if s.issued_at]
-    served = [s for s in shown if s.issued_at] or shown
-    stale = find_stale(home, [SeriesId(s.market, s.symbol, s.timeframe) for s in served], grace=_REFRESH)
+    served = [SeriesId(s.market, s.symbol, s.timeframe) for s in [s for s in shown if s.issued_at] or shown]
+    stale = too_old(home, served)
     return Health(
         status="empty" if not known else "stale" if stale else "ok",
         series=len(issued),
         newest_forecast=max(issued, default=None),
-        stale=[str(one) for one in stale],
+        stale=[stale[one] for one in served if one in stale],
     )
+
+
+def too_old(home: Path, series: list[SeriesId]) -> dict[SeriesId, str]:
+    """Return a sentence for each series whose newest candle or forecast is too old."""
+    minute = int(datetime.now(UTC).timestamp() // 60)
+    trees = tuple(tree_state(home, tree) for tree in ("klines", "provisional", "forecasts"))
+    return _too_old(home, tuple(sorted(series)), (minute, trees))
+
+
+@lru_cache(maxsize=16)
+def _too_old(home: Path, series: tuple[SeriesId, ...], _state: State) -> dict[SeriesId, str]:
+    return {found.series: str(found) for found in find_stale(home, series, grace=_REFRESH)}
 
 
 def all_series(home: Path) -> list[SeriesInfo]:
@@ -76,25 +87,57 @@ def all_series(home: Path) -> list[SeriesInfo]:
 
 
 def default_market(home: Path) -> Market:
-    """Return the market of a request that names none: spot, or the simulator where nothing else is stored."""
-    markets = {s.market for tree in ("forecasts", "klines") for s in stored_series(home, tree)}
-    return "sim" if markets == {SIM} else "spot"
+    """Return the market of a request that names none: the first real one stored, else the simulator.
+
+    Simulated forecasts never stand in for real ones: beside real candles they must be asked for by `market=sim`.
+    """
+    stored = {s.market for tree in ("forecasts", "klines") for s in stored_series(home, tree)}
+    return min(stored, key=MARKETS.index, default="spot")
 
 
-def newest_forecast(home: Path, series: SeriesId) -> Forecast:
-    """Return the newest forecast; raises `MemberError` where the series has none."""
-    rows = forecast_store.latest(home, series)
-    if rows.is_empty():
+def newest(home: Path, series: SeriesId) -> pl.DataFrame:
+    """Return the rows of the newest forecast, empty where there is none; kept while the series' files stay the same."""
+    return _newest(home, series, series_state(home, series, "forecasts"))
+
+
+@lru_cache(maxsize=1000)
+def _newest(home: Path, series: SeriesId, _state: State) -> pl.DataFrame:
+    return forecast_store.latest(home, series)
+
+
+def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
+    """Return the rows of the forecast issued at an instant, default the newest; raises `MemberError` without one."""
+    rows = forecast_store.latest(home, series, issued_at) if issued_at else newest(home, series)
+    if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
+        return rows
+    if issued_at is None or newest(home, series).is_empty():
         raise _no_forecast(series)
+    raise MemberError(
+        f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
+        f"/api/forecasts/{series.symbol}/{series.timeframe} lists those that were"
+    )
+
+
+def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) -> Answer:
+    """Return one forecast; arguments and errors as in `forecast_at`."""
+    rows = forecast_at(home, series, issued_at)
     first = rows.row(0, named=True)
     head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
-    return Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts())
+    return Answer(Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts()), "steps")
 
 
-def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Candles:
+def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Answer:
+    """Return when the newest `limit` forecasts were issued; raises `MemberError` where the series has none at all."""
+    if newest(home, series).is_empty():
+        raise _no_forecast(series)
+    rows = forecast_store.issues(home, series, limit, until)
+    return Answer(Forecasts(**identity(series), forecasts=[]), "forecasts", rows)
+
+
+def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
     """Return the newest `limit` candles that close by `until`; raises `MemberError` where there are none."""
     step = timedelta(seconds=series.seconds)
-    columns = ["open_time", *_CANDLE]
+    columns = ["open_time", *CANDLE]
     since = newest_month(home, series, until)
     if since:
         # Holes make the window shorter than `limit`; twice its length and a month more is nearly always enough.
@@ -102,11 +145,16 @@ def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = N
     frame = read_klines(home, series, since=since, as_of=until, columns=columns, provisional=True)
     if since and len(frame) < limit:
         frame = read_klines(home, series, as_of=until, columns=columns, provisional=True)
-    frame = frame.tail(limit).with_columns(close_time=pl.col("open_time") + step)
-    return Candles(**_identity(series), candles=[Candle(**row) for row in frame.to_dicts()])
+    close_time = (pl.col("open_time") + step).alias("close_time")
+    return frame.tail(limit).select("open_time", close_time, *CANDLE)
 
 
-def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
+def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Answer:
+    """Return candles; arguments and errors as in `candle_rows`."""
+    return Answer(Candles(**identity(series), candles=[]), "candles", candle_rows(home, series, limit, until))
+
+
+def scored(home: Path, series: SeriesId, limit: int) -> Answer:
     """Return the record of a series as the last scoring left it, and the newest `limit` scored rows.
 
     Raises:
@@ -121,16 +169,21 @@ def scored(home: Path, series: SeriesId, limit: int) -> Ledger:
         if entry.timeframe == series.timeframe and (entry.symbol == series.symbol or entry.kind == "pooled")
     ]
     own = [entry for entry in record if entry.kind == "series"]
-    rows = newest_scored(home, series, limit)
-    return Ledger(
-        **_identity(series),
+    head = Ledger(
+        **identity(series),
         watch=next((found for found in alarms(home, series.market) if found.series == series), None),
         summary=_hit_rates(own),
         live=_hit_rates([entry for entry in own if entry.live]),
         recorded_at=known.made_at if known else None,
         record=record,
-        rows=[LedgerRow(**row) for row in rows.select(list(LedgerRow.model_fields)).to_dicts()],
+        rows=[],
     )
+    return Answer(head, "rows", newest_scored(home, series, limit).select(list(LedgerRow.model_fields)))
+
+
+def identity(series: SeriesId) -> dict[str, Any]:
+    """Return the fields that every answer about a series begins with."""
+    return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
 def _no_forecast(series: SeriesId) -> MemberError:
@@ -154,76 +207,7 @@ def _hit_rates(entries: list[RecordEntry]) -> LedgerSummary:
     )
 
 
-def leaderboard(market: Market) -> Leaderboard:
-    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty."""
-    from tasks.tracking.store import sqlite_path, tracking_uri
-
-    uri = tracking_uri()
-    return _leaderboard(uri, market, _changed(sqlite_path(uri)))
-
-
-@lru_cache(maxsize=8)
-def _leaderboard(uri: str, market: Market, _changed: float) -> Leaderboard:
-    from tasks.tracking.decisions import newest_decisions
-    from tasks.tracking.leaderboard import COLUMNS
-    from tasks.tracking.leaderboard import leaderboard as rows_of
-    from tasks.tracking.registry import champions
-    from tasks.tracking.store import open_store
-
-    rows: list[dict[str, Any]] = []
-    served: list[Any] = []
-    decided: dict[SeriesId, Decision] = {}
-    note = None
-    try:
-        store = open_store(uri, create=False)
-        served = champions(market=market, store=store)
-        decided = newest_decisions(store)
-        rows = rows_of(store=store, market=market)
-    except CpbError as error:
-        note = str(error)
-    return Leaderboard(
-        market=market,
-        rows=rows,
-        columns=COLUMNS,
-        champions=[_champion(c, decided.get(c.series)) for c in served],
-        verdict=_overall(served),
-        note=note,
-    )
-
-
-def _overall(served: list[Any]) -> str | None:
-    from tasks.hub.card import verdict
-
-    return verdict(served) if served else None
-
-
-def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:
-    return ChampionInfo(
-        **_identity(champion.series),
-        model_version=champion.model_version,
-        architecture=champion.architecture or None,
-        preset=champion.preset or None,
-        verdict=champion.verdict or None,
-        reason=champion.tags.get("reason"),
-        decision=decision,
-        selected_on=champion.selected_on or None,
-        metrics={k: v for k, v in champion.metrics.items() if k.startswith("test_")},
-    )
-
-
-def _identity(series: SeriesId) -> dict[str, Any]:
-    return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
-
-
-def _changed(database: Path | None) -> float:
-    """Return when the store last changed; for a remote one the current minute, so that it is asked once a minute."""
-    if database is None:
-        return datetime.now(UTC).timestamp() // 60
-    files = (database, database.with_name(f"{database.name}-wal"))
-    return max((f.stat().st_mtime for f in files if f.exists()), default=0.0)
-
-
 def _info(home: Path, series: SeriesId) -> SeriesInfo:
-    rows = forecast_store.latest(home, series)
+    rows = newest(home, series)
     issued, version = (rows["issued_at"][0], rows["model_version"][0]) if len(rows) else (None, None)
-    return SeriesInfo(**_identity(series), issued_at=issued, model_version=version)
+    return SeriesInfo(**identity(series), issued_at=issued, model_version=version)

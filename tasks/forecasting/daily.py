@@ -100,6 +100,11 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     return sums
 
 
+def read_sums(home: Path, series: SeriesId) -> pl.DataFrame:
+    """Return a series' daily sums as the last scoring left them, for readers that write nothing; empty without any."""
+    return _read(series.folder(home, LEDGER.name))[0]
+
+
 def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
     rows, scores = (read_month(home, series, tree, month) for tree in (FORECASTS, LEDGER))
     if rows is None or scores is None:  # damaged, which the log says

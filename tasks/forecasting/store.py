@@ -101,6 +101,35 @@ def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.Da
     return pl.DataFrame(schema=FORECAST_SCHEMA)
 
 
+def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
+    """Return the newest `limit` forecasts of a series (issued by `until`), oldest first, as `latest` would show them.
+
+    Columns: `issued_at`, `model_version`, `role`, `made_at`, and `live`: made before the first candle that it is about
+    had closed. Months are read from the newest one back, and no more of them than that takes.
+    """
+    roles = [CHAMPION, FALLBACK] if is_drifted(home, series) else [CHAMPION]
+    columns = ["issued_at", "model_version", "role", "made_at"]
+    live = (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live")
+    found = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
+    for path in reversed(month_files(series.folder(home, FORECASTS.name))):
+        if len(found) >= limit:
+            break
+        rows = (
+            None if until and path.stem > month_of(until) else read_month(home, series, FORECASTS, path.stem)
+        )
+        if rows is None:
+            continue
+        of_month = rows.filter(pl.col("step") == 1, pl.col("role").is_in(roles)).select(*columns, live)
+        if until:
+            of_month = of_month.filter(pl.col("issued_at") <= until)
+        order = ["issued_at", pl.col("role") == FALLBACK]
+        shown = of_month.sort(order, maintain_order=True).unique(
+            "issued_at", keep="last", maintain_order=True
+        )
+        found = pl.concat([shown, found])
+    return found.tail(limit)
+
+
 def stored(home: Path, market: str | None = None) -> list[SeriesId]:
     """Return every series (of one market) that has forecasts, in order."""
     known = stored_series(home, FORECASTS.name)

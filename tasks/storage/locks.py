@@ -69,11 +69,14 @@ def acquire(file: IO[bytes], *, shared: bool = False, wait: bool = True) -> None
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock now; False where there is no lock file."""
+    """Whether a process holds the lock for itself now; False where there is no lock file.
+
+    Several may look at once, a page that is reloaded for one, and do not take one another for the holder.
+    """
     if not path.exists():
         return False
     try:
-        with locked(path, wait=False):
+        with locked(path, shared=True, wait=False):
             return False
     except BusyError:
         return True

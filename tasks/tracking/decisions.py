@@ -4,19 +4,24 @@ The registered model's tag is the newest decision on its series, whatever came o
 which it became champion.
 """
 
+import logging
 import tempfile
 from collections.abc import Iterable
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from schemas.errors import DamagedError
 from schemas.handover import Decision, Decisions
 from schemas.identity import SeriesId
-from tasks.storage.records import write_record
-from tasks.tracking.connection import Store
+from tasks.storage.records import read_record, write_record
+from tasks.tracking.connection import Store, search_lazily
 from tasks.tracking.entries import text
 from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.tags import FLOW, KIND
 from tasks.tracking.versions import registered_models, series_of
 
 if TYPE_CHECKING:
@@ -26,6 +31,12 @@ DECISIONS = "decisions.json"
 """Name of the artifact on the flow's run."""
 DECISION = "decision"
 """Tag of a registered model and of a version: a `Decision` as JSON."""
+
+_FLOWS = f"tags.`{KIND}` = '{FLOW}'"
+_MAX_FLOWS = 500
+"""Runs of the flow that are searched for decisions: more than a year of nights."""
+
+log = logging.getLogger("cpb")
 
 
 def keep_decisions(store: Store, decisions: Iterable[Decision], run_id: str = "") -> None:
@@ -49,6 +60,40 @@ def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
         if series and decision:
             found[series] = decision
     return found
+
+
+def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
+    """Return the newest `limit` decisions on a series, newest first.
+
+    Those of flows come from their runs' files, which a server does not show at once: of one there are only those that
+    tags hold, the newest and each by which a version became champion.
+    """
+    name = series.registered
+    tagged = [model.tags for model in registered_models(store) if model.name == name]
+    if tagged:
+        tagged += [version.tags for version in store.client.search_model_versions(f"name = '{name}'")]
+    found = {one.decided_at: one for tags in tagged if (one := decision_in(tags))}
+    for run in islice(
+        search_lazily(store, _FLOWS, ["attributes.start_time DESC"], page_size=100), _MAX_FLOWS
+    ):
+        folder = local_path(run.info.artifact_uri)
+        path = folder / DECISIONS if folder else None
+        if path and path.exists():
+            found |= {
+                one.decided_at: one for one in _read(path, path.stat().st_mtime_ns) if one.series == series
+            }
+        if len(found) >= limit:
+            break
+    return sorted(found.values(), key=lambda one: one.decided_at, reverse=True)[:limit]
+
+
+@lru_cache(maxsize=_MAX_FLOWS)
+def _read(path: Path, _changed: int) -> tuple[Decision, ...]:
+    try:
+        return read_record(path, Decisions).decisions
+    except DamagedError as error:  # also of an earlier release, whose decisions had other fields
+        log.warning("%s", error)
+        return ()
 
 
 def decision_in(tags: "Mapping[str, str]") -> Decision | None:

@@ -298,7 +298,9 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
         "/healthz", "/api/symbols", "/api/forecast/{symbol}/{timeframe}", "/api/candles/{symbol}/{timeframe}",
-        "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}",
+        "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
+        "/api/forecasts/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
+        "/api/decisions/{symbol}/{timeframe}",
     }  # fmt: skip
     page = client.get("/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'")

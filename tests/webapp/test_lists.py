@@ -1,0 +1,360 @@
+"""The answers that the dashboard is made of: overview, forecasts, models, decisions, runs, changes, CSV, caching."""
+
+import csv
+import io
+import json
+import shutil
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from serving import client_of
+from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, write_candles
+
+from schemas.handover import Decision, FleetJob, JobMember, ModelRef, SeriesRecord, SplitBounds
+from schemas.identity import ModelId
+from tasks.storage.locks import locked
+from tasks.tracking.connection import search
+from tasks.tracking.decisions import keep_decisions
+from tasks.tracking.store import open_store
+from tasks.training.fleet_files import prepare
+from webapp.answers_lists import Runs
+from webapp.replies import Answer, Replies, rows_json
+
+EVERY = [
+    "/healthz", "/api/symbols", "/api/overview", "/api/runs", "/api/changes", "/api/leaderboard",
+    *(f"/api/{name}/BTC/1h" for name in ("forecast", "forecasts", "candles", "ledger", "models", "decisions")),
+]  # fmt: skip
+TABLES = [path for path in EVERY if path not in ("/healthz", "/api/symbols", "/api/changes")]
+
+
+def table_of(answer):
+    return list(csv.DictReader(io.StringIO(answer.text)))
+
+
+def test_the_overview_has_a_row_for_each_series_of_one_market(mixed_client):
+    body = mixed_client.get("/api/overview").json()
+
+    assert (body["market"], body["simulated"], body["note"]) == ("spot", False, None)
+    assert [(r["symbol"], r["timeframe"]) for r in body["rows"]] == [
+        ("BTCUSDT", "1h"), ("ETHUSDT", "1h"), ("PEPEUSDT", "15m"),
+    ]  # fmt: skip
+    assert [(m["market"], m["series"], m["forecasts"]) for m in body["markets"]] == [
+        ("spot", 3, 3), ("um", 1, 1), ("sim", 1, 1),
+    ]  # fmt: skip
+    assert [m["simulated"] for m in body["markets"]] == [False, False, True]
+    assert {r["market"] for r in mixed_client.get("/api/overview?market=sim").json()["rows"]} == {"sim"}
+
+
+def test_a_row_of_the_overview_says_what_the_other_answers_say(client):
+    row = client.get("/api/overview").json()["rows"][0]
+    forecast = client.get("/api/forecast/BTC/1h").json()
+    candles = client.get("/api/candles/BTC/1h?limit=48").json()["candles"]
+    last = forecast["steps"][-1]
+
+    assert (row["issued_at"], row["model_version"]) == (forecast["issued_at"], forecast["model_version"])
+    assert row["range_80_low"] == pytest.approx(100 * (last["q10"] / forecast["last_close"] - 1))
+    assert row["range_80_high"] == pytest.approx(100 * (last["q90"] / forecast["last_close"] - 1))
+    assert row["range_at"] == last["target_time"]
+    assert row["sparkline"] == [c["close"] for c in candles]
+    assert (row["last_close"], row["closed_at"]) == (candles[-1]["close"], candles[-1]["close_time"])
+    assert row["change_1d"] == pytest.approx(100 * (candles[-1]["close"] / candles[-25]["close"] - 1))
+    assert (row["verdict"], row["architecture"], row["champion"]) == (VERDICT, "har", "cpb-BTCUSDT-1h/1")
+    assert row["record_live"] is False  # replays, and said so
+    assert row["record_verdict"] == "too few to tell"
+    assert "cpb ingest" in row["stale"]
+
+
+def test_the_record_in_the_overview_is_the_live_one_where_there_is_one(recorded, monkeypatch):
+    monkeypatch.chdir(recorded)
+    with client_of(recorded) as client:
+        (row,) = client.get("/api/overview").json()["rows"]
+        record = client.get("/api/ledger/BTC/1h?limit=0").json()["record"]
+
+    live = next(e for e in record if e["kind"] == "series" and e["live"])
+    assert row["record_live"] is True
+    assert (row["record_ratio"], row["record_low"], row["record_high"], row["record_verdict"]) == (
+        live["crps_ratio"], live["crps_ratio_low"], live["crps_ratio_high"], live["verdict"],
+    )  # fmt: skip
+
+
+def test_real_candles_beside_simulated_forecasts_are_the_default_and_it_says_what_is_missing(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(small_home(tmp_path, SIM_BTC))
+    write_candles(tmp_path / "data", ETH)
+    with client_of(tmp_path) as client:
+        body = client.get("/api/overview").json()
+        simulated = client.get("/api/overview?market=sim").json()
+        assert client.get("/api/leaderboard").json()["market"] == "spot"
+        assert client.get("/api/forecast/BTC/1h").status_code == 404
+
+    assert (body["market"], body["simulated"]) == ("spot", False)
+    assert [(r["symbol"], r["issued_at"]) for r in body["rows"]] == [("ETHUSDT", None)]
+    assert "cpb train-all" in body["note"]
+    assert "simulated market" in body["note"]
+    assert [(m["market"], m["forecasts"]) for m in body["markets"]] == [("spot", 0), ("sim", 1)]
+    assert [(r["symbol"], r["simulated"]) for r in simulated["rows"]] == [("BTCUSDT", True)]
+
+
+def test_an_empty_store_says_what_to_do_in_every_list(empty_client):
+    overview = empty_client.get("/api/overview").json()
+    assert (overview["rows"], overview["markets"]) == ([], [])
+    assert "cpb demo" in overview["note"]
+    assert empty_client.get("/api/runs").json()["trainings"] == []
+    for path in ("/api/runs", "/api/models/BTC/1h", "/api/decisions/BTC/1h"):
+        assert "train first" in empty_client.get(path).json()["note"]
+    assert empty_client.get("/api/forecasts/BTC/1h").status_code == 404
+
+
+def test_forecasts_are_listed_newest_last_and_each_can_be_asked_for(client):
+    listed = client.get("/api/forecasts/BTC/1h?limit=5").json()["forecasts"]
+
+    assert len(listed) == 5
+    assert [f["issued_at"] for f in listed] == sorted(f["issued_at"] for f in listed)
+    assert listed[-1]["issued_at"] == client.get("/api/forecast/BTC/1h").json()["issued_at"]
+    assert {(f["role"], f["live"], f["model_version"]) for f in listed} == {
+        ("champion", False, "cpb-BTCUSDT-1h/1")
+    }
+    earlier = client.get("/api/forecast/BTC/1h", params={"issued_at": listed[0]["issued_at"]}).json()
+    assert earlier["issued_at"] == listed[0]["issued_at"]
+    assert earlier["steps"][0]["step"] == 1
+    before = client.get("/api/forecasts/BTC/1h", params={"until": listed[0]["issued_at"], "limit": 2}).json()
+    assert before["forecasts"][-1] == listed[0]
+
+
+def test_a_forecast_of_an_instant_without_one_is_404_with_a_sentence(client):
+    answer = client.get("/api/forecast/BTC/1h?issued_at=2025-06-09T11:59:00Z")
+    assert answer.status_code == 404
+    assert "/api/forecasts/BTCUSDT/1h" in answer.json()["detail"]
+
+
+def test_live_forecasts_are_told_from_replays(recorded, monkeypatch):
+    monkeypatch.chdir(recorded)
+    with client_of(recorded) as client:
+        listed = client.get("/api/forecasts/BTC/1h?limit=5000").json()["forecasts"]
+    assert {(f["model_version"].rpartition("/")[2], f["live"]) for f in listed} == {("1", False), ("2", True)}
+
+
+def test_models_are_the_newest_of_each_architecture_the_best_first(mixed_client):
+    body = mixed_client.get("/api/models/BTC/1h").json()
+
+    assert [(m["architecture"], m["serves"], m["model_version"]) for m in body["models"]] == [
+        ("har", "champion", "cpb-BTCUSDT-1h/1"), ("gru", None, None),
+    ]  # fmt: skip
+    assert body["models"][0]["metrics"]["test_crps_ratio"] == 0.981
+    simulated = mixed_client.get("/api/models/BTC/1h?market=sim").json()
+    assert [m["architecture"] for m in simulated["models"]] == ["gru"]
+    assert simulated["simulated"] is True
+
+
+@pytest.fixture
+def own(filled, tmp_path, monkeypatch):
+    """A copy of the store that may be written."""
+    folder = tmp_path / "own"
+    shutil.copytree(filled, folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("webapp.registry.PACE_S", 0)
+    return folder
+
+
+def decision(days, outcome="kept", series=BTC):
+    return Decision(
+        series=series, outcome=outcome, rule="better", version_number="1", candidate=ModelRef(recipe="=har/default/1"),
+        reason="no better", decided_at=datetime(2025, 6, 1, tzinfo=UTC) + timedelta(days=days),
+    )  # fmt: skip
+
+
+def test_decisions_are_those_of_flows_and_of_tags_newest_first(own):
+    store = open_store()
+    (flow,) = [run for run in search(store) if run.data.tags.get("cpb.kind") == "flow"]
+    keep_decisions(store, [decision(0), decision(0, series=ETH)], flow.info.run_id)
+    keep_decisions(store, [decision(2, "switched")])  # by a trial, without a run
+    with client_of(own) as client:
+        body = client.get("/api/decisions/BTC/1h").json()
+        one = client.get("/api/decisions/BTC/1h?limit=1").json()
+        (_, first) = table_of(client.get("/api/decisions/BTC/1h?format=csv"))
+
+    assert [(d["outcome"], d["decided_at"][:10]) for d in body["decisions"]] == [
+        ("switched", "2025-06-03"), ("kept", "2025-06-01"),
+    ]  # fmt: skip
+    assert [d["outcome"] for d in one["decisions"]] == ["switched"]
+    assert first["candidate_recipe"] == "'=har/default/1"  # no formula
+
+
+def job(series, epochs_seed=1):
+    span = (datetime(2025, 1, 1, tzinfo=UTC), datetime(2025, 2, 1, tzinfo=UTC))
+    record = SeriesRecord(series=series, path="p", digest="d", file_digest="f", rows=1, first_us=0, last_us=1)
+    member = JobMember(
+        model=ModelId("gru", "smoke", series, epochs_seed), features=record,
+        bounds=SplitBounds(timeframe=series.timeframe, train=span, validation=span, test=span),
+    )  # fmt: skip
+    return FleetJob(
+        architecture="gru", preset="smoke", seeds=1, overrides={}, device="cpu", profile="auto", dtype="float32",
+        members=(member,), code="c",
+    )  # fmt: skip
+
+
+def test_a_training_at_work_is_shown_with_its_progress(own):
+    folder = prepare(own / "data", job(BTC))
+    prepare(own / "data", job(ETH))  # nobody trains it
+    progress = {
+        "architecture": "gru", "epoch": 3, "epochs": 10, "lr": 0.1, "windows_per_s": 500.0, "seconds": 2.0,
+        "memory": {}, "members": [{"train_loss": 1.5, "val_loss": 1.25}],
+    }  # fmt: skip
+    with client_of(own) as client, locked(folder / "lock"):
+        (training,) = client.get("/api/runs").json()["trainings"]
+        assert (training["epoch"], training["symbols"], training["simulated"]) == (None, ["BTCUSDT"], False)
+        before = client.get("/api/changes").json()
+        (folder / "progress.json").write_text(json.dumps(progress))
+        body = client.get("/api/runs").json()
+        after = client.get("/api/changes").json()
+
+    (training,) = body["trainings"]
+    assert (training["epoch"], training["epochs"], training["eta_seconds"]) == (3, 10, 14.0)
+    assert (training["val_loss"], training["windows_per_s"]) == (1.25, 500.0)
+    assert [(r["name"], r["status"], r["market"]) for r in body["runs"]] == [
+        ("train-all", "FINISHED", "spot")
+    ]
+    assert {name for name in after if after[name] != before[name]} == {"runs"}
+    with client_of(own) as client:
+        assert client.get("/api/runs").json()["trainings"] == []
+
+
+def test_changes_names_the_part_that_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(small_home(tmp_path, BTC))
+    with client_of(tmp_path) as client:
+        first = client.get("/api/changes").json()
+        assert client.get("/api/changes").json() == first
+        write_candles(tmp_path / "data", ETH)
+        second = client.get("/api/changes").json()
+    assert {name for name in first if first[name] != second[name]} == {"candles"}
+
+
+@pytest.mark.parametrize("path", EVERY)
+def test_what_the_client_has_is_not_sent_again(client, path):
+    first = client.get(path)
+    again = client.get(path, headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+    other = client.get(path, headers={"If-None-Match": '"other"'})
+
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert again.headers["x-content-type-options"] == "nosniff"
+    assert (other.status_code, other.content) == (200, first.content)
+
+
+def test_new_candles_and_forecasts_are_answered_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "data", BTC, rows=200)
+    with client_of(tmp_path) as client:
+        old = client.get("/api/forecast/BTC/1h")
+        assert client.get("/api/overview").json()["rows"][0]["issued_at"] == old.json()["issued_at"]
+        fill(tmp_path / "data", BTC, rows=300)
+        new = client.get("/api/forecast/BTC/1h", headers={"If-None-Match": old.headers["etag"]})
+        assert client.get("/api/overview").json()["rows"][0]["issued_at"] == new.json()["issued_at"]
+        last = client.get("/api/candles/BTC/1h?limit=1").json()["candles"][-1]
+    assert (new.status_code, new.json()["issued_at"]) == (200, last["close_time"])
+    assert new.json()["issued_at"] > old.json()["issued_at"]
+
+
+@pytest.mark.parametrize("path", TABLES)
+def test_csv_has_the_rows_of_the_answer_and_a_name_that_says_what_they_are(mixed_client, path):
+    query = {"format": "csv", "market": "sim"} if path != "/api/runs" else {"format": "csv"}
+    answer = mixed_client.get(path, params=query)
+    body = mixed_client.get(path, params=query | {"format": "json"}).json()
+    name = path.split("/")[2]
+    rows = table_of(answer)
+
+    assert answer.headers["content-type"].startswith("text/csv")
+    file = answer.headers["content-disposition"]
+    assert name in file
+    assert ("simulated" in file) == (path != "/api/runs")
+    field = {"forecast": "steps", "ledger": "rows", "overview": "rows", "leaderboard": "rows"}.get(name, name)
+    assert len(rows) == len(body[field])
+    assert rows or name == "decisions"
+    for cells, row in zip(rows, body[field], strict=True):
+        for column, value in row.items():
+            if isinstance(value, str | float) and not isinstance(value, bool):
+                assert cells[column] == str(value)
+    if rows and path != "/api/runs":
+        assert {r["market"] for r in rows} == {"sim"}
+
+
+def test_csv_without_rows_still_names_its_columns(empty_client):
+    header = empty_client.get("/api/overview?format=csv").text.strip().split(",")
+    assert header[:4] == ["market", "symbol", "timeframe", "issued_at"]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx"])
+def test_a_text_that_would_be_a_formula_is_escaped(text):
+    frame = pl.DataFrame({"text": [text], "number": [-1.5]})
+    (row,) = csv.DictReader(
+        io.StringIO(Answer(Runs(trainings=[], runs=[], note=None), "rows", frame).csv().decode(), newline="")
+    )
+    assert row == {"text": f"'{text}", "number": "-1.5"}
+
+
+def test_candles_are_what_is_stored_to_the_last_digit(client, filled):
+    stored = pl.read_parquet(PEPE.folder(filled / "data", "klines") / "*.parquet").tail(200)
+    answered = client.get("/api/candles/PEPE/15m?limit=200").json()["candles"]
+
+    assert [datetime.fromisoformat(c["open_time"]) for c in answered] == stored["open_time"].to_list()
+    for name in ("open", "high", "low", "close", "volume"):
+        assert [c[name] for c in answered] == stored[name].to_list()
+    for candle in answered:
+        opened, closed = (datetime.fromisoformat(candle[n]) for n in ("open_time", "close_time"))
+        assert closed - opened == timedelta(minutes=15)
+
+
+def test_rows_are_written_as_pydantic_writes_them():
+    moment = datetime(2025, 1, 1, tzinfo=UTC)
+    frame = pl.DataFrame(
+        {"at": [moment, moment + timedelta(microseconds=5), None], "x": [1e-9, float("nan"), float("inf")]},
+        schema={"at": pl.Datetime("us", "UTC"), "x": pl.Float64},
+    )
+    assert json.loads(rows_json(frame)) == [
+        {"at": "2025-01-01T00:00:00Z", "x": 1e-9}, {"at": "2025-01-01T00:00:00.000005Z", "x": None},
+        {"at": None, "x": None},
+    ]  # fmt: skip
+    assert rows_json(frame.clear()) == b"[]"
+
+
+def test_kept_replies_are_bounded_and_made_once_for_each_state():
+    made = []
+    kept = Replies(max_bytes=10)
+
+    def get(key, state):
+        return kept.get(key, state, lambda: made.append((key, state)) or b"1234").body
+
+    for key, state in [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("c", 1), ("b", 1)]:
+        assert get(key, state) == b"1234"
+    assert made == [("a", 1), ("b", 1), ("a", 2), ("c", 1), ("b", 1)]  # b was used longest ago when c came
+    assert kept.bytes == 8
+
+
+@pytest.mark.parametrize("path", ["/api/models/BTC/1h", "/api/candles/BTC/1h"])
+@pytest.mark.parametrize("given", ["xml", "", "CSV"])
+def test_an_unknown_format_is_422(client, path, given):
+    answer = client.get(path, params={"format": given})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"format '{given}' cannot be used")
+
+
+@pytest.mark.parametrize("run", ["../../etc", "zz", "a" * 33, "%"])
+def test_a_run_that_is_no_run_id_is_422(client, run):
+    assert client.get("/api/leaderboard", params={"run": run}).status_code == 422
+
+
+def test_the_bundle_is_the_installed_one_and_is_kept_by_its_version(client):
+    from importlib.metadata import version
+
+    path = "/static/plotly.min.js"
+    plain = client.get(path, headers={"Accept-Encoding": "identity"})
+    fixed = client.get(f"{path}?v={version('plotly')}")
+    assert plain.headers["content-type"].startswith("text/javascript")
+    assert b"plotly.js" in plain.content[:200]
+    assert plain.headers["cache-control"] == "no-cache"
+    assert fixed.headers["content-encoding"] == "gzip"
+    assert fixed.content == plain.content
+    assert "immutable" in fixed.headers["cache-control"]
+    assert client.get(path, headers={"If-None-Match": fixed.headers["etag"]}).status_code == 304

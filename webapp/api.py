@@ -1,0 +1,271 @@
+"""The routes under `/api`: what they take, what they answer, and of which files an answer is."""
+
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request, Response
+
+from schemas.errors import MemberError, UsageError
+from schemas.identity import MARKETS, Market, SeriesId
+from schemas.universe import INTERVAL_SECONDS, symbol_of
+from webapp import overview as overviews
+from webapp import reading, registry, trainings
+from webapp.answers import Candles, Forecast, Health, Leaderboard, Ledger, Problem, SeriesList
+from webapp.answers_lists import Changes, Decisions, Forecasts, Models, Overview, Runs
+from webapp.replies import Answer, Format, Replies, respond
+from webapp.states import State, market_state, series_state, tree_state
+
+_OPTIONS: dict[int | str, dict[str, Any]] = {422: {"model": Problem, "description": "impossible option"}}
+_SERIES: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "unknown series"},
+    **_OPTIONS,
+}
+_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+
+MarketOption = Annotated[
+    Market | None,
+    Query(description="default: spot, or the market that something is stored of; sim where that is all"),
+]
+Form = Annotated[Format, Query(alias="format", description="csv: the list in the answer as a table")]
+Limit = Annotated[int, Query(ge=1, le=5000)]
+TimeframeOption = Annotated[str | None, Query(description="only this candle length", max_length=3)]
+RunOption = Annotated[
+    str | None,
+    Query(description="rows of this run alone: its id, or how that begins", pattern="^[0-9a-f]{4,32}$"),
+]
+
+
+def moment(name: str, text: str) -> Callable[..., datetime | None]:
+    """Return a dependency for an instant in the query, in UTC; it raises `UsageError` for years without candles."""
+
+    def instant(
+        given: Annotated[datetime | None, Query(alias=name, description=text)] = None,
+    ) -> datetime | None:
+        if given is None:
+            return None
+        try:
+            found = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
+        except OverflowError:
+            found = None
+        if found is None or not 1970 <= found.year < 2262:  # what nanoseconds since 1970 can say
+            raise UsageError(
+                f"{name} {given.isoformat()} is out of range: use a date from 1970 to 2261",
+                code="date",
+                field=name,
+            )
+        return found
+
+    return instant
+
+
+Until = Annotated[datetime | None, Depends(moment("until", "newest close; UTC where no zone is given"))]
+IssuedUntil = Annotated[datetime | None, Depends(moment("until", "newest issue; UTC where no zone is given"))]
+IssuedAt = Annotated[
+    datetime | None, Depends(moment("issued_at", "the forecast of this instant; default: the newest"))
+]
+
+
+class Api:
+    """What the routes share: the home, and the answers that are kept."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.replies = home, Replies()
+
+    def market(self, market: Market | None) -> Market:
+        """Return the market of a request."""
+        return market or reading.default_market(self.home)
+
+    def series(self, symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
+        """Return the series that a path names; raises `MemberError` where it can be none."""
+        if timeframe not in INTERVAL_SECONDS:
+            raise MemberError(
+                f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
+            )
+        try:
+            return SeriesId(self.market(market), symbol_of(symbol), timeframe)
+        except UsageError as error:
+            raise MemberError(str(error)) from error
+
+    def reply(
+        self,
+        request: Request,
+        key: tuple[Any, ...],
+        state: State,
+        make: Callable[[], Answer],
+        form: Format = "json",
+        name: str = "",
+    ) -> Response:
+        """Answer with what `make` returns, kept by `key` for as long as the state stays the same."""
+
+        def render() -> bytes:
+            made = make()
+            return made.csv() if form == "csv" else made.json()
+
+        return respond(request, self.replies.get((*key, form), state, render), form, name)
+
+
+def add_api(app: FastAPI, home: Path) -> None:
+    """Add the routes; each is a function of this module's `Api`."""
+    api = Api(home)
+    Series = Annotated[SeriesId, Depends(api.series)]
+    _add_lists(app, api)
+    _add_models(app, api, Series)
+    _add_series(app, api, Series)
+
+
+def _add_lists(app: FastAPI, api: Api) -> None:
+    home = api.home
+
+    def stored() -> State:
+        trees = tuple(tree_state(home, tree) for tree in ("klines", "provisional", "forecasts"))
+        return (*trees, *(market_state(home, market) for market in MARKETS))
+
+    @app.get("/healthz", response_model=Health)
+    def healthz(request: Request) -> Response:
+        """Tell that the service answers, what it has, and whether that is too old."""
+        return api.reply(request, ("health",), (stored(), _minute()), lambda: Answer(reading.health(home)))
+
+    @app.get("/api/symbols", response_model=SeriesList)
+    def symbols(request: Request) -> Response:
+        """List every series with forecasts or candles, of all markets."""
+        return api.reply(
+            request, ("symbols",), stored(), lambda: Answer(SeriesList(reading.all_series(home)))
+        )
+
+    @app.get("/api/overview", response_model=Overview, responses={**_CSV, **_OPTIONS})
+    def overview(request: Request, market: MarketOption = None, form: Form = "json") -> Response:
+        """Return all series of a market at a glance."""
+        chosen = api.market(market)
+        state = (stored(), registry.state(), _minute())
+        return api.reply(
+            request, ("overview", chosen), state, lambda: overviews.overview(home, chosen), form,
+            f"cpb-{_label(chosen)}-overview",
+        )  # fmt: skip
+
+    @app.get("/api/runs", response_model=Runs, responses={**_CSV, **_OPTIONS})
+    def runs(
+        request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
+    ) -> Response:
+        """Return what is being trained now, and the newest runs of the flow, of all markets."""
+        state = (trainings.trainings_state(home), registry.state())
+        return api.reply(
+            request, ("runs", limit), state, lambda: trainings.runs(home, limit), form, "cpb-runs"
+        )
+
+    @app.get("/api/changes", response_model=Changes)
+    def changes(request: Request) -> Response:
+        """Return a token for each part of what is stored; cheap enough to be asked for every few seconds."""
+        board, training = registry.state(), trainings.trainings_state(home)
+        parts = {
+            "candles": (tree_state(home, "klines"), tree_state(home, "provisional")),
+            "forecasts": tree_state(home, "forecasts"),
+            "ledger": tree_state(home, "ledger"),
+            "board": board,
+            "runs": (board, training),
+        }
+        tokens = Changes(**{name: _token(state) for name, state in parts.items()})
+        return api.reply(request, ("changes",), (parts,), lambda: Answer(tokens))
+
+
+def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
+    @app.get("/api/leaderboard", response_model=Leaderboard, responses={**_CSV, **_OPTIONS})
+    def leaderboard(
+        request: Request, market: MarketOption = None, timeframe: TimeframeOption = None,
+        run: RunOption = None, form: Form = "json",
+    ) -> Response:  # fmt: skip
+        """Return a market's architectures and champions against the random walk."""
+        chosen = api.market(market)
+        return api.reply(
+            request, ("leaderboard", chosen, timeframe, run), registry.state(),
+            lambda: registry.leaderboard(chosen, timeframe, run), form, f"cpb-{_label(chosen)}-leaderboard",
+        )  # fmt: skip
+
+    @app.get("/api/models/{symbol}/{timeframe}", response_model=Models, responses={**_CSV, **_SERIES})
+    def models(request: Request, series: Series, form: Form = "json") -> Response:
+        """Return the newest judged model of each architecture on a series."""
+        return api.reply(
+            request,
+            ("models", series),
+            registry.state(),
+            lambda: registry.models(series),
+            form,
+            _name(series, "models"),
+        )
+
+    @app.get("/api/decisions/{symbol}/{timeframe}", response_model=Decisions, responses={**_CSV, **_SERIES})
+    def decisions(
+        request: Request,
+        series: Series,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        form: Form = "json",
+    ) -> Response:
+        """Return who was to serve a series after each run, and why, newest first."""
+        return api.reply(
+            request, ("decisions", series, limit), registry.state(), lambda: registry.decisions(series, limit), form,
+            _name(series, "decisions"),
+        )  # fmt: skip
+
+
+def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
+    home = api.home
+
+    @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**_CSV, **_SERIES})
+    def forecast(request: Request, series: Series, issued_at: IssuedAt, form: Form = "json") -> Response:
+        """Return the newest forecast, or an earlier one."""
+        return api.reply(
+            request, ("forecast", series, issued_at), series_state(home, series, "forecasts"),
+            lambda: reading.forecast(home, series, issued_at), form, _name(series, "forecast"),
+        )  # fmt: skip
+
+    @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**_CSV, **_SERIES})
+    def forecasts(
+        request: Request, series: Series, until: IssuedUntil, limit: Limit = 200, form: Form = "json"
+    ) -> Response:
+        """Return when forecasts were issued, newest last; one of these instants is `issued_at` of a forecast."""
+        return api.reply(
+            request, ("forecasts", series, until, limit), series_state(home, series, "forecasts"),
+            lambda: reading.forecasts(home, series, limit, until), form, _name(series, "forecasts"),
+        )  # fmt: skip
+
+    @app.get("/api/candles/{symbol}/{timeframe}", response_model=Candles, responses={**_CSV, **_SERIES})
+    def candles(
+        request: Request, series: Series, until: Until, limit: Limit = 200, form: Form = "json"
+    ) -> Response:
+        """Return stored candles, the newest last."""
+        return api.reply(
+            request, ("candles", series, until, limit), series_state(home, series, "klines", "provisional"),
+            lambda: reading.candles(home, series, limit, until), form, _name(series, "candles"),
+        )  # fmt: skip
+
+    @app.get("/api/ledger/{symbol}/{timeframe}", response_model=Ledger, responses={**_CSV, **_SERIES})
+    def ledger(
+        request: Request,
+        series: Series,
+        limit: Annotated[int, Query(ge=0, le=5000)] = 200,
+        form: Form = "json",
+    ) -> Response:
+        """Return what came true of the forecasts, against the random walk, and the newest `limit` scored rows."""
+        return api.reply(
+            request, ("ledger", series, limit), series_state(home, series, "forecasts", "ledger"),
+            lambda: reading.scored(home, series, limit), form, _name(series, "ledger"),
+        )  # fmt: skip
+
+
+def _label(market: Market) -> str:
+    return "simulated" if market == "sim" else market
+
+
+def _name(series: SeriesId, what: str) -> str:
+    return f"cpb-{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
+
+
+def _minute() -> int:
+    """Return the minute, for answers that say how old something is."""
+    return int(datetime.now(UTC).timestamp() // 60)
+
+
+def _token(state: object) -> str:
+    return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()

@@ -1,0 +1,154 @@
+"""All series of a market at a glance: newest close, forecast, champion, what came true, and what is too old."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from schemas.errors import CpbError
+from schemas.identity import MARKETS, SIM, Market, SeriesId, stored_series
+from schemas.ledger import LedgerEntry
+from schemas.universe import INTERVAL_SECONDS
+from tasks.forecasting import store as forecast_store
+from tasks.forecasting.summary import read_summary
+from tasks.forecasting.watch import alarms
+from webapp import registry
+from webapp.answers_lists import MarketInfo, Overview, OverviewRow
+from webapp.reading import candle_rows, default_market, identity, newest, too_old
+from webapp.replies import Answer
+from webapp.states import State, series_state
+
+SPARKLINE = 48
+"""Closes in a row's sparkline."""
+
+
+def overview(home: Path, market: Market) -> Answer:
+    """Return a row for each series of a market that has candles or forecasts, those with a forecast first."""
+    everything = _stored(home)
+    of_market = [s for s in everything if s.market == market and s.timeframe in INTERVAL_SECONDS]
+    with_forecast = [s for s in of_market if not newest(home, s).is_empty()]
+    ordered = sorted(of_market, key=lambda s: (s not in with_forecast, s.symbol, s.seconds))
+    served, unknown = _champions(market)
+    records = _records(home, market)
+    watched = {found.series: found for found in alarms(home, market)}
+    stale = too_old(home, with_forecast or of_market)
+    rows = [
+        OverviewRow(
+            **identity(one),
+            **_forecast(newest(home, one)),
+            **_closes(home, one, series_state(home, one, "klines", "provisional")),
+            **served.get(one, {}),
+            **_record(records.get(one)),
+            watch=watched[one].state if one in watched else None,
+            watch_reason=watched[one].reason or None if one in watched else None,
+            stale=stale.get(one),
+        )
+        for one in ordered
+    ]
+    note = _missing(market, everything, with_forecast) or unknown
+    return Answer(Overview(market=market, rows=rows, note=note, markets=_markets(home, everything)), "rows")
+
+
+def _stored(home: Path) -> list[SeriesId]:
+    return sorted({*forecast_store.stored(home), *stored_series(home, "klines")})
+
+
+def _markets(home: Path, everything: list[SeriesId]) -> list[MarketInfo]:
+    with_forecast = forecast_store.stored(home)
+    first = default_market(home)
+    found = {market: [s for s in everything if s.market == market] for market in MARKETS}
+    return [
+        MarketInfo(
+            market=market,  # type: ignore[arg-type]
+            series=len(found[market]),
+            forecasts=sum(s.market == market for s in with_forecast),
+        )
+        for market in sorted(MARKETS, key=lambda m: (m != first, MARKETS.index(m)))
+        if found[market]
+    ]
+
+
+def _missing(market: Market, everything: list[SeriesId], with_forecast: list[SeriesId]) -> str | None:
+    """Return what there is to do before this market has a forecast; None where it has one."""
+    if with_forecast:
+        return None
+    if not everything:
+        return "nothing is stored yet; run `cpb demo` (simulated market) or `cpb train-all`"
+    text = (
+        f"there are no forecasts of market {market} yet; `cpb train-all` trains on its candles and forecasts"
+    )
+    if market != SIM and any(s.market == SIM for s in everything):
+        text += ". What `cpb demo` has made is of the simulated market (market=sim), not of this one"
+    return text
+
+
+def _champions(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | None]:
+    try:
+        served, _ = registry.champions_of(market)
+    except CpbError as error:
+        return {}, str(error)
+    return {
+        one.series: {
+            "architecture": one.architecture or None,
+            "champion": one.model_version,
+            "verdict": one.verdict or None,
+            "crps_ratio": one.metrics.get("test_crps_ratio"),
+        }
+        for one in served
+    }, None
+
+
+def _records(home: Path, market: Market) -> Mapping[SeriesId, LedgerEntry]:
+    """Return the record of each series' champions: of live forecasts where there are any, else of replays."""
+    known = read_summary(home, market)
+    own = [entry for entry in (known.entries if known else ()) if entry.kind == "series"]
+    return {SeriesId(market, e.symbol, e.timeframe): e for e in sorted(own, key=lambda entry: entry.live)}
+
+
+def _record(entry: LedgerEntry | None) -> dict[str, Any]:
+    if entry is None:
+        return {}
+    return {
+        "record_live": entry.live,
+        "record_ratio": entry.crps_ratio,
+        "record_low": entry.crps_ratio_low,
+        "record_high": entry.crps_ratio_high,
+        "record_verdict": entry.verdict,
+        "record_days": entry.days,
+    }
+
+
+def _forecast(rows: pl.DataFrame) -> dict[str, Any]:
+    if rows.is_empty():
+        return {}
+    last = rows.row(-1, named=True)
+    return {
+        "issued_at": last["issued_at"],
+        "model_version": last["model_version"],
+        "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
+        "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),
+        "range_at": last["target_time"],
+    }
+
+
+@lru_cache(maxsize=1000)
+def _closes(home: Path, series: SeriesId, _state: State) -> dict[str, Any]:
+    """Return the newest close, its change over a day and the sparkline; nothing where no candle can be read."""
+    a_day = max(86_400 // series.seconds, 1)
+    try:
+        candles = candle_rows(home, series, max(SPARKLINE, a_day + 1))
+    except CpbError:  # none, or damaged, which health and `cpb verify` name
+        return {}
+    if candles.is_empty():
+        return {}
+    last = candles.row(-1, named=True)
+    before = candles.filter(pl.col("close_time") <= last["close_time"] - timedelta(days=1))
+    return {
+        "last_close": last["close"],
+        "closed_at": last["close_time"],
+        "change_1d": 100 * (last["close"] / before["close"][-1] - 1) if len(before) else None,
+        "sparkline": candles["close"].tail(SPARKLINE).to_list(),
+    }

@@ -1,0 +1,157 @@
+"""Reads models, champions and decisions from MLflow's store, one thread at a time; kept while the store is the same."""
+
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from schemas.errors import CpbError
+from schemas.handover import Decision
+from schemas.identity import Market, SeriesId
+from tasks.tracking.store import tracking_uri
+from webapp.answers import ChampionInfo, Leaderboard
+from webapp.answers_lists import Decisions, FlowRun, ModelInfo, Models
+from webapp.reading import identity
+from webapp.replies import Answer
+from webapp.states import State, database_state
+
+PACE_S = 5.0
+"""A training writes to the store all the time, and reading 40 champions takes a second: seconds between two looks."""
+
+_reading = threading.RLock()
+_looked: dict[str, tuple[float, State]] = {}
+
+
+def state() -> tuple[str, State]:
+    """Return the store's URI and its state as of the last look; a server is asked once a minute."""
+    uri = tracking_uri()
+    looked, known = _looked.get(uri, (0.0, ()))
+    now = time.monotonic()
+    if not known or now - looked >= PACE_S:
+        found = database_state(uri)
+        known = (datetime.now(UTC).timestamp() // 60,) if found is None else found
+        _looked[uri] = now, known
+    return uri, known
+
+
+def load() -> None:
+    """Load MLflow and open its store, so that no request has to wait for that; what is wrong a request will say."""
+    from tasks.tracking.store import open_store
+
+    with _reading, suppress(CpbError):
+        open_store(tracking_uri(), create=False)
+
+
+def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> Answer:
+    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty."""
+    from tasks.hub.card import verdict
+    from tasks.tracking.leaderboard import COLUMNS
+    from tasks.tracking.leaderboard import leaderboard as rows_of
+    from tasks.tracking.store import open_store
+
+    rows: list[dict[str, Any]] = []
+    served: list[Any] = []
+    decided: dict[SeriesId, Decision] = {}
+    note = None
+    with _reading:
+        try:
+            served, decided = champions_of(market)
+            rows = rows_of(
+                run, open_store(tracking_uri(), create=False), market=market,
+                timeframes=[timeframe] if timeframe else None,
+            )  # fmt: skip
+        except CpbError as error:
+            note = str(error)
+    board = Leaderboard(
+        market=market,
+        rows=rows,
+        columns=COLUMNS,
+        champions=[_champion(c, decided.get(c.series)) for c in served],
+        verdict=verdict(served) if served else None,
+        note=note,
+    )
+    return Answer(board, "rows")
+
+
+def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
+    """Return a market's champions (`registry.Champion`), and the newest decision on every series.
+
+    Raises:
+        CpbError: there is no store, or it cannot be read.
+    """
+    with _reading:
+        return _champions_of(market, *state())
+
+
+@lru_cache(maxsize=8)
+def _champions_of(market: Market, uri: str, _state: State) -> tuple[list[Any], dict[SeriesId, Decision]]:
+    from tasks.tracking.decisions import newest_decisions
+    from tasks.tracking.registry import champions
+    from tasks.tracking.store import open_store
+
+    store = open_store(uri, create=False)
+    return champions(market=market, store=store), newest_decisions(store)
+
+
+def models(series: SeriesId) -> Answer:
+    """Return the newest judged model of each architecture on a series; a note says why there are none."""
+    from tasks.tracking.judged import judged_models
+    from tasks.tracking.store import open_store
+
+    found: list[ModelInfo] = []
+    note = None
+    with _reading:
+        try:
+            store = open_store(tracking_uri(), create=False)
+            found = [ModelInfo(**vars(one)) for one in judged_models(store, series)]
+        except CpbError as error:
+            note = str(error)
+    if not found and not note:
+        note = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
+    return Answer(Models(**identity(series), models=found, note=note), "models")
+
+
+def decisions(series: SeriesId, limit: int) -> Answer:
+    """Return the newest decisions on a series; a note says why there are none."""
+    from tasks.tracking.decisions import decisions_on
+    from tasks.tracking.store import open_store
+
+    found: list[Decision] = []
+    note = None
+    with _reading:
+        try:
+            found = decisions_on(open_store(tracking_uri(), create=False), series, limit)
+        except CpbError as error:
+            note = str(error)
+    if not found and not note:
+        note = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
+    return Answer(Decisions(**identity(series), decisions=found, note=note), "decisions")
+
+
+def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
+    """Return the newest runs of the flow, newest first, and why there are none."""
+    from tasks.tracking.judged import newest_flow_runs
+    from tasks.tracking.store import open_store
+
+    with _reading:
+        try:
+            store = open_store(tracking_uri(), create=False)
+            return [FlowRun(**vars(one)) for one in newest_flow_runs(store, limit)], None
+        except CpbError as error:
+            return [], str(error)
+
+
+def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:
+    return ChampionInfo(
+        **identity(champion.series),
+        model_version=champion.model_version,
+        architecture=champion.architecture or None,
+        preset=champion.preset or None,
+        verdict=champion.verdict or None,
+        reason=champion.tags.get("reason"),
+        decision=decision,
+        selected_on=champion.selected_on or None,
+        metrics={k: v for k, v in champion.metrics.items() if k.startswith("test_")},
+    )
