@@ -98,7 +98,7 @@ def finish_backtest(
             "exit": PARTIAL if failed else COMPLETE,
         }
         notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
-        output.write_results(spec, found, fleets, recorder.figures, notes, answer)
+        output.write_results(spec, found, fleets, recorder.examples, notes, answer)
         for fleet in fleets:
             fleet.discard_unread()
     _report(found, len(failures), len(plan.incomplete), lookahead, say)

@@ -1,26 +1,21 @@
-"""What a backtest leaves behind: forecast rows while it judges, then tables, verdicts, pictures and the report."""
+"""What a backtest leaves behind: forecast rows while it judges, then tables, verdicts and the report."""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
 from schemas.run import BacktestSpec
 from tasks.backtesting import table
+from tasks.backtesting.examples import Examples
 from tasks.backtesting.fleets import TrainedFleet
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.judge import Backtest
 from tasks.backtesting.models import Forecasts
-from tasks.backtesting.pnl import simulate_trading
-from tasks.backtesting.report import write_report
+from tasks.backtesting.report import pool_verdict, write_report
 from tasks.backtesting.rows import write_rows
-from tasks.judging import pictures
 from tasks.storage.files import check_writable, new_folder, write_bytes, write_json
 from tasks.storage.urls import public_url
-
-Captioned = tuple[str, Figure]
 
 
 def folders(spec: BacktestSpec) -> list[Path]:
@@ -35,23 +30,21 @@ def check_folders(spec: BacktestSpec) -> None:
 
 
 class FoldRecorder:
-    """Receives the forecasts of every judged fold: writes its rows, draws one example of each trained model."""
+    """Receives the forecasts of every judged fold: writes its rows, keeps examples of the newest folds."""
 
     def __init__(self, rows: Path | None, trained: Collection[str], folds: Sequence[FoldSeries]) -> None:
         self._rows, self._trained = rows, trained
         self._newest = {one.id: one.fold for one in folds}  # folds come oldest first
-        self._drawn: set[str] = set()
-        self.figures: list[Captioned] = []
+        self.examples = Examples()
 
     def record_fold(self, name: str, one: FoldSeries, forecasts: Forecasts) -> None:
-        """Write and draw, of trained models only: baselines are quickly computed again, and rows are large."""
+        """Write and keep, of trained models only: baselines are quickly computed again, and rows are large."""
         if name not in self._trained:
             return
         if self._rows is not None:
             write_rows(self._rows, one, forecasts, name)
-        if name not in self._drawn and one.fold == self._newest[one.id]:
-            self._drawn.add(name)
-            self.figures += _example(name, one, forecasts)
+        if one.fold == self._newest[one.id]:
+            self.examples.add(name, one, forecasts)
 
 
 @contextmanager
@@ -66,22 +59,11 @@ def recorder(
         yield FoldRecorder(rows, trained, folds)
 
 
-def _example(name: str, one: FoldSeries, forecasts: Forecasts) -> list[Captioned]:
-    middle = len(forecasts.origins) // 2
-    pnl = simulate_trading(one.series, forecasts.origins, forecasts.quantiles)
-    without_costs = simulate_trading(one.series, forecasts.origins, forecasts.quantiles, cost=0.0)
-    curves = {name: pnl.equity, f"{name}, without costs": without_costs.equity, "buy and hold": pnl.hold}
-    return [
-        (f"{name}: one forecast", pictures.forecast_figure(one.series, forecasts, middle)),
-        (f"{name}: {pnl.as_text()}", pictures.equity_figure(pnl.times, curves)),
-    ]
-
-
 def write_results(
     spec: BacktestSpec,
     found: Backtest,
     fleets: Sequence[TrainedFleet],
-    examples: Sequence[Captioned],
+    examples: Examples,
     notes: Sequence[str],
     answer: dict[str, Any],
 ) -> None:
@@ -91,12 +73,11 @@ def write_results(
         spec: what was asked.
         found: what was judged.
         fleets: whose losses are drawn.
-        examples: pictures of the recorder.
+        examples: of the recorder.
         notes: sentences under the report's heading.
         answer: what `--json` prints.
     """
-    histories = [fleet.loss_history for fleet in fleets]
-    losses = [(f"{name}: loss", pictures.loss_figure(rows)) for name, rows in filter(None, histories)]
+    histories = [history for fleet in fleets if (history := fleet.loss_history)]
     title = f"cpb backtest: {', '.join(spec.names)}"
     for folder in folders(spec):
         write_report(
@@ -104,9 +85,10 @@ def write_results(
             title,
             found.pools,
             found.members,
-            [*examples, *losses],
             notes,
             found.pairs,
+            histories,
+            examples,
         )
     if spec.out is not None:
         _write_tables(Path(spec.out), spec, found, answer)
@@ -124,4 +106,4 @@ def _write_tables(folder: Path, spec: BacktestSpec, found: Backtest, answer: dic
 
 def pool_verdicts(found: Backtest) -> list[str]:
     """Return a sentence per model and timeframe."""
-    return [f"{pool.architecture} {pool.timeframe} is {pool.verdict}" for pool in found.pools]
+    return [pool_verdict(pool) for pool in found.pools]

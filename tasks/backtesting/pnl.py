@@ -3,7 +3,6 @@
 Never used to choose or promote a model: the 95 % interval of a Sharpe ratio over four months is about ±3.4.
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,18 +41,6 @@ class BacktestPnL:
     equity: Array
     hold: Array
     figures: dict[str, float]
-
-    def as_text(self) -> str:
-        """Return the figures as a sentence, those of buying and holding beside them."""
-        f = self.figures
-        own, hold = (
-            f"return {math.expm1(f[f'{who}_return']):+.1%}, volatility {f[f'{who}_volatility']:.0%} a year, "
-            f"Sharpe ratio {f[f'{who}_sharpe']:.2f} [{f[f'{who}_sharpe_low']:.2f}, {f[f'{who}_sharpe_high']:.2f}], "
-            f"drawdown {-math.expm1(-f[f'{who}_drawdown']):.1%}"
-            for who in ("strategy", "hold")
-        )
-        traded = f"turnover {f['turnover_per_year']:.0f} times the equity a year"
-        return f"an illustration, never used to choose a model. {own}, {traded}; buy and hold: {hold}"
 
 
 def simulate_trading(

@@ -1,32 +1,67 @@
-"""The report of a backtest: one self-contained HTML page of verdicts, tables and inlined pictures, without script."""
+"""The report of a backtest: one HTML page of verdicts, interactive figures and tables that fetches nothing."""
 
-import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from matplotlib.figure import Figure
-
+from tasks.backtesting.examples import Examples
+from tasks.backtesting.models import title_of
 from tasks.backtesting.pairs import Pair
-from tasks.backtesting.table import COLUMNS, Row, leaderboard_rows, member_rows
-from tasks.judging import pictures
+from tasks.backtesting.table import COLUMNS, leaderboard_rows, member_rows
+from tasks.figures.board import board_figure, coins_figure
+from tasks.figures.calibration import pit_figure, reliability_figure, steps_figure
+from tasks.figures.page import Column, Section, Table, write_page
+from tasks.figures.theme import Figure
+from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore
-from tasks.storage.files import write_bytes
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; font-size: 12.5px; margin: 1rem 0; display: block; overflow-x: auto }
-td, th { padding: .2rem .55rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap }
-th { cursor: help } td:first-child, td:nth-child(2), th:first-child, th:nth-child(2) { text-align: left }
-img { max-width: 100%; height: auto } figure { display: inline-block; margin: .5rem } .note { color: #555 }
-"""
 INTRODUCTION = (
     "The median is practically the last price. What is forecast is the width of the distribution; nothing here "
     "claims to know the direction. The reference is a random walk with EWMA volatility and standardised empirical "
-    "quantiles per step, on the same rows."
+    "quantiles per step, on the same rows; the plain random walk, a baseline, knows one volatility for all time."
 )
+
+Histories = Sequence[tuple[str, Sequence[dict[str, Any]]]]
+
+MAX_OPEN_ROWS = 30
+"""Rows of a table that is not folded away."""
+
+_TITLES = {
+    "timeframe": ("Candles", ""), "architecture": ("Model", ""), "symbol": ("Coin", ""), "coins": ("Coins", ","),
+    "crps_ratio": ("CRPS ratio", ".4f"), "low": ("95 % from", ".4f"), "high": ("95 % to", ".4f"), "p": ("p", "p"),
+    "coins_below_one": ("Coins better", ".0%"), "mae_ratio": ("MAE ratio", ".4f"),
+    "direction_1": ("Direction, next", ".1%"), "direction": ("Direction, all", ".1%"),
+    "coverage_80": ("In 80 % band", ".1%"), "coverage_90": ("In 90 % band", ".1%"),
+    "tail_ratio": ("Tail ratio", ".4f"), "n": ("Forecasts", ","),
+}  # fmt: skip
+COLUMN_TITLES = {
+    name: Column(title, COLUMNS.get(name, "").replace("; 0.5 is chance", "; 50 % is chance"), form)
+    for name, (title, form) in _TITLES.items()
+} | {
+    "verdict": Column(
+        "Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"
+    )
+}
+
+_TRADING = (
+    "Long, flat or short by the median over the width of the 80 % band, one candle ahead, on the newest fold of every "
+    "series, after 0.15 % of costs each way. An illustration: never used to choose or promote a model, as the interval "
+    "of its Sharpe ratio shows."
+)
+_TRADES = {
+    "architecture": Column("Model"),
+    "series": Column("Series"),
+    "return": Column("Return", "of the whole fold, after costs", "+.1%"),
+    "without_costs": Column("Without costs", "the same without costs", "+.1%"),
+    "hold": Column("Buy and hold", "return of the same candles, bought and held", "+.1%"),
+    "volatility": Column("Volatility", "a year", ".0%"),
+    "sharpe": Column("Sharpe", "Sharpe ratio a year", ".2f"),
+    "sharpe_low": Column("95 % from", "lower end of the Sharpe ratio's 95 % interval", ".2f"),
+    "sharpe_high": Column("95 % to", "upper end", ".2f"),
+    "drawdown": Column("Drawdown", "largest loss from a peak", ".1%"),
+    "turnover": Column("Turnover", "amount traded a year, in times of the equity", ",.0f"),
+}
 
 
 def write_report(
@@ -34,9 +69,10 @@ def write_report(
     title: str,
     pools: Sequence[PoolScore],
     members: Sequence[MemberScore],
-    figures: Sequence[tuple[str, Figure]] = (),
     notes: Sequence[str] = (),
     pairs: Sequence[Pair] = (),
+    histories: Histories = (),
+    examples: Examples | None = None,
 ) -> None:
     """Write the page atomically.
 
@@ -45,76 +81,100 @@ def write_report(
         title: heading.
         pools: pooled scores.
         members: members' scores.
-        figures: further pictures with their captions (fans, losses, equity).
         notes: sentences under the heading: what was asked, look-ahead test, failures.
         pairs: comparisons of every two models.
+        histories: names of trained models and their epochs.
+        examples: forecasts and trades of trained models.
     """
-    body = [f"<h1>{html.escape(title)}</h1>", f"<p>{INTRODUCTION}</p>"]
-    body += [f"<p class=note>{html.escape(note)}</p>" for note in notes]
-    body += ["<h2>Verdicts</h2><ul>", *(_verdict(p) for p in pools), "</ul>"]
+    sections = [
+        Section("What this is", text=[INTRODUCTION, *notes]),
+        Section("Verdicts", items=[pool_verdict(p) for p in pools], text=[] if pools else ["No model was judged."]),
+        Section(
+            "Leaderboard",
+            figures=[("CRPS ratio with its 95 % interval", board_figure(_board_rows(pools)))],
+            table=Table(COLUMN_TITLES, [_named(row) for row in leaderboard_rows(pools)]),
+        ),
+    ]  # fmt: skip
     if pairs:
-        verdicts = [f"<li>{html.escape(pair.verdict)}.</li>" for pair in pairs]
-        body += [
-            "<details><summary>Comparison of every two models</summary><ul>",
-            *verdicts,
-            "</ul></details>",
-        ]
-    body += ["<h2>Leaderboard</h2>", _table(leaderboard_rows(pools))]
+        verdicts = [f"{pair.verdict}." for pair in pairs]
+        sections.append(Section("Comparison of every two models", items=verdicts, folded=True))
     for timeframe in sorted({p.timeframe for p in pools}):
         chosen = [p for p in pools if p.timeframe == timeframe]
         own = [m for m in members if m.timeframe == timeframe]
-        body += [f"<h2>{html.escape(timeframe)}</h2>", *(_image(c, f) for c, f in _pool_figures(chosen, own))]
-    if figures:
-        body += ["<h2>Forecasts and training</h2>", *(_image(caption, figure) for caption, figure in figures)]
-    body += ["<h2>Members</h2>", _table(member_rows(members))]
-    page = (
-        f"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style><body>{''.join(body)}</body></html>"
+        sections.append(Section(f"Candles of {timeframe}", figures=_figures(chosen, own)))
+    sections += _trained(histories, examples)
+    rows = [_named(row) | {"verdict": _short(str(row["verdict"]))} for row in member_rows(members)]
+    sections.append(
+        Section(
+            "Every model on every coin", table=Table(COLUMN_TITLES, rows), folded=len(rows) > MAX_OPEN_ROWS
+        )
     )
-    write_bytes(path, page.encode())
+    write_page(path, title, sections)
 
 
-def _pool_figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[str, Figure]]:
-    steps = {p.architecture: p.steps["crps_ratio"] for p in pools}
-    curves = {p.architecture: p.steps["reliability"] for p in pools}
-    shares = {p.architecture: p.steps["pit"] for p in pools}
+def pool_verdict(pool: PoolScore) -> str:
+    """Return the finding about a model on a timeframe as a sentence."""
+    return f"{title_of(pool.architecture)} {pool.timeframe} is {pool.verdict}"
+
+
+def _trained(histories: Histories, examples: Examples | None) -> list[Section]:
+    losses = [(f"Loss of {title_of(name)}", losses_figure({name: rows})) for name, rows in histories]
+    fans = [
+        (f"One forecast: {title_of(name)}, {series}", figure)
+        for name, (series, figure) in (examples.forecasts if examples else {}).items()
+    ]
+    sections = [Section("Forecasts and training", figures=[*fans, *losses])] if fans or losses else []
+    trades = examples.trades() if examples else []
+    if examples and trades:
+        drawn = [(f"Equity: {title_of(name)}", figure) for name, figure in examples.equity().items()]
+        table = Table(_TRADES, [_named(row) for row in trades])
+        sections.append(
+            Section("Trading on it: an illustration", text=[_TRADING], figures=drawn, table=table)
+        )
+    return sections
+
+
+def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[str, Figure]]:
+    steps, curves, shares = (
+        {title_of(p.architecture): p.steps[name] for p in pools}
+        for name in ("crps_ratio", "reliability", "pit")
+    )
     return [
-        ("Skill per step: below 1 is better than the reference", pictures.steps_figure(steps)),
-        ("Reliability: on the line, bands cover what they state", pictures.reliability_figure(curves)),
-        ("PIT: flat means well calibrated", pictures.pit_figure(shares)),
-        ("Skill by coin and model", _heat(pools, members)),
+        ("Skill by step: below 1 is better than the reference", steps_figure(steps)),
+        ("Reliability: on 0, bands cover what they state", reliability_figure(curves)),
+        ("PIT: flat at 5 % is well calibrated", pit_figure(shares)),
+        ("CRPS ratio by coin and model", coins_figure(_coin_rows(pools, members))),
     ]
 
 
-def _heat(pools: list[PoolScore], members: list[MemberScore]) -> Figure:
-    columns = [p.architecture for p in pools]
-    rows = sorted({m.symbol for m in members})
-    ratios = np.full((len(rows), len(columns)), np.nan)
-    for m in members:
-        ratios[rows.index(m.symbol), columns.index(m.architecture)] = m.metrics["test_crps_ratio"]
-    return pictures.heat_figure(rows, columns, ratios)
+def _board_rows(pools: Sequence[PoolScore]) -> list[dict[str, Any]]:
+    return [
+        {
+            "architecture": title_of(p.architecture),
+            "timeframe": p.timeframe,
+            "verdict": p.verdict,
+            **{f"crps_ratio{end}": p.metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high")},
+        }
+        for p in pools
+    ]
 
 
-def _verdict(pool: PoolScore) -> str:
-    name = html.escape(f"{pool.architecture} {pool.timeframe}")
-    return f"<li><b>{name}</b> is {html.escape(pool.verdict)}.</li>"
+def _coin_rows(pools: list[PoolScore], members: list[MemberScore]) -> list[dict[str, Any]]:
+    order = [p.architecture for p in pools]
+    return [
+        {
+            "symbol": m.symbol,
+            "architecture": title_of(m.architecture),
+            "crps_ratio": m.metrics["test_crps_ratio"],
+        }
+        for m in sorted(members, key=lambda m: order.index(m.architecture))
+    ]
 
 
-def _image(caption: str, figure: Figure) -> str:
-    data = base64.b64encode(pictures.png(figure)).decode()
-    text = html.escape(caption)
-    return f"<figure><img alt='{text}' src='data:image/png;base64,{data}'><figcaption>{text}</figcaption></figure>"
+def _short(verdict: str) -> str:
+    """Return a verdict without its figures, which stand in other columns."""
+    return next(word for word in ("better", "worse", "no different") if verdict.startswith(word))
 
 
-def _table(rows: Sequence[Row]) -> str:
-    if not rows:
-        return "<p>No model was judged.</p>"
-    head = "".join(
-        f"<th title='{html.escape(COLUMNS.get(n, n), quote=True)}'>{html.escape(n)}</th>" for n in rows[0]
-    )
-    lines = ["".join(f"<td>{html.escape(_cell(v))}</td>" for v in row.values()) for row in rows]
-    return f"<table><tr>{head}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
-
-
-def _cell(value: str | float | int) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"architecture": title_of(str(row["architecture"]))}

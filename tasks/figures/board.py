@@ -185,7 +185,7 @@ def _rows_layout(labels: Sequence[str]) -> dict[str, Any]:
     return {
         "height": _height(len(unique), 110),
         "shapes": [level(1, "x") | {"line": {"color": "$soft", "width": 1.5, "dash": DASHES[1]}}],
-        "xaxis": {"title": {"text": RATIO_TITLE}, "tickformat": ".3f"},
+        "xaxis": {"title": {"text": RATIO_TITLE}, "tickformat": ".3f", "tickangle": 0, "nticks": 6},
         "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": unique[::-1], "showgrid": False,
                   "range": [-0.6, len(unique) - 0.4]},
     }  # fmt: skip

@@ -31,7 +31,8 @@ def forecast_figure(
     Candles stand at their close, where a forecast's step of the same candle is.
 
     Args:
-        candles: `open_time` (UTC), `open high low close volume`, oldest first; those after the forecast's issue too.
+        candles: `open_time` (UTC), `open high low close` and, where known, `volume`, oldest first; also those after
+            the forecast's issue.
         forecast: rows of one forecast: `issued_at step target_time q05 … q95 last_close`; None or empty for none.
         realised: `target_time realised_close`; by default the closes of `candles` at the forecast's times.
         earlier: rows of earlier forecasts, as `forecast`; drawn as bands of 80 % and medians.
@@ -42,7 +43,7 @@ def forecast_figure(
     closes = candles.sort("open_time").with_columns(
         close_time=pl.col("open_time") + _candle_length(candles, shown)
     )
-    traces = [_candles(closes), _volume(closes)]
+    traces = [_candles(closes), *([_volume(closes)] if "volume" in closes.columns else [])]
     if earlier is not None and not earlier.is_empty():
         traces += _earlier(earlier)
     shapes: list[dict[str, Any]] = []
@@ -207,24 +208,29 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
             )
         ends += [forecast["issued_at"][0], forecast["target_time"][-1]]
         lows, highs = lows + forecast["q05"].to_list(), highs + forecast["q95"].to_list()
-    return {
+    prices_axis = {
+        "side": "right", "tickformat": price_format(last), "hoverformat": price_format(last),
+        "showspikes": True, "spikemode": "across", "spikesnap": "cursor", "range": _padded(lows, highs),
+    }  # fmt: skip
+    times_axis = {
+        "type": "date", "rangeslider": {"visible": False}, "showspikes": True, "spikemode": "across",
+        "spikesnap": "cursor", "hoverformat": "%-d %b %Y %H:%M UTC", "range": _padded_times(ends),
+    }  # fmt: skip
+    layout = {
         "hovermode": "x",
         "dragmode": "pan",
         "margin": {"l": 8, "r": 8, "t": 40, "b": 8},
-        "xaxis": {
-            "type": "date", "anchor": "y2", "rangeslider": {"visible": False}, "showspikes": True,
-            "spikemode": "across", "spikesnap": "cursor", "hoverformat": "%-d %b %Y %H:%M UTC",
-            "range": _padded_times(ends),
-        },
-        "yaxis": {
-            "domain": [0.2, 1], "side": "right", "tickformat": price_format(last), "hoverformat": price_format(last),
-            "showspikes": True, "spikemode": "across", "spikesnap": "cursor", "range": _padded(lows, highs),
-        },
-        "yaxis2": {
+        "xaxis": times_axis,
+        "yaxis": prices_axis,
+    }
+    if "volume" in candles.columns:
+        layout["xaxis"] = times_axis | {"anchor": "y2"}
+        layout["yaxis"] = prices_axis | {"domain": [0.2, 1]}
+        layout["yaxis2"] = {
             "domain": [0, 0.16], "side": "right", "tickformat": ".2s", "nticks": 3, "fixedrange": True,
             "showgrid": False, "rangemode": "tozero", "title": {"text": "volume"},
-        },
-    }  # fmt: skip
+        }  # fmt: skip
+    return layout
 
 
 def _step(forecast: pl.DataFrame) -> timedelta:

@@ -11,7 +11,7 @@ from tasks.figures.theme import DASHES, MARKERS, SERIES, Figure
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
 
-RATIO_TITLE = "CRPS / random walk's (below 1 is better)"
+RATIO_TITLE = "CRPS ratio (below 1 is better)"
 
 
 def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:

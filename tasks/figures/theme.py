@@ -39,7 +39,7 @@ def _template(roles: dict[str, str]) -> dict[str, Any]:
     axis = {
         "gridcolor": roles["$line"], "linecolor": roles["$line"], "zerolinecolor": roles["$line"],
         "tickcolor": roles["$line"], "automargin": True, "spikecolor": roles["$soft"], "spikethickness": 1,
-        "spikedash": "dot", "title": {"font": {"size": 12, "color": roles["$soft"]}},
+        "spikedash": "dot", "title": {"standoff": 8, "font": {"size": 12, "color": roles["$soft"]}},
     }  # fmt: skip
     font = {"family": FONT, "size": 12, "color": roles["$ink"]}
     return {

@@ -1,6 +1,6 @@
-"""Pictures of forecasts and scores: matplotlib's object API, Agg backend, colours of Okabe and Ito (colour-blind safe).
+"""The pictures of a member: matplotlib's object API, Agg backend, colours of Okabe and Ito (colour-blind safe).
 
-A run draws hundreds of `forecast.png` and `loss.png`, so those two are small and simple.
+A run draws hundreds of `forecast.png` and `loss.png`, so they are small and simple; `tasks.figures` has the others.
 """
 
 import io
@@ -12,10 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
-from matplotlib.dates import ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from cpbmodels.series import Series
 from tasks.judging.classes import NAMES as CLASSES
@@ -23,11 +21,7 @@ from tasks.judging.member import Prediction
 from tasks.judging.scores import LEVELS, MEDIAN, Array
 from tasks.storage.files import write_bytes
 
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#777777",
-)  # fmt: skip
-COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY)
-"""Line colours, in the order of use."""
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 
 CANDLES_SHOWN = 48
 """Candles before the forecast in a fan chart."""
@@ -101,72 +95,6 @@ def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> 
     )
     axes.legend(loc="upper left", fontsize=7, framealpha=0.85, edgecolor="none")
     return figure
-
-
-def reliability_figure(curves: dict[str, Array]) -> Figure:
-    """Return observed share minus stated level (`scores.reliability`), a line per model."""
-    figure, axes = _figure(
-        "Reliability: stated against observed", "stated level", "observed share − stated level"
-    )
-    axes.axhline(0, color=GREY, linewidth=1)
-    for colour, (name, observed) in zip(_cycle(), curves.items(), strict=False):
-        axes.plot(LEVELS, observed - LEVELS, color=colour, marker="o", markersize=3, label=name)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
-
-
-def pit_figure(shares: dict[str, Array]) -> Figure:
-    """Return the PIT histograms (`scores.pit_histogram`): flat at 5 % is calibrated, a hump too wide a forecast."""
-    figure, axes = _figure("PIT: realised values among the quantiles", "between quantiles", "share")
-    axes.axhline(0.05, color=GREY, linewidth=1)
-    edges = np.arange(21) * 0.05
-    for colour, (name, share) in zip(_cycle(), shares.items(), strict=False):
-        axes.stairs(share, edges, color=colour, label=name)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
-
-
-def steps_figure(ratios: dict[str, Array]) -> Figure:
-    """Return the CRPS ratio to the reference per step ahead, a line per model; below 1 is skill."""
-    figure, axes = _figure("Skill per step", "candles ahead", "CRPS / reference's CRPS")
-    axes.axhline(1, color=GREY, linewidth=1)
-    for colour, (name, values) in zip(_cycle(), ratios.items(), strict=False):
-        axes.plot(np.arange(1, len(values) + 1), values, color=colour, marker="o", markersize=3, label=name)
-    axes.legend(frameon=False, fontsize=7)
-    return figure
-
-
-def heat_figure(rows: Sequence[str], columns: Sequence[str], ratios: Array) -> Figure:
-    """Return the CRPS ratio of coin (rows) × model (columns) as a heat map; blue is skill, NaN is left blank."""
-    figure = Figure(figsize=(1.6 + 1.1 * len(columns), 1.2 + 0.24 * len(rows)), dpi=90, layout="constrained")
-    axes = figure.subplots()
-    reach = max(0.02, float(np.nanquantile(np.abs(ratios - 1), 0.9))) if np.isfinite(ratios).any() else 0.02
-    axes.imshow(ratios, cmap="RdBu_r", vmin=1 - reach, vmax=1 + reach, aspect="auto")
-    axes.set_xticks(range(len(columns)), columns, fontsize=7, rotation=20)
-    axes.set_yticks(range(len(rows)), rows, fontsize=7)
-    for (i, j), value in np.ndenumerate(ratios):
-        if np.isfinite(value):
-            colour = "white" if abs(value - 1) > 0.7 * reach else "black"
-            axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=6.5, color=colour)
-    axes.set_title("CRPS / reference's, coin × model (below 1 is skill)", fontsize=9)
-    return figure
-
-
-def equity_figure(times: NDArray[np.int64], curves: dict[str, Array]) -> Figure:
-    """Return cumulative log-returns of strategies over time (`times`: µs UTC)."""
-    figure, axes = _figure("Illustration only: equity after costs", "", "cumulative log-return")
-    axes.axhline(0, color=GREY, linewidth=1)
-    for colour, (name, curve) in zip(_cycle(), curves.items(), strict=False):
-        axes.plot(times.astype("datetime64[us]"), curve, color=colour, linewidth=1, label=name)
-    axes.legend(frameon=False, fontsize=7)
-    axes.xaxis.get_offset_text().set_fontsize(7)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(axes.xaxis.get_major_locator()))
-    return figure
-
-
-def _cycle() -> list[str]:
-    return list(COLOURS) * 10
 
 
 def _figure(title: str, x: str, y: str) -> tuple[Figure, Axes]:

@@ -1,9 +1,9 @@
 """Folds, judgement and output of a backtest, on models whose forecasts are known."""
 
+import re
 import weakref
 from dataclasses import replace
 from datetime import UTC, datetime
-from html.parser import HTMLParser
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +13,8 @@ from known_markets import A, B, H
 
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
-from tasks.backtesting import report, rows, table
+from tasks.backtesting import models, report, rows, table
+from tasks.backtesting.examples import Examples
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
 from tasks.backtesting.models import Baseline, Forecasts
@@ -281,31 +282,33 @@ def test_rows_of_another_market_lie_apart(loaded, tmp_path):
     assert set(pl.read_parquet(um)["symbol"]) == {"AUSDT"}
 
 
-class Pictures(HTMLParser):
-    """Counts pictures and collects what a page would fetch."""
-
-    def __init__(self):
-        super().__init__()
-        self.inlined, self.fetched = 0, []
-
-    def handle_starttag(self, tag, attrs):
-        for name, value in attrs:
-            if name in ("src", "href"):
-                if value.startswith("data:image/png;base64,"):
-                    self.inlined += 1
-                else:
-                    self.fetched.append(value)
-
-
-def test_the_report_is_one_file_that_fetches_nothing(result, tmp_path):
+def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tmp_path):
     report.write_report(tmp_path / "r.html", "A <title>", result.pools, result.members, notes=["A & B"])
     text = (tmp_path / "r.html").read_text()
-    page = Pictures()
-    page.feed(text)
-    assert (page.inlined, page.fetched) == (4, [])
+    assert text.count("<figcaption>") == 5  # the board and four of the timeframe
     assert "A &lt;title&gt;" in text
     assert "A &amp; B" in text
-    assert "<b>har 1h</b> is better than the random walk" in text
+    assert "har 1h is better than the random walk" in text
+    assert not set(table.COLUMNS).intersection(re.findall(r"<th[^>]*>([^<]+)</th>", text)) - {"p"}
+
+
+def test_every_column_of_the_tables_has_a_title(result):
+    for row in (*table.leaderboard_rows(result.pools), *table.member_rows(result.members)):
+        assert row.keys() <= report.COLUMN_TITLES.keys()
+
+
+def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded):
+    found = Examples()
+    newest = [one for one in loaded if one.fold == max(x.fold for x in loaded)]
+    for one in newest:
+        found.add("random-walk", one, REFERENCE.trained_on(one)(one))
+    (drawn,) = found.equity().values()
+    assert [one["name"] for one in drawn["data"]][: len(newest)] == [f"{x.id.label} 1h" for x in newest]
+    assert [row["series"] for row in found.trades()] == [f"{x.id.label} 1h" for x in newest]
+    series, fan = found.forecasts["random-walk"]
+    assert series == f"{newest[0].id.label} 1h"
+    assert [one["name"] for one in fan["data"]] == ["candles", "90 %", "80 %", "50 %", "median", "came true"]
+    assert models.title_of("random-walk") == "plain random walk"
 
 
 def test_the_table_is_ordered_and_round_trips_as_csv(result):
@@ -334,8 +337,6 @@ def test_pictures_are_drawn_for_long_and_empty_input(loaded, tmp_path):
     pictures.loss_png(tmp_path / "l.png", [{"train_loss": 1.0, "val_loss": 1.1}, {"train_loss": 0.9}])
     pictures.loss_png(tmp_path / "n.png", [])
     assert all(is_png(p) for p in tmp_path.iterdir())
-    blank = pictures.heat_figure(["A"], ["x"], np.full((1, 1), np.nan))
-    assert pictures.png(blank).startswith(b"\x89PNG")
 
 
 def test_the_loss_of_a_single_epoch_is_a_dot_one_can_see():

@@ -101,13 +101,3 @@ def test_figures_of_a_known_path():
     assert figures["hold_drawdown"] == pytest.approx(
         max((equity[: i + 1].max() - equity[i]) for i in range(401))
     )
-
-
-def test_the_figures_are_a_sentence_beside_buy_and_hold():
-    text = simulate_trading(market(), np.arange(2500, 2900), forecasts(np.full(400, 1.0))).as_text()
-    own, hold = text.split("; buy and hold: ")
-    assert own.startswith("an illustration, never used to choose a model. return ")
-    for words in ("return", "volatility", "Sharpe ratio", "drawdown"):
-        assert words in own
-        assert words in hold
-    assert "turnover" in own

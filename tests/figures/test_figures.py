@@ -4,6 +4,7 @@ import json
 import math
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,7 @@ from plotly import graph_objects
 from cpbmodels.rows import QUANTILE_COLUMNS
 from schemas.handover import Decision
 from schemas.identity import SeriesId
-from tasks.figures import board, forecast, record, training
+from tasks.figures import board, calibration, forecast, record, training
 from tasks.figures.theme import THEMES, themed
 
 START = datetime(2025, 6, 1, tzinfo=UTC)
@@ -229,3 +230,43 @@ def test_losses_are_two_lines_a_model(epochs):
 def test_text_that_reads_like_a_role_stays_as_it_is():
     figure = themed(board.forest_figure([row("$ink", 0.9)]), THEMES["dark"])
     assert figure["data"][0]["y"] == ["$ink"]
+
+
+def test_calibration_is_drawn_around_what_is_stated():
+    observed = np.arange(1, 20) * 0.05 + 0.01
+    figure = check(calibration.reliability_figure({"har": observed}))
+    assert figure["data"][0]["y"] == pytest.approx([0.01] * 19)
+    pit = check(calibration.pit_figure({"har": np.full(20, 0.05), "gru": np.full(20, np.nan)}))
+    assert (len(pit["data"][0]["x"]), pit["data"][0]["line"]["shape"]) == (21, "hv")
+    assert pit["data"][1]["y"] == [None] * 21
+    steps = check(calibration.steps_figure({"har": np.array([0.9, math.inf, 0.99])}))
+    assert (steps["data"][0]["x"], steps["data"][0]["y"]) == ([1, 2, 3], [0.9, None, 0.99])
+    for empty in (calibration.reliability_figure, calibration.pit_figure, calibration.steps_figure):
+        assert check(empty({}))["data"] == []
+
+
+def curve(moves, first=0):
+    return (np.arange(first, first + len(moves)) * 3_600_000_000, np.cumsum(moves))
+
+
+def test_equity_is_that_of_all_series_and_their_mean():
+    strategy = {"A": curve([0.1, 0.1]), "B": curve([0.0, -0.2, 0.0], first=1)}
+    figure = check(training.equity_figure(strategy, {"A": curve([0.0, 0.0]), "B": curve([0.0] * 3, first=1)}))
+    assert [one["name"] for one in figure["data"]] == [
+        "A",
+        "B",
+        "forecasts, mean of 2",
+        "buy and hold, mean of 2",
+    ]
+    # A stands still after its end, B before its start.
+    assert figure["data"][2]["y"] == pytest.approx(np.expm1([0.05, 0.1, 0.0, 0.0]))
+    assert figure["data"][2]["x"][0] == "1970-01-01T00:00:00Z"
+
+
+def test_equity_of_one_series_none_and_many_points():
+    many = {"A": curve(np.full(5000, 0.001))}
+    figure = check(training.equity_figure(many, many))
+    assert [len(one["x"]) for one in figure["data"]] == [training.MAX_POINTS] * 2
+    assert figure["data"][0]["y"][-1] == pytest.approx(math.expm1(5), rel=1e-4)
+    assert check(training.equity_figure({}, {}))["data"] == []
+    assert check(training.equity_figure({"A": curve([])}, {}))["data"] == []

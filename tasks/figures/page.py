@@ -1,0 +1,174 @@
+"""A page of figures, tables and sentences as one HTML file that asks nobody for anything.
+
+plotly's bundle (4.8 MB) comes from its wheel and is stored packed, with the figures beside it: the browser unpacks both
+(DecompressionStream, in every browser since 2023), also where the page is shown in a frame without an origin, as MLflow
+shows it. Such a file is 2.0 MB and what its figures need.
+"""
+
+import base64
+import gzip
+import html
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tasks.figures.theme import DATA_KEYS, THEMES, Figure
+from tasks.storage.files import write_bytes
+
+LONG_TEXT = 40
+"""Characters from which a cell is wrapped."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column is shown: its title, what it means, and the format of its numbers (`.4f`, `.0%`; `p`: of p)."""
+
+    title: str
+    meaning: str = ""
+    format: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of plain values by column; what the first row lacks is not shown."""
+
+    columns: Mapping[str, Column]
+    rows: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: sentences, a list, captioned figures, a table. `folded`: opened by a click."""
+
+    title: str
+    text: Sequence[str] = ()
+    items: Sequence[str] = ()
+    figures: Sequence[tuple[str, Figure]] = ()
+    table: Table | None = None
+    folded: bool = False
+
+
+@dataclass
+class _Page:
+    """The page while it is put together: its figures are kept apart, to be packed."""
+
+    figures: list[Figure] = field(default_factory=list)
+
+    def section(self, number: int, section: Section) -> str:
+        body = [f"<p>{html.escape(text)}</p>" for text in section.text]
+        if section.items:
+            body.append(f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in section.items)}</ul>")
+        if section.figures:
+            drawn = "".join(self._figure(caption, figure) for caption, figure in section.figures)
+            body.append(f"<div class=figures>{drawn}</div>")
+        if section.table:
+            body.append(_table(section.title, section.table))
+        inside = "".join(body)
+        if section.folded:
+            inside = f"<details><summary>Show</summary>{inside}</details>"
+        return f'<section id="s{number}"><h2>{html.escape(section.title)}</h2>{inside}</section>'
+
+    def _figure(self, caption: str, figure: Figure) -> str:
+        number = len(self.figures)
+        self.figures.append(figure)
+        alt = html.escape(figure["layout"]["meta"]["alt"], quote=True)
+        height = figure["layout"].get("height")
+        style = f' style="height:{height}px"' if height else ""
+        return (
+            f"<figure><figcaption>{html.escape(caption)}</figcaption>"
+            f'<div class=plot data-figure={number} role=img aria-label="{alt}"{style}></div>'
+            f"<details class=numbers data-figure={number}><summary>Numbers</summary>"
+            f'<div class=scroll tabindex=0 role=region aria-label="Numbers"></div></details></figure>'
+        )
+
+
+def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
+    """Write the page atomically; it needs no other file and no network."""
+    page = _Page()
+    body = "".join(page.section(i, one) for i, one in enumerate(sections))
+    links = "".join(
+        f'<li><a href="#s{i}">{html.escape(one.title)}</a></li>' for i, one in enumerate(sections)
+    )
+    text = (
+        "<!doctype html><html lang=en><head><meta charset=utf-8>"
+        "<meta name=viewport content='width=device-width,initial-scale=1'>"
+        f"<title>{html.escape(title)}</title><style>{_static('report.css')}</style></head><body>"
+        f"<header><h1>{html.escape(title)}</h1><button id=theme type=button>Light or dark</button></header>"
+        f"<main><nav aria-label=Contents><ul>{links}</ul></nav>"
+        f"<noscript><p>The figures need JavaScript; tables and sentences do not.</p></noscript>{body}</main>"
+        "<footer>Made by cpb. Times are UTC. Not investment advice.</footer>"
+        f"<script type='application/gzip' id=figures>{_packed(_payload(page.figures))}</script>"
+        f"<script type='application/gzip' id=bundle>{_bundle()}</script>"
+        f"<script>{_static('report.js')}</script></body></html>"
+    )
+    write_bytes(path, text.encode())
+
+
+def _payload(figures: list[Figure]) -> bytes:
+    themes = {name: {"roles": theme.roles, "template": theme.template} for name, theme in THEMES.items()}
+    known = {"themes": themes, "data_keys": sorted(DATA_KEYS), "figures": figures}
+    return json.dumps(known, allow_nan=False, separators=(",", ":")).encode()
+
+
+def _packed(data: bytes) -> str:
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+@cache
+def _bundle() -> str:
+    """Return plotly's bundle for browsers, packed; it takes half a second, once in a process."""
+    return _packed((files("plotly") / "package_data" / "plotly.min.js").read_bytes())
+
+
+def _static(name: str) -> str:
+    return (files("tasks.figures") / "static" / name).read_text(encoding="utf-8")
+
+
+def _table(title: str, table: Table) -> str:
+    if not table.rows:
+        return "<p>There is nothing to list.</p>"
+    shown = {name: column for name, column in table.columns.items() if name in table.rows[0]}
+    is_text = {name: isinstance(table.rows[0][name], str) for name in shown}
+    head = "".join(
+        f'<th scope=col{_class(is_text[name])} title="{html.escape(column.meaning, quote=True)}">'
+        f"{html.escape(column.title)}</th>"
+        for name, column in shown.items()
+    )
+    lines = "".join(f"<tr>{''.join(_cells(shown, row))}</tr>" for row in table.rows)
+    label = html.escape(title, quote=True)
+    return (
+        f'<div class=scroll tabindex=0 role=region aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>{_meanings(shown.values())}"
+    )
+
+
+def _cells(columns: Mapping[str, Column], row: Mapping[str, Any]) -> Iterable[str]:
+    for name, column in columns.items():
+        value = row.get(name)
+        text = html.escape(_cell(value, column.format))
+        yield f"<td{_class(isinstance(value, str), len(text) > LONG_TEXT)}>{text}</td>"
+
+
+def _class(text: bool, long: bool = False) -> str:
+    names = " ".join(name for name, holds in (("text", text), ("long", long)) if holds)
+    return f' class="{names}"' if names else ""
+
+
+def _cell(value: Any, form: str) -> str:
+    if value is None or value != value:  # NaN
+        return "–"
+    if form == "p":
+        return "<0.001" if value < 0.001 else f"{value:.3f}"
+    return value if isinstance(value, str) else format(value, form)
+
+
+def _meanings(columns: Iterable[Column]) -> str:
+    """Return what the columns mean, for those who have no mouse to point at a title."""
+    told = [f"<dt>{html.escape(c.title)}</dt><dd>{html.escape(c.meaning)}</dd>" for c in columns if c.meaning]
+    return (
+        f"<details><summary>What the columns mean</summary><dl>{''.join(told)}</dl></details>" if told else ""
+    )

@@ -1,0 +1,70 @@
+"""The page is one file: everything in it, nothing fetched, and what it is given is shown as text."""
+
+import base64
+import gzip
+import json
+import re
+from html.parser import HTMLParser
+
+from tasks.figures.board import board_figure
+from tasks.figures.page import Column, Section, Table, write_page
+
+BAD = "<script>alert('x')</script> & \"$ink\""
+
+
+class Reader(HTMLParser):
+    """Collects what a page would fetch, its labels, ids and texts."""
+
+    def __init__(self):
+        super().__init__()
+        self.fetched, self.labels, self.ids, self.scripts = [], [], set(), 0
+
+    def handle_starttag(self, tag, attrs):
+        known = dict(attrs)
+        self.fetched += [known[name] for name in ("src", "href") if name in known and known[name][0] != "#"]
+        self.labels += [known["aria-label"]] if "aria-label" in known else []
+        self.ids |= {known["id"]} if "id" in known else set()
+        self.scripts += tag == "script"
+
+
+def written(tmp_path, *sections):
+    write_page(tmp_path / "p.html", f"T {BAD}", sections)
+    text = (tmp_path / "p.html").read_text()
+    page = Reader()
+    page.feed(text)
+    return text, page
+
+
+def unpacked(text, name):
+    (packed,) = re.findall(rf"<script type='application/gzip' id={name}>([^<]+)</script>", text)
+    return gzip.decompress(base64.b64decode(packed))
+
+
+def test_the_page_is_one_file_that_fetches_nothing(tmp_path):
+    figure = board_figure([{"architecture": "har", "timeframe": "1h", "crps_ratio": 0.98}])
+    text, page = written(tmp_path, Section("A", figures=[("the board", figure), ("again", figure)]))
+    assert page.fetched == []
+    assert {"s0", "figures", "bundle", "theme"} <= page.ids
+    assert page.labels.count(figure["layout"]["meta"]["alt"]) == 2
+    assert b"plotly.js" in unpacked(text, "bundle")[:200]
+    packed = json.loads(unpacked(text, "figures"))
+    assert packed["figures"][1] == json.loads(json.dumps(figure))
+    assert packed["themes"].keys() == {"light", "dark"}
+    assert len(text) < 2_100_000
+
+
+def test_texts_of_others_are_shown_and_not_obeyed(tmp_path):
+    columns = {"a": Column(BAD, BAD), "b": Column("B", "", ".1%"), "p": Column("p", "", "p")}
+    rows = [{"a": BAD, "b": 0.123, "p": 0.0001}, {"a": "x" * 50, "b": float("nan"), "p": 0.5}]
+    text, page = written(
+        tmp_path, Section(BAD, text=[BAD], items=[BAD], table=Table(columns, rows), folded=True)
+    )
+    assert page.scripts == 3
+    assert "<script>alert" not in text.replace("<script>// Draws", "")
+    for cell in ("12.3%", "&lt;0.001", "0.500", "–", '<td class="text long">'):
+        assert cell in text
+
+
+def test_an_empty_table_says_so(tmp_path):
+    text, _ = written(tmp_path, Section("A", table=Table({"a": Column("A")}, [])))
+    assert "There is nothing to list." in text
