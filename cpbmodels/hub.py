@@ -50,7 +50,7 @@ def from_hub(
         repo: `USER/NAME` on the Hub.
         symbol, timeframe: as in `BTCUSDT`, `1h`.
         revision: branch, tag or whole commit hash; None: the newest commit.
-        market: "spot", "um", "cm", or "sim" for models of simulated candles.
+        market: "spot", "um", "cm", "own" for models of the publisher's own candles, or "sim" for simulated ones.
 
     Raises:
         ModelError: huggingface_hub is not installed; the Hub cannot be reached; there is no such repository, revision
@@ -172,7 +172,9 @@ def _no_model(repo: str, revision: str | None, model: str) -> str:
     there = list_models(repo, revision).models
     more = f" and {len(there) - _MAX_NAMED} more" if len(there) > _MAX_NAMED else ""
     named = f"choose among {', '.join(there[:_MAX_NAMED])}{more}" if there else "it holds no model"
-    return f"{repo} has no model {model}: {named} (um-, cm- and sim- stand for other markets than spot)."
+    return (
+        f"{repo} has no model {model}: {named} (um-, cm-, own- and sim- stand for other markets than spot)."
+    )
 
 
 def _no_revision(repo: str, revision: str | None) -> str:

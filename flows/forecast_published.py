@@ -105,7 +105,7 @@ def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say
         asked = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
         raise CpbError(
             f"{repo} has no model for {asked}; it has {others or 'none at all'}: choose with --coins, --timeframes and "
-            "--market (--source sim for sim)",
+            "--market (--source sim for sim, a table for own)",
             code="no-model", field="model",
         )  # fmt: skip
     if others:

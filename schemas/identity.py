@@ -15,10 +15,13 @@ from pydantic.dataclasses import dataclass
 from schemas.errors import UsageError
 from schemas.universe import INTERVAL_SECONDS, MONTH, SYMBOL
 
-Market = Literal["spot", "um", "cm", "sim"]
-"""Binance's spot, USDT-margined and coin-margined futures markets, and the built-in simulator."""
+Market = Literal["spot", "um", "cm", "own", "sim"]
+"""Binance's spot, USDT-margined and coin-margined futures markets, a user's own tables, and the built-in simulator."""
 
-SPOT, SIM = "spot", "sim"
+SPOT, OWN, SIM = "spot", "own", "sim"
+APART = (OWN, SIM)
+"""Markets that are not Binance's: each has a home of its own in `HOME`, with its own manifest, lock and fleets."""
+
 MARKETS: tuple[str, ...] = get_args(Market)
 _REGISTERED = "cpb-"
 
@@ -77,7 +80,9 @@ class SeriesId:
     @property
     def options(self) -> str:
         """The options of the command line that name this series: `--coins BTCUSDT --timeframes 1h --market um`."""
-        market = {SPOT: "", SIM: " --source sim"}.get(self.market, f" --market {self.market}")
+        market = {SPOT: "", SIM: " --source sim", OWN: " --source TABLE"}.get(
+            self.market, f" --market {self.market}"
+        )
         return f"--coins {self.symbol} --timeframes {self.timeframe}{market}"
 
     @property
@@ -101,19 +106,19 @@ class SeriesId:
     def folder(self, home: Path, tree: str) -> Path:
         """Return where a tree of the store keeps this series, as in `HOME/klines/interval=1h/symbol=BTCUSDT`.
 
-        The trees of futures carry their market's name (`klines-um`), those of the simulator lie in `HOME/sim`.
+        The trees of futures carry their market's name (`klines-um`), those of `APART` lie in `HOME/sim`, `HOME/own`.
         """
         return tree_of(home, tree, self.market).joinpath(f"interval={self.timeframe}/symbol={self.symbol}")
 
 
 def market_home(home: Path, market: str) -> Path:
-    """Return the folder that holds a market's manifest, fleets and packages: `HOME`, or `HOME/sim`."""
-    return home / SIM if market == SIM else home
+    """Return the folder that holds a market's manifest, fleets and packages: `HOME`, `HOME/sim` or `HOME/own`."""
+    return home / market if market in APART else home
 
 
 def tree_of(home: Path, tree: str, market: str) -> Path:
     """Return a tree of one market: `HOME/klines`, `HOME/klines-um`, `HOME/sim/klines`."""
-    return market_home(home, market) / (tree if market in (SPOT, SIM) else f"{tree}-{market}")
+    return market_home(home, market) / (tree if market in (SPOT, *APART) else f"{tree}-{market}")
 
 
 def stored_series(home: Path, tree: str) -> list[SeriesId]:

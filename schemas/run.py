@@ -11,10 +11,11 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from schemas.errors import UsageError
-from schemas.identity import SIM, Market
+from schemas.identity import OWN, SIM, Market
 from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file
-from schemas.scope import Scope, parse_instant
+from schemas.scope import Scope, implied_market, parse_instant
 from schemas.spec import Spec
+from schemas.tables import tables_of
 from schemas.universe import parse_coins, parse_timeframes
 
 UNIVERSAL = "-universal"
@@ -31,8 +32,10 @@ class ScopeSpec(Spec):
 
     coins: str = Field("all", description="BTC,ETH or all; a coin without a quote means USDT")
     timeframes: str = Field("15m,1h", description="Binance intervals, as in 15m,1h")
-    source: str | None = Field(None, description="URL, folder or sim; default: Binance Vision itself")
-    market: Market = Field("spot", description="spot, um, cm, or sim (which --source sim implies)")
+    source: str | None = Field(
+        None, description="URL, folder, table of candles or sim; default: Binance Vision itself"
+    )
+    market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
     since: str | None = Field(
         None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest there is"
     )
@@ -43,20 +46,40 @@ class ScopeSpec(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _simulator_is_a_market(cls, values: Any) -> Any:
-        """`source=sim` and `market=sim` say the same; any other market cannot be simulated."""
-        if not isinstance(values, dict) or SIM not in (values.get("source"), values.get("market")):
+    def _source_is_a_market(cls, values: Any) -> Any:
+        """The simulator, and tables of one's own, are markets: a source implies its market, and sim its source."""
+        if not isinstance(values, dict):
             return values
-        if values.get("source") not in (None, SIM):
+        source, market = values.get("source"), values.get("market")
+        implied = implied_market(source)
+        if market == SIM and source not in (None, SIM):
             raise UsageError(
                 "market 'sim' has no other source than sim: leave source out", code="market", field="market"
             )
-        if values.get("market") not in (None, "spot", SIM):
+        if implied and market not in (None, "spot", implied):
+            what = "simulated" if implied == SIM else "read from a table"
             raise UsageError(
-                f"market {values['market']!r} cannot be simulated: leave market out with source sim",
+                f"market {market!r} cannot be {what}: leave market out with source {source}",
                 code="market", field="market",
             )  # fmt: skip
-        return values | {"source": SIM, "market": SIM}
+        if implied == OWN:
+            return values | {"market": OWN} | cls._of_tables(values)
+        return values | {"source": SIM, "market": SIM} if SIM in (implied, market) else values
+
+    @classmethod
+    def _of_tables(cls, values: dict[str, Any]) -> dict[str, str]:
+        """`all` coins, and timeframes left at their default, are those that the tables hold."""
+        held, fields = tables_of(values["source"]), cls.model_fields
+        timeframes = values.get("timeframes", fields["timeframes"].default)
+        if timeframes == fields["timeframes"].default:
+            timeframes = ",".join(held.timeframes)
+        elif missing := [one for one in parse_timeframes(timeframes, True) if one not in held.timeframes]:
+            raise UsageError(
+                f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
+                f"{', '.join(missing)}; name one of these",
+                code="timeframes", field="timeframes",
+            )  # fmt: skip
+        return {"coins": held.coins(values.get("coins", fields["coins"].default)), "timeframes": timeframes}
 
     @property
     def every_pair(self) -> bool:
@@ -94,7 +117,7 @@ class ScopeSpec(Spec):
     @model_validator(mode="after")
     def _coins_and_time_range(self) -> Self:
         if not self.every_pair:
-            parse_coins(self.coins)
+            parse_coins(self.coins, quoted=self.market == OWN)
         parse_timeframes(self.timeframes, self.months_allowed)
         start = parse_instant(self.since, "since") if self.since else None
         end = parse_instant(self.as_of, "as_of") if self.as_of else None
@@ -311,7 +334,7 @@ class BoardSpec(Spec):
     """Which rows `cpb leaderboard` shows: those of one run, or what stands now, of these markets and series."""
 
     run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
-    market: Market | None = Field(None, description="spot, um, cm or sim; default: all real ones")
+    market: Market | None = Field(None, description="spot, um, cm, own or sim; default: all real ones")
     coins: str | None = Field(None, description="BTC,ETH or all; default: every coin that was trained")
     timeframes: str | None = Field(None, description="as in 15m,1h; default: all")
 
@@ -330,7 +353,7 @@ class BoardSpec(Spec):
     @property
     def symbols(self) -> list[str] | None:
         """The coins' symbols; None for all."""
-        return parse_coins(self.coins) if self.coins is not None else None
+        return parse_coins(self.coins, quoted=self.market == OWN) if self.coins is not None else None
 
     @property
     def intervals(self) -> list[str] | None:

@@ -7,7 +7,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from schemas.errors import UsageError
-from schemas.identity import SIM, Market, SeriesId, market_home
+from schemas.identity import OWN, SIM, Market, SeriesId, market_home
+from schemas.tables import is_table, tables_of
 from schemas.universe import parse_coins, parse_timeframes
 
 
@@ -33,11 +34,16 @@ def parse_instant(text: str, option: str) -> datetime:
                      code="date", field=option)  # fmt: skip
 
 
+def implied_market(source: str | None) -> Market | None:
+    """Return the market that a source belongs to by its kind; None where it can be any of Binance's."""
+    return SIM if source == SIM else OWN if is_table(source) else None
+
+
 class Scope(BaseModel):
     """Symbols, timeframes and time range of one command.
 
-    `source` is a URL, a folder, `sim`, or None for Binance Vision. `since` (inclusive) is compared with
-    `open_time`; `as_of` with the candle's end: no candle that closes after it is seen. `home` is `CPB_HOME`; what
+    `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
+    with `open_time`; `as_of` with the candle's end: no candle that closes after it is seen. `home` is `CPB_HOME`; what
     belongs to one market alone (manifest, fleets, packages) lies in `root`.
     """
 
@@ -66,11 +72,14 @@ class Scope(BaseModel):
 
         `months` allows candles of a calendar month, which can be stored but not learned from.
         """
+        implied = implied_market(source)
+        if implied == OWN and source:
+            coins = tables_of(source).coins(coins)
         return cls(
-            symbols=tuple(parse_coins(coins)),
+            symbols=tuple(parse_coins(coins, quoted=OWN in (implied, market))),
             timeframes=tuple(parse_timeframes(timeframes, months)),
             source=source or None,
-            market=SIM if source == SIM else market,
+            market=implied or market,
             since=parse_instant(since, "since") if since else None,
             as_of=parse_instant(as_of, "as_of") if as_of else None,
             home=home(),
@@ -87,5 +96,5 @@ class Scope(BaseModel):
 
     @property
     def root(self) -> Path:
-        """`HOME`, or `HOME/sim` for simulated candles."""
+        """`HOME`, or `HOME/sim` for simulated candles, `HOME/own` for a user's tables."""
         return market_home(self.home, self.market)

@@ -18,8 +18,8 @@ TIMEFRAMES = ("15m", "1h")
 MONTH = "1mo"
 """Binance's calendar month: the one interval whose candles differ in length."""
 
-MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot"}
-"""Markets and their folders under `data/` in Binance Vision's layout, which the simulator serves too."""
+MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot", "own": "own"}
+"""Markets and their folders under `data/` in Binance Vision's layout, in which simulator and tables are read too."""
 
 _MAX_NAMED = 3
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
@@ -28,10 +28,11 @@ SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
 """What a symbol of Binance looks like, and hence a folder of the store. Some coins have Chinese names."""
 
 
-def symbol_of(coin: str) -> str:
+def symbol_of(coin: str, quoted: bool = False) -> str:
     """Return the Binance symbol of a coin; one without a quote currency means USDT.
 
-    `BTC` -> `BTCUSDT`, `ethbtc` -> `ETHBTC`, `BTCUSD_PERP` stays.
+    `BTC` -> `BTCUSDT`, `ethbtc` -> `ETHBTC`, `BTCUSD_PERP` stays. `quoted`: every name is a whole symbol, as in a
+    table of one's own.
 
     Raises:
         UsageError: the text cannot be a symbol.
@@ -40,7 +41,7 @@ def symbol_of(coin: str) -> str:
     if not SYMBOL.fullmatch(name):
         raise UsageError(f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT",
                          code="coins", field="coins")  # fmt: skip
-    if "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
+    if quoted or "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
         return name
@@ -56,8 +57,11 @@ def coins_label(symbols: Iterable[str]) -> str:
     return ", ".join(names) if len(names) <= _MAX_NAMED else f"{len(names)} coins"
 
 
-def parse_coins(text: str) -> list[str]:
-    """Return the symbols of a `--coins` value: `all`, or names separated by commas; order kept, unique."""
+def parse_coins(text: str, quoted: bool = False) -> list[str]:
+    """Return the symbols of a `--coins` value: `all`, or names separated by commas; order kept, unique.
+
+    `quoted`: see `symbol_of`.
+    """
     if text.strip().lower() == "all":
         return [symbol_of(c) for c in COINS]
     names = [part for part in text.split(",") if part.strip()]
@@ -65,7 +69,7 @@ def parse_coins(text: str) -> list[str]:
         raise UsageError(
             f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins", field="coins"
         )
-    return list(dict.fromkeys(symbol_of(n) for n in names))
+    return list(dict.fromkeys(symbol_of(n, quoted) for n in names))
 
 
 def parse_timeframes(text: str, months: bool = False) -> list[str]:

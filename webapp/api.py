@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, FastAPI, Query, Request, Response
 
 from schemas.errors import MemberError, UsageError
-from schemas.identity import MARKETS, Market, SeriesId
+from schemas.identity import MARKETS, OWN, Market, SeriesId
 from schemas.universe import INTERVAL_SECONDS, symbol_of
 from webapp import overview as overviews
 from webapp import reading, registry, trainings
@@ -85,7 +85,8 @@ class Api:
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
             )
         try:
-            return SeriesId(self.market(market), symbol_of(symbol), timeframe)
+            found = self.market(market)
+            return SeriesId(found, symbol_of(symbol, quoted=found == OWN), timeframe)
         except UsageError as error:
             raise MemberError(str(error)) from error
 

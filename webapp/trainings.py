@@ -7,7 +7,7 @@ from typing import Any
 
 from schemas.errors import DamagedError
 from schemas.handover import FleetJob
-from schemas.identity import SIM, SPOT, market_home
+from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
 from tasks.training.fleet_files import JOB, RESULT, fleet_folders, is_training, read_job
 from webapp import registry
@@ -33,7 +33,7 @@ def trainings_state(home: Path) -> State:
 
 
 def _unfinished(home: Path) -> list[Path]:
-    roots = (market_home(home, SPOT), market_home(home, SIM))
+    roots = [market_home(home, market) for market in (SPOT, *APART)]
     return [f for root in roots for f in fleet_folders(root) if not (f / RESULT).exists()]
 
 

@@ -13,7 +13,7 @@ _NOUNS = {"features": "feature file", "fleets": "fleet", "forecasts": "list of d
 
 
 def verify(
-    market: Annotated[str, typer.Option(help="all, spot, um, cm or sim")] = _ALL,
+    market: Annotated[str, typer.Option(help="all, spot, um, cm, own or sim")] = _ALL,
     repair: Annotated[
         bool, typer.Option("--repair", help="fetch or make again what can be, and set the rest aside")
     ] = False,

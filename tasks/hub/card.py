@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from schemas.identity import SIM, SPOT
+from schemas.identity import OWN, SIM, SPOT
 from tasks.market.client import BINANCE_REST
 from tasks.market.rest import PATHS
 from tasks.storage.model_folder import read_config
@@ -121,6 +121,9 @@ print(forecast.to_frame())"""
 
 _HUB = "https://huggingface.co"
 
+_BINANCE = "Binance's public klines, under Binance's terms"
+_DATA = {SIM: "simulated klines", OWN: "the publisher's own candles"}
+
 
 def is_card(text: str) -> bool:
     """Whether a text is a card that cpb wrote."""
@@ -165,7 +168,7 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
         decisions=[_decision_row(c) for c in champions],
         install=_install_line(repo, wheel),
         snippet=_snippet(champions[0], repo),
-        data="Binance's public klines, under Binance's terms" if real else "simulated klines",
+        data=_DATA[market] if (market := champions[0].series.market) in _DATA else _BINANCE,
         spans=[_spans(c) for c in champions],
         picture=picture,
         picture_of=" ".join(picture.split("/")[:2]),
@@ -180,9 +183,9 @@ def _install_line(repo: str, wheel: Wheel) -> str:
 
 
 def _snippet(champion: Champion, repo: str) -> str:
-    """Return code that forecasts with a champion from fresh candles; simulated markets have none, so from spot's."""
+    """Return code that forecasts with a champion from fresh candles; markets that Binance has not: from spot's."""
     series = champion.series
-    market = SPOT if series.market == SIM else series.market
+    market = series.market if series.market in BINANCE_REST else SPOT
     return _SNIPPET.format(
         symbol=series.symbol,
         timeframe=series.timeframe,
@@ -258,7 +261,7 @@ def _results(champions: Sequence[Champion]) -> list[Any]:
 
 
 def _dataset(champion: Champion) -> str:
-    return "simulated-klines" if champion.series.market == SIM else "binance-klines"
+    return {SIM: "simulated-klines", OWN: "own-klines"}.get(champion.series.market, "binance-klines")
 
 
 def _row(champion: Champion) -> list[str]:

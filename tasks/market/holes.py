@@ -117,7 +117,7 @@ def missing(holdings: Holdings) -> Runs:
         return [whole_candles(grid, a, b, anchor) for a, b in bad]
     begin = min([runs[0][0], *(a for a, _ in bad)])
     files = clip(
-        [f.bounds for f in holdings.wanted if f.period in holdings.files], holdings.first, holdings.last
+        [f.covered for f in holdings.wanted if f.period in holdings.files], holdings.first, holdings.last
     )
     end = max([runs[-1][1], *(b for _, b in files)])
     edges = [begin, *(t for run in runs for t in run), end]
@@ -215,7 +215,7 @@ def _label(
     unexplained = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
     if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
         codes[unexplained] = _CODE[RELISTING]
-    published = max((f.bounds[1] for f in holdings.wanted), default=end)
+    published = max((f.covered[1] for f in holdings.wanted), default=end)
     if end >= published and end + _DELISTED_AFTER < holdings.last < 1 << 61:
         codes[unexplained] = _CODE[ENDED]
     return codes

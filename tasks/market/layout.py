@@ -94,6 +94,7 @@ class SourceFile:
     etag: str = ""
     size: int = -1  # bytes; -1: not known
     modified: str = ""
+    until: int = -1  # where its candles end, for a file that may grow; -1: with its period
 
     def __str__(self) -> str:
         """Return the name used in messages: `BTCUSDT 1h 2024-01`."""
@@ -103,6 +104,12 @@ class SourceFile:
     def bounds(self) -> tuple[int, int]:
         """The time the file covers, `[start, end)`."""
         return period_bounds(self.period)
+
+    @property
+    def covered(self) -> tuple[int, int]:
+        """The time in which the file should have every candle, `[start, end)`."""
+        start, end = self.bounds
+        return start, end if self.until < 0 else self.until
 
     @property
     def version(self) -> str:
@@ -122,12 +129,12 @@ class SourceFile:
 
 
 def source_file(
-    series: SeriesId, period: str, *, etag: str = "", size: int = -1, modified: str = ""
+    series: SeriesId, period: str, *, etag: str = "", size: int = -1, modified: str = "", until: int = -1
 ) -> SourceFile:
     """Return the file of a month or a day of a series."""
     kind = "daily" if len(period) == 10 else "monthly"
     key = f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{period}.zip"
-    return SourceFile(series, kind, period, key, etag, size, modified)
+    return SourceFile(series, kind, period, key, etag, size, modified, until)
 
 
 def is_symbol(name: str) -> bool:
@@ -143,6 +150,7 @@ class Remote:
     etag: str = ""
     size: int = -1
     modified: str = ""
+    until: int = -1
 
 
 def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
@@ -150,7 +158,14 @@ def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
     match = _NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
     if not match or (match["symbol"], match["interval"]) != (series.symbol, series.timeframe):
         return None
-    found = source_file(series, match["period"], etag=remote.etag, size=remote.size, modified=remote.modified)
+    found = source_file(
+        series,
+        match["period"],
+        etag=remote.etag,
+        size=remote.size,
+        modified=remote.modified,
+        until=remote.until,
+    )
     try:
         found.bounds  # noqa: B018
     except (ValueError, OverflowError):  # there is no such month or day

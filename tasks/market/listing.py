@@ -25,7 +25,7 @@ from tasks.market.layout import (
     period_bounds,
     source_file,
 )
-from tasks.market.sources import FolderSource, Source
+from tasks.market.sources import Source
 from tasks.market.wire import whole_number
 
 _FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used where names must be guessed
@@ -59,7 +59,7 @@ class Catalogue:
 
     def begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
         """Whether the first file after `start` begins before `end`: one small request, not a listing."""
-        if isinstance(self.source, FolderSource) or series.timeframe == MONTH:
+        if not isinstance(self.source, HttpSource) or series.timeframe == MONTH:
             return bool(self.files(series, kind, start, end))
         if (series, start, end) in self.empty_periods:
             return False
@@ -90,7 +90,7 @@ class Catalogue:
         names: set[str] = set()
         for kind in ("monthly", "daily"):
             prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
-            if isinstance(self.source, FolderSource):
+            if not isinstance(self.source, HttpSource):
                 names |= set(self.source.folders(prefix))
             else:
                 found = (folder for page in _pages(self.source, prefix, "", "") for folder in page.folders)
@@ -99,7 +99,7 @@ class Catalogue:
 
     def _listed(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
         prefix = listing_prefix(series, kind)
-        if isinstance(self.source, FolderSource):
+        if not isinstance(self.source, HttpSource):
             return list(self.source.files(prefix))
         marker = _marker(series, kind, start).get("marker", "")
         last = f"{prefix}{series.symbol}-{series.timeframe}-{day_of(end)}"

@@ -35,8 +35,8 @@ class Mirror(Protocol):
         """Return a file's bytes, None if there is no such file."""
 
 
-def to_csv(frame: pl.DataFrame, interval: str) -> bytes:
-    """Return candles as Binance prints them: 8 decimals, no header, microseconds from 2025 on."""
+def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> bytes:
+    """Return candles as Binance prints them: 8 decimals (None: all there are), no header, microseconds from 2025 on."""
     time = pl.col("open_time").to_physical()
     ends = pl.lit(pl.Series(grid_of(interval).end(frame["open_time"].to_physical().to_numpy())))
     unit = pl.when(time >= MICROSECONDS_SINCE).then(1).otherwise(1000)
@@ -48,7 +48,7 @@ def to_csv(frame: pl.DataFrame, interval: str) -> bytes:
             *list(KLINES)[6:],
             pl.lit(0).alias("ignore"),
         )
-        .write_csv(None, include_header=False, float_precision=8)
+        .write_csv(None, include_header=False, float_precision=decimals)
         .encode()
     )
 

@@ -10,12 +10,12 @@ from schemas.identity import SeriesId
 from schemas.klines import KLINES, validate_klines
 from schemas.universe import MONTH
 from tasks.market.checks import check
+from tasks.market.client import HttpSource
 from tasks.market.faults import BadFile, NotFound, Rejected, SourceFault
 from tasks.market.grid import DAY, grid_of
 from tasks.market.layout import SourceFile, day_of, opening_days, period_bounds, text
 from tasks.market.parser import Block, read, trim
 from tasks.market.run import Run
-from tasks.market.sources import FolderSource
 from tasks.market.store import write_parquet
 from tasks.market.writer import Fetched
 
@@ -57,12 +57,12 @@ def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
 
 def available(run: Run) -> bool:
     """Whether REST may be asked: only servers have it, and only until they refuse."""
-    return not run.rest_off and not isinstance(run.source, FolderSource)
+    return not run.rest_off and isinstance(run.source, HttpSource)
 
 
 def was_asked(run: Run) -> bool:
     """Whether REST has answered, or the source has none: where it refused, what it has is not known."""
-    return isinstance(run.source, FolderSource) or run.rest_off in ("", NO_REST)
+    return not isinstance(run.source, HttpSource) or run.rest_off in ("", NO_REST)
 
 
 def _unit(time: int) -> int:
@@ -70,7 +70,7 @@ def _unit(time: int) -> int:
 
 
 def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
-    assert not isinstance(run.source, FolderSource)
+    assert isinstance(run.source, HttpSource)
     rows: list[list] = []
     page_size = _PAGE[series.market]
     while start < end:

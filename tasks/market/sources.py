@@ -1,4 +1,4 @@
-"""Where candles come from: Binance Vision, a mirror's URL or folder, or the market simulator."""
+"""Where candles come from: Binance Vision, a mirror's URL or folder, a user's tables, or the market simulator."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 
 from schemas.errors import UsageError
-from schemas.identity import SIM
+from schemas.identity import APART, OWN, SIM
 from schemas.scope import Scope
+from schemas.tables import is_table
 from tasks.market.client import BINANCE, BINANCE_BUCKET, BINANCE_REST, CONNECTIONS, HttpSource, Limits
 from tasks.market.faults import NotFound, SourceFault
 from tasks.market.layout import Remote
+from tasks.market.tables import TableSource
 from tasks.storage.urls import public_url
 
 
@@ -75,18 +77,24 @@ class FolderSource:
         """Nothing to close."""
 
 
-Source = HttpSource | FolderSource
+Source = HttpSource | FolderSource | TableSource
 
 _URLS = ("http://", "https://")
 
 
 def check_source(scope: Scope) -> None:
-    """Raise `UsageError` where a scope's source is neither a URL nor a folder of this machine."""
+    """Raise `UsageError` where a scope's source is neither a URL nor a folder or table of this machine."""
     source = scope.source
-    if scope.market == SIM or not source or source.startswith(_URLS) or Path(source).is_dir():
+    if scope.market == OWN and not is_table(source):
+        raise UsageError(
+            f"market own is read from a table: give the one it came from, as in --source candles.csv "
+            f"(now {public_url(source) if source else 'none'})",
+            code="source", field="source",
+        )  # fmt: skip
+    if scope.market in APART or not source or source.startswith(_URLS) or Path(source).is_dir():
         return
     raise UsageError(
-        f"source {public_url(source)!r} is neither a URL nor a folder; give one, or sim, or leave it out",
+        f"source {public_url(source)!r} is neither a URL nor a folder or table; give one, or sim, or leave it out",
         code="source", field="source",
     )  # fmt: skip
 
@@ -95,7 +103,7 @@ def check_source(scope: Scope) -> None:
 def open_source(
     scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
 ) -> Iterator[Source]:
-    """Open Binance Vision, a mirror's URL or folder, or the simulator, as the scope says; errors as `check_source`."""
+    """Open Binance Vision, a mirror, a user's tables, or the simulator, as the scope says; errors as `check_source`."""
     check_source(scope)
     limits = limits or Limits()
     with ExitStack() as stack:
@@ -111,6 +119,8 @@ def open_source(
             opened = HttpSource(
                 BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"
             )
+        elif scope.market == OWN:
+            opened = TableSource(Path(source))
         elif source.startswith(_URLS):
             opened = HttpSource(source, connections=connections, limits=limits)
         else:

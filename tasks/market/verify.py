@@ -13,7 +13,7 @@ import polars as pl
 
 from schemas.errors import CpbError
 from schemas.handover import Damage
-from schemas.identity import SIM, SPOT, SeriesId, market_home
+from schemas.identity import APART, SIM, SPOT, SeriesId, market_home
 from schemas.scope import Scope
 from tasks.market import cache
 from tasks.market.ingest import ingest
@@ -60,7 +60,7 @@ def verify(
         if not broken:
             with Manifest(root / MANIFEST) as manifest:
                 found = _check(home, manifest, market, repair, seen)
-    if broken and market in (SPOT, SIM):  # spot's is that of um and cm too, and is named once
+    if broken and market in (SPOT, *APART):  # spot's is that of um and cm too, and is named once
         reason = f"it is no sound database ({broken}): every file is fetched again without it"
         outcome = "set aside; the next ingest fetches every file again"
         yield damage_at(home, root / MANIFEST, reason, VERIFY, repair, outcome=outcome)

@@ -12,7 +12,7 @@ from tasks.judging.inference import relation
 from tasks.tracking.tags import SYMBOL, TIMEFRAME
 
 COLUMNS = {
-    "market": "spot, um, cm, or sim for simulated candles",
+    "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
     "timeframe": "candle length",
     "architecture": "name of the architecture",
     "preset": "preset of the models; what follows a + is a digest of what was changed in it",

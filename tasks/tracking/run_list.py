@@ -19,7 +19,7 @@ RUN_COLUMNS = {
     "started_at": "when it began (UTC)",
     "ended_at": "when it ended (UTC); empty while it runs",
     "command": "train-all or train",
-    "market": "spot, um, cm, or sim for simulated candles",
+    "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
     "source": "real or simulated",
     "coins": "the coins by name, from four on their number",
     "timeframes": "candle lengths",

@@ -1,6 +1,6 @@
 """Where a fleet lies: `ROOT/fleets/KEY` with its job, its result, its log and a folder per member.
 
-ROOT is `HOME`, or `HOME/sim` for simulated candles (`Scope.root`).
+ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets apart from Binance's (`Scope.root`).
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schemas.errors import DamagedError
 from schemas.handover import FleetJob, FleetResult
-from schemas.identity import SIM
+from schemas.identity import APART
 from tasks.storage.locks import is_locked
 from tasks.storage.model_folder import trained_file_damage
 from tasks.storage.records import find_record, read_record, set_aside, write_record
@@ -85,7 +85,7 @@ def is_training(folder: Path) -> bool:
 def home_of(folder: Path, job: FleetJob) -> Path:
     """Return `CPB_HOME` as seen from a fleet's folder: records hold paths relative to it."""
     root = folder.resolve().parents[1]
-    return root.parent if job.members[0].model.series.market == SIM else root
+    return root.parent if job.members[0].model.series.market in APART else root
 
 
 def member_folder(folder: Path, name: str) -> Path:

@@ -69,7 +69,7 @@ def test_prefects_form_has_types_choices_ranges_and_descriptions(spec, values, c
     }
     assert list(form) == sorted(form, key=lambda name: form[name]["position"]) == list(spec.model_fields)
     assert described.parameters.required == []
-    assert form["market"]["enum"] == ["spot", "um", "cm", "sim"]
+    assert form["market"]["enum"] == ["spot", "um", "cm", "own", "sim"]
     assert form["tail"]["type"] == "boolean"
     if spec in (RunSpec, BacktestSpec):
         assert form["profile"]["enum"] == ["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"]

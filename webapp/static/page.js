@@ -6,7 +6,7 @@ import { age, change, day, dayAndTime, percent, priceFormat, time } from "/stati
 const $ = (id) => document.getElementById(id);
 // One market at a time: `chosen` decides it, and nothing of another one is on the page.
 const state = { series: [], boards: {}, chosen: null, shown: null };
-const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", sim: "simulated market" };
+const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
 
 async function get(path) {
   const answer = await fetch(path);

@@ -1,0 +1,237 @@
+"""Tables of candles as a source: `--source candles.csv`, or a folder of `SYMBOL-INTERVAL.csv` (parquet, feather).
+
+Which series a table holds is told by its columns `symbol` and `timeframe`, else by its file's name; the timeframe
+else by the distance of its candles. The candles themselves are read by `cpbmodels.candles`, as the library reads a
+frame.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cpbmodels.errors import ModelError
+from schemas.errors import UsageError
+from schemas.universe import INTERVAL_SECONDS, SYMBOL, symbol_of
+
+if TYPE_CHECKING:
+    import polars as pl  # loaded where a table is read: most commands read none
+
+SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
+SYMBOL_NAMES, TIMEFRAME_NAMES = ("symbol", "pair"), ("timeframe", "interval")
+"""Columns that may name the series of a row, the first that is there."""
+
+_NAMED = re.compile(rf"(?P<symbol>.+?)[-_ ](?P<timeframe>{'|'.join(INTERVAL_SECONDS)})")
+_HELP = "as in BTCUSDT-1h.csv, or add a column symbol"
+
+
+def is_table(source: str | None) -> bool:
+    """Whether a source is a table's file, or a folder of tables and no mirror of Binance Vision."""
+    if not source or "://" in source:
+        return False
+    path = Path(source)
+    return _is_named_table(path) or (path.is_dir() and not (path / "data").is_dir() and bool(_files(path)))
+
+
+def tables_of(source: str) -> "Tables":
+    """Return the tables of a file or folder; they are read once for as long as the files stay the same.
+
+    Raises:
+        UsageError: naming the file and what to do: it is not there, cannot be read, or names no series.
+    """
+    path = Path(source)
+    files = _files(path) if path.is_dir() else [path]
+    try:
+        return _opened(path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+    except OSError as error:
+        raise _wrong(path, f"cannot be read ({error.strerror}); check its name") from error
+
+
+@dataclass(frozen=True)
+class Table:
+    """The candles of one series in one file. `label`: what messages call it."""
+
+    path: Path
+    label: str
+    symbol: str
+    timeframe: str | None
+    part: "pl.DataFrame | None" = field(
+        default=None, repr=False
+    )  # its rows, where the file holds several series
+
+    @cached_property
+    def frame(self) -> "pl.DataFrame":
+        """All its columns as they stand in the file, times in UTC."""
+        return self.part if self.part is not None else read_file(self.path)
+
+    @cached_property
+    def read(self) -> "tuple[pl.DataFrame, str]":
+        """The checked candles that have closed, and their timeframe; see `cpbmodels.candles.read_candles`.
+
+        Raises:
+            UsageError: the sentence names the file, the row and what to do.
+        """
+        from cpbmodels.candles import read_candles
+
+        try:
+            return read_candles(self.frame, self.label, self.timeframe, partial="drop")
+        except ModelError as error:
+            raise UsageError(str(error).rstrip("."), code="table", field="source") from error
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a source holds, by symbol and timeframe."""
+
+    path: Path
+    series: Mapping[tuple[str, str], Table]
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """Its symbols, in order."""
+        return tuple(dict.fromkeys(symbol for symbol, _ in self.series))
+
+    @property
+    def timeframes(self) -> tuple[str, ...]:
+        """Its timeframes, the shortest first."""
+        return tuple(sorted({timeframe for _, timeframe in self.series}, key=list(INTERVAL_SECONDS).index))
+
+    def coins(self, text: str) -> str:
+        """Return the symbols that a `--coins` text means here: `BTC` is BTCUSDT unless a table is called BTC.
+
+        Raises:
+            UsageError: one that is in no table.
+        """
+        if text.strip().lower() == "all":
+            return ",".join(self.symbols)
+        names = [part for part in text.split(",") if part.strip()]
+        found = [next((n for n in (_clean(one), symbol_of(one)) if n in self.symbols), "") for one in names]
+        missing = [name.strip() for name, symbol in zip(names, found, strict=True) if not symbol]
+        if missing or not names:
+            raise UsageError(
+                f"coins {text!r}: {self.path} holds {', '.join(self.symbols)} and no "
+                f"{', '.join(missing) or 'other'}; name one of these, or all",
+                code="coins", field="coins",
+            )  # fmt: skip
+        return ",".join(found)
+
+
+def read_file(path: Path) -> "pl.DataFrame":
+    """Return a file's table; times without a zone are taken as UTC, as everywhere in cpb.
+
+    Raises:
+        UsageError: it is no table of its kind.
+    """
+    import polars as pl
+
+    from cpbmodels.candles import TIME_NAMES
+
+    try:
+        if path.suffix == ".parquet":
+            table = pl.read_parquet(path)
+        elif path.suffix == ".feather":
+            table = pl.read_ipc(path)
+        else:
+            table = pl.read_csv(path, infer_schema_length=None)
+    except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
+        reason = str(error).strip().splitlines()[0][:120]
+        raise _wrong(path, f"cannot be read ({reason}); save it again as CSV with a header line") from error
+    except OSError as error:
+        raise _wrong(path, f"cannot be read ({error.strerror or error}); check its name") from error
+    return table.with_columns(_in_utc(table[n], path) for n in table.columns if n.lower() in TIME_NAMES)
+
+
+def _in_utc(times: "pl.Series", path: Path) -> "pl.Series":
+    import polars as pl
+
+    if times.dtype == pl.Date:
+        times = times.cast(pl.Datetime("us"))
+    if times.dtype == pl.String:
+        try:
+            return times.str.to_datetime(time_unit="us", time_zone="UTC")
+        except pl.exceptions.PolarsError as error:
+            raise _wrong(
+                path, f"has a {times.name} {times[0]!r} that is no time: write 2024-01-31T12:00:00Z, or "
+                "seconds, milliseconds or microseconds since 1970",
+            ) from error  # fmt: skip
+    if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is None:
+        return times.dt.replace_time_zone("UTC")
+    return times
+
+
+@lru_cache(maxsize=4)
+def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...]) -> Tables:
+    found: dict[tuple[str, str], Table] = {}
+    for file, _, _ in versions:
+        for table in _tables_in(file):
+            name = table.symbol, table.timeframe or table.read[1]
+            if name in found:
+                raise _wrong(
+                    file, f"holds {' '.join(name)} like {found[name].path.name}: keep one of the two here"
+                )
+            found[name] = table
+    return Tables(path, found)
+
+
+def _tables_in(file: Path) -> list[Table]:
+    named = _NAMED.fullmatch(_stem(file))
+    frame = None if named else read_file(file)  # a file that says all by its name is read when it is needed
+    columns = (
+        [_column(frame, names) for names in (SYMBOL_NAMES, TIMEFRAME_NAMES)] if frame is not None else []
+    )
+    keys = [name for name in columns if name]
+    if frame is None or not keys:
+        symbol = named["symbol"] if named else _stem(file)
+        if not named and symbol != symbol.upper():
+            raise _wrong(file, f"names no symbol: call it SYMBOL-INTERVAL, {_HELP}")
+        return [Table(file, str(file), _symbol(symbol, file), named["timeframe"] if named else None)]
+    parts = frame.partition_by(keys, as_dict=True, maintain_order=True)
+    return [_part(file, dict(zip(keys, key, strict=True)), part) for key, part in parts.items()]
+
+
+def _part(file: Path, key: dict[str, object], rows: "pl.DataFrame") -> Table:
+    """One series of a file that holds several."""
+    by_kind = {name.lower(): str(value) for name, value in key.items()}
+    symbol = next((by_kind[n] for n in SYMBOL_NAMES if n in by_kind), _stem(file))
+    timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), None)
+    if timeframe is not None and timeframe not in INTERVAL_SECONDS:
+        raise _wrong(
+            file, f"has candles of {timeframe!r}, which is no timeframe: write {', '.join(INTERVAL_SECONDS)}"
+        )
+    return Table(file, f"{file}, {symbol}", _symbol(symbol, file), timeframe, rows)
+
+
+def _column(frame: "pl.DataFrame", names: tuple[str, ...]) -> str:
+    return next((column for name in names for column in frame.columns if column.lower() == name), "")
+
+
+def _symbol(text: str, file: Path) -> str:
+    symbol = _clean(text)
+    if not SYMBOL.fullmatch(symbol):
+        raise _wrong(
+            file, f"calls its symbol {text!r}: use letters and digits, as in BTCUSDT or BTC/USDT; {_HELP}"
+        )
+    return symbol
+
+
+def _clean(text: str) -> str:
+    """`BTC/USDT`, `btc_usdt`, `BTC/USDT:USDT` -> `BTCUSDT`."""
+    return re.sub(r"[-/_ ]", "", text.partition(":")[0]).upper()
+
+
+def _is_named_table(path: Path) -> bool:
+    return path.name.lower().endswith(SUFFIXES)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _is_named_table(path) and path.is_file())
+
+
+def _stem(file: Path) -> str:
+    return next(file.name[: -len(suffix)] for suffix in SUFFIXES if file.name.lower().endswith(suffix))
+
+
+def _wrong(path: Path, what: str) -> UsageError:
+    return UsageError(f"source: {path} {what}", code="table", field="source")

@@ -1,0 +1,242 @@
+"""A table of one's own as source: the same candles in the store as from Binance's layout, whatever kind of file."""
+
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from market_tools import build, key, scope
+
+from cpbmodels.figures import INTERVAL_SECONDS
+from schemas.errors import UsageError
+from schemas.identity import SeriesId
+from schemas.klines import KLINES
+from schemas.run import BacktestSpec, RunSpec, ScopeSpec
+from schemas.scope import Scope
+from schemas.tables import is_table, tables_of
+from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.layout import period_bounds
+from tasks.market.store import read_klines
+from tasks.market.synthetic import candles
+from tasks.market.tables import klines
+
+START = datetime(2024, 1, 30, tzinfo=UTC)
+HOUR = 3_600_000_000
+OWN = partial(key, market="own")
+
+
+@cache
+def hours(count=100, symbol="BTCUSDT"):
+    """Candles from 30 January on: tables that reach over the end of a month."""
+    months = [candles(symbol, HOUR, *period_bounds(month)) for month in ("2024-01", "2024-02")]
+    return pl.concat(months).filter(pl.col("open_time") >= START)[:count]
+
+
+def stored(home, path, symbol="BTCUSDT", interval="1h", **options):
+    made = Scope.of("all", interval, str(path), **options).model_copy(update={"home": home})
+    return ingest(made), read_klines(home, OWN(symbol, interval))
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "iso", "naive"])
+def test_every_way_to_write_the_time(tmp_path, unit):
+    table, time = hours(), pl.col("open_time")
+    text = {"iso": time.dt.strftime("%Y-%m-%dT%H:%M:%SZ"), "naive": time.dt.strftime("%Y-%m-%d %H:%M:%S")}
+    table.with_columns(text[unit] if unit in text else time.dt.epoch(unit)).write_csv(
+        tmp_path / "BTC_USDT-1h.csv"
+    )
+    report, found = stored(tmp_path / "home", tmp_path)
+    assert found.equals(table)
+    assert (report.exit, report.series[0].holes, report.series[0].files["unverified"]) == (0, [], 0)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather", "csv.gz"])
+def test_every_kind_of_file(tmp_path, suffix):
+    table, path = hours(), tmp_path / f"BTC-USDT-1h.{suffix}"
+    write = {"parquet": table.write_parquet, "feather": table.write_ipc}.get(suffix)
+    if write:
+        write(path)
+    else:
+        table.write_csv(path, compression="gzip")
+    assert stored(tmp_path / "home", path)[1].equals(table)
+
+
+def test_symbols_and_timeframes_from_columns(tmp_path):
+    path = tmp_path / "candles.csv"
+    named = [
+        hours(90, s).with_columns(Symbol=pl.lit(n))
+        for s, n in (("BTCUSDT", "BTC/USDT:USDT"), ("ETHUSDT", "eth-gbp"))
+    ]
+    pl.concat(named).rename({"open": "Open", "close": "CLOSE", "open_time": "date"}).write_csv(path)
+    report, found = stored(tmp_path / "home", path)
+    assert [one.series.name for one in report.series] == ["own-BTCUSDT-1h", "own-ETHGBP-1h"]
+    assert found.equals(hours(90))
+    spec = ScopeSpec(source=str(path), coins="BTC")
+    assert (spec.market, spec.coins, spec.timeframes) == ("own", "BTCUSDT", "1h")
+    assert ScopeSpec(source=str(path)).scope.series == [OWN("BTCUSDT"), OWN("ETHGBP")]
+    assert ScopeSpec.model_validate(spec.model_dump()) == spec
+    assert BacktestSpec(source=str(path), architectures="har").timeframes == "1h"
+    assert RunSpec(source=str(path)).scope.root.name == "own"
+    assert listed_symbols(spec.scope, "GBP") == ["ETHGBP"]
+
+
+def test_a_table_without_volume_says_so_and_stores_zeros(tmp_path):
+    hours().select("open_time", "open", "high", "low", "close").write_csv(tmp_path / "BTCUSDT-1h.csv")
+    report, found = stored(tmp_path / "home", tmp_path)
+    assert (found["volume"] == 0).all()
+    assert report.series[0].zero_volume == 100
+    assert "own BTCUSDT 1h: BTCUSDT-1h.csv has no volume, so 0 is stored" in report.notes
+
+
+def test_it_lies_apart_from_binance(tmp_path):
+    home, path = tmp_path / "home", tmp_path / "BTCUSDT-1h.csv"
+    build(tmp_path / "mirror", symbols=("BTCUSDT",), months=("2024-01",))
+    ingest(scope(home, tmp_path / "mirror", coins="BTC"))
+    hours().with_columns(pl.col("open", "high", "low", "close") * 1.01).write_csv(path)
+    stored(home, path)
+    assert read_klines(home, key("BTCUSDT")).height == 744
+    assert read_klines(home, OWN("BTCUSDT")).height == 100
+    assert (home / "own" / "manifest.db").is_file()
+    assert not (home / "klines-own").exists()
+
+
+def test_a_growing_table_is_no_changed_one(tmp_path):
+    path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
+    for count in (30, 31, 60, 100):
+        hours(count).write_csv(path)
+        report, found = stored(home, path)
+        assert found.height == count
+        assert (report.series[0].changed, report.series[0].status, report.exit) == (0, "complete", 0)
+    hours(100).with_columns(
+        volume=pl.when(pl.int_range(pl.len()) == 3).then(1e6).otherwise("volume")
+    ).write_csv(path)
+    report, _ = stored(home, path)
+    assert report.series[0].changed == 1
+    assert stored(home, path)[0].series[0].changed == 1  # on record, and not fetched again
+
+
+def test_a_gap_is_reported_like_binances(tmp_path):
+    table = hours(400)
+    pl.concat([table[:50], table[60:100], table[200:]]).write_csv(tmp_path / "BTCUSDT-1h.csv")
+    report, _ = stored(tmp_path / "home", tmp_path)
+    assert [(hole["bars"], hole["cause"]) for hole in report.series[0].holes] == [
+        (10, "exchange outage"),
+        (100, "confirmed absent"),
+    ]
+    assert (report.series[0].status, report.exit) == ("partial", 3)
+
+
+def test_as_of_hides_what_closes_later(tmp_path):
+    hours().write_csv(tmp_path / "BTCUSDT-1h.csv")
+    end = START + timedelta(hours=40)
+    report, _ = stored(tmp_path / "home", tmp_path, as_of=f"{end:%Y-%m-%dT%H:%M}")
+    assert (report.series[0].rows, report.series[0].holes) == (40, [])
+    assert read_klines(tmp_path / "home", OWN("BTCUSDT"), None, end).height == 40
+
+
+def spoiled(table, row, **values):
+    at = pl.int_range(pl.len()) == row
+    return table.with_columns(
+        pl.when(at).then(pl.lit(v)).otherwise(pl.col(n)).alias(n) for n, v in values.items()
+    )
+
+
+LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "words"),
+    [
+        ("BTCUSDT-1h.csv", hours().drop("close"), ("BTCUSDT-1h.csv", "close is missing")),
+        ("BTCUSDT-1h.csv", hours().drop("open_time"), ("there is no time", "open_time")),
+        ("BTCUSDT-1h.csv", pl.concat([hours(), hours()[-1:]]), ("in row 100 appears twice", "without duplicates")),
+        ("BTCUSDT-1h.csv", hours().reverse(), ("in row 1 is earlier", "sorted by time")),
+        ("BTCUSDT-15m.csv", LATE, ("row 0", "grid of 15m")),
+        ("BTCUSDT-1h.csv", spoiled(hours(), 7, high=1e-9), ("BTCUSDT-1h.csv", "7")),
+        ("BTCUSDT-1h.csv", spoiled(hours(), 7, volume=-1.0), ("volume",)),
+        ("BTCUSDT-1h.csv", spoiled(hours(), 7, quote_volume=-1.0), ("quote_volume in row 7",)),
+        ("BTCUSDT-1h.csv", hours().with_columns(open_time=pl.lit("soon")), ("'soon'", "2024-01-31T12:00:00Z")),
+        ("candles.csv", hours(), ("candles.csv names no symbol", "SYMBOL-INTERVAL")),
+        ("€-1h.csv", hours(), ("'€'", "letters and digits")),
+        ("BTCUSDT.csv", hours().with_columns(timeframe=pl.lit("7m")), ("'7m'", "15m")),
+    ],
+)  # fmt: skip
+def test_a_wrong_table_is_refused_in_one_sentence(tmp_path, name, table, words):
+    table.write_csv(tmp_path / name)
+    with pytest.raises(UsageError) as refused:
+        stored(tmp_path / "home", tmp_path / name, interval="15m" if "15m" in name else "1h")
+    assert name in str(refused.value)
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["BTCUSDT-1h.csv", "BTCUSDT-1h.parquet", "BTCUSDT-1h.feather"])
+def test_bytes_that_are_no_table(tmp_path, name):
+    (tmp_path / name).write_bytes(b"\x00\xff\xfenonsense\n\x01,\n")
+    with pytest.raises(UsageError, match="BTCUSDT-1h"):
+        stored(tmp_path / "home", tmp_path / name)
+
+
+def test_two_tables_of_one_series(tmp_path):
+    for name in ("BTCUSDT-1h.csv", "btc_usdt-1h.csv"):
+        hours().write_csv(tmp_path / name)
+    with pytest.raises(UsageError, match="keep one of the two"):
+        tables_of(str(tmp_path))
+
+
+def test_what_is_asked_for_must_be_there(tmp_path):
+    hours().write_csv(tmp_path / "BTCUSDT-1h.csv")
+    source = str(tmp_path)
+    for wrong, words in (
+        ({"coins": "ETH"}, "holds BTCUSDT and no ETH"),
+        ({"timeframes": "4h"}, "holds 1h and no 4h"),
+        ({"market": "um"}, "cannot be read from a table"),
+        ({"source": str(tmp_path / "gone.csv")}, "gone.csv cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            ScopeSpec(**({"source": source} | wrong))
+    with pytest.raises(UsageError, match="give the one it came from"):
+        ingest(ScopeSpec(market="own", coins="BTCUSDT", timeframes="1h").scope)
+
+
+def test_a_mirror_is_no_table(tmp_path):
+    build(tmp_path, symbols=("BTCUSDT",), months=("2024-01",))
+    (tmp_path / "notes-1h.csv").write_text("a,b\n1,2\n")
+    assert not is_table(str(tmp_path))
+    assert not is_table("https://example.org/candles.csv")
+
+
+PRICE = st.floats(1e-9, 1e9)
+
+
+@given(
+    interval=st.sampled_from(sorted(INTERVAL_SECONDS, key=list(INTERVAL_SECONDS).index)),
+    rows=st.lists(st.tuples(PRICE, PRICE, PRICE, PRICE, st.floats(0, 1e12)), min_size=2, max_size=20),
+    first=st.integers(800, 2800),
+    gaps=st.data(),
+)
+@settings(max_examples=60, deadline=None)
+def test_any_candles_come_back_as_they_were(tmp_path_factory, interval, rows, first, gaps):
+    """Through CSV and back, in every timeframe, with gaps: nothing is rounded, moved or lost."""
+    step, monday = INTERVAL_SECONDS[interval] * 1_000_000, 4 * 86_400_000_000
+    start = first * 7 * 86_400_000_000 // step * step + (monday if interval == "1w" else 0)
+    places = sorted(gaps.draw(st.sets(st.integers(0, 60), min_size=len(rows), max_size=len(rows))))
+    o, h, low, c, v = (list(column) for column in zip(*rows, strict=True))
+    table = pl.DataFrame({
+        "open_time": pl.Series([start + p * step for p in places]).cast(KLINES["open_time"]), "open": o,
+        "high": list(map(max, o, h, low, c)), "low": list(map(min, o, h, low, c)), "close": c, "volume": v,
+    })  # fmt: skip
+    path = tmp_path_factory.mktemp("table") / f"XUSDT-{interval}.csv"
+    table.with_columns(pl.col("open_time").dt.epoch("us")).write_csv(path)
+    found, missing = klines(tables_of(str(path)).series["XUSDT", interval])
+    assert found.select(table.columns).equals(table)
+    assert missing == ["quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume"]
+
+
+def test_the_names_of_the_market():
+    series = SeriesId("own", "BTCUSDT", "1h")
+    assert (series.registered, str(series)) == ("cpb-own-BTCUSDT-1h", "own BTCUSDT 1h")
+    assert SeriesId.parse("cpb-own-BTCUSDT-1h") == series
+    assert "--source TABLE" in series.options
