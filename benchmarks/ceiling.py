@@ -1,7 +1,8 @@
 """How much skill a test span holds at all: `python -m benchmarks.ceiling --source FOLDER --as-of 2025-06-06`.
 
 One robust HAR for all coins is scored against the reference as every model is, and then again with knowledge that
-no forecaster has. All lines but the first look ahead: they are ceilings, not results.
+no forecaster has, over the whole test span and by month, since one month says little. All lines but the first look
+ahead: they are ceilings, not results.
 
     past        fitted on the training span: an honest forecast
     other days  fitted on the training span and on the other days of the test span, before and after
@@ -35,18 +36,20 @@ from tasks.signals.store import load_series, write_features
 HORIZON, BLOCKS = 10, 5
 EMBARGO = 2 * HORIZON  # candles kept out on both sides of a block of other days
 Quantiles = Callable[[Series, Rows], Array]
+Found = dict[str, dict[str, float]]
+"""Span ("all") or month -> its figures."""
 
 
-def load(source: str, as_of: str | None, timeframe: str, home: Path) -> list[Series]:
-    scope = Scope.of("all", timeframe, source, "spot", None, as_of).model_copy(update={"home": home})
+def load(source: str, coins: str, as_of: str | None, timeframe: str, home: Path) -> list[Series]:
+    scope = Scope.of(coins, timeframe, source, "spot", None, as_of).model_copy(update={"home": home})
     ingest(scope)
     records = [write_features(home, series, as_of=scope.as_of) for series in scope.series]
     bounds = split_bounds(records)
     return [load_series(home, record, bounds) for record in records]
 
 
-def ceilings(series: list[Series]) -> dict[str, dict[str, float]]:
-    """CRPS and tail pinball over the reference's, each coin alike, for every degree of knowledge."""
+def ceilings(series: list[Series]) -> dict[str, Found]:
+    """CRPS and tail pinball over the reference's, each coin alike, for every degree of knowledge and every month."""
     train = [(one, one.origins("train", 1, HORIZON)) for one in series]
     test = [(one, one.origins("test", 1, HORIZON)) for one in series]
     past = fit_ranges(train, INPUTS, HOUR, HORIZON)
@@ -61,15 +64,27 @@ def ceilings(series: list[Series]) -> dict[str, dict[str, float]]:
     return {name: ratios(quantiles, train, test) for name, quantiles in models.items()}
 
 
-def ratios(quantiles: Quantiles, train: TrainingOrigins, test: TrainingOrigins) -> dict[str, float]:
-    found = []
+def ratios(quantiles: Quantiles, train: TrainingOrigins, test: TrainingOrigins) -> Found:
+    """Ratios over the whole span and by calendar month (UTC), each the mean over the coins that have rows in it."""
+    found: dict[str, list[tuple[float, float]]] = {"all": []}
     for (one, known), (_, origins) in zip(train, test, strict=True):
+        assert one.times is not None
         truth = realised(one, origins, HORIZON)
         own = pinball(quantiles(one, origins), truth)
         other = pinball(reference(one, known, origins, HORIZON), truth)
-        found.append((own.mean() / other.mean(), own[..., TAILS].mean() / other[..., TAILS].mean()))
-    crps, tails = np.mean(found, axis=0)
-    return {"crps_ratio": round(float(crps), 4), "tail_ratio": round(float(tails), 4)}
+        months = one.times[origins].astype("datetime64[us]").astype("datetime64[M]")
+        for name in ("all", *np.unique(months).astype(str)):
+            rows = slice(None) if name == "all" else months.astype(str) == name
+            found.setdefault(name, []).append(
+                (
+                    own[rows].mean() / other[rows].mean(),
+                    own[rows][..., TAILS].mean() / other[rows][..., TAILS].mean(),
+                )
+            )
+    means = {name: np.mean(pairs, axis=0).round(4) for name, pairs in found.items()}
+    return {
+        name: {"crps_ratio": float(crps), "tail_ratio": float(tails)} for name, (crps, tails) in means.items()
+    }
 
 
 def refitted(model: RangeModel, known: TrainingOrigins) -> RangeModel:
@@ -133,6 +148,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--source", required=True, help="a mirror of klines, folder or URL")
+    parser.add_argument(
+        "--coins", default="all", help="15m is tested on 120 days where all of them have the candles"
+    )
     parser.add_argument("--as-of")
     parser.add_argument("--timeframes", default="1h,15m")
     parser.add_argument("--json", action="store_true")
@@ -140,13 +158,15 @@ def main() -> None:
     found = {}
     with TemporaryDirectory() as folder:
         for timeframe in asked.timeframes.split(","):
-            found[timeframe] = ceilings(load(asked.source, asked.as_of, timeframe, Path(folder)))
+            found[timeframe] = ceilings(load(asked.source, asked.coins, asked.as_of, timeframe, Path(folder)))
     if asked.json:
         print(json.dumps(found))
         return
     for timeframe, lines in found.items():
-        for name, figures in lines.items():
-            print(f"{timeframe:>4}  {name:<10}  " + "  ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+        for span in lines["past"]:
+            for name, figures in lines.items():
+                texts = (f"{k} {v:.4f}" for k, v in figures[span].items())
+                print(f"{timeframe:>4}  {span:<8}  {name:<10}  " + "  ".join(texts))
 
 
 if __name__ == "__main__":

@@ -84,8 +84,11 @@ class IngestResult(Record):
 class SeriesRecord(Record):
     """Features of one series on disk. `digest` is of the candles behind them, `file_digest` of the file's bytes.
 
-    `first_us`, `last_us`: open times of the first and last candle, µs UTC.
+    `first_us`, `last_us`: open times of the first and last candle, µs UTC. `runs`: the same of every run of candles
+    without a hole between them; empty where there is one run.
     """
+
+    version: ClassVar[int] = 2
 
     series: SeriesId
     path: str
@@ -94,6 +97,18 @@ class SeriesRecord(Record):
     rows: int
     first_us: int
     last_us: int
+    runs: tuple[tuple[int, int], ...] = ()
+
+    def candles_in(self, span: Span) -> int:
+        """Return how many candles open within `[start, end)`."""
+        step = self.series.seconds * 1_000_000
+        start, end = (round(instant.timestamp() * 1e6) for instant in span)
+        runs = self.runs or ((self.first_us, self.last_us),)
+        within = (
+            (-(-(max(first, start) - first) // step), (min(last, end - 1) - first) // step)
+            for first, last in runs
+        )
+        return sum(max(0, last - first + 1) for first, last in within)
 
 
 class SplitBounds(Record):

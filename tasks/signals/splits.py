@@ -21,7 +21,9 @@ from schemas.universe import INTERVAL_SECONDS
 class SplitPolicy(BaseModel):
     """How long the spans are: a share of the history, capped in candles, so that a week is not a century.
 
-    2880 candles are 120 days at 1h and 30 days at 15m. The embargo is the longest rolling window (168)
+    2880 candles are 120 days at 1h and 30 days at 15m. One month says little (that of May 2025 made 15m look worse than
+    the seven before it), so a test of less than `long_test` becomes as long where every series keeps `long_train` of
+    candles to learn from and half of its validation and test spans. The embargo is the longest rolling window (168)
     plus the horizon (10): no feature of a test row and no target of a training row overlap.
     """
 
@@ -29,6 +31,8 @@ class SplitPolicy(BaseModel):
 
     test_share: float = 0.15
     max_test: int = 2880
+    long_test: timedelta = timedelta(days=120)
+    long_train: timedelta = timedelta(days=180)
     validation_share: float = 0.5
     embargo: int = EMBARGO
     min_rows: int = 48
@@ -57,17 +61,47 @@ def folds(
         UsageError: the history is too short for so many folds.
     """
     policy = policy or SplitPolicy()
-    timeframe, step, start, end, rows = _grid(records)
-    test = max(1, min(int(rows * policy.test_share), policy.max_test))
-    validation = max(1, int(test * policy.validation_share))
-    behind = validation + 2 * policy.embargo
-    first_train = (end - start) // step - count * test - behind
-    if count > 1 and first_train < WARMUP + policy.min_rows:
+    usual = _usual_test(max(r.rows for r in records), policy)
+    long = policy.long_test // _grid(records)[1]
+    if long > usual:
+        found = _folds(records, count, kind, policy, long)
+        if all(_is_long_enough(record, bounds, policy) for record in records for bounds in found):
+            return found
+    found = _folds(records, count, kind, policy, usual)
+    first, step = found[0].train, _grid(records)[1]
+    if count > 1 and (first[1] - first[0]) // step < WARMUP + policy.min_rows:
         raise UsageError(
-            f"folds {count}: the {timeframe} history is too short; use fewer folds or an earlier since",
+            f"folds {count}: the {found[0].timeframe} history is too short; use fewer folds or an earlier since",
             code="history",
             field="folds",
         )
+    return found
+
+
+def _usual_test(rows: int, policy: SplitPolicy) -> int:
+    """Return the length of a test span in candles, for a history of so many."""
+    return max(1, min(int(rows * policy.test_share), policy.max_test))
+
+
+def _is_long_enough(record: SeriesRecord, bounds: SplitBounds, policy: SplitPolicy) -> bool:
+    """Whether a series keeps enough candles for a long test span, holes counted."""
+    step = timedelta(seconds=record.series.seconds)
+    return record.candles_in(bounds.train) * step >= policy.long_train and all(
+        2 * record.candles_in(span) * step >= span[1] - span[0] for span in (bounds.validation, bounds.test)
+    )
+
+
+def _folds(
+    records: Sequence[SeriesRecord],
+    count: int,
+    kind: Literal["expanding", "sliding"],
+    policy: SplitPolicy,
+    test: int,
+) -> list[SplitBounds]:
+    """Return the folds with a test span of so many candles; the first may have nothing to train on."""
+    timeframe, step, start, end = _grid(records)
+    validation = max(1, int(test * policy.validation_share))
+    first_train = (end - start) // step - count * test - validation - 2 * policy.embargo
     result = []
     for back in range(count - 1, -1, -1):
         stop = end - back * test * step
@@ -118,7 +152,7 @@ def _min_rows(policy: SplitPolicy) -> int:
     """The shortest history whose spans are all long enough: they grow with it, so there is no closed form."""
     rows = WARMUP
     while True:
-        test = max(1, min(int(rows * policy.test_share), policy.max_test))
+        test = _usual_test(rows, policy)
         validation = max(1, int(test * policy.validation_share))
         train = rows - test - validation - 2 * policy.embargo
         if train >= WARMUP + policy.min_rows and min(test, validation) >= policy.min_rows:
@@ -138,7 +172,7 @@ def check_windows(series: Series, bounds: SplitBounds, horizon: int = HORIZON) -
         )
 
 
-def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime, int]:
+def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime]:
     timeframes = {r.series.timeframe for r in records}
     if len(timeframes) != 1:
         raise ValueError(f"spans are made for one timeframe at a time, got {sorted(timeframes)}")
@@ -146,7 +180,7 @@ def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, da
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
     start = _instant(min(r.first_us for r in records))
     end = _instant(max(r.last_us for r in records)) + step
-    return timeframe, step, start, end, max(r.rows for r in records)
+    return timeframe, step, start, end
 
 
 def _instant(microseconds: int) -> datetime:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from cpbmodels.columns import feature_frame
 from cpbmodels.series import Series
@@ -52,15 +53,22 @@ def write_features(
     frame = check_features(feature_frame(klines, series.timeframe))
     frame.write_parquet(buffer, compression="lz4", statistics=False)
     write_bytes(path, buffer.getvalue())
-    first, last = klines["open_time"].cast(pl.Int64)[0], klines["open_time"].cast(pl.Int64)[-1]
+    runs = _runs(klines["open_time"].cast(pl.Int64).to_numpy(), series)
     record = SeriesRecord(
         series=series, path=path.relative_to(home).as_posix(), digest=digest,
         file_digest=hashlib.sha256(buffer.getbuffer()).hexdigest(),
-        rows=klines.height, first_us=first, last_us=last,
+        rows=klines.height, first_us=runs[0][0], last_us=runs[-1][1], runs=runs if len(runs) > 1 else (),
     )  # fmt: skip
     write_record(path.with_suffix(".json"), record)
     _prune(path.parent)
     return record
+
+
+def _runs(open_times: NDArray[np.int64], series: SeriesId) -> tuple[tuple[int, int], ...]:
+    """Return the first and last open time (µs UTC) of every run of candles without a hole."""
+    starts = np.flatnonzero(np.diff(open_times, prepend=open_times[0]) != series.seconds * 1_000_000)
+    ends = np.append(starts[1:], len(open_times)) - 1
+    return tuple((int(open_times[a]), int(open_times[b])) for a, b in zip(starts, ends, strict=True))
 
 
 def _known(home: Path, path: Path) -> SeriesRecord | None:

@@ -40,11 +40,23 @@ def series():
 
 
 def test_knowing_more_scores_better(series):
-    found = {name: figures["crps_ratio"] for name, figures in ceilings(series).items()}
+    found = {name: spans["all"]["crps_ratio"] for name, spans in ceilings(series).items()}
 
     assert found["past"] < 1
     assert found["oracle"] < found["memorised"] < found["itself"] < found["past"]
     assert found["past"] - 0.02 < found["other days"] < found["past"] + 0.02
+
+
+def test_each_month_of_the_test_span_has_a_line_of_its_own(series):
+    months = {name: dict(spans) for name, spans in ceilings(series).items()}
+    tested = [(one, one.origins("test", 1, HORIZON)) for one in series]
+    named = {str(t.astype("datetime64[us]"))[:7] for one, rows in tested for t in one.times[rows]}
+
+    for spans in months.values():
+        whole = spans.pop("all")["crps_ratio"]
+        assert set(spans) == named
+        ratios = [figures["crps_ratio"] for figures in spans.values()]
+        assert min(ratios) <= whole <= max(ratios)
 
 
 def test_other_days_hold_nothing_of_the_day_that_is_forecast(series):
