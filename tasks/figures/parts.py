@@ -11,6 +11,9 @@ from tasks.figures.theme import DASHES, MARKERS, SERIES, Figure
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
 
+MAX_VALUE = 1e300
+"""Larger numbers count as infinite, so that what is computed from two of them is finite."""
+
 RATIO_TITLE = "CRPS ratio (below 1 is better)"
 
 
@@ -47,7 +50,7 @@ def numbers(values: Iterable[Any], digits: int = 6) -> list[float | None]:
 
 def number(value: Any, digits: int = 6) -> float | None:
     """Return one of `numbers`."""
-    if value is None or not math.isfinite(value):
+    if value is None or not abs(value) < MAX_VALUE:
         return None
     return float(f"{float(value):.{digits}g}")
 
