@@ -4,7 +4,7 @@ BIN := .venv/bin
 PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo test test-all freqtrade lint fmt clean
+.PHONY: help install wheel demo docs test test-all test-slow freqtrade lint fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,10 @@ wheel: .venv/.installed ## build the light library, dist/cpbmodels-*.whl
 
 demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
 	$(BIN)/cpb demo
+
+docs: .venv/.installed-dev ## the documentation site, build/site/index.html; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html, or: $(BIN)/mkdocs serve"
 
 lint: .venv/.installed-dev ## ruff, mypy, import rules
 	$(BIN)/ruff check .

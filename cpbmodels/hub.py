@@ -48,7 +48,8 @@ def from_hub(
 
     Args:
         repo: `USER/NAME` on the Hub.
-        symbol, timeframe: as in `BTCUSDT`, `1h`.
+        symbol: as in `BTCUSDT`.
+        timeframe: as in `1h`.
         revision: branch, tag or whole commit hash; None: the newest commit.
         market: "spot", "um", "cm", "own" for models of the publisher's own candles, or "sim" for simulated ones.
 
