@@ -1,7 +1,7 @@
 """What mkdocs is told besides `mkdocs.yml`: pages that lie outside `docs/`, links to the code, tables from the code.
 
 Pages are written for GitHub, where a link names a file. A link that leaves `docs/` becomes one to the page that shows
-that file here (`OUTSIDE`), or to the file in the repository. `<!-- generated: NAME -->` becomes the table of `tables.py`.
+that file here (`OUTSIDE`), or to the file in the repository. `<!-- generated: NAME -->` becomes a table of `tables.py`.
 """
 
 import logging
@@ -62,4 +62,4 @@ def _target(link: str, base: PurePosixPath, shown: str, config: Any) -> str:
     inside = file.removeprefix("docs/")
     if inside != file and not inside.startswith(("examples/", "colab")):
         return os.path.relpath(inside, here) + mark + anchor
-    return f"{config.repo_url.rstrip('/')}/blob/main/{file}{mark}{anchor}"
+    return f"{config.extra['repository']}/blob/main/{file}{mark}{anchor}"

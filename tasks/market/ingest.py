@@ -1,6 +1,6 @@
 """Ingestion: list, plan, fetch many at once, store series by series, look for what is missing, report.
 
-report = ingest(Scope.of(coins="BTC", timeframes="1h", source="../shared/market"))
+report = ingest(Scope.of(coins="BTC", timeframes="1h", source="FOLDER"))
 """
 
 import time

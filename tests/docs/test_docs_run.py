@@ -1,0 +1,97 @@
+"""Every command and snippet of README and documents is executed; what stands in for what is said in `world.py`,
+`stand_ins/sitecustomize.py` and below. A block that no table knows fails.
+"""
+
+import io
+import json
+import os
+import tomllib
+from contextlib import redirect_stdout
+
+import numpy as np
+import polars as pl
+import pytest
+import yaml
+from snippets import blocks, script
+from world import RECORDED, SUBSTITUTES, world
+
+BLOCKS = [block for block in blocks() if block.kind != "text"]
+BY_PAGE = {page: [block for block in BLOCKS if block.page == page] for page in dict.fromkeys(b.page for b in BLOCKS)}
+
+CANDLES = 'import pandas as pd; candles = pd.read_csv("candles.csv")'
+BEFORE: dict[str, str] = {
+    "cpbmodels/README.md": CANDLES,
+    "docs/mlflow.md": CANDLES,
+    "docs/freqtrade.md": "class IStrategy: pass",
+    "docs/publishing.md": CANDLES
+    + '\nfrom cpbmodels import Series; series = Series.from_frame(candles, "BTCUSDT", "1h")',
+    "docs/tuning.md": CANDLES
+    + """
+from cpbmodels import Series, train_fleet; series = Series.from_frame(candles, "BTCUSDT", "1h")""",
+}
+"""Python that a page's reader has run before its first snippet: data of one's own, names that the text explains."""
+
+CODES: dict[str, int] = {}
+"""Scripts (by their first line) that end with another exit code than 0, which their page says."""
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory):
+    with world(tmp_path_factory.mktemp("w")) as made:
+        yield made
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", BY_PAGE)
+def test_every_block_of_the_page_runs(page, place, monkeypatch):
+    monkeypatch.chdir(place.folder)
+    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME", "CPB_DOCS_BINANCE"):
+        monkeypatch.setenv(name, place.environment[name])
+    names = {"__name__": "page"}
+    exec(compile(BEFORE.get(page, ""), f"before {page}", "exec"), names)
+    for block in BY_PAGE[page]:
+        try:
+            run(block, place, names)
+        except Exception as error:
+            error.add_note(f"{block.place}, {block.kind}")
+            raise
+
+
+def run(block, place, names):
+    if block.kind in ("sh", "console"):
+        first = script(block).splitlines()[0]
+        place.shell(script(block), CODES.get(first, 0))
+    elif block.kind == "python":
+        with redirect_stdout(io.StringIO()):
+            exec(compile(block.text, block.place, "exec"), names)
+    elif block.kind == "json":
+        json.loads(block.text)
+    elif block.kind == "yaml":
+        automation(yaml.safe_load(block.text))
+    else:
+        settings(block, tomllib.loads(block.text))
+
+
+def settings(block, found):
+    """A preset file is one that a run takes; entry points are those that the library reads."""
+    if "project" in found:
+        from cpbmodels.arch import ENTRY_POINT_GROUP
+
+        assert list(found["project"]["entry-points"]) == [ENTRY_POINT_GROUP]
+        return
+    from pathlib import Path
+
+    from schemas.run import RunSpec
+
+    name = block.text.partition("\n")[0].removeprefix("# ").split()[0]
+    Path(name).write_text(block.text)
+    assert RunSpec(preset=name).overrides == found["options"]
+
+
+def automation(found):
+    """An automation that Prefect's own schema takes."""
+    from prefect.events.schemas.automations import AutomationCore
+
+    found["actions"][0]["block_document_id"] = "00000000-0000-0000-0000-000000000000"
+    assert AutomationCore.model_validate(found).actions

@@ -1,0 +1,88 @@
+"""The built site: strict, whole, nothing from another host, searchable from a folder and from a server."""
+
+import functools
+import re
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from snippets import ROOT
+
+CHROMIUM = Path("/usr/bin/chromium")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    pytest.importorskip("mkdocs")
+    folder = tmp_path_factory.mktemp("site") / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(params=["folder", "server"])
+def address(request, site):
+    if request.param == "folder":
+        yield site.as_uri()
+        return
+    handler = functools.partial(Quiet, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        """Print nothing."""
+
+
+@pytest.mark.slow
+def test_no_page_takes_anything_from_another_host(site):
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    loaded = re.compile(r"<(?:script|img|iframe|link)\b[^>]*\b(?:src|href)=[\"']?((?:https?:)?//[^\"' >]+)")
+    assert not {(page.name, url) for page in pages for url in loaded.findall(page.read_text())}
+    assert not [page.name for page in pages if "<!-- generated" in page.read_text()]
+
+
+@pytest.mark.slow
+def test_tables_are_made_from_the_code(site):
+    def text(name):
+        return (site / name).read_text()
+
+    assert "checkpoint_gradients" in text("options.html")
+    assert "seed-lstm-tuned" in text("options.html")
+    assert "cpb deploy status" in text("commands.html")
+    assert "/api/candles/{symbol}/{timeframe}" in text("http-api.html")
+    assert "hour_of_week_ny" in text("own-columns.html")
+    assert all(f"cpbmodels.{name}" in text("api.html") for name in ("Series", "train_fleet", "from_hub", "load"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_site_works_in_a_browser(site, address, scheme):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as play:
+        options = {"executable_path": str(CHROMIUM)} if CHROMIUM.exists() else {}
+        browser = play.chromium.launch(args=["--no-sandbox"], **options)
+        page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
+        asked, faults = [], []
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.goto(f"{address}/tutorial.html")
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", background)[:3])) > 380) == (scheme == "light")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.fill("input.md-search__input", "accumulate")
+        page.wait_for_selector(".md-search-result__link", timeout=30_000)
+        browser.close()
+    assert not faults
+    assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
