@@ -254,7 +254,13 @@ def _spans(rows: int, validation: float, test: float, embargo: int | None) -> di
 
 def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
     """The candles as float64 [rows, 4], or a ModelError naming the first impossible row."""
-    prices = np.ascontiguousarray(prices, dtype=np.float64)
+    try:
+        prices = np.ascontiguousarray(prices, dtype=np.float64)
+    except (TypeError, ValueError):  # numpy's sentence names neither column nor remedy
+        raise ModelError(
+            f"{label}: candles must be numbers, [rows, 4] (open, high, low, close); a table with times goes to "
+            "Series.from_frame."
+        ) from None
     if prices.ndim != 2 or prices.shape[1] != 4:
         raise ModelError(
             f"{label}: candles must have the shape [rows, 4] (open, high, low, close), not {prices.shape}."

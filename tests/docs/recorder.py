@@ -11,7 +11,9 @@ name, *arguments = sys.argv[1:]
 
 def main() -> None:
     if name == "curl" and any("127.0.0.1" in one for one in arguments):
-        sys.exit(subprocess.run(["/usr/bin/curl", "--silent", "--show-error", "--fail", *arguments]).returncode)
+        sys.exit(
+            subprocess.run(["/usr/bin/curl", "--silent", "--show-error", "--fail", *arguments]).returncode
+        )
     with Path("recorded.txt").open("a") as file:
         file.write(" ".join([name, *arguments]) + "\n")
     if name == "pip":

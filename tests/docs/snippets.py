@@ -7,7 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
-    [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "cpbmodels/README.md", *(ROOT / "docs").rglob("*.md")]
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "cpbmodels/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
 )
 RUN = ("sh", "console", "python", "toml", "json", "yaml")
 """Kinds of block that a test executes: `console` is commands behind `$` with what they print."""

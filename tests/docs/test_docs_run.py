@@ -16,7 +16,9 @@ from snippets import blocks, script
 from world import RECORDED, SUBSTITUTES, world
 
 BLOCKS = [block for block in blocks() if block.kind != "text"]
-BY_PAGE = {page: [block for block in BLOCKS if block.page == page] for page in dict.fromkeys(b.page for b in BLOCKS)}
+BY_PAGE = {
+    page: [block for block in BLOCKS if block.page == page] for page in dict.fromkeys(b.page for b in BLOCKS)
+}
 
 CANDLES = 'import pandas as pd; candles = pd.read_csv("candles.csv")'
 BEFORE: dict[str, str] = {
@@ -60,8 +62,10 @@ def test_every_block_of_the_page_runs(page, place, monkeypatch):
 
 def run(block, place, names):
     if block.kind in ("sh", "console"):
-        first = script(block).splitlines()[0]
-        place.shell(script(block), CODES.get(first, 0))
+        text = script(block)
+        place.shell("".join(names.setdefault("exports", [])) + text, CODES.get(text.splitlines()[0], 0))
+        # A reader's shell keeps what it was told; a Prefect server it would not find here.
+        names["exports"] += [f"{line}\n" for line in text.splitlines() if line.startswith("export CPB_")]
     elif block.kind == "python":
         with redirect_stdout(io.StringIO()):
             exec(compile(block.text, block.place, "exec"), names)

@@ -62,7 +62,9 @@ def test_tables_are_made_from_the_code(site):
     assert "cpb deploy status" in text("commands.html")
     assert "/api/candles/{symbol}/{timeframe}" in text("http-api.html")
     assert "hour_of_week_ny" in text("own-columns.html")
-    assert all(f"cpbmodels.{name}" in text("api.html") for name in ("Series", "train_fleet", "from_hub", "load"))
+    assert all(
+        f"cpbmodels.{name}" in text("api.html") for name in ("Series", "train_fleet", "from_hub", "load")
+    )
 
 
 @pytest.mark.slow

@@ -117,7 +117,9 @@ def _texts(path: Path) -> list[str]:
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.JoinedStr):
-            found.append("".join(part.value if isinstance(part, ast.Constant) else "" for part in node.values))
+            found.append(
+                "".join(part.value if isinstance(part, ast.Constant) else "" for part in node.values)
+            )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.append(node.value)
     return found

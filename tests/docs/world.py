@@ -197,7 +197,9 @@ def running(made):
     local = made.folder / ".venv/bin"
     texts = {"cpb": fork_server.CLIENT.format(python=sys.executable, socket=str(address))}
     texts |= dict.fromkeys(("python", "python3"), f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    texts |= {name: f'#!/bin/sh\nexec {sys.executable} {HERE / "recorder.py"} {name} "$@"\n' for name in RECORDED}
+    texts |= {
+        name: f'#!/bin/sh\nexec {sys.executable} {HERE / "recorder.py"} {name} "$@"\n' for name in RECORDED
+    }
     for name, text in texts.items():
         for place in (programs, local):
             (place / name).write_text(text)

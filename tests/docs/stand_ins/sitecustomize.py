@@ -61,7 +61,12 @@ def no_server(module):
     )  # fmt: skip
     worker = SimpleNamespace(name="worker", process=SimpleNamespace(pid=2))
     module.up = lambda port, workers: SimpleNamespace(
-        server=server, worker=worker, started=["server", "worker"], ended=[], dropped=0, seconds={"server": 1.0}
+        server=server,
+        worker=worker,
+        started=["server", "worker"],
+        ended=[],
+        dropped=0,
+        seconds={"server": 1.0},
     )
     module.down = lambda: ["worker", "server"]
 
@@ -72,7 +77,11 @@ def no_run(module):
 
         text = (Path(__file__).parents[3] / "prefect.yaml").read_text()
         known = yaml.safe_load(text)["deployments"]
-        found = [one for one in known if name in (one["name"], f"{one['entrypoint'].rpartition(':')[2]}/{one['name']}")]
+        found = [
+            one
+            for one in known
+            if name in (one["name"], f"{one['entrypoint'].rpartition(':')[2]}/{one['name']}")
+        ]
         assert found, f"{name} is none of {[one['name'] for one in known]}"
         assert all("=" in one for one in param)
         ending = "Completed" if watch else "Scheduled"
