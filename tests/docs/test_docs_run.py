@@ -4,16 +4,13 @@
 
 import io
 import json
-import os
 import tomllib
 from contextlib import redirect_stdout
 
-import numpy as np
-import polars as pl
 import pytest
 import yaml
 from snippets import blocks, script
-from world import RECORDED, SUBSTITUTES, world
+from world import world
 
 BLOCKS = [block for block in blocks() if block.kind != "text"]
 BY_PAGE = {
@@ -48,6 +45,7 @@ def place(tmp_path_factory):
 @pytest.mark.parametrize("page", BY_PAGE)
 def test_every_block_of_the_page_runs(page, place, monkeypatch):
     monkeypatch.chdir(place.folder)
+    monkeypatch.setattr("sys.argv", ["page", "data"])
     for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME", "CPB_DOCS_BINANCE"):
         monkeypatch.setenv(name, place.environment[name])
     names = {"__name__": "page"}

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -93,7 +94,7 @@ def test_every_preset_that_the_documents_set_exists():
 def test_every_option_set_on_the_command_line_is_a_field_of_the_preset():
     known = {*cpbmodels.Preset.__dataclass_fields__, *ALIASES}
     names = [word.partition("=")[0].replace("-", "_") for _, words in cpb_commands()
-             for flag, word in zip(words, words[1:], strict=False) if flag == "--set"]  # fmt: skip
+             for flag, word in pairwise(words) if flag == "--set"]  # fmt: skip
     assert not [name for name in names if name not in known and not name.isupper()]
 
 

@@ -35,8 +35,8 @@ SUBSTITUTES = [
     (r"-p 5001", "-p {port}", "a free port"),
     (r"127\.0\.0\.1:5001", "127.0.0.1:{port}", "the same"),
     (r"^mlflow models serve (.*)$", "begin {port} mlflow models serve \\1", "it runs until it is stopped"),
-    (r"^(\.venv/bin/)?cpb serve.*$", "begin {port} cpb serve --port {port}", "it runs until it is stopped; a free port"),
-    (r"^(\.venv/bin/)?cpb ui.*$", "begin {port} cpb ui --port {port}", "it runs until it is stopped; a free port"),
+    (r"^(\.venv/bin/)?cpb serve.*$", "begin {port} cpb serve --port {port}", "it runs until it is stopped"),
+    (r"^(\.venv/bin/)?cpb ui.*$", "begin {port} cpb ui --port {port}", "it runs until it is stopped"),
     (r"^(\.venv/bin/)?cpb doctor.*$", "cpb doctor --quick --json || [ $? = 1 ]",
      "half a minute of measurements, and a verdict on the machine that runs the test"),
     (r"^python -m (benchmarks\.\w+) .*$", "python -m \\1 --help", "minutes; tests/benchmarks run them small"),
@@ -213,7 +213,8 @@ def running(made):
     try:
         deadline = time.monotonic() + 600
         while not address.exists():
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.poll() is None
+            assert time.monotonic() < deadline
             time.sleep(0.05)
         yield made
     finally:

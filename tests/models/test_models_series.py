@@ -91,7 +91,7 @@ def test_impossible_candles_are_named(row, message):
 def test_wrong_shape_and_missing_columns_say_what_to_do():
     with pytest.raises(ModelError, match=r"\[rows, 4\]"):
         Series.from_ohlc(np.ones((5, 5)))
-    with pytest.raises(ModelError, match="Series.from_frame"):  # a table, with its times
+    with pytest.raises(ModelError, match=r"Series\.from_frame"):  # a table, with its times
         Series.from_ohlc(np.array([["2025-01-01", 1.0, 1.0, 1.0]], dtype=object))
     with pytest.raises(ModelError, match=r"log_range_mean_6.*Series\.from_frame"):
         walk().columns(("r_open", "log_range_mean_6"))

@@ -6,8 +6,8 @@ Loaded by Python itself, since its folder is on PYTHONPATH. Each stand-in change
 |---|---|---|
 | `tasks.market.client` | Binance's hosts | the simulator on loopback (`CPB_DOCS_BINANCE`) |
 | `schemas.universe` | `all` coins: 20 | BTC and ETH |
-| `cpbmodels.presets`, `schemas.presets` | a training of minutes | one of two steps, one seed; every other option as the preset has it |
-| `flows.deploy.control`, `.runs`, `.status` | a Prefect server and worker, a run on it | what they would return, after the deployment's name and its parameters were checked |
+| `cpbmodels.presets`, `schemas.presets` | a training of minutes | two steps, one seed, else as the preset says |
+| `flows.deploy.control`, `.runs` | a Prefect server and worker, a run | what they return; the deployment's name is checked |
 
 `tests/e2e/test_e2e_deploy.py` runs the real server, and the presets as they are train in `tests/flows` and `tests/e2e`.
 """
@@ -90,15 +90,6 @@ def no_run(module):
         )
 
     module.run = run
-
-
-def no_status(module):
-    def status():
-        from schemas.scope import home
-
-        return SimpleNamespace(problems={}, home=home(), processes=[], deployments=[], data=None, disk=None)
-
-    module.status = status
 
 
 CHANGES = {
