@@ -60,11 +60,8 @@ def test_every_block_says_whether_it_is_run_or_shown():
 def test_every_command_and_option_that_the_documents_name_exists():
     from flows.cli import _app
 
-    wrong = [
-        (place, problem)
-        for place, words in cpb_commands()
-        if (problem := _unknown(typer.main.get_command(_app()), words[1:]))
-    ]
+    cpb = typer.main.get_command(_app())
+    wrong = [(place, problem) for place, words in cpb_commands() if (problem := _unknown(cpb, words[1:]))]
     assert not wrong
 
 

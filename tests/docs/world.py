@@ -32,6 +32,7 @@ SUBSTITUTES = [
     (r"USER/NAME@REVISION", "USER/NAME@main", "a commit of your own repository"),
     (r"--version 7", "--version 1", "the one version that there is"),
     (r"cpb promote BTC 1h --version previous", "cpb promote BTC 1h --version 1", "nothing was replaced yet"),
+    (r"--timeframes 1w,1mo", "--timeframes 1mo", "the simulator has no weeks"),
     (r"-p 5001", "-p {port}", "a free port"),
     (r"127\.0\.0\.1:5001", "127.0.0.1:{port}", "the same"),
     (r"^mlflow models serve (.*)$", "begin {port} mlflow models serve \\1", "it runs until it is stopped"),
@@ -99,6 +100,9 @@ class World:
                     for name, number in ports.items():
                         instead = instead.replace(name, number)
                     bare = re.sub(pattern, instead, bare)
+            if bare.startswith("python -m") and bare in self.ran:
+                continue
+            self.ran.add(bare)
             lines.append(bare)
         return "\n".join(lines) + "\n"
 
@@ -235,14 +239,13 @@ def _files(made):
                     path = made.folder / "FOLDER" / key
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(simulated.read(key))
-    start = to_us(until) - 70 * 86_400_000_000
-    frames = []
-    for month in ("2025-04", "2025-05"):
-        bounds = period_bounds(month)
-        frames.append(synthetic.candles("BTCUSDT", 3_600_000_000, max(bounds[0], start), bounds[1]))
-    candles = pl.concat(frames)
+    months = [period_bounds(f"2025-0{month}") for month in range(1, 6)]
+    candles = pl.concat([synthetic.candles("BTCUSDT", 3_600_000_000, *bounds) for bounds in months])
     plain = candles.select(pl.col("open_time").dt.epoch("ms"), "open", "high", "low", "close", "volume")
-    plain.write_csv(made.folder / "candles.csv")
+    named = plain.with_columns(symbol=pl.lit("BTCUSDT"), timeframe=pl.lit("1h"))
+    named.write_csv(made.folder / "candles.csv")
+    (made.folder / "tables").mkdir()
+    plain.write_csv(made.folder / "tables/BTCUSDT-1h.csv")
     candles.write_parquet(made.folder / "candles.parquet")
     dated = candles.select(pl.col("open_time").alias("date"), "open", "high", "low", "close", "volume")
     dated.write_csv(made.folder / "BTCUSDT-1h.csv")

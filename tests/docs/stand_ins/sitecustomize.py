@@ -7,7 +7,7 @@ Loaded by Python itself, since its folder is on PYTHONPATH. Each stand-in change
 | `tasks.market.client` | Binance's hosts | the simulator on loopback (`CPB_DOCS_BINANCE`) |
 | `schemas.universe` | `all` coins: 20 | BTC and ETH |
 | `cpbmodels.presets`, `schemas.presets` | a training of minutes | two steps, one seed, else as the preset says |
-| `flows.deploy.control`, `.runs` | a Prefect server and worker, a run | what they return; the deployment's name is checked |
+| `flows.deploy.control`, `.runs` | a Prefect server, a run | what they return; the name is checked |
 
 `tests/e2e/test_e2e_deploy.py` runs the real server, and the presets as they are train in `tests/flows` and `tests/e2e`.
 """
