@@ -1,7 +1,14 @@
 # cpb: `make help` lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP_FLAGS := --quiet --disable-pip-version-check -c constraints.txt
+# uv where it is there, with the same pins; UV=1 or UV=0 decides. Where pip is told of other places for packages (an
+# index, or a folder with another build of torch), which uv does not read, pip stays.
+UV ?= $(shell command -v uv >/dev/null && ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo 1)
+ifeq ($(UV),1)
+INSTALL := uv pip install --python $(BIN)/python -c constraints.txt
+else
+INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+endif
 
 .DEFAULT_GOAL := help
 .PHONY: help install wheel demo docs test test-all test-slow freqtrade lint fmt clean
@@ -10,12 +17,16 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
 .venv/.installed: pyproject.toml cpbmodels/pyproject.toml constraints.txt
+	@echo "Installing cpb into .venv: 0.6 GB to download and 2 GB on disk with a CPU build of torch, 3.5 and 7 GB with the"
+	@echo "CUDA build that PyPI has for Linux; 2 to 10 minutes. For the CPU build, first install it:"
+	@echo "  $(PYTHON) -m venv .venv && $(BIN)/pip install torch --index-url https://download.pytorch.org/whl/cpu"
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install $(PIP_FLAGS) -e ./cpbmodels -e .
+	$(INSTALL) -e ./cpbmodels -e .
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install $(PIP_FLAGS) -e '.[dev,judging,onnx,tune,wandb,docs]'
+	@echo "Installing the tools for tests and documents: 0.5 GB to download, 1 GB on disk; 1 to 5 minutes."
+	$(INSTALL) -e '.[dev,judging,onnx,tune,wandb,docs]'
 	touch $@
 
 install: .venv/.installed ## create .venv and install cpb into it
@@ -24,6 +35,7 @@ wheel: .venv/.installed ## build the light library, dist/cpbmodels-*.whl
 	$(BIN)/python -m tasks.storage.wheel dist
 
 demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
+	@echo "The demo trains 20 models on simulated klines: 2 to 5 minutes on two cores, 0.2 GB in data/ and mlruns/."
 	$(BIN)/cpb demo
 
 docs: .venv/.installed-dev ## the documentation site, build/site/index.html; warnings are errors
@@ -37,14 +49,16 @@ lint: .venv/.installed-dev ## ruff, mypy, import rules
 	$(BIN)/lint-imports
 
 test: lint ## lint, types, import rules and the fast tests
+	@echo "The fast tests: 6 to 10 minutes on two cores."
 	$(BIN)/pytest -n 2
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
+	@echo "All tests, with servers, browser and long trainings: about 40 minutes on two cores."
 	$(BIN)/pytest -n 2 -m ''
 
 .venv-freqtrade/.installed: cpbmodels/pyproject.toml Makefile
 	test -x .venv-freqtrade/bin/python || $(PYTHON) -m venv .venv-freqtrade
-	.venv-freqtrade/bin/pip install --quiet --disable-pip-version-check -e ./cpbmodels freqtrade==2026.9
+	.venv-freqtrade/bin/pip install --disable-pip-version-check -e ./cpbmodels freqtrade==2026.9
 	touch $@
 
 freqtrade: .venv-freqtrade/.installed ## create .venv-freqtrade, in which the slow tests run the real freqtrade

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
     from cpbmodels.errors import ModelError
     from cpbmodels.hub import from_hub
-    from cpbmodels.job import EpochRecord
+    from cpbmodels.job import EpochRecord, StepRecord
     from cpbmodels.member import Member, ensemble, load
     from cpbmodels.options import PROFILES, Preset
     from cpbmodels.plan import why_not
@@ -53,11 +53,12 @@ _MODULE_OF = {
     "train_fleet": "training",
     "why_not": "plan",
     "EpochRecord": "job",
+    "StepRecord": "job",
 }
 __all__ = [
     "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
-    "Prediction", "Preset", "Series", "architecture", "architectures", "ensemble", "forecast_all", "from_hub", "load",
-    "predict", "preset", "train_fleet", "why_not", "without_effect",
+    "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures", "ensemble", "forecast_all",
+    "from_hub", "load", "predict", "preset", "train_fleet", "why_not", "without_effect",
 ]  # fmt: skip
 
 

@@ -39,6 +39,30 @@ OnEpoch = Callable[[EpochRecord], Iterable[int] | None]
 """Called after every epoch of a fleet; may return indices of members that shall stop now (of other fleets: ignored)."""
 
 
+@dataclass(frozen=True)
+class StepRecord:
+    """What `on_step` is called with: once before a fleet's first step, then about every 0.3 s within an epoch.
+
+    epoch: from 1, of at most `epochs`. step: done of the epoch's `steps` (on a GPU: launched). members: indices in the
+    returned list of those that train. of_members: how many the whole call trains.
+    device: as in `cpu` or `cuda:0`. data: rows and columns of the candles there, data_mb: their size.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    members: list[int]
+    of_members: int
+    device: str
+    data: tuple[int, int]
+    data_dtype: str
+    data_mb: float
+
+
+OnStep = Callable[[StepRecord], None]
+
+
 class Stopped(Exception):
     """Raised in a fleet when another part of its training failed or was interrupted."""
 
@@ -57,6 +81,8 @@ class Job:
     resume: bool
     warm: list[Member | None] | None  # per task, the member it continues from
     on_epoch: OnEpoch | None
+    on_step: OnStep | None = None
+    of_members: int = 0  # members of the whole call
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` runs
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` or `on_step` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step

@@ -28,6 +28,9 @@ from cpbmodels.per_member import IN_RATE
 from cpbmodels.plan import windows_in_flight
 from cpbmodels.schedule import learning_rate, step_rates
 
+_TELL_S = 0.3
+"""Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
+
 
 @dataclass
 class Progress:
@@ -89,8 +92,9 @@ class Loop:
         options: Preset,
         monitor: Monitor | None = None,
         stop: Event | None = None,
+        on_step: Callable[[Loop, int, int], None] | None = None,
     ) -> None:
-        self.stop = stop or Event()
+        self.stop, self.on_step, self.told = stop or Event(), on_step, 0.0
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
@@ -161,7 +165,14 @@ class Loop:
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
             self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
+            self.tell(step + 1, max(steps))
         return int(counts.sum())
+
+    def tell(self, step: int, steps: int) -> None:
+        """Report the steps done of this epoch, at most every `_TELL_S` seconds, from the host's side alone."""
+        if self.on_step is not None and (now := time.perf_counter()) - self.told >= _TELL_S:
+            self.told = now
+            self.on_step(self, step, steps)
 
     def rates(self, steps: int) -> np.ndarray:
         """Learning rates of the epoch's steps: [steps], or [steps, rows] where members differ in `IN_RATE`."""

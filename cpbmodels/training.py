@@ -27,7 +27,7 @@ from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
 from cpbmodels.fleet import Fleet
-from cpbmodels.job import EpochRecord, Job, OnEpoch, Stopped
+from cpbmodels.job import EpochRecord, Job, OnEpoch, OnStep, StepRecord, Stopped
 from cpbmodels.loop import EpochCost, Loop
 from cpbmodels.member import Member
 from cpbmodels.model import DTYPES
@@ -54,6 +54,7 @@ def train_fleet(
     resume: bool = False,
     warm_start: Sequence[Member | None] | None = None,
     on_epoch: OnEpoch | None = None,
+    on_step: OnStep | None = None,
     profile: str | None = None,
     **overrides: Any,
 ) -> list[Member]:
@@ -64,6 +65,7 @@ def train_fleet(
     warm_start: trained members with equal options, one per new member, to continue from; None starts
         that member anew.
     on_epoch: called after every epoch of every fleet; it may return indices of members that shall stop now.
+    on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
         member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in fleets of their own.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
@@ -88,6 +90,8 @@ def train_fleet(
         resume=resume,
         warm=list(warm_start) if warm_start is not None else None,
         on_epoch=on_epoch,
+        on_step=on_step,
+        of_members=len(members),
     )
     if job.warm is not None and len(job.warm) != len(members):
         raise ModelError(f"warm_start needs one member per new member: {len(members)}, not {len(job.warm)}.")
@@ -253,7 +257,8 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     with Monitor(job.device) as monitor, fast_matmul(job):
         fleet = make_fleet(job, net, tasks)
         set_initial_weights(job, fleet, bank, tasks)
-        loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop)
+        tell = _step_reporter(job, bank) if job.on_step is not None else None
+        loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop, tell)
         store = (
             Checkpoints(job.checkpoint / f"fleet-{tasks[0].index:04d}")
             if job.checkpoint is not None
@@ -261,6 +266,8 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
         )
         if store is not None and not (job.resume and loop.resume(store)):
             store.clear()
+        if tell is not None:
+            tell(loop, 0, max(loop.steps))
         try:
             loop.run(store, _reporter(job) if job.on_epoch is not None else None)
         finally:
@@ -276,6 +283,8 @@ def _solve_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     with Monitor(job.device) as monitor:
         tasks = [replace(task, options=replace(task.options, epochs=1)) for task in unscaled(tasks)]
         loop = Loop(make_fleet(job, net, tasks), bank, tasks, job.options, monitor, job.stop)
+        if job.on_step is not None:
+            _step_reporter(job, bank)(loop, 0, 1)
         cost = solve(job, loop)
         if job.on_epoch is not None:
             _reporter(job)(loop, cost)
@@ -322,6 +331,30 @@ def _warm_row(net: Net, member: Member) -> Tensor:
             "start without it, or with its options."
         )
     return member.rows
+
+
+def _step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], None]:
+    """Calls `on_step` with how far the loop has come within its epoch."""
+    rows = bank.rows
+
+    def report(loop: Loop, step: int, steps: int) -> None:
+        record = StepRecord(
+            epoch=loop.epoch + 1,
+            epochs=max(own.epochs for own in loop.own_options),
+            step=step,
+            steps=steps,
+            members=[loop.tasks[task].index for task in loop.order[: loop.active]],
+            of_members=job.of_members,
+            device=str(rows.device),
+            data=(rows.shape[0], rows.shape[1]),
+            data_dtype=str(rows.dtype).removeprefix("torch."),
+            data_mb=rows.numel() * rows.element_size() / 1e6,
+        )
+        assert job.on_step is not None
+        with job.lock:  # fleets side by side report one at a time
+            job.on_step(record)
+
+    return report
 
 
 def _reporter(job: Job) -> Callable[[Loop, EpochCost], None]:

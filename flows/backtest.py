@@ -20,14 +20,12 @@ from flows.summary import Say, Summary
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
-from tasks.train import Progress, train
+from tasks.train import train
 from tasks.training.retention import FleetsInUse
 from tasks.training.slots import check_device, plan_slots
 
 
-def run_backtest(
-    spec: BacktestSpec, steps: Runner, say: Say = say_to_people, *, on_progress: Progress | None = None
-) -> dict[str, Any]:
+def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
     """Run the backtest and return what `--json` prints: `pooled`, `members`, `failures`, `exit` and more.
 
     Raises:
@@ -40,7 +38,7 @@ def run_backtest(
     in_use = FleetsInUse(root)
     try:
         slots = plan_slots(spec.device, len(plan.jobs))
-        calls = [(job, root, slots, spec.train_timeout_s, on_progress) for job in plan.jobs]
+        calls = [(job, root, slots, spec.train_timeout_s) for job in plan.jobs]
         return finish_backtest(spec, plan, steps.each(train, calls), summary.failures, say)
     finally:
         in_use.release()
@@ -54,7 +52,7 @@ def _plan(spec: BacktestSpec, steps: Runner, say: Say, summary: Summary) -> Back
         raise CpbError(
             f"nothing to backtest ({reasons}); check coins, since, as_of and source", code="no-series"
         )
-    say(f"{len(plan.folds)} series (coins x timeframes x folds); training {', '.join(spec.names)}")
+    say(f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(spec.names)}")
     for sentence in plan.incomplete:
         say(sentence)
     return plan

@@ -31,12 +31,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def count(number: int, noun: str) -> str:
-    """Return the number with its noun: `1 member`, `2 members`, `1,200 windows`, `3 series`."""
-    plural = noun if noun.endswith("series") else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"
-
-
 class ConsoleHandler(logging.Handler):
     """Prints what is logged on the stderr of the moment, which a bar replaces, as `cpb: …` like errors."""
 

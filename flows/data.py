@@ -4,6 +4,7 @@ from flows.runner import Runner
 from flows.summary import Say, Summary
 from schemas.handover import Failure, SeriesRecord
 from schemas.run import ScopeSpec
+from schemas.wording import count
 from tasks.features import features
 from tasks.ingest import ingest
 
@@ -12,8 +13,10 @@ def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -
     """Ingest the scope and compute its features; what fails is added to the summary."""
     found = steps.one(ingest, spec.scope, spec.tail)
     summary.add(found.failures, say)
-    say(f"ingested {len(found.series)} series ({found.requests} requests, {found.seconds:.1f} s)")
-    outcomes = steps.each(features, [(spec.scope, series) for series in found.series])
+    say(
+        f"ingested {count(len(found.series), 'series')} ({count(found.requests, 'request')}, {found.seconds:.1f} s)"
+    )
+    outcomes = steps.each(features, [(spec.scope, series) for series in found.series], "series")
     records = [one for one in outcomes if isinstance(one, SeriesRecord)]
     for series, one in zip(found.series, outcomes, strict=True):
         if not isinstance(one, SeriesRecord):

@@ -6,7 +6,6 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.artifacts import show_failures
-from flows.console import count
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
@@ -17,6 +16,7 @@ from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
 from schemas.run import ForecastSpec
 from schemas.scope import Scope
+from schemas.wording import count
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.store import stored

@@ -4,15 +4,18 @@ Retries, calls at once and time limits belong to the step (`tasks.step`), so bot
 needs no server, starts at once, and leaves nothing behind when it is killed.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, ParamSpec
 
 from prefect.states import Failed, State
 
+from flows.progress import shown_progress
 from flows.run_log import logged_to_run
 from schemas.errors import CpbError
 from tasks.parallel import run_each
+from tasks.progress import tell, telling
 from tasks.step import Step
 from tasks.storage.urls import without_credentials
 
@@ -29,9 +32,25 @@ class Runner:
         """Return the result of one call; its error is raised."""
         return self._call(step)(*args)
 
-    def each(self, step: Step[..., Any], calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the result of every call, in order, or the exception that ended it; one stops no other."""
-        return run_each([partial(self._call(step), *args) for args in calls], step.workers)
+    def each(self, step: Step[..., Any], calls: Sequence[tuple[Any, ...]], unit: str = "") -> list[Any]:
+        """Return the result of every call, in order, or the exception that ended it; one stops no other.
+
+        Args:
+            unit: what a call is about, as in `series`; where it is given, the number of calls done is told.
+        """
+        call = self._call(step)
+        if not unit:
+            return run_each([partial(call, *args) for args in calls], step.workers)
+        done = itertools.count(1)
+
+        def counted(*args: Any) -> Any:
+            try:
+                return call(*args)
+            finally:
+                tell(step.name, next(done), len(calls), unit)
+
+        with telling(step.name, len(calls), unit):
+            return run_each([partial(counted, *args) for args in calls], step.workers)
 
     def _call(self, step: Step[..., Any]) -> Callable[..., Any]:
         return step.in_prefect if self._prefect else step.fn
@@ -46,7 +65,7 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
 
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
-        with logged_to_run():
+        with logged_to_run(), shown_progress("flow"):
             try:
                 return flow(*args, **kwargs)
             except CpbError as error:

@@ -11,7 +11,6 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.artifacts import show_run
-from flows.console import count
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
@@ -20,11 +19,12 @@ from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.tracked_run import run_of
-from flows.training import Progress, Training, run_training
+from flows.training import Training, run_training
 from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure
 from schemas.identity import tree_of
 from schemas.run import RunSpec
+from schemas.wording import count
 from tasks.forecast import forecast
 from tasks.hub.publish import check_ready
 from tasks.hub.tree import check_replaceable
@@ -34,15 +34,13 @@ from tasks.tracking.prune import prune_nightly
 from tasks.tracking.runs import COMPLETE, PARTIAL, WARNINGS, finish
 
 
-def run_train_all(
-    spec: RunSpec, steps: Runner, say: Say = say_to_people, *, on_progress: Progress | None = None
-) -> Summary:
+def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
     """Run the whole job and return its summary; errors as in `run_training`."""
     with tell_outcome("train-all", spec.scope) as outcome:
         if spec.repo:
             check_ready(spec.repo)  # hours before the token is needed
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
-        training = run_training(spec, steps, say, on_progress=on_progress)
+        training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):
             return _deliver(spec, training, steps, say, outcome)

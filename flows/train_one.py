@@ -1,6 +1,8 @@
 """`cpb train`: one series, one architecture, through the same steps as the main job up to the scores."""
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import isfinite
 from typing import Any
 
 from flows.runner import Runner
@@ -8,25 +10,20 @@ from flows.summary import Say
 from flows.training import Earlier, run_training
 from schemas.errors import CpbError
 from schemas.handover import FleetResult, Judgement
+from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, finish
 from tasks.training.fleet_files import member_folder
 
 
-def train_one(
-    spec: RunSpec,
-    *,
-    resume: bool,
-    say: Say,
-    on_progress: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+def train_one(spec: RunSpec, *, resume: bool, say: Say) -> dict[str, Any]:
     """Train and judge the spec's one member; return what `cpb train --json` prints.
 
     Raises:
         CpbError: the member failed.
     """
     earlier: Earlier = "expect" if resume else "forget"
-    training = run_training(spec, Runner(), say, earlier=earlier, name="train", on_progress=on_progress)
+    training = run_training(spec, Runner(), say, earlier=earlier, name="train")
     if training.summary.failures:
         failure = training.summary.failures[0]
         raise CpbError(failure.reason, code=failure.code)
@@ -34,6 +31,59 @@ def train_one(
     result = _result(spec, training.results[0], training.judged[0].judgements[0])
     training.fleets.release()
     return result
+
+
+def result_lines(result: dict[str, Any]) -> list[str]:
+    """Return what people read at the end of `cpb train`: verdict, losses, cost, where all of it lies, what is next."""
+    name = f"{result['architecture']} on {result['symbol']} {result['timeframe']}"
+    verdict = f"{name} is {result['verdict']}" if result["verdict"] else f"{name} could not be judged"
+    rows = [*_loss_rows(result), ("cost", _cost(result)), ("model", result["model_folder"])]
+    rows += [("run", f"{result['run_id']} (`cpb ui` shows it)"), ("next", _next_command(result))]
+    return [f"{verdict}", *(f"  {head:<6} {text}" for head, text in rows)]
+
+
+def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the losses over the epochs as a picture and in figures; a closed form has none to show."""
+    history, best = result["history"], result["best_epoch"]
+    for head, key in (("train", "train_loss"), ("valid.", "val_loss")):
+        values = [one[key] for one in history if one[key] is not None]
+        if len(values) > 1:
+            yield head, f"{sparkline(values)}  loss {values[0]:.4f} -> {values[-1]:.4f}"
+    if best and len(history) > 1:
+        why = f"; {result['stopped']}" if result["stopped"] else ""
+        yield "best", f"validation loss {result['best_val_loss']:.4f} in epoch {best} of {len(history)}{why}"
+
+
+def _cost(result: dict[str, Any]) -> str:
+    memory = result["memory"]
+    peak = memory.get("gpu_mem_allocated_peak_mb") or memory.get("rss_peak_mb") or 0
+    speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "solved at once"
+    return f"{speed} on {result['device'] or 'cpu'}, peak memory {peak:,.0f} MB"
+
+
+def _next_command(result: dict[str, Any]) -> str:
+    """Return the command that lets the same model compete for its series and forecast."""
+    source = " --source sim" if result["market"] == SIM else ""
+    return (
+        f"cpb train-all --coins {result['symbol']} --timeframes {result['timeframe']} --architectures "
+        f"{result['architecture']}{source}   (promotes it if the gate lets it, and forecasts)"
+    )
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """Return the values as a row of bars, at most `width`, each the mean of its share; gaps for values not finite."""
+    bars = min(width, len(values))
+    edges = [round(i * len(values) / bars) for i in range(bars + 1)] if bars else []
+    parts = [values[a:b] for a, b in pairwise(edges)]
+    means = [sum(part) / len(part) for part in parts]
+    finite = [one for one in means if isfinite(one)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    step = (high - low) / (len(_BARS) - 1) or 1.0
+    return "".join(_BARS[round((one - low) / step)] if isfinite(one) else " " for one in means)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
 def _result(spec: RunSpec, fleet: FleetResult, judgement: Judgement) -> dict[str, Any]:
@@ -52,7 +102,11 @@ def _result(spec: RunSpec, fleet: FleetResult, judgement: Judgement) -> dict[str
         "best_val_loss": report.get("best_val_loss"),
         "windows_per_s": report.get("windows_per_s"),
         "memory": {k: v for k, v in report.items() if k.endswith("_mb")},
-        "test_crps_ratio": judgement.metrics.get("test_crps_ratio"),
+        "stopped": report.get("reason") or report.get("stopped"),
+        "device": report.get("device"),
+        "history": [{k: one.get(k) for k in ("train_loss", "val_loss")} for one in member.history],
+        "verdict": judgement.verdict,
+        **{name: judgement.metrics.get(name) for name in _RATIO},
         "run_id": judgement.run_id,
         "model_folder": str(folder / "model"),
         "exit": 0,

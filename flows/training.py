@@ -1,12 +1,11 @@
 """A run up to its scores, as `train` and `train-all` share it: candles, features, plan, train, evaluate."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
-from flows.console import count
 from flows.console import say as say_to_people
 from flows.data import series_records
 from flows.runner import Runner
@@ -16,6 +15,7 @@ from flows.training_warnings import fleet_warnings
 from schemas.errors import CpbError
 from schemas.handover import FleetJob, FleetJudgement, FleetResult, SeriesRecord
 from schemas.run import RunSpec
+from schemas.wording import count
 from tasks.evaluate import evaluate
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
@@ -26,8 +26,6 @@ from tasks.train import train
 from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
 from tasks.training.retention import FleetsInUse
 from tasks.training.slots import check_device, plan_slots
-
-Progress = Callable[[dict[str, Any]], None]
 
 Earlier = Literal["use", "expect", "forget"]
 """What becomes of what the same command has trained before: gone on from, the same and said where there is nothing, or
@@ -52,7 +50,6 @@ def run_training(
     *,
     earlier: Earlier = "use",
     name: str = "train-all",
-    on_progress: Progress | None = None,
 ) -> Training:
     """Ingest, compute features, plan, train, judge and log.
 
@@ -81,7 +78,7 @@ def run_training(
     summary.run_id = run.run_id
     in_use = FleetsInUse(root)
     with run_of(run.run_id):
-        results = _train(spec, steps, say, planned.jobs, summary, earlier, on_progress)
+        results = _train(spec, steps, say, planned.jobs, summary, earlier)
         judged = []
         for job, result in zip(planned.jobs, results, strict=True):
             if result.members:
@@ -104,7 +101,6 @@ def _train(
     jobs: Sequence[FleetJob],
     summary: Summary,
     earlier: Earlier,
-    on_progress: Progress | None,
 ) -> list[FleetResult]:
     """Train one fleet per architecture, side by side."""
     root, slots = spec.scope.root, plan_slots(spec.device, len(jobs))
@@ -116,7 +112,7 @@ def _train(
     before = [progress_so_far(folder) for folder in folders]
     if earlier == "expect" and not any(before):
         say("nothing to resume: no training with these options on these candles was begun; starting anew")
-    calls = [(job, root, slots, spec.train_timeout_s, on_progress) for job in jobs]
+    calls = [(job, root, slots, spec.train_timeout_s) for job in jobs]
     results = []
     for job, known, found in zip(jobs, before, steps.each(train, calls), strict=True):
         if isinstance(found, Exception):

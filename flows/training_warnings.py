@@ -3,8 +3,8 @@
 from collections import Counter
 from typing import Any
 
-from flows.console import count
 from schemas.handover import FleetResult
+from schemas.wording import count
 
 
 def fleet_warnings(result: FleetResult) -> list[str]:

@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import cpbmodels
-from flows.console import count
 from flows.data import series_records
 from flows.runner import Runner
 from flows.summary import Say, Summary
+from flows.tables import p_value
 from flows.tracked_run import run_of
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.presets import own_presets_folder
 from schemas.tuning import TuneSpec
+from schemas.wording import count
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
+from tasks.progress import tell
 from tasks.storage.digests import value_digest
 from tasks.storage.files import write_bytes, write_json
 from tasks.storage.locks import locked
@@ -147,6 +149,7 @@ def _search(
     each: float | None = None  # seconds of a trial in the slowest batch so far
     while wanted := _next_batch(spec, study.trials, deadline, each):
         began = time.monotonic()
+        tell("tune", study.trials, spec.trials, "trials")
         trials = study.ask(wanted)
         results = train_batch(
             parameters(trials),
@@ -178,6 +181,7 @@ def _search(
             f"{count(study.trials, 'trial')}, {sum(one.pruned for one in results)} of the last "
             f"{len(results)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
         )
+    tell("tune", 1, 1, "trials")
     return scored
 
 
@@ -230,7 +234,7 @@ def _conclude(
         study.note("test", known)
     timeframes = "-".join(dict.fromkeys(one.id.timeframe for one in newest))
     preset = own_presets_folder() / f"{spec.names[0]}-{timeframes}-{study.stored.study_name[:8]}.toml"
-    about = f"{spec.names[0]}: best of {len(trials)} trials of cpb tune, validation ratio {best.value:.4f}"
+    about = f"{spec.names[0]}: best of {count(len(trials), 'trial')} of cpb tune, validation ratio {best.value:.4f}"
     write_preset(preset, spec, best.params, about)
     return {
         "trials": len(trials),
@@ -251,7 +255,7 @@ def _conclude(
 def _write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
     test = "\n".join(f"- {timeframe}: {one['verdict']}" for timeframe, one in answer["test"].items())
     pictures = "\n".join(f"![{Path(path).stem}](figures/{Path(path).name})" for path in answer["figures"])
-    text = f"""# cpb tune: {spec.names[0]}, {answer["trials"]} trials
+    text = f"""# cpb tune: {spec.names[0]}, {count(answer["trials"], "trial")}
 
 {_sentence(answer)}
 
@@ -263,7 +267,7 @@ def _write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
 
 Preset: `{answer["preset"]}`
 
-## Test span (no trial has seen it; scored {answer["test_times_scored"]} time(s))
+## Test span (no trial has seen it; scored {count(answer["test_times_scored"], "time")})
 
 {test}
 
@@ -296,5 +300,5 @@ def _sentence(answer: dict[str, Any]) -> str:
     return (
         f"{count(answer['trials'], 'trial')} ({answer['pruned']} pruned): the best has ratio "
         f"{winner['validation_crps_ratio']:.4f} on the validation folds; the best of as many trials without "
-        f"skill would have had {luck['best_of_null']:.4f} (p {luck['p']:.3f}). On the test span: {tested}."
+        f"skill would have had {luck['best_of_null']:.4f} (p {p_value(luck['p'])}). On the test span: {tested}."
     )

@@ -1,9 +1,7 @@
 """Step 4, train: one fleet in a process of its own, on one device slot."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.sync import concurrency
@@ -16,34 +14,32 @@ from tasks.training.fleet_files import prepare, read_result
 from tasks.training.planning import job_key
 from tasks.training.process import TrainerDied, run_trainer
 from tasks.training.slots import Slots
+from tasks.training.told import TrainerTold, telling_training
 
 RETRY_WAIT_S = 5.0
 
-Progress = Callable[[dict[str, Any]], None]
-
 
 @step("train", run_name="train {job.architecture}", workers=64)
-def train(
-    job: FleetJob, root: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None
-) -> FleetResult:
+def train(job: FleetJob, root: Path, slots: Slots, timeout_s: float) -> FleetResult:
     """Train `job` below `root/fleets`: continued from its last checkpoint, skipped where it is done.
 
     Where the trainer fails as a whole, every member of the fleet is a failure.
     """
     try:
         folder = prepare(root, job)
-        _run(folder, slots, timeout_s, on_progress)
+        with telling_training(job) as told:
+            _run(folder, slots, timeout_s, told)
         return read_result(folder)
     except CpbError as error:
         failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
         return FleetResult(key=job_key(job), architecture=job.architecture, failures=failures)
 
 
-def _run(folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None) -> None:
+def _run(folder: Path, slots: Slots, timeout_s: float, told: TrainerTold) -> None:
     """Run the trainer, and once more if it died (not after its time limit: it would only run into it again)."""
     retried = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(run_trainer, "train")
     with _gpu_limit(slots):
-        retried(folder, slots, timeout_s, on_progress)
+        retried(folder, slots, timeout_s, told)
 
 
 def _gpu_limit(slots: Slots) -> AbstractContextManager[None]:

@@ -6,6 +6,7 @@ import os
 import pty
 import selectors
 import signal
+import struct
 import subprocess
 import termios
 import time
@@ -20,8 +21,9 @@ def _as_from_a_shell():
 class Terminal:
     """Runs a command whose terminal is ours; `screen` is what it has shown so far."""
 
-    def __init__(self, command, **options):
+    def __init__(self, command, columns=80, **options):
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
             preexec_fn=_as_from_a_shell, **options,
@@ -39,6 +41,10 @@ class Terminal:
             assert not ended, f"it ended with {self.process.returncode}; the screen:\n{self.screen[-2000:]}"
             assert time.monotonic() < end, f"waited {timeout} s in vain; the screen:\n{self.screen[-2000:]}"
             self._read(0.05)
+
+    def type(self, text):
+        """Press keys."""
+        os.write(self._master, text.encode())
 
     def press_ctrl_c(self):
         """Press the key, wait for the end, and return the seconds that took."""

@@ -59,6 +59,8 @@ def examine(*, steps: bool = True) -> Diagnosis:
     if device.type == "cuda":
         diagnosis.notes += small_memory_notes(torch.cuda.get_device_properties(device).total_memory)
     _measure(diagnosis, device)
+    if steps or device.type == "cuda":  # on a CPU there is nowhere else to run, and the check takes seconds
+        _place(diagnosis, device)
     if steps:
         _time_steps(diagnosis, device)
     diagnosis.notes += [str(error) for error in architecture_problems()]
@@ -104,11 +106,15 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _measure(diagnosis: Diagnosis, device: torch.device) -> None:
-    """Rates, and nn.LSTM under the profiler."""
+    """Rates, in relation to the data sheet."""
     chip = chips.reference(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
     rates = probe.rates(device, chip)
     diagnosis.facts["rates"] = rates
     diagnosis.notes += slow_notes(rates)
+
+
+def _place(diagnosis: Diagnosis, device: torch.device) -> None:
+    """nn.LSTM under the profiler: did it run on the device?"""
     diagnosis.facts["lstm"] = lstm = placement.lstm_placement(device)
     if not lstm["ran_on_device"]:
         what = f"a training step of nn.LSTM left {device}: {', '.join(lstm['cpu_ops'])}"

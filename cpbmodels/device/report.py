@@ -14,14 +14,19 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"\nmeasured on {diagnosis.device}"
     for name, rate in facts["rates"].items():
         yield f"  {name:<12} {_rate(rate, gpu=diagnosis.device != 'cpu')}"
-    yield from _lstm(facts["lstm"], diagnosis.device)
+    if "lstm" in facts:
+        yield from _lstm(facts["lstm"], diagnosis.device)
     if "steps" in facts:
         yield from _steps(facts["steps"])
     yield f"\nrecommended profile: {diagnosis.profile}"
     yield from (f"note: {note}" for note in diagnosis.notes)
     for problem in diagnosis.problems:
         yield f"PROBLEM: {problem.what}\n  remedy: {problem.remedy}"
-    yield "no problems found" if not diagnosis.problems else f"{len(diagnosis.problems)} problem(s) found"
+    yield "no problems found" if not diagnosis.problems else _found(len(diagnosis.problems))
+
+
+def _found(problems: int) -> str:
+    return f"{problems} problem{'' if problems == 1 else 's'} found"
 
 
 def _software(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -56,8 +61,9 @@ def _lstm(lstm: Mapping[str, Any], device: str) -> Iterator[str]:
     yield f"\nplacement: a training step of nn.LSTM {where} on {device}"
     for name, microseconds in lstm["kernels"].items():
         yield f"  {microseconds:8.0f} us  {name[:90]}"
-    if lstm["cpu_ops"]:
-        yield f"  operators on the CPU: {', '.join(lstm['cpu_ops'][:6])} ({len(lstm['cpu_ops'])} kinds)"
+    if lstm["cpu_ops"] and device != "cpu":
+        names = [one.removeprefix("aten.").partition(".")[0] for one in lstm["cpu_ops"]]
+        yield f"  operators on the CPU: {', '.join(names[:6])} ({len(names)} kinds)"
     if lstm["explanation"]:
         yield f"  GPU memory at its peak: {lstm['gpu_mem_peak_mb']:.0f} MB. {lstm['explanation']}"
 

@@ -1,10 +1,20 @@
 """`cpb backtest`: what is a method worth, over several periods, and how sure are we?"""
 
+from typing import Any
+
 import typer
 
 from flows.cli.options import Json, Shown, takes
 from flows.console import emit, quiet_libraries, say
+from flows.tables import Column, finding, p_value, print_table
 from schemas.run import BacktestSpec
+
+_COLUMNS = (
+    Column("", text=True, stays=True), Column("model", text=True, stays=True), Column("CRPS ratio", stays=True),
+    Column("95 % interval", stays=True), Column("verdict", text=True, stays=True), Column("p", stays=True),
+    Column("coins"), Column("coins < 1"), Column("MAE ratio"), Column("direction"), Column("80 % band"),
+    Column("90 % band"), Column("tails"), Column("forecasts"),
+)  # fmt: skip
 
 
 @takes(
@@ -18,18 +28,42 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
     Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --report report
     """
     quiet_libraries()
-    from flows.backtest import in_prefect, run_backtest
-    from flows.prefect_server import server_in_use
-    from flows.progress import training_bars
-    from flows.runner import Runner
+    from flows.progress import shown_progress
 
-    if server_in_use():
-        result = in_prefect(spec)
-    else:
-        with training_bars() as bars:
-            result = run_backtest(spec, Runner(), say, on_progress=bars)
-    for folder in dict.fromkeys(filter(None, (spec.out, spec.report))):
-        say(f"written to {folder}")
+    with shown_progress("backtest"):
+        from flows.backtest import in_prefect, run_backtest
+        from flows.prefect_server import server_in_use
+        from flows.runner import Runner
+
+        result = in_prefect(spec) if server_in_use() else run_backtest(spec, Runner(), say)
     if json:
         emit(result)
+    else:
+        _print_board(result["pooled"])
+    for folder in dict.fromkeys(filter(None, (spec.out, spec.report))):
+        say(f"written to {folder}")
     raise typer.Exit(result["exit"])
+
+
+def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Print one row per model and timeframe, the lowest ratio of a timeframe first."""
+    found = [(timeframe, name, row) for name, rows in pooled.items() for timeframe, row in rows.items()]
+    if not found:
+        say("no model was judged")
+        return
+    found.sort(key=lambda one: (one[0], one[2]["crps_ratio"]))
+    print_table(
+        "Against the random walk with EWMA volatility, over all folds: ratios below 1 are better",
+        _COLUMNS,
+        [_cells(timeframe, name, row) for timeframe, name, row in found],
+    )
+
+
+def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
+    low, high = row["interval"]
+    return [
+        timeframe, name, f"{row['crps_ratio']:.4f}", f"[{low:.4f}, {high:.4f}]", finding(row["verdict"]),
+        p_value(row["p"]), f"{row['coins']:,}", f"{row['coins_below_one']:.0%}", f"{row['mae_ratio']:.4f}",
+        f"{row['directional_accuracy']:.3f}", f"{row['coverage_80']:.3f}", f"{row['coverage_90']:.3f}",
+        f"{row['tail_pinball_ratio']:.4f}", f"{row['n']:,}",
+    ]  # fmt: skip

@@ -5,9 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json, takes
-from flows.console import count, emit, quiet_libraries, say
+from flows.console import emit, quiet_libraries, say
+from flows.tables import finding
 from schemas.errors import COMPLETE, UsageError
 from schemas.run import BoardSpec, ScopeSpec
+from schemas.wording import count
 
 if TYPE_CHECKING:
     from schemas.handover import Alarm, Decision
@@ -137,11 +139,6 @@ def _told(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 
-def _finding(verdict: str) -> str:
-    """Return `better`, `worse` or `no different` of a verdict against the random walk."""
-    return verdict.split(" (")[0].split(" the ")[0].removesuffix(" than").removesuffix(" from")
-
-
 def _live(alarm: "Alarm | None") -> str:
     """Return the drift watch's state; nothing scored is not fine."""
     return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
@@ -160,7 +157,7 @@ def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> Non
         decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
         table.add_row(
             str(champion.series), champion.version, champion.architecture, champion.preset, decision,
-            (champion.damage and "damaged") or _finding(champion.verdict),
+            (champion.damage and "damaged") or finding(champion.verdict),
             _live(watched.get(champion.series)),
         )  # fmt: skip
     Console().print(table)

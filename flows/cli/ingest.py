@@ -1,14 +1,13 @@
 """`cpb ingest`: bring the market store up to date and say what it holds and lacks."""
 
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flows.cli.options import Json, Shown, takes
-from flows.console import count, emit
+from flows.console import emit
 from schemas.run import IngestSpec
+from schemas.wording import count
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
@@ -29,12 +28,14 @@ def ingest(
 
     Exit code: 0 complete, 1 fatal, 2 usage, 3 partial (good data kept).
     """
-    from tasks.market.ingest import ingest as bring_up_to_date
-    from tasks.market.report import save
+    from flows.progress import shown_progress
 
-    scope = _with_listed_pairs(spec.scope) if spec.every_pair else spec.scope
-    progress = _progress() if sys.stderr.isatty() and not json else None
-    found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections, progress=progress)
+    with shown_progress("ingest"):
+        from tasks.market.ingest import ingest as bring_up_to_date
+        from tasks.market.report import save
+
+        scope = _with_listed_pairs(spec.scope) if spec.every_pair else spec.scope
+        found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections)
     if report and not plan:
         save(found, scope.root)
     if json:
@@ -59,10 +60,3 @@ def _for_people(report: "IngestReport", plan: bool, full: bool) -> str:
     parts = [table(report), *report.notes, *([details(report)] if full else [])]
     requests = count(report.requests, "request")
     return "\n".join([*parts, f"{requests} to {report.source} in {report.seconds:.1f} s"])
-
-
-def _progress() -> Callable[[str, int, int], None]:
-    def show(series: str, done: int, total: int) -> None:
-        print(f"\r\x1b[K{done}/{total} files, {series}", end="\n" if done >= total else "", file=sys.stderr)
-
-    return show

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json, takes
-from flows.console import count, emit, say
+from flows.console import emit, say
 from schemas.errors import UsageError
 from schemas.run import BoardSpec
+from schemas.wording import count
 
 
 @takes(BoardSpec, only=("market", "coins", "timeframes"))

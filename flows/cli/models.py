@@ -7,11 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json, takes
-from flows.console import count, emit, quiet_libraries, say
+from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from schemas.errors import COMPLETE, PARTIAL, UsageError
 from schemas.identity import SIM, SPOT
 from schemas.run import BoardSpec, ForecastSpec, RunSpec
+from schemas.wording import count
 
 
 @takes(BoardSpec)
@@ -84,23 +85,26 @@ def forecast(
     Example: cpb forecast --coins BTC --timeframes 1h --source sim
     """
     quiet_libraries()
-    from flows.forecast import run_forecast
-    from flows.forecast_published import run_forecast_published
-    from flows.runner import Runner
-
-    if model is not None:
-        result = run_forecast_published(spec, model, out, Runner(), say)
-        if not json:
-            print("\n".join(map(_forecast_line, result["forecasts"])))
-    elif out is not None:
+    if out is not None and model is None:
         raise UsageError(
             "out goes with --model: forecasts of the own champions are in the forecast store",
             code="out", field="out",
         )  # fmt: skip
-    else:
-        result = run_forecast(spec, Runner(), say)
+    from flows.progress import shown_progress
+
+    with shown_progress("forecast"):
+        from flows.forecast import run_forecast
+        from flows.forecast_published import run_forecast_published
+        from flows.runner import Runner
+
+        if model is not None:
+            result = run_forecast_published(spec, model, out, Runner(), say)
+        else:
+            result = run_forecast(spec, Runner(), say)
     if json:
         emit(result)
+    elif model is not None:
+        print("\n".join(map(_forecast_line, result["forecasts"])))
     raise typer.Exit(result["exit"])
 
 

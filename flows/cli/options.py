@@ -18,6 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import typer
 from pydantic.fields import FieldInfo
 
+from flows.progress import shown_progress
 from schemas.errors import UsageError
 from schemas.spec import Spec
 
@@ -109,7 +110,11 @@ def takes(
             values |= {n: parse_value(values[n]) for n in numbers if isinstance(values[n], str)}
             if OVERRIDES in fields:
                 values[OVERRIDES] = _overrides(values, model_options)
-            command((build or _build(spec))(values), **bound.arguments)
+            with shown_progress(
+                command.__name__.replace("_", "-")
+            ):  # reading the architectures takes a second
+                made = (build or _build(spec))(values)
+            command(made, **bound.arguments)
 
         run.__dict__["__signature__"] = signature
         run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()} | {"return": None}

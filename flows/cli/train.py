@@ -113,36 +113,37 @@ def train(
         raise UsageError(
             f"resume {resume!r} is unknown: the only value is latest", code="resume", field="resume"
         )
-    from flows.progress import training_bars
-    from flows.train_one import train_one
+    from flows.progress import shown_progress
 
     quiet_libraries()
     try:
-        with training_bars() as bars:
-            result = train_one(spec, resume=resume == "latest", say=say, on_progress=bars)
+        with shown_progress("train"):
+            from flows.train_one import result_lines, train_one
+
+            result = train_one(spec, resume=resume == "latest", say=say)
     except KeyboardInterrupt:
         say("cpb: add --resume latest to go on from the last checkpoint instead of starting anew")
         raise
     if json:
         emit(result)
     else:
-        memory = result.pop("memory")
-        for name, value in (result | memory).items():
-            say(f"{name:>26}  {f'{value:,.6g}' if isinstance(value, float) else value}")
+        for line in result_lines(result):
+            say(line)
     raise typer.Exit(int(result["exit"]))
 
 
 def _train_all(spec: RunSpec, direct: bool = False) -> dict[str, Any]:
     quiet_libraries()
-    from flows.prefect_server import server_in_use
-    from flows.progress import training_bars
-    from flows.runner import Runner
-    from flows.train_all import in_prefect, run_train_all
+    from flows.progress import shown_progress
 
-    if server_in_use() and not direct:
-        return in_prefect(spec)
-    with training_bars() as bars:
-        return run_train_all(spec, Runner(), say, on_progress=bars).as_json()
+    with shown_progress("train-all"):
+        from flows.prefect_server import server_in_use
+        from flows.runner import Runner
+        from flows.train_all import in_prefect, run_train_all
+
+        if server_in_use() and not direct:
+            return in_prefect(spec)
+        return run_train_all(spec, Runner(), say).as_json()
 
 
 def _show_board(run_id: str) -> None:

@@ -23,10 +23,13 @@ def tune(
     Example: cpb tune --arch gru --coins BTC,ETH --timeframes 1h --trials 256 --budget 10m
     """
     quiet_libraries()
-    from flows.runner import Runner
-    from flows.tune import run_tune
+    from flows.progress import shown_progress
 
-    result = run_tune(spec, Runner(), say)
+    with shown_progress("tune"):
+        from flows.runner import Runner
+        from flows.tune import run_tune
+
+        result = run_tune(spec, Runner(), say)
     if json:
         emit(result)
     else:

@@ -1,12 +1,14 @@
 """`cpb verify`: is what is stored what was written?"""
 
+import itertools
 from typing import Annotated
 
 import typer
 
 from flows.cli.options import Json
-from flows.console import count, emit, quiet_libraries, say
+from flows.console import emit, quiet_libraries, say
 from schemas.errors import COMPLETE, FATAL, UsageError
+from schemas.wording import count
 
 _ALL = "all"
 _NOUNS = {"features": "feature file", "fleets": "fleet", "forecasts": "list of digests", "cards": "card"}
@@ -42,14 +44,20 @@ def verify(
             code="market", field="market",
         )  # fmt: skip
     quiet_libraries()
-    from flows.progress import counter
-    from schemas.scope import home
-    from tasks.storage.damage import REPAIRED
-    from tasks.verify import verify_all
+    from flows.progress import shown_progress
 
     markets = MARKETS if market == _ALL else (market,)
-    with counter("files checked") as step:
-        result = verify_all(home(), markets, repair=repair, source=source, seen=lambda _path: step())
+    with shown_progress("verify"):
+        from schemas.scope import home
+        from tasks.progress import tell
+        from tasks.storage.damage import REPAIRED
+        from tasks.verify import verify_all
+
+        checked = itertools.count(1)
+        result = verify_all(
+            home(), markets, repair=repair, source=source,
+            seen=lambda _path: tell("verify", next(checked), 0, "files"),
+        )  # fmt: skip
     if hub:
         from tasks.hub.ledger import compare
 

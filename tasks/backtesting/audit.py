@@ -14,6 +14,7 @@ from cpbmodels.columns import feature_frame
 from cpbmodels.series import RETURNS, Series
 from schemas.handover import Failure
 from schemas.run import BacktestSpec, base_of
+from schemas.wording import count
 from tasks.backtesting import lookahead
 from tasks.backtesting.fleets import plan_fleet
 from tasks.backtesting.folds import FoldSeries
@@ -23,6 +24,7 @@ from tasks.judging.baselines import Rows, ewma_walk, reference
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array
 from tasks.market.store import read_klines
+from tasks.progress import tell
 from tasks.signals.store import series_of
 from tasks.training.members import train_members
 
@@ -72,17 +74,20 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
     trained on shuffled inputs.
     """
     result = Audit()
-    for timeframe in dict.fromkeys(one.id.timeframe for one in folds):
+    timeframes = dict.fromkeys(one.id.timeframe for one in folds)
+    for done, timeframe in enumerate(timeframes):
+        tell("check look-ahead", done, len(timeframes), "timeframes")
         own = [one for one in folds if one.id.timeframe == timeframe]
         newest = [one for one in own if one.fold == max(other.fold for other in own)]
         checked = [
             one for one in newest if _guarded(result, one, lambda one: _check_columns(spec, one, result))
         ]
-        part = f"columns and windows of {len(checked)} coins"
+        part = f"columns and windows of {count(len(checked), 'coin')}"
         chosen = next((one for one in checked if _can_be_trained(spec, one)), None)
         if chosen and _guarded(result, chosen, lambda one: _check_models(spec, one, result)):
             part += f", training, baselines and forecasts of {chosen.id.label}"
         result.checked.append(f"{part} at {timeframe}")
+    tell("check look-ahead", 1, 1, "timeframes")
     return result
 
 

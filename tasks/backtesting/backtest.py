@@ -8,7 +8,8 @@ from schemas.errors import COMPLETE, PARTIAL
 from schemas.handover import Failure, FleetJob, FleetResult, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
-from tasks.backtesting import output, table
+from schemas.wording import count
+from tasks.backtesting import output
 from tasks.backtesting.audit import audit
 from tasks.backtesting.fleets import TrainedFleet, plan_fleet
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
@@ -84,7 +85,6 @@ def finish_backtest(
             plan.folds,
             refit=spec.refit,
             record_fold=recorder.record_fold,
-            on_model=lambda name: say(f"judging {name}"),
         )
         checked = audit(spec, plan.folds) if spec.check_lookahead else None
         found.failures = [*failures, *found.failures, *(checked.failures if checked else ())]
@@ -119,9 +119,7 @@ def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
     until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
     training = "expanding" if spec.expanding else "sliding"
     refit = "refitted for each" if spec.refit else "fitted once"
-    asked = (
-        f"Preset {spec.preset}, {spec.folds} folds, {training} training, {refit}{until}; seed {spec.seed}."
-    )
+    asked = f"Preset {spec.preset}, {count(spec.folds, 'fold')}, {training} training, {refit}{until}; seed {spec.seed}."
     left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in found.failures]
     return [asked, *left_out, *found.incomplete]
 
@@ -136,6 +134,3 @@ def _report(
         say(sentence)
     if lookahead:
         say(lookahead)
-    say(table.as_text(table.leaderboard_rows(found.pools)))
-    for verdict in output.pool_verdicts(found):
-        say(verdict)

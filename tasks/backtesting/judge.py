@@ -15,6 +15,7 @@ import numpy as np
 from schemas.errors import MemberError
 from schemas.handover import Failure
 from schemas.identity import SeriesId
+from schemas.wording import count
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecasts, Model
 from tasks.backtesting.pairs import Pair, all_pairs
@@ -23,6 +24,7 @@ from tasks.judging.baselines import realised, reference
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.scores import MEDIAN, Array
+from tasks.progress import tell
 
 log = logging.getLogger("cpb")
 
@@ -71,7 +73,6 @@ def judge_models(
     *,
     refit: bool = True,
     record_fold: RecordFold | None = None,
-    on_model: Callable[[str], None] | None = None,
 ) -> Backtest:
     """Judge every model on every series over the series' folds; one failure stops nothing else.
 
@@ -80,14 +81,14 @@ def judge_models(
         folds: series × folds, fold by fold.
         refit: use the model trained in each fold; else that of the series' first fold for all its folds.
         record_fold: receives every judged fold's forecasts.
-        on_model: receives each model's name before it is judged.
     """
     result = Backtest()
+    series = _by_series(folds)
     for model in models:
-        if on_model:
-            on_model(model.name)
-        for own in _by_series(folds).values():
+        for done, (name, own) in enumerate(series.items()):
+            tell(f"judge {model.name}", done, len(series), "series", f"{name}, {count(len(own), 'fold')}")
             _judge_series(model, own, refit, record_fold, result)
+        tell(f"judge {model.name}", 1, 1, "series")
     result.members = apply_holm(result.members)
     result.pools = judge_pools(result.members)
     result.pairs = all_pairs(result.members)

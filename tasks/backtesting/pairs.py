@@ -37,7 +37,7 @@ class Pair:
         shown = f"p={self.p:.3f}" if self.p >= 0.001 else "p<0.001"
         return (
             f"{self.first} {self.timeframe} is {relation} {self.second} "
-            f"(CRPS ratio {self.ratio:.4f}, {shown}, n={self.n})"
+            f"(CRPS ratio {self.ratio:.4f}, {shown}, n={self.n:,})"
         )
 
 

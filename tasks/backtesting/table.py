@@ -77,17 +77,3 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
-
-
-def as_text(rows: Sequence[Row]) -> str:
-    """Return rows as an aligned table for the terminal; ratios with three digits."""
-    if not rows:
-        return "no model was judged"
-    names = list(rows[0])
-    cells = [names, *[[_cell(row[name]) for name in names] for row in rows]]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-    return "\n".join("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)) for line in cells)
-
-
-def _cell(value: str | float | int) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -26,6 +26,7 @@ from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import pinball
+from tasks.progress import tell
 from tasks.signals.store import load_series
 from tasks.storage.digests import code_digest
 from tasks.storage.model_folder import (
@@ -56,12 +57,14 @@ def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
     specs = {m.name: m for m in job.members}
     scores: dict[str, MemberScore] = {}
     failures = []
-    for trained in result.members:
+    for done, trained in enumerate(result.members):
+        tell(f"judge {job.architecture}", done, len(result.members), "members", trained.name)
         try:
             scores[trained.name] = _judge(folder, job, specs[trained.name], trained)
         except Exception as error:  # one member's fault must not cost the others their judgement
             log.debug("%s cannot be judged", trained.model, exc_info=error)
             failures.append(Failure.of(trained.model, "evaluate", error))
+    tell(f"judge {job.architecture}", 1, 1, "members")
     corrected = apply_holm(list(scores.values()))
     members = dict(zip(scores, corrected, strict=True))
     for name, score in members.items():

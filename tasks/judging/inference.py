@@ -110,5 +110,5 @@ def verdict(
     against = "the class frequencies" if classes else "the random walk with EWMA volatility"
     return (
         f"{relation(low, high, p, alpha)} {against} "
-        f"({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} [{low:.4f}, {high:.4f}], {shown}, n={n})"
+        f"({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} [{low:.4f}, {high:.4f}], {shown}, n={n:,})"
     )

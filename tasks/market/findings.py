@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from schemas.identity import SeriesId
+from schemas.wording import count
 from tasks.market.manifest import MANIFEST, Manifest
 
 
@@ -38,6 +39,6 @@ def file_findings(root: Path, series: Sequence[SeriesId], since: datetime) -> li
                 if record.status == "quarantined":
                     found.append(FileFinding(one, record.period, "quarantined", record.reason))
                 elif rows := record.facts.get("changed"):
-                    reason = f"published again with {rows} candles changed, which the store has taken over"
+                    reason = f"published again with {count(rows, 'candle')} changed, which the store has taken over"
                     found.append(FileFinding(one, record.period, "changed", reason))
     return found

@@ -15,6 +15,7 @@ from pathlib import Path
 from schemas.errors import CpbError, MemberError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
+from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
@@ -25,12 +26,13 @@ from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.rest import refresh_tail
-from tasks.market.run import SEARCH_AGAIN, Progress, Run, calendars, holdings_of, open_manifest
+from tasks.market.run import SEARCH_AGAIN, Run, calendars, holdings_of, open_manifest
 from tasks.market.sources import Source, open_source
 from tasks.market.store import sweep, writer_lock
 from tasks.market.transfer import batches, store_all
 from tasks.market.writer import set_part_aside
 from tasks.parallel import thread_pool
+from tasks.progress import tell
 
 _LISTINGS_AHEAD = 24  # series whose listings are asked for while earlier ones are stored
 
@@ -41,7 +43,6 @@ def ingest(
     tail: bool = False,
     plan: bool = False,
     connections: int = CONNECTIONS,
-    progress: Progress | None = None,
     limits: Limits | None = None,
 ) -> IngestReport:
     """Bring the store up to date for a scope and return what it now holds, and what it lacks.
@@ -53,7 +54,9 @@ def ingest(
         CpbError: the source cannot be reached, the store cannot be written, or another writer is at work.
     """
     started = time.monotonic()
+    tell("ingest", 0, 0, "files", "asking what there is")
     with ExitStack() as stack:
+        stack.callback(tell, "ingest", 1, 1, "files")
         source = stack.enter_context(open_source(scope, connections, limits))
         if not plan:
             adopt_simulated(scope.home)
@@ -62,9 +65,7 @@ def ingest(
         manifest = stack.enter_context(open_manifest(scope.root, plan))
         threads = stack.enter_context(thread_pool(connections, "fetch"))
         probes = stack.enter_context(thread_pool(connections, "fetch"))
-        run = Run(
-            scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)), progress
-        )
+        run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
         report = _plan_only(run) if plan else _bring_up_to_date(run, tail)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market
@@ -101,7 +102,7 @@ def _plan_only(run: Run) -> IngestReport:
     for plan in _plans_ahead(run):
         size = sum(max(0, f.size) for f in plan.fetch)
         run.notes.append(
-            f"{plan.series}: {len(plan.fetch)} of {len(plan.wanted)} files to fetch, {size / 1e6:.1f} MB"
+            f"{plan.series}: {len(plan.fetch):,} of {count(len(plan.wanted), 'file')} to fetch, {size / 1e6:.1f} MB"
         )
         run.notes += [f"  {f.key}" for f in plan.fetch]
     mine, calendar = calendars(run)
@@ -115,7 +116,7 @@ def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     run.manifest.save_empty_periods(run.catalogue.new_empty_periods, run.now)
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
-        run.notes.append(f"{total - due} of {total} files were here already")
+        run.notes.append(f"{total - due:,} of {count(total, 'file')} were here already")
     repair(run)
     if tail:
         refresh_tail(run)
@@ -157,7 +158,11 @@ def _compare(run: Run, plan: Plan) -> Plan:
 
 def _describe_all(run: Run) -> list[SeriesReport]:
     _, calendar = calendars(run)
-    return [_describe(run, series, calendar[series.timeframe]) for series in run.plans]
+    found: list[SeriesReport] = []
+    for series in run.plans:
+        tell("ingest", len(found), len(run.plans), "series", f"looking for holes in {series}")
+        found.append(_describe(run, series, calendar[series.timeframe]))
+    return found
 
 
 def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesReport:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from schemas.errors import COMPLETE, PARTIAL
 from schemas.identity import SeriesId
+from schemas.wording import count
 from tasks.market.grid import DAY, grid_of
 from tasks.market.holes import LACKING, RELISTING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.layout import text
@@ -136,41 +137,60 @@ def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], rea
     ):
         behind = (last - runs[-1][1]) // DAY
         report.notes.append(
-            f"{holdings.series}: data ends {report.last}, {behind} days before the end asked for"
+            f"{holdings.series}: data ends {report.last}, {count(behind, 'day')} before the end asked for"
         )
     lacking = [h for h in holes if h.cause in LACKING]
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
     elif reason or lacking:
-        summary = (
-            f"{sum(h.bars for h in lacking)} candles lacking: {', '.join(sorted({h.cause for h in lacking}))}"
-        )
+        causes = ", ".join(sorted({h.cause for h in lacking}))
+        summary = f"{count(sum(h.bars for h in lacking), 'candle')} lacking: {causes}"
         report.status, report.reason = PARTIAL_SERIES, reason or summary
 
 
 def _short(holdings: Holdings, hole: Hole) -> str:
     """Return `BTCUSDT 15m: 48 candles from 2024-01-08 00:00 on missing (absent at source)`."""
-    return f"{holdings.series}: {hole.bars} candles from {text(hole.start)} on missing ({hole.cause})"
+    return (
+        f"{holdings.series}: {count(hole.bars, 'candle')} from {text(hole.start)} on missing ({hole.cause})"
+    )
 
 
 def table(report: IngestReport) -> str:
-    """Return the summary for people, one line a series, and one for each thing worth a sentence."""
-    lines = [
-        f"{'series':<16}{'status':<10}{'rows':>10}  {'first':<17}{'last':<17}{'holes':>6}{'bars':>8}"
-        f"{'zero':>6}{'offgrid':>8}{'odd':>5}{'unver.':>7}{'quar.':>6}"
-    ]
-    lines += [_row(s) for s in report.series]
+    """Return the summary for people: a line a series, what needs a sentence, and what the rare columns mean."""
+    rows = [_row(s) for s in report.series]
+    rare = [name for name in _RARE if any(row[name] != "0" for row in rows)]
+    names = [*(name for name in (rows[0] if rows else ()) if name not in _RARE), *rare]
+    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    lines = ["  ".join(_aligned(name, name, widths) for name in names).rstrip()]
+    lines += ["  ".join(_aligned(name, row[name], widths) for name in names).rstrip() for row in rows]
     lines += [f"  {s.series}: {s.reason}" for s in report.series if s.reason]
+    lines += [f"  {name}: {_RARE[name]}" for name in rare]
     return "\n".join(lines)
 
 
-def _row(s: SeriesReport) -> str:
-    name, missing = str(s.series), sum(hole["bars"] for hole in s.holes)
-    return (
-        f"{name:<16}{s.status:<10}{s.rows:>10,}  {_minute(s.first):<17}{_minute(s.last):<17}"
-        f"{len(s.holes):>6}{missing:>8}{s.zero_volume:>6}{s.off_grid:>8}{len(s.odd_close):>5}"
-        f"{s.files.get('unverified', 0):>7}{s.files.get('quarantined', 0):>6}"
-    )
+_TEXTS = ("series", "status", "first", "last")
+_RARE = {
+    "zero": "candles in which nothing was traded",
+    "offgrid": "candles that do not begin on the timeframe's grid; stored apart",
+    "odd": "candles with an odd close time",
+    "unverified": "files without a published CHECKSUM",
+    "quarantined": "files that failed their checks and are set aside; `--report` and `cpb verify` name them",
+}
+"""Columns that are shown only where one is not 0, and what each counts."""
+
+
+def _aligned(name: str, text: str, widths: dict[str, int]) -> str:
+    return text.ljust(widths[name]) if name in _TEXTS else text.rjust(widths[name])
+
+
+def _row(s: SeriesReport) -> dict[str, str]:
+    missing = sum(hole["bars"] for hole in s.holes)
+    return {
+        "series": str(s.series), "status": s.status, "candles": f"{s.rows:,}", "first": _minute(s.first),
+        "last": _minute(s.last), "holes": f"{len(s.holes):,}", "missing": f"{missing:,}", "zero": f"{s.zero_volume:,}",
+        "offgrid": f"{s.off_grid:,}", "odd": f"{len(s.odd_close):,}",
+        "unverified": f"{s.files.get('unverified', 0):,}", "quarantined": f"{s.files.get('quarantined', 0):,}",
+    }  # fmt: skip
 
 
 def details(report: IngestReport) -> str:
@@ -179,17 +199,17 @@ def details(report: IngestReport) -> str:
     for s in report.series:
         name = str(s.series)
         lines += [
-            f"{name}: {_minute(h['from'])} to {_minute(h['to'])}, {h['bars']} candles, {h['cause']}"
+            f"{name}: {_minute(h['from'])} to {_minute(h['to'])}, {count(h['bars'], 'candle')}, {h['cause']}"
             for h in s.holes
         ]
         lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
         if s.off_grid:
             lines.append(
-                f"{name}: {s.off_grid} off-grid candles from {_minute(s.off_grid_times[0])}, stored apart"
+                f"{name}: {count(s.off_grid, 'off-grid candle')} from {_minute(s.off_grid_times[0])}, stored apart"
             )
         if s.odd_close:
             lines.append(
-                f"{name}: {len(s.odd_close)} candles with an odd close time, first {_minute(s.odd_close[0])}"
+                f"{name}: {count(len(s.odd_close), 'candle')} with an odd close time, first {_minute(s.odd_close[0])}"
             )
         lines += s.notes
     return "\n".join(lines)

@@ -2,7 +2,7 @@
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,8 +21,6 @@ from tasks.market.sources import Source
 from tasks.storage.files import DiskFull, is_disk_full
 
 SEARCH_AGAIN = 7 * DAY  # what was not found is looked for again after a week: files are published late
-Progress = Callable[[str, int, int], None]
-"""Called with a series' name, files done and files in all."""
 
 
 @dataclass
@@ -35,7 +33,6 @@ class Run:
     manifest: Manifest
     pool: ThreadPoolExecutor
     now: int
-    progress: Progress | None = None
     plans: dict[SeriesId, Plan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fetched_files: int = 0

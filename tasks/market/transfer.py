@@ -16,6 +16,7 @@ from tasks.market.sources import Source
 from tasks.market.unpack import fetch
 from tasks.market.writer import WRITERS, Fetched, Writing, start_batch
 from tasks.parallel import thread_pool
+from tasks.progress import tell
 from tasks.storage.files import DiskFull
 
 _MAX_BATCH = 16 << 20  # bytes of one batch, zips and CSVs together
@@ -80,8 +81,8 @@ def _finish(run: Run, writing: Writing) -> list[SourceFile]:
         raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
     run.fetched_files += len(writing.batch)
     run.notes += outcome.notes
-    if run.progress:
-        run.progress(str(writing.series), run.fetched_files, sum(len(p.fetch) for p in run.plans.values()))
+    due = sum(len(p.fetch) for p in run.plans.values())
+    tell("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
     return outcome.bad
 
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from schemas.identity import SeriesId, market_home
 from schemas.klines import KLINES, validate_klines
+from schemas.wording import count
 from tasks.market.checks import Checked, check
 from tasks.market.faults import BadFile, SourceFault
 from tasks.market.grid import grid_of
@@ -87,7 +88,7 @@ class Writing:
             record = _good_record(item, self.blocks[index], rows, self.checked, index, self.status)
             if self.changed.get(index):
                 record.facts |= {"changed": self.changed[index], "at": int(time.time())}
-                outcome.notes.append(f"{item.file}: changed upstream, {self.changed[index]} rows")
+                outcome.notes.append(f"{item.file}: changed upstream, {count(self.changed[index], 'row')}")
             records.append(record)
             if item.file.period in self.known and self.known[item.file.period].status == "quarantined":
                 release(root, item.file)

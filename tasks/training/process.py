@@ -23,7 +23,7 @@ from tasks.storage.files import open_log, read_json_or_none
 from tasks.storage.waiting import let_ctrl_c_end_waits, pause
 from tasks.training.slots import Slot, Slots, hold_slot
 
-RESULT = "result.json"
+RESULT, PROGRESS = "result.json", "progress.json"
 WORKER = "tasks.training.worker"
 """The module that trains: `python -m WORKER FOLDER`."""
 
@@ -139,9 +139,9 @@ def _wait(
                 "resume it from its last checkpoint, or set train_timeout_s higher",
                 field="train_timeout_s",
             )
-        if on_progress and (stamp := _stamp(folder / "progress.json")) != seen:
+        if on_progress and (stamp := _stamp(folder / PROGRESS)) != seen:
             seen = stamp
-            if (progress := read_json_or_none(folder / "progress.json")) is not None:
+            if (progress := read_json_or_none(folder / PROGRESS)) is not None:
                 on_progress(progress)
         pause(_POLL_S)
 

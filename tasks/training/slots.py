@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from schemas.errors import BusyError, UsageError
+from schemas.wording import count as named
 from tasks.storage.locks import locked, machine_lock
 from tasks.storage.waiting import check_interrupted, pause
 
@@ -69,7 +70,7 @@ def check_device(device: str) -> None:
                 code="device",
                 field="device",
             )
-        seen = f"only {count} NVIDIA GPU(s) are visible" if count else "no NVIDIA GPU is visible"
+        seen = f"only {named(count, 'NVIDIA GPU')} can be seen" if count else "no NVIDIA GPU is visible"
         raise UsageError(
             f"device {device!r}: {seen} here (see `cpb doctor`); choose cpu or auto",
             code="device",
@@ -98,9 +99,7 @@ def torch_cuda() -> str | None:
 
 
 def _cpu_build(gpus: int) -> str:
-    return (
-        f"this machine has {gpus} NVIDIA GPU(s), but the installed torch is a CPU build and cannot use them"
-    )
+    return f"this machine has {named(gpus, 'NVIDIA GPU')}, but the installed torch is a CPU build and cannot use them"
 
 
 def visible_gpus() -> tuple[str, ...]:

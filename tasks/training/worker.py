@@ -14,7 +14,6 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,13 @@ from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedM
 from schemas.run import base_of
 from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
-from tasks.storage.files import new_folder, write_json
+from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
 from tasks.training.fleet_files import RESULT, home_of, read_job
 from tasks.training.members import Loaded, train_members
 from tasks.training.planning import is_universal, job_key
+from tasks.training.progress import ProgressFile
 
 _MEMBERS_AT_ONCE = 8
 """Members whose forecasts are made and written together."""
@@ -58,7 +58,7 @@ def train_job(folder: Path) -> None:
         raise CpbError(
             f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started = time.perf_counter()
+    started, progress = time.perf_counter(), ProgressFile(folder, job)
     models = train_members(
         job,
         loaded,
@@ -68,13 +68,14 @@ def train_job(folder: Path) -> None:
         device=job.device.partition(":")[0],  # the trainer of cuda:1 sees that GPU alone
         profile=_profile(job),
         dtype=job.dtype,
-        on_epoch=lambda record: write_json(folder / "progress.json", _progress(job, record)),
+        on_epoch=progress.on_epoch,
+        on_step=progress.on_step,
     )
     trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
     good = [one for one in trained if not one[2].report.get("diverged")]
     failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
     with new_folder(folder / "members") as draft:
-        members = _write_members(draft, job, good)
+        members = _write_members(draft, job, good, progress)
     write_record(
         folder / RESULT,
         FleetResult(
@@ -122,10 +123,6 @@ def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:
     return Failure(step="train", reason=reason, code="diverged", series=spec.model.series, model=spec.model)
 
 
-def _progress(job: FleetJob, record: cpbmodels.EpochRecord) -> dict[str, Any]:
-    return {"architecture": job.architecture} | _plain(asdict(record))
-
-
 def _plain(value: Any) -> Any:
     """Return numbers of numpy and torch as Python's, so that a record holds them exactly."""
     return json.loads(json.dumps(value, default=float))
@@ -134,10 +131,13 @@ def _plain(value: Any) -> Any:
 Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
 
 
-def _write_members(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMember]:
+def _write_members(
+    draft: Path, job: FleetJob, trained: Trained, progress: ProgressFile
+) -> list[TrainedMember]:
     """Write every member's folder, a few at a time: the forecasts of 40 members would fill half a gigabyte."""
     found: list[TrainedMember] = []
     for start in range(0, len(trained), _MEMBERS_AT_ONCE):
+        progress.forecasting(start, len(trained))
         found += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE])
     return found
 

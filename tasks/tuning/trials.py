@@ -17,7 +17,11 @@ from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, block_length
 from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps
+from tasks.progress import tell
 from tasks.training.planning import member_seed
+from tasks.training.progress import Shares
+
+_TRAINING = "train trials"
 
 Array = NDArray[np.float64]
 Prune = Callable[[int, int, float], bool]
@@ -118,8 +122,16 @@ def train_batch(
     vectors = {name: [trial[name] for trial in trials for _ in scored] for name in trials[0]}
     watch = _Watch(len(trials), width, prune, deadline)
     members = cpbmodels.train_fleet(
-        series, architecture, preset, seeds=seeds, on_epoch=watch, **how, **overrides | vectors
+        series,
+        architecture,
+        preset,
+        seeds=seeds,
+        on_epoch=watch,
+        on_step=watch.on_step,
+        **how,
+        **overrides | vectors,
     )
+    tell(_TRAINING, 1, 1, "epochs")
     forecasts = cpbmodels.predict(members, series, [one.origins for one in scored] * len(trials))
     results = []
     for k in range(len(trials)):
@@ -154,9 +166,16 @@ class _Watch:
         self.best = np.full((trials, width), np.inf)
         self.asked = np.zeros(trials, np.int64)
         self.pruned: set[int] = set()
+        self.shares = Shares()
+
+    def on_step(self, record: cpbmodels.StepRecord) -> None:
+        """Tell how far the batch is."""
+        done = min(self.shares.on_step(record), 0.999) * record.epochs
+        tell(_TRAINING, done, record.epochs, "epochs", f"{len(self.pruned)} pruned", f"on {record.device}")
 
     def __call__(self, record: cpbmodels.EpochRecord) -> list[int]:
         """Return the members to stop: those of pruned trials, or all once the time is up."""
+        self.shares.on_epoch(record)
         if self.deadline is not None and time.monotonic() >= self.deadline:
             return [member["index"] for member in record.members]
         touched = set()

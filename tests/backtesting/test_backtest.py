@@ -318,8 +318,6 @@ def test_the_table_is_ordered_and_round_trips_as_csv(result):
     lines = table.as_csv(board).splitlines()
     assert lines[0] == ",".join(table.COLUMNS)
     assert len(lines) == 3
-    assert "har" in table.as_text(board)
-    assert table.as_text([]) == "no model was judged"
     assert len(table.member_rows(result.members)) == 4
 
 

@@ -24,7 +24,7 @@ class InProcess:
     def each(self, step, calls):
         return [self._train(*call) for call in calls]
 
-    def _train(self, job, root, slots, timeout_s, on_progress):
+    def _train(self, job, root, slots, timeout_s):
         folder = prepare(root, job)
         if not (folder / "result.json").exists():
             train_job(folder)
@@ -140,7 +140,7 @@ def test_a_series_that_cannot_be_checked_for_look_ahead_is_named(asked, records,
 
     monkeypatch.setattr(audit, "read_klines", klines)
     answer, _ = asked(InProcess(), records[:2], architectures="robust-har", check_lookahead=True)
-    assert answer["lookahead"].startswith("no look-ahead found: columns and windows of 1 coins, training")
+    assert answer["lookahead"].startswith("no look-ahead found: columns and windows of 1 coin, training")
     assert "AUSDT 1h could not be checked: no klines" in answer["lookahead"]
     assert [(f["symbol"], f["step"]) for f in answer["failures"]] == [("AUSDT", "evaluate")]
     assert answer["exit"] == 3

@@ -20,7 +20,7 @@ def test_json_is_one_object_and_nothing_else(cpb, monkeypatch):
     result = cpb("--quick", "--json")
     facts = json.loads(result.stdout)
     assert result.exit_code == (0 if facts["ok"] else 1)
-    assert {"torch", "cpu", "gpus", "rates", "lstm", "profile", "problems", "notes"} <= set(facts)
+    assert {"torch", "cpu", "gpus", "rates", "profile", "problems", "notes"} <= set(facts)
 
 
 def test_a_problem_is_exit_code_1_for_people_and_machines(cpb, monkeypatch):

@@ -110,7 +110,7 @@ def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monk
 
     seen = []
 
-    def run_train_all(spec, steps, say, *, on_progress):
+    def run_train_all(spec, steps, say):
         seen.append(spec)
         return Summary(run_id="r1")
 
@@ -123,7 +123,7 @@ def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monk
 def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
     seen = []
 
-    def run_backtest(spec, steps, say, *, on_progress):
+    def run_backtest(spec, steps, say):
         seen.append(("directly", spec))
         return {"exit": 0}
 

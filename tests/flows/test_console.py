@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from flows.console import count, emit
+from flows.console import emit
+from schemas.wording import count
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from schemas.handover import Failure, FleetJudgement, FleetResult, Judgement, Tr
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 
+METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_high": 0.95}
 MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)
 
 
@@ -72,11 +73,13 @@ def trained(tmp_path, monkeypatch):
         "best_val_loss": 2.5,
         "windows_per_s": 10.0,
         "rss_peak_mb": 5.0,
+        "reason": "no better validation loss for 2 epochs",
+        "device": "cpu",
     }
     history = ({"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5})
     member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", files={}, history=history, report=report)
     (tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h").mkdir(parents=True)
-    judgement = Judgement(model=MODEL, run_id="r1", metrics={"test_crps_ratio": 0.9}, verdict="better")
+    judgement = Judgement(model=MODEL, run_id="r1", metrics=METRICS, verdict="better than the random walk")
     training = SimpleNamespace(
         summary=SimpleNamespace(run_id="parent", failures=[]),
         results=[FleetResult(key="0f", architecture="gru", members=(member,))],
@@ -101,7 +104,10 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
     assert told == {
         "architecture": "gru", "market": "sim", "symbol": "BTCUSDT", "timeframe": "1h", "epochs_run": 2,
         "train_loss": 1.0, "val_loss": 2.5, "best_epoch": 2, "best_val_loss": 2.5, "windows_per_s": 10.0,
-        "memory": {"rss_peak_mb": 5.0}, "test_crps_ratio": 0.9, "run_id": "r1",
+        "memory": {"rss_peak_mb": 5.0}, "stopped": "no better validation loss for 2 epochs", "device": "cpu",
+        "history": [{"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5}],
+        "verdict": "better than the random walk", "test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8,
+        "test_crps_ratio_high": 0.95, "run_id": "r1",
         "model_folder": str(trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"), "exit": 0,
     }  # fmt: skip
     assert trained.asked["spec"] == RunSpec(
@@ -113,6 +119,37 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
         "train",
         "parent",
     )
+
+
+def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["cpb", "train", "BTC", "1h", "--arch", "gru", "--source", "sim"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    out, err = capsys.readouterr()
+    assert out == ""
+    folder = trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"
+    assert err.splitlines() == [
+        "gru on BTCUSDT 1h is better than the random walk",
+        "  train  █▁  loss 2.0000 -> 1.0000",
+        "  valid. █▁  loss 3.0000 -> 2.5000",
+        "  best   validation loss 2.5000 in epoch 2 of 2; no better validation loss for 2 epochs",
+        "  cost   10 windows/s on cpu, peak memory 5 MB",
+        f"  model  {folder}",
+        "  run    r1 (`cpb ui` shows it)",
+        "  next   cpb train-all --coins BTCUSDT --timeframes 1h --architectures gru --source sim   "
+        "(promotes it if the gate lets it, and forecasts)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [([3.0], "▁"), ([1.0, 2.0, 3.0], "▁▅█"), ([1.0, float("nan"), 8.0], "▁ █"), ([5.0, 5.0], "▁▁"), ([], "")],
+)
+def test_a_sparkline_spans_the_losses(values, shown):
+    from flows.train_one import sparkline
+
+    assert sparkline(values) == shown
+    assert len(sparkline([float(i) for i in range(200)])) == 32
 
 
 def test_resume_latest_keeps_what_was_trained(trained, monkeypatch, capsys):

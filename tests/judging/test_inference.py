@@ -82,7 +82,7 @@ def test_bootstrap_is_seeded():
 def test_verdict_says_what_was_found(ratio, p, words):
     text = inference.verdict(ratio, ratio - 0.005, ratio + 0.005, p, 2880)
     assert text.startswith(f"{words} the random walk with EWMA volatility (CRPS ratio {ratio:.4f} [")
-    assert text.endswith(f"p={p:.3f}, n=2880)")
+    assert text.endswith(f"p={p:.3f}, n=2,880)")
 
 
 @pytest.mark.parametrize("ratio", [0.996, 1.004])

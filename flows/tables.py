@@ -1,0 +1,62 @@
+"""Tables for people, on stdout: whole columns or none, so that no figure is ever cut."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flows.console import say
+from schemas.wording import count
+
+_GAP = 3
+_PIPE_WIDTH = 200
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: its title, whether it is of text, and whether it stays however narrow the terminal is."""
+
+    title: str
+    text: bool = False
+    stays: bool = False
+
+
+def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """Print what fits the terminal, without the last columns where it is narrow, and say how many are left out."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    shown = fitting(columns, rows, console.width)
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
+    for i in shown:
+        table.add_column(columns[i].title, justify="left" if columns[i].text else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
+    console.print(table)
+    if hidden := len(columns) - len(shown):
+        say(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
+
+
+def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Return the columns that fit into `width`: those that need not stay leave, the last ones first."""
+    widths = [max(map(len, cells)) + _GAP for cells in zip([c.title for c in columns], *rows, strict=True)]
+    shown = list(range(len(columns)))
+    for i in reversed(shown[:]):
+        if sum(widths[j] for j in shown) <= width - 2:
+            break
+        if not columns[i].stays:
+            shown.remove(i)
+    return shown
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value as `.553`, or `<.001`: never as zero."""
+    if p is None or p != p:
+        return "-"
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
+
+
+def finding(verdict: str) -> str:
+    """Return `better`, `worse` or `no different` of a verdict against the random walk."""
+    return verdict.split(" (")[0].split(" the ")[0].removesuffix(" than").removesuffix(" from")

@@ -1,0 +1,86 @@
+"""How far the work is, told by steps and heard by whoever shows it: bars on a terminal, lines in a log.
+
+Like logging: a step tells without knowing who listens, and nobody need. The listener stands in a context variable, so
+that calls which `tasks.parallel.run_each` starts find the one of the flow that they work for.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one piece of work is.
+
+    step: its name, as in `ingest` or `train gru`; two reports with the same one replace each other.
+    done, total: in units, a part of one counts; total 0: not known yet. `done == total` ends it.
+    unit: a noun in the plural, as in `files`.
+    facts: what else is known, the most important first, as in `loss 2.310 / 2.402`.
+    epoch, epoch_line: of a training, the epochs done and a line about the last one, for where no bar is drawn.
+    """
+
+    step: str
+    done: float
+    total: float
+    unit: str
+    facts: tuple[str, ...] = ()
+    epoch: int = 0
+    epoch_line: str = ""
+
+
+class Listener(Protocol):
+    """Shows progress; its methods are called from any thread."""
+
+    def progress(self, one: Progress) -> None:
+        """Take a report in."""
+
+    def line(self, text: str) -> None:
+        """Show a sentence once, as on what device a training runs."""
+
+
+_listener: ContextVar[Listener | None] = ContextVar("cpb_progress", default=None)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Let `listener` hear what is told in the block and in calls that it starts."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def is_heard() -> bool:
+    """Whether anybody listens."""
+    return _listener.get() is not None
+
+
+def tell(step: str, done: float, total: float, unit: str, *facts: str) -> None:
+    """Report how far a piece of work is; the arguments are those of `Progress`."""
+    tell_progress(Progress(step, done, total, unit, facts))
+
+
+def tell_progress(one: Progress) -> None:
+    """Report how far a piece of work is."""
+    if listener := _listener.get():
+        listener.progress(one)
+
+
+def tell_line(text: str) -> None:
+    """Report a sentence that is to be read whether or not bars are drawn."""
+    if listener := _listener.get():
+        listener.line(text)
+
+
+@contextmanager
+def telling(step: str, total: float, unit: str) -> Iterator[None]:
+    """Report the start of a piece of work, and its end however the block ends."""
+    tell(step, 0, total, unit)
+    try:
+        yield
+    finally:
+        tell(step, max(total, 1), max(total, 1), unit)
