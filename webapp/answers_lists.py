@@ -125,9 +125,9 @@ class Decisions(OfSeries):
 
 
 class Training(OfMarket):
-    """A fleet that is being trained now. Null where no epoch has ended yet.
+    """A fleet that is being trained now. Null where it is not known yet, as losses before an epoch has ended.
 
-    `epochs`: at most so many; models that stop improving end earlier. `eta_seconds`: at the newest epoch's pace,
+    `epochs`: at most so many; models that stop improving end earlier. `eta_seconds`: at this training's pace so far,
     without the forecasts and the judging that follow. Losses are means over the models that still train.
     """
 

@@ -2,7 +2,6 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from schemas.errors import DamagedError
@@ -10,12 +9,11 @@ from schemas.handover import FleetJob
 from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
 from tasks.training.fleet_files import JOB, RESULT, fleet_folders, is_training, read_job
+from tasks.training.process import PROGRESS
 from webapp import registry
 from webapp.answers_lists import Runs, Training
 from webapp.replies import Answer
 from webapp.states import State, file_state
-
-PROGRESS = "progress.json"
 
 
 def runs(home: Path, limit: int) -> Answer:
@@ -69,15 +67,13 @@ def _progress(folder: Path) -> dict[str, Any]:
     path = folder / PROGRESS
     known: dict[str, Any] | None = read_json_or_none(path)
     if known is None or path.stat().st_mtime < (folder / JOB).stat().st_mtime:
-        return {}  # no epoch has ended yet; what an earlier process left is not this one's
-    members = known["members"]
-    left = max(known["epochs"] - known["epoch"], 0)
+        return {}  # the trainer has not begun; what an earlier process left is not this one's
     return {
         "epoch": known["epoch"],
         "epochs": known["epochs"],
-        "train_loss": fmean(m["train_loss"] for m in members) if members else None,
-        "val_loss": fmean(m["val_loss"] for m in members) if members else None,
-        "windows_per_s": known["windows_per_s"],
-        "seconds_per_epoch": known["seconds"],
-        "eta_seconds": left * known["seconds"],
+        "train_loss": known["train_loss"],
+        "val_loss": known["val_loss"],
+        "windows_per_s": known.get("windows_per_s"),
+        "seconds_per_epoch": known.get("seconds"),
+        "eta_seconds": known["eta_s"],
     }

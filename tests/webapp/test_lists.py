@@ -200,8 +200,8 @@ def test_a_training_at_work_is_shown_with_its_progress(own):
     folder = prepare(own / "data", job(BTC))
     prepare(own / "data", job(ETH))  # nobody trains it
     progress = {
-        "architecture": "gru", "epoch": 3, "epochs": 10, "lr": 0.1, "windows_per_s": 500.0, "seconds": 2.0,
-        "memory": {}, "members": [{"train_loss": 1.5, "val_loss": 1.25}],
+        "architecture": "gru", "stage": "training", "epoch": 3, "epochs": 10, "lr": 0.1, "windows_per_s": 500.0,
+        "seconds": 2.0, "memory": {}, "members": 1, "train_loss": 1.5, "val_loss": 1.25, "share": 0.3, "eta_s": 14.0,
     }  # fmt: skip
     with client_of(own) as client, locked(folder / "lock"):
         (training,) = client.get("/api/runs").json()["trainings"]
