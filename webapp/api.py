@@ -13,59 +13,23 @@ from schemas.identity import MARKETS, OWN, Market, SeriesId
 from schemas.universe import INTERVAL_SECONDS, symbol_of
 from webapp import overview as overviews
 from webapp import reading, registry, trainings
-from webapp.answers import Candles, Forecast, Health, Leaderboard, Ledger, Problem, SeriesList
+from webapp.answers import Candles, Forecast, Health, Leaderboard, Ledger, SeriesList
 from webapp.answers_lists import Changes, Decisions, Forecasts, Models, Overview, Runs
+from webapp.options import (
+    CSV,
+    OPTIONS,
+    SERIES,
+    Form,
+    IssuedAt,
+    IssuedUntil,
+    Limit,
+    MarketOption,
+    RunOption,
+    TimeframeOption,
+    Until,
+)
 from webapp.replies import Answer, Format, Replies, respond
 from webapp.states import State, market_state, series_state, tree_state
-
-_OPTIONS: dict[int | str, dict[str, Any]] = {422: {"model": Problem, "description": "impossible option"}}
-_SERIES: dict[int | str, dict[str, Any]] = {
-    404: {"model": Problem, "description": "unknown series"},
-    **_OPTIONS,
-}
-_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
-
-MarketOption = Annotated[
-    Market | None,
-    Query(description="default: spot, or the market that something is stored of; sim where that is all"),
-]
-Form = Annotated[Format, Query(alias="format", description="csv: the list in the answer as a table")]
-Limit = Annotated[int, Query(ge=1, le=5000)]
-TimeframeOption = Annotated[str | None, Query(description="only this candle length", max_length=3)]
-RunOption = Annotated[
-    str | None,
-    Query(description="rows of this run alone: its id, or how that begins", pattern="^[0-9a-f]{4,32}$"),
-]
-
-
-def moment(name: str, text: str) -> Callable[..., datetime | None]:
-    """Return a dependency for an instant in the query, in UTC; it raises `UsageError` for years without candles."""
-
-    def instant(
-        given: Annotated[datetime | None, Query(alias=name, description=text)] = None,
-    ) -> datetime | None:
-        if given is None:
-            return None
-        try:
-            found = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
-        except OverflowError:
-            found = None
-        if found is None or not 1970 <= found.year < 2262:  # what nanoseconds since 1970 can say
-            raise UsageError(
-                f"{name} {given.isoformat()} is out of range: use a date from 1970 to 2261",
-                code="date",
-                field=name,
-            )
-        return found
-
-    return instant
-
-
-Until = Annotated[datetime | None, Depends(moment("until", "newest close; UTC where no zone is given"))]
-IssuedUntil = Annotated[datetime | None, Depends(moment("until", "newest issue; UTC where no zone is given"))]
-IssuedAt = Annotated[
-    datetime | None, Depends(moment("issued_at", "the forecast of this instant; default: the newest"))
-]
 
 
 class Api:
@@ -108,9 +72,8 @@ class Api:
         return respond(request, self.replies.get((*key, form), state, render), form, name)
 
 
-def add_api(app: FastAPI, home: Path) -> None:
-    """Add the routes; each is a function of this module's `Api`."""
-    api = Api(home)
+def add_api(app: FastAPI, api: Api) -> None:
+    """Add the routes that answer with lists and tables."""
     Series = Annotated[SeriesId, Depends(api.series)]
     _add_lists(app, api)
     _add_models(app, api, Series)
@@ -136,7 +99,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
             request, ("symbols",), stored(), lambda: Answer(SeriesList(reading.all_series(home)))
         )
 
-    @app.get("/api/overview", response_model=Overview, responses={**_CSV, **_OPTIONS})
+    @app.get("/api/overview", response_model=Overview, responses={**CSV, **OPTIONS})
     def overview(request: Request, market: MarketOption = None, form: Form = "json") -> Response:
         """Return all series of a market at a glance."""
         chosen = api.market(market)
@@ -146,7 +109,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
             f"cpb-{_label(chosen)}-overview",
         )  # fmt: skip
 
-    @app.get("/api/runs", response_model=Runs, responses={**_CSV, **_OPTIONS})
+    @app.get("/api/runs", response_model=Runs, responses={**CSV, **OPTIONS})
     def runs(
         request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
     ) -> Response:
@@ -172,7 +135,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
 
 def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
-    @app.get("/api/leaderboard", response_model=Leaderboard, responses={**_CSV, **_OPTIONS})
+    @app.get("/api/leaderboard", response_model=Leaderboard, responses={**CSV, **OPTIONS})
     def leaderboard(
         request: Request, market: MarketOption = None, timeframe: TimeframeOption = None,
         run: RunOption = None, form: Form = "json",
@@ -184,7 +147,7 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
             lambda: registry.leaderboard(chosen, timeframe, run), form, f"cpb-{_label(chosen)}-leaderboard",
         )  # fmt: skip
 
-    @app.get("/api/models/{symbol}/{timeframe}", response_model=Models, responses={**_CSV, **_SERIES})
+    @app.get("/api/models/{symbol}/{timeframe}", response_model=Models, responses={**CSV, **SERIES})
     def models(request: Request, series: Series, form: Form = "json") -> Response:
         """Return the newest judged model of each architecture on a series."""
         return api.reply(
@@ -196,7 +159,7 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
             _name(series, "models"),
         )
 
-    @app.get("/api/decisions/{symbol}/{timeframe}", response_model=Decisions, responses={**_CSV, **_SERIES})
+    @app.get("/api/decisions/{symbol}/{timeframe}", response_model=Decisions, responses={**CSV, **SERIES})
     def decisions(
         request: Request,
         series: Series,
@@ -213,7 +176,7 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
 def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
     home = api.home
 
-    @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**_CSV, **_SERIES})
+    @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**CSV, **SERIES})
     def forecast(request: Request, series: Series, issued_at: IssuedAt, form: Form = "json") -> Response:
         """Return the newest forecast, or an earlier one."""
         return api.reply(
@@ -221,7 +184,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
             lambda: reading.forecast(home, series, issued_at), form, _name(series, "forecast"),
         )  # fmt: skip
 
-    @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**_CSV, **_SERIES})
+    @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**CSV, **SERIES})
     def forecasts(
         request: Request, series: Series, until: IssuedUntil, limit: Limit = 200, form: Form = "json"
     ) -> Response:
@@ -231,7 +194,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
             lambda: reading.forecasts(home, series, limit, until), form, _name(series, "forecasts"),
         )  # fmt: skip
 
-    @app.get("/api/candles/{symbol}/{timeframe}", response_model=Candles, responses={**_CSV, **_SERIES})
+    @app.get("/api/candles/{symbol}/{timeframe}", response_model=Candles, responses={**CSV, **SERIES})
     def candles(
         request: Request, series: Series, until: Until, limit: Limit = 200, form: Form = "json"
     ) -> Response:
@@ -241,7 +204,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
             lambda: reading.candles(home, series, limit, until), form, _name(series, "candles"),
         )  # fmt: skip
 
-    @app.get("/api/ledger/{symbol}/{timeframe}", response_model=Ledger, responses={**_CSV, **_SERIES})
+    @app.get("/api/ledger/{symbol}/{timeframe}", response_model=Ledger, responses={**CSV, **SERIES})
     def ledger(
         request: Request,
         series: Series,

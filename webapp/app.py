@@ -17,7 +17,8 @@ from schemas.errors import CpbError, MemberError, UsageError
 from schemas.scope import home as home_folder
 from webapp import registry
 from webapp.answers import Problem
-from webapp.api import add_api
+from webapp.api import Api, add_api
+from webapp.api_figures import add_figures
 from webapp.bundle import add_bundle
 from webapp.guard import Guard
 
@@ -63,7 +64,9 @@ def create_app(home: Path, allowed_hosts: Sequence[str] = ()) -> FastAPI:
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     _add_problems(app)
     _add_pages(app)
-    add_api(app, home)
+    api = Api(home)
+    add_api(app, api)
+    add_figures(app, api)
     return app
 
 

@@ -45,25 +45,23 @@ def load() -> None:
 
 
 def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> Answer:
-    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty."""
+    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty.
+
+    Args:
+        run: the id of a flow's run, or how one begins, for its rows alone.
+    """
     from tasks.hub.card import verdict
     from tasks.tracking.leaderboard import COLUMNS
-    from tasks.tracking.leaderboard import leaderboard as rows_of
-    from tasks.tracking.store import open_store
 
     rows: list[dict[str, Any]] = []
     served: list[Any] = []
     decided: dict[SeriesId, Decision] = {}
     note = None
-    with _reading:
-        try:
-            served, decided = champions_of(market)
-            rows = rows_of(
-                run, open_store(tracking_uri(), create=False), market=market,
-                timeframes=[timeframe] if timeframe else None,
-            )  # fmt: skip
-        except CpbError as error:
-            note = str(error)
+    try:
+        served, decided = champions_of(market)
+        rows = board_rows(market, timeframe, run)
+    except CpbError as error:
+        note = str(error)
     board = Leaderboard(
         market=market,
         rows=rows,
@@ -73,6 +71,52 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
         note=note,
     )
     return Answer(board, "rows")
+
+
+def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a market's leaderboard; arguments as in `leaderboard`.
+
+    Raises:
+        CpbError: there are none, or the run is of another market.
+    """
+    with _reading:
+        return _board_rows(market, timeframe, run, *state())
+
+
+@lru_cache(maxsize=16)
+def _board_rows(
+    market: Market, timeframe: str | None, run: str | None, uri: str, _state: State
+) -> list[dict[str, Any]]:
+    from tasks.tracking.leaderboard import leaderboard as rows_of
+    from tasks.tracking.store import open_store
+
+    wanted = [timeframe] if timeframe else None
+    rows = rows_of(run, open_store(uri, create=False), market=market, timeframes=wanted)
+    of_market = [row for row in rows if row["market"] == market]  # a run's rows are not filtered
+    if not of_market:
+        raise CpbError(
+            f"run {run} is of market {rows[0]['market']}: ask for it with market={rows[0]['market']}"
+        )
+    return [row for row in of_market if timeframe in (None, row["timeframe"])]
+
+
+def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
+    """Return the ratio of each coin by each architecture of the leaderboard; empty where there are none."""
+    from tasks.tracking.judged import coin_ratios
+    from tasks.tracking.store import open_store
+
+    with _reading, suppress(CpbError):
+        return coin_ratios(open_store(tracking_uri(), create=False), board_rows(market, timeframe, None))
+    return []
+
+
+def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
+    """Return the losses per epoch of a run's models; errors as in `judged.loss_histories`."""
+    from tasks.tracking.judged import loss_histories
+    from tasks.tracking.store import open_store
+
+    with _reading:
+        return loss_histories(open_store(tracking_uri(), create=False), run_id)
 
 
 def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
@@ -113,18 +157,23 @@ def models(series: SeriesId) -> Answer:
     return Answer(Models(**identity(series), models=found, note=note), "models")
 
 
-def decisions(series: SeriesId, limit: int) -> Answer:
-    """Return the newest decisions on a series; a note says why there are none."""
+def decided_on(series: SeriesId, limit: int) -> list[Decision]:
+    """Return the newest decisions on a series, newest first; raises `CpbError` where the store cannot be read."""
     from tasks.tracking.decisions import decisions_on
     from tasks.tracking.store import open_store
 
+    with _reading:
+        return decisions_on(open_store(tracking_uri(), create=False), series, limit)
+
+
+def decisions(series: SeriesId, limit: int) -> Answer:
+    """Return the newest decisions on a series; a note says why there are none."""
     found: list[Decision] = []
     note = None
-    with _reading:
-        try:
-            found = decisions_on(open_store(tracking_uri(), create=False), series, limit)
-        except CpbError as error:
-            note = str(error)
+    try:
+        found = decided_on(series, limit)
+    except CpbError as error:
+        note = str(error)
     if not found and not note:
         note = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
     return Answer(Decisions(**identity(series), decisions=found, note=note), "decisions")

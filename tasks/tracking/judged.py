@@ -1,14 +1,28 @@
 """Models and runs as they stand in MLflow now: the newest judged model of each architecture, the newest flow runs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from schemas.errors import MemberError
 from schemas.identity import SeriesId
-from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.tags import FLOW, KIND, MARKET, MEMBER, OUTCOME, REASON, SYMBOL, TIMEFRAME, market_of
+from tasks.tracking.archive import read_archive
+from tasks.tracking.connection import Store, find_run, search, search_lazily
+from tasks.tracking.tags import (
+    FLEET,
+    FLOW,
+    KIND,
+    MARKET,
+    MEMBER,
+    OUTCOME,
+    PARENT,
+    REASON,
+    SYMBOL,
+    TIMEFRAME,
+    market_of,
+)
 from tasks.tracking.versions import ALIAS, CHALLENGER, PREVIOUS, aliases_of
 
 if TYPE_CHECKING:
@@ -17,6 +31,10 @@ if TYPE_CHECKING:
 MAX_RUNS_LOOKED_AT = 300
 """Runs of one series that are searched for architectures, the newest first: a month of nights of ten architectures."""
 
+MAX_HISTORIES = 7
+"""Models of a fleet whose losses are shown: a figure has so many colours."""
+
+_NEWEST = "attributes.start_time DESC"
 _SHOWN = ("test_", "epochs_run", "windows_per_s", "train_seconds")
 
 
@@ -60,7 +78,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
         f"tags.`{KIND}` = '{MEMBER}' and tags.`{MARKET}` = '{series.market}' and tags.`{SYMBOL}` = '{series.symbol}' "
         f"and tags.`{TIMEFRAME}` = '{series.timeframe}' and attributes.status = 'FINISHED'"
     )
-    runs = search_lazily(store, condition, ["attributes.start_time DESC"], page_size=100)
+    runs = search_lazily(store, condition, [_NEWEST], page_size=100)
     newest: dict[str, Run] = {}
     for run in islice(runs, MAX_RUNS_LOOKED_AT):
         if "test_crps_ratio" in run.data.metrics:
@@ -72,7 +90,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
     """Return the newest runs of the flow, those at work included, newest first."""
-    runs = search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], page_size=limit)
+    runs = search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", [_NEWEST], page_size=limit)
     return [_flow(run) for run in islice(runs, limit)]
 
 
@@ -128,3 +146,60 @@ def _chosen(metrics: Iterable[tuple[str, float]]) -> dict[str, float]:
 
 def _time(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
+
+
+def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return `symbol timeframe architecture preset crps_ratio` of each model behind some rows of the leaderboard.
+
+    A later row of the same model leaves out what an earlier one has. Pruned fleets are read from their flow's archive.
+    """
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for row in rows:
+        for run_id in row["run_id"].split(","):
+            for tags, metrics in _members(store, run_id, row):
+                key = (tags.get(SYMBOL, ""), row["timeframe"], row["architecture"], row["preset"] or "")
+                if tags.get(TIMEFRAME) == row["timeframe"] and "test_crps_ratio" in metrics:
+                    names = dict(zip(("symbol", "timeframe", "architecture", "preset"), key, strict=True))
+                    found.setdefault(key, names | {"crps_ratio": metrics["test_crps_ratio"]})
+    return list(found.values())
+
+
+def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]]]:
+    """Return the losses per epoch of a member's run, or of the first members of a fleet's, by the runs' names.
+
+    Raises:
+        MemberError: there is no such run, or it is a flow's.
+    """
+    run = find_run(store, run_id)
+    kind = run.data.tags.get(KIND) if run else None
+    if run is None or kind not in (MEMBER, FLEET):
+        raise MemberError(
+            f"run {run_id} is no model's and no fleet's; /api/models/SYMBOL/TIMEFRAME lists those of models",
+            code="no-run",
+        )
+    runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
+    return {one.info.run_name or one.info.run_id: _history(store, one) for one in runs[:MAX_HISTORIES]}
+
+
+def _members(
+    store: Store, run_id: str, row: Mapping[str, Any]
+) -> list[tuple[Mapping[str, str], Mapping[str, float]]]:
+    if run_id != row["flow_run"]:
+        runs = search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'FINISHED'")
+        return [(run.data.tags, run.data.metrics) for run in runs]
+    flow = find_run(store, run_id)
+    archive = read_archive(store, flow) if flow else None
+    return [
+        (member.tags, member.metrics)
+        for fleet in (archive.fleets if archive else ())
+        if fleet.fleet.tags.get("architecture", fleet.fleet.name) == row["architecture"]
+        for member in fleet.members
+    ]
+
+
+def _history(store: Store, run: "Run") -> list[dict[str, float]]:
+    epochs: dict[int, dict[str, float]] = {}
+    for name in ("train_loss", "val_loss"):
+        for one in store.client.get_metric_history(run.info.run_id, name):
+            epochs.setdefault(one.step, {"epoch": one.step})[name] = one.value
+    return [epochs[step] for step in sorted(epochs)]

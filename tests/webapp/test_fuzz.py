@@ -24,11 +24,20 @@ ODD = st.one_of(
 PATH = {
     "symbol": st.one_of(st.sampled_from(["BTC", "ethusdt", "PEPE"]), ODD),
     "timeframe": st.one_of(st.sampled_from(["1h", "15m", "1mo"]), ODD),
+    "name": st.one_of(st.sampled_from(["board", "coins", "compare"]), ODD),
+    "run_id": st.one_of(st.from_regex("[0-9a-f]{32}", fullmatch=True), ODD),
 }
 QUERY = {
     "market": st.one_of(st.sampled_from(["spot", "um", "cm", "sim"]), ODD),
     "limit": st.one_of(st.integers(1, 5000).map(str), ODD),
     "until": st.one_of(st.datetimes().map(lambda moment: f"{moment.isoformat()}Z"), ODD),
+    "issued_at": st.one_of(st.just("2025-06-09T12:00:00Z"), ODD),
+    "format": st.one_of(st.sampled_from(["json", "csv"]), ODD),
+    "timeframe": PATH["timeframe"],
+    "run": st.one_of(st.from_regex("[0-9a-f]{4,32}", fullmatch=True), ODD),
+    "theme": st.one_of(st.sampled_from(["light", "dark"]), ODD),
+    "models": st.one_of(st.sampled_from(["har,gru", "gru,gru", "har,nothing"]), ODD),
+    "earlier": st.one_of(st.integers(0, 20).map(str), ODD),
 }
 
 

@@ -1,0 +1,85 @@
+"""The routes of the figures: `/api/figures/…`, each a figure for plotly in a light or a dark theme."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
+
+from schemas.identity import Market, SeriesId
+from webapp import figures, registry
+from webapp.answers_lists import Figure
+from webapp.api import Api
+from webapp.figures import MAX_EARLIER, ThemeName
+from webapp.options import OPTIONS, SERIES, IssuedAt, Limit, MarketOption, TimeframeOption, Until
+from webapp.states import State, series_state
+
+Theme = Annotated[ThemeName, Query(description="of the colours")]
+
+
+def add_figures(app: FastAPI, api: Api) -> None:
+    """Add the routes."""
+    home = api.home
+    Series = Annotated[SeriesId, Depends(api.series)]
+
+    def reply(
+        request: Request, what: str, of: SeriesId | Market | None, options: tuple[Any, ...], state: State,
+        make: Callable[[], dict[str, Any]], theme: ThemeName,
+    ) -> Response:  # fmt: skip
+        market = of.market if isinstance(of, SeriesId) else of
+        key = ("figure", what, of, options, theme)
+        return api.reply(request, key, state, lambda: figures.answer(make(), theme, market))
+
+    @app.get("/api/figures/forecast/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
+    def forecast(
+        request: Request, series: Series, until: Until, issued_at: IssuedAt, limit: Limit = 500,
+        earlier: Annotated[int, Query(ge=0, le=MAX_EARLIER)] = 0, theme: Theme = "light",
+    ) -> Response:  # fmt: skip
+        """Return candles with a forecast over them, and what came true of it."""
+        return reply(
+            request, "forecast", series, (until, issued_at, limit, earlier),
+            series_state(home, series, "klines", "provisional", "forecasts"),
+            lambda: figures.forecast(home, series, limit, until, issued_at, earlier), theme,
+        )  # fmt: skip
+
+    @app.get("/api/figures/record/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
+    def record(request: Request, series: Series, theme: Theme = "light") -> Response:
+        """Return the CRPS ratio over time, of live forecasts where there are any, else of replays."""
+        state = series_state(home, series, "ledger")
+        return reply(request, "record", series, (), state, lambda: figures.record(home, series), theme)
+
+    @app.get("/api/figures/coverage/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
+    def coverage(request: Request, series: Series, theme: Theme = "light") -> Response:
+        """Return the share of closes inside the bands over time."""
+        state = series_state(home, series, "ledger")
+        return reply(request, "coverage", series, (), state, lambda: figures.coverage(home, series), theme)
+
+    @app.get("/api/figures/decisions/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
+    def decisions(request: Request, series: Series, theme: Theme = "light") -> Response:
+        """Return who was to serve a series over time."""
+        state = registry.state()
+        return reply(request, "decisions", series, (), state, lambda: figures.decisions(series), theme)
+
+    @app.get("/api/figures/losses/{run_id}", response_model=Figure, responses=SERIES)
+    def losses(
+        request: Request, run_id: Annotated[str, Path(pattern="^[0-9a-f]{32}$")], theme: Theme = "light"
+    ) -> Response:
+        """Return the losses per epoch of a model's run, or of a fleet's first models."""
+        return reply(
+            request, "losses", None, (run_id,), registry.state(), lambda: figures.losses(run_id), theme
+        )
+
+    @app.get("/api/figures/{name}", response_model=Figure, responses=OPTIONS)
+    def of_board(
+        request: Request, name: Literal["board", "coins", "compare"], market: MarketOption = None,
+        timeframe: TimeframeOption = None,
+        models: Annotated[str, Query(description="two architectures: har,gru", max_length=100)] = "",
+        theme: Theme = "light",
+    ) -> Response:  # fmt: skip
+        """Return the leaderboard's architectures, its coins, or two models side by side."""
+        chosen = api.market(market)
+        make = {
+            "board": lambda: figures.board(chosen, timeframe),
+            "coins": lambda: figures.coins(chosen, timeframe),
+            "compare": lambda: figures.compare(chosen, timeframe, models),
+        }[name]
+        return reply(request, name, chosen, (timeframe, models), registry.state(), make, theme)

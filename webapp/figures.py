@@ -1,0 +1,158 @@
+"""The figures of `tasks.figures`, made from what is stored: what page and notebooks draw with plotly."""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import polars as pl
+
+from schemas.errors import CpbError, UsageError
+from schemas.forecasts import CHAMPION
+from schemas.identity import SIM, Market, SeriesId
+from tasks.figures.board import board_figure, coins_figure, compare_figure
+from tasks.figures.forecast import forecast_figure
+from tasks.figures.record import coverage_figure, decisions_figure, record_figure
+from tasks.figures.theme import THEMES, themed
+from tasks.figures.training import losses_figure
+from tasks.forecasting import store as forecast_store
+from tasks.forecasting.by_day import SCHEMA, record_by_day
+from tasks.forecasting.daily import read_sums
+from tasks.forecasting.summary import read_summary
+from webapp import registry
+from webapp.answers_lists import Figure
+from webapp.reading import candle_rows, forecast_at, newest
+from webapp.replies import Answer
+
+ThemeName = Literal["light", "dark"]
+
+MAX_EARLIER = 20
+"""Earlier forecasts in one figure, at most."""
+
+_DECISIONS = 400
+
+
+def answer(figure: dict[str, Any], theme: ThemeName, market: Market | None) -> Answer:
+    """Return a figure in a theme's colours as an answer; `layout.meta` says of which market it is."""
+    of = {"market": market, "simulated": market == SIM} if market else {}
+    return Answer(Figure(**themed(_noted(figure, **of), THEMES[theme])))
+
+
+def _noted(figure: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    layout = figure["layout"]
+    return {**figure, "layout": {**layout, "meta": {**layout["meta"], **facts}}}
+
+
+def forecast(
+    home: Path,
+    series: SeriesId,
+    limit: int,
+    until: datetime | None = None,
+    issued_at: datetime | None = None,
+    earlier: int = 0,
+) -> dict[str, Any]:
+    """Return candles with a forecast over them, the newest where `issued_at` does not name another.
+
+    The candles are the newest `limit` that close by `until`. An earlier forecast that does not lie among these moves
+    them, so that a quarter comes after it.
+
+    Args:
+        earlier: so many forecasts from before it are drawn too, each ending before the next begins.
+
+    Raises:
+        MemberError: the series has no candles, or no forecast of that instant.
+    """
+    shown = newest(home, series) if issued_at is None else forecast_at(home, series, issued_at)
+    candles = candle_rows(home, series, limit, until)
+    if issued_at and not until and len(candles) and issued_at < candles["open_time"][0]:
+        after = shown["target_time"][-1] + limit // 4 * timedelta(seconds=series.seconds)
+        candles = candle_rows(home, series, limit, after)
+    before = _before(home, series, shown, earlier) if earlier and not shown.is_empty() else None
+    return forecast_figure(candles, shown, earlier=before)
+
+
+def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl.DataFrame | None:
+    length = shown["target_time"][-1] - shown["issued_at"][0]
+    end: datetime = shown["issued_at"][0]
+    found: list[pl.DataFrame] = []
+    for issued in reversed(
+        forecast_store.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()
+    ):
+        if len(found) < count and issued + length <= end:
+            found.append(forecast_store.latest(home, series, issued))
+            end = issued
+    return pl.concat(found) if found else None
+
+
+def record(home: Path, series: SeriesId) -> dict[str, Any]:
+    """Return the CRPS ratio of the series' forecasts over time; `layout.meta.live` says of which."""
+    days, live = _by_day(home, series)
+    return _noted(record_figure(days), live=live)
+
+
+def coverage(home: Path, series: SeriesId) -> dict[str, Any]:
+    """Return the share of closes inside the bands over time; `layout.meta.live` says of which forecasts."""
+    days, live = _by_day(home, series)
+    return _noted(coverage_figure(days), live=live)
+
+
+def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
+    """Return the days of the live forecasts, of the replays where there are no live ones, and which these are."""
+    known = read_summary(home, series.market)
+    if known is None:
+        return pl.DataFrame(schema=SCHEMA), False
+    sums = read_sums(home, series).filter(pl.col("role") == CHAMPION)
+    live = bool(sums["live"].any())
+    return record_by_day(sums, series, known.made_at, live=live), live
+
+
+def decisions(series: SeriesId) -> dict[str, Any]:
+    """Return the decisions about a series' champion over time; none where no store can be read."""
+    try:
+        found = registry.decided_on(series, _DECISIONS)
+    except CpbError:
+        found = []
+    return decisions_figure(found)
+
+
+def board(market: Market, timeframe: str | None) -> dict[str, Any]:
+    """Return the architectures of a market's leaderboard; none where no store can be read."""
+    try:
+        rows = registry.board_rows(market, timeframe, None)
+    except CpbError:
+        rows = []
+    return board_figure([row for row in rows if not row["partial"]])
+
+
+def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
+    """Return the ratio of each coin by each architecture, for one timeframe."""
+    return coins_figure(_of_one_timeframe(registry.coin_rows(market, timeframe)))
+
+
+def compare(market: Market, timeframe: str | None, models: str) -> dict[str, Any]:
+    """Return two architectures side by side; raises `UsageError` where `models` does not name two."""
+    names = [name.strip() for name in models.split(",")]
+    if len(names) != 2 or not all(names):
+        raise UsageError(
+            f"models {models!r} must name two architectures, as in har,gru", code="models", field="models"
+        )
+    ratios = [
+        {row["symbol"]: row["crps_ratio"] for row in reversed(rows) if row["architecture"] == name}
+        for rows in [_of_one_timeframe(registry.coin_rows(market, timeframe))]
+        for name in names
+    ]
+    common = [
+        {"symbol": symbol, "first": ratios[0][symbol], "second": ratios[1][symbol]}
+        for symbol in ratios[0]
+        if symbol in ratios[1]
+    ]
+    return compare_figure(names[0], names[1], common)
+
+
+def losses(run_id: str) -> dict[str, Any]:
+    """Return losses per epoch; errors as in `judged.loss_histories`."""
+    return losses_figure(registry.histories(run_id))
+
+
+def _of_one_timeframe(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the first timeframe: a figure of several would lay them over one another."""
+    return [row for row in rows if row["timeframe"] == rows[0]["timeframe"]]
