@@ -24,7 +24,7 @@ from tasks.judging.scores import Array
 
 STEPS = len(QUANTILES)
 INPUT_CLIP, TARGET_CLIP, MAX_LOG_SCALE, MAX_BEND = 4.0, 20.0, 3.0, 0.5
-BATCH, WIDTH, EVERY, WARM_STEPS, LINE_RATE = 1024, 64, 5, 20, 1e-4
+BATCH, WIDTH, EVERY, WARM_STEPS, LINE_RATE, MAX_WEIGHT = 1024, 64, 5, 20, 1e-4, 5.0
 PLACES = "quarter_of_day_"  # columns for the line alone
 
 TAIL = torch.as_tensor(
@@ -36,11 +36,15 @@ LEVELS = torch.as_tensor(QUANTILES).float()
 
 @dataclass(frozen=True)
 class Walk:
-    """How far it walks: `lean` bends the halves apart as well; the forecasts of the `seeds` are averaged."""
+    """How far it walks: `lean` bends the halves apart as well; the forecasts of the `seeds` are averaged.
+
+    `in_returns`: the loss is in log-return, as the score is, and not in units of the volatility.
+    """
 
     steps: int
     rate: float
     lean: bool = False
+    in_returns: bool = False
     seeds: tuple[int, ...] = (1, 2, 3)
 
 
@@ -83,10 +87,15 @@ def fit_walk(line: RangeModel, training: TrainingOrigins, walk: Walk) -> Callabl
     horizon = len(line.level)
     moves = [realised(one, rows, horizon) / step_scale(one, rows, horizon) for one, rows in training]
     truth = torch.as_tensor(np.concatenate(moves), dtype=torch.float32).clamp(-TARGET_CLIP, TARGET_CLIP)
+    sizes = np.concatenate([step_scale(one, rows, horizon) for one, rows in training])
+    weight = (
+        torch.as_tensor(sizes / sizes.mean(axis=0), dtype=torch.float32).clamp(max=MAX_WEIGHT).unsqueeze(-1)
+    )
+    known = (scaled, hours, truth, weight if walk.in_returns else torch.ones_like(weight))
     nets = []
     for seed in walk.seeds:
         torch.manual_seed(seed)
-        nets.append(_learn(_Net(line, mean, spread, walk), scaled, hours, truth, walk, seed))
+        nets.append(_learn(_Net(line, mean, spread, walk), known, walk, seed))
 
     def quantiles(one: Series, rows: Rows) -> Array:
         own = torch.as_tensor((line.inputs(one)[rows] - mean) / spread, dtype=torch.float32)
@@ -98,7 +107,8 @@ def fit_walk(line: RangeModel, training: TrainingOrigins, walk: Walk) -> Callabl
     return quantiles
 
 
-def _learn(net: _Net, inputs: Tensor, hours: Tensor, truth: Tensor, walk: Walk, seed: int) -> _Net:
+def _learn(net: _Net, known: tuple[Tensor, Tensor, Tensor, Tensor], walk: Walk, seed: int) -> _Net:
+    inputs, hours, truth, weight = known
     own = [net.slopes, net.level, net.hours]
     rest = [weight for name, weight in net.named_parameters() if "." in name]
     optimizer = torch.optim.AdamW(
@@ -112,7 +122,7 @@ def _learn(net: _Net, inputs: Tensor, hours: Tensor, truth: Tensor, walk: Walk, 
     for step, rows in enumerate(islice(_batches(len(truth), seed), walk.steps), 1):
         error = truth[rows].unsqueeze(-1) - net(inputs[rows], hours[rows])
         optimizer.zero_grad()
-        (2 * pinball(error, LEVELS).mean()).backward()
+        (2 * (pinball(error, LEVELS) * weight[rows]).mean()).backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
         rise.step()

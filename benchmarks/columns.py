@@ -1,10 +1,10 @@
 """Which further columns lower the CRPS: `python -m benchmarks.columns --source FOLDER --timeframe 1h`.
 
-Three stages, each on its own months (`_column_folds.MONTHS`); the folder needs the longer past that they begin with.
+Two stages, each on its own months (`_column_folds.MONTHS`); the folder needs the longer past that they begin with.
 
-    development   one robust HAR for all coins in closed form, with each group of columns added and left out; then the
-                  perceptron that walks from it (`_walk`), by number of steps
-    evaluation    today's `har` (universal, three seeds) against the line and the walk, on the same rows of six folds
+    development   one robust HAR for all coins in closed form, with each group of columns added and left out; the
+                  perceptron that walks from it (`_walk`), by number of steps; then as evaluation
+    evaluation    `har` (universal, three seeds) against the line, the walk, and `har` on all columns, on the same rows
 
 Ratios are to the random walk with EWMA volatility, mean over coins and folds; `against har` is the quotient with `har`
 trained on the same span. Diebold-Mariano's p is of the coins' mean difference by time.
@@ -163,10 +163,12 @@ def har(fold: Fold, names: Sequence[str] = (), **options: Any) -> Quantiles:
 # ---- stages
 
 
-def development(coins: Mapping[str, Series], timeframe: str, walks: Sequence[Walk]) -> None:
+def development(
+    coins: Mapping[str, Series], timeframe: str, spans: Sequence[SplitBounds], walks: Sequence[Walk]
+) -> None:
     own, base = groups(timeframe), tuple(INPUTS)
     full = [*base, *(name for group in own.values() for name in group)]
-    folds = [fold_of(coins, bounds) for bounds in MONTHS[timeframe].bounds(timeframe)[0]]
+    folds = [fold_of(coins, bounds) for bounds in spans]
     usual = [ratio(score(fold, har(fold))) for fold in folds]
     _print("har", usual, usual)
     tried = {"line": base} | {f"+ {name}": (*base, *group) for name, group in own.items()}
@@ -185,14 +187,15 @@ def development(coins: Mapping[str, Series], timeframe: str, walks: Sequence[Wal
         walked = [
             ratio(score(f, fit_walk(m, f.origins("train"), walk))) for f, m in zip(folds, lines, strict=True)
         ]
-        _print(f"walk of {walk.steps} steps{', lean' if walk.lean else ''}", walked, usual)
+        _print(f"walk {walk.steps}{', lean' * walk.lean}{', in returns' * walk.in_returns}", walked, usual)
 
 
-def evaluation(coins: Mapping[str, Series], timeframe: str, walk: Walk, newest: int) -> None:
+def comparison(coins: Mapping[str, Series], timeframe: str, folds: Sequence[SplitBounds]) -> None:
+    walk = CHOSEN[timeframe]
     names = [*INPUTS, *(name for group in groups(timeframe).values() for name in group)]
     added = [n for n in names if n not in (*INPUTS, "close_location") and not n.startswith(PLACES)]
     kinds: dict[str, list[list[Score]]] = {}
-    for bounds in MONTHS[timeframe].bounds(timeframe)[1][-newest:]:
+    for bounds in folds:
         fold = fold_of(coins, bounds)
         solved = line(fold, names)
         models: dict[str, Callable[[], Quantiles]] = {
@@ -205,6 +208,7 @@ def evaluation(coins: Mapping[str, Series], timeframe: str, walk: Walk, newest: 
         }
         for kind, model in models.items():
             kinds.setdefault(kind, []).append(score(fold, model()))
+            print(f"  {bounds.test[0]:%Y-%m-%d} {kind:<24} {ratio(kinds[kind][-1]):.4f}", flush=True)
     usual = [ratio(fold) for fold in kinds["har"]]
     for kind, scores in kinds.items():
         _print(kind, [ratio(fold) for fold in scores], usual)
@@ -219,6 +223,7 @@ def _print(name: str, found: Sequence[float], usual: Sequence[float]) -> None:
 
 CHOSEN = {"1h": Walk(120, 1e-3), "15m": Walk(300, 2e-3)}
 TRIED = (100, 200, 300)
+KINDS = ((False, False), (False, True), (True, False))
 
 
 def main() -> None:
@@ -242,12 +247,11 @@ def main() -> None:
             Path(folder),
         )
     coins = {coin: widened(*found) for coin, found in loaded.items()}
+    chosen, judged = MONTHS[asked.timeframe].bounds(asked.timeframe)
     if asked.stage == "development":
         rate = CHOSEN[asked.timeframe].rate
-        walks = [Walk(steps, rate, lean) for lean in (False, True) for steps in TRIED]
-        development(coins, asked.timeframe, walks)
-    else:
-        evaluation(coins, asked.timeframe, CHOSEN[asked.timeframe], asked.folds)
+        development(coins, asked.timeframe, chosen, [Walk(n, rate, *kind) for kind in KINDS for n in TRIED])
+    comparison(coins, asked.timeframe, chosen if asked.stage == "development" else judged[-asked.folds :])
 
 
 if __name__ == "__main__":
