@@ -65,11 +65,11 @@ class ProgressFile:
         """Take in how far an epoch is."""
         first = self._state["device"] is None
         if first:
-            rows, columns = record.data
+            (rows, columns), mb = record.data, record.data_mb
+            size = f"{mb:,.1f} MB" if mb >= 1 else f"{mb * 1e3:,.0f} kB"
             self._state |= {
                 "device": describe_device(record.device),
-                "data": f"Data on {record.device}: [{rows:,}, {columns}] {record.data_dtype}, "
-                f"{record.data_mb:,.1f} MB",
+                "data": f"Data on {record.device}: [{rows:,}, {columns}] {record.data_dtype}, {size}",
             }
         self._count(self._shares.on_step(record))
         self._state |= {

@@ -1,0 +1,79 @@
+"""A fleet's progress.json: what the terminal and the page read while it trains."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import cpbmodels
+from tasks.progress import heard_by
+from tasks.training.progress import ProgressFile
+from tasks.training.told import TrainerTold
+
+JOB = SimpleNamespace(architecture="gru")
+
+
+def step(epoch, done, members=(0, 1), of_members=4):
+    return cpbmodels.StepRecord(
+        epoch=epoch, epochs=10, step=done, steps=5, members=list(members), of_members=of_members, device="cpu",
+        data=(5136, 4), data_dtype="float32", data_mb=0.082,
+    )  # fmt: skip
+
+
+def epoch(number, stopped="", members=(0, 1)):
+    of = [
+        {"index": i, "train_loss": 1.0 + i, "val_loss": 2.0, "lr": 0.1, "stopped": stopped} for i in members
+    ]
+    return cpbmodels.EpochRecord(number, 10, 0.1, of, 500.0, 2.0, {"rss_peak_mb": 100.0})
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """A progress file that is written at every report, and what a listener hears of it."""
+    monkeypatch.setattr("tasks.training.progress._EVERY_S", 0.0)
+    heard = []
+    listener = SimpleNamespace(progress=heard.append, line=heard.append)
+    file, reader = ProgressFile(tmp_path, JOB), TrainerTold("gru")
+
+    def read():
+        heard.clear()
+        state = json.loads((tmp_path / "progress.json").read_text())
+        with heard_by(listener):
+            reader(state)
+        return state, list(heard)
+
+    return file, read
+
+
+def test_the_device_and_the_data_are_named_once_before_the_first_step(told):
+    file, read = told
+    file.on_step(step(1, 0))
+    state, heard = read()
+    assert (state["epoch"], state["epochs"], state["share"], state["eta_s"]) == (0, 10, 0.0, None)
+    assert heard[0].startswith("training gru on cpu (")
+    assert heard[1] == "Data on cpu: [5,136, 4] float32, 82 kB"
+    assert len(read()[1]) == 1
+
+
+def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
+    file, read = told
+    file.on_step(step(1, 0))
+    file.on_step(step(3, 5))
+    assert read()[0]["share"] == pytest.approx(0.15)
+    file.on_epoch(epoch(3, stopped="early_stop"))
+    state, heard = read()
+    assert state["share"] == pytest.approx(0.5)
+    assert (state["train_loss"], state["val_loss"], state["windows_per_s"]) == (1.5, 2.0, 500.0)
+    assert state["eta_s"] > 0
+    (one,) = heard[-1:]
+    assert (one.done, one.total, one.facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
+    assert one.epoch_line == "gru: epoch 3/10  train loss 1.5000  validation loss 2.0000  memory 100 MB, peak 100 MB"
+
+
+def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):
+    file, read = told
+    file.on_step(step(1, 0))
+    spoilt = epoch(1)
+    spoilt.members[0]["train_loss"] = float("nan")
+    file.on_epoch(spoilt)
+    assert read()[0]["train_loss"] == 2.0
