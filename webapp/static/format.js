@@ -1,4 +1,4 @@
-// Numbers and times as text.
+// Numbers and times as text. Times are UTC.
 
 const LOCALE = "en-GB";
 
@@ -9,40 +9,77 @@ export function priceFormat(reference) {
   return (value) => value.toLocaleString(LOCALE, { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
+export function price(value) {
+  return known(value) ? priceFormat(value)(value) : "–";
+}
+
+export function known(value) {
+  return value !== null && value !== undefined && !Number.isNaN(value);
+}
+
+export function number(value, digits = 0) {
+  return known(value) ? value.toLocaleString(LOCALE, { minimumFractionDigits: digits, maximumFractionDigits: digits }) : "–";
+}
+
+function text(value, options) {
+  return known(value) ? new Date(value).toLocaleString(LOCALE, { timeZone: "UTC", ...options }) : "–";
+}
+
 export function time(value) {
-  return new Date(value).toLocaleString(LOCALE, {
-    timeZone: "UTC", day: "numeric", month: "short", hour: "2-digit", minute: "2-digit",
-  });
+  return text(value, { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
 }
 
 export function dayAndTime(value) {
-  return new Date(value).toLocaleString(LOCALE, {
-    timeZone: "UTC", year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit",
-  });
+  return text(value, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
 }
 
 export function day(value) {
-  return new Date(value).toLocaleString(LOCALE, { timeZone: "UTC", year: "numeric", month: "short", day: "numeric" });
-}
-
-export function clock(value, daily) {
-  const options = daily ? { day: "numeric", month: "short" } : { hour: "2-digit", minute: "2-digit" };
-  return new Date(value).toLocaleString(LOCALE, { timeZone: "UTC", ...options });
+  return text(value, { year: "numeric", month: "short", day: "numeric" });
 }
 
 export function percent(share, digits = 0) {
-  return `${(100 * share).toFixed(digits)} %`;
+  return known(share) ? `${(100 * share).toFixed(digits)} %` : "–";
 }
 
 export function change(value, reference) {
-  const move = 100 * (value / reference - 1);
-  return `${move >= 0 ? "+" : "−"}${Math.abs(move).toFixed(2)} %`;
+  return signed(value / reference - 1);
+}
+
+// A share as a move: +1.25 %; a true minus, as wide as the plus.
+export function signed(share) {
+  return known(share) ? `${share >= 0 ? "+" : "−"}${Math.abs(100 * share).toFixed(2)} %` : "–";
+}
+
+export function interval(low, high, digits = 3) {
+  return known(low) && known(high) ? `${low.toFixed(digits)} to ${high.toFixed(digits)}` : "–";
+}
+
+export function count(n, one, many = `${one}s`) {
+  return `${number(n)} ${n === 1 ? one : many}`;
 }
 
 export function age(value) {
   const minutes = Math.round((Date.now() - new Date(value)) / 60000);
   if (minutes < 0) return "";
-  if (minutes < 120) return `${minutes} minutes ago`;
-  if (minutes < 48 * 60) return `${Math.round(minutes / 60)} hours ago`;
-  return `${Math.round(minutes / 1440)} days ago`;
+  if (minutes < 120) return `${count(minutes, "minute")} ago`;
+  if (minutes < 48 * 60) return `${count(Math.round(minutes / 60), "hour")} ago`;
+  return `${count(Math.round(minutes / 1440), "day")} ago`;
+}
+
+export function duration(seconds) {
+  if (!known(seconds)) return "–";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+// Length of a candle in seconds: 15m, 1h, 1d.
+export function seconds(timeframe) {
+  const units = { s: 1, m: 60, h: 3600, d: 86400, w: 604800 };
+  return parseInt(timeframe, 10) * units[timeframe.slice(-1)];
+}
+
+// The instant up to which a run saw candles, as MLflow has it; "newest" is kept.
+export function asOf(text) {
+  return text && !Number.isNaN(Date.parse(text)) ? day(text) : text || "–";
 }

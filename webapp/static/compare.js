@@ -1,0 +1,77 @@
+// Two models side by side: by coin as a figure, and on one series figure by figure.
+
+import { ask, maybe, get, ofSeries } from "/static/api.js";
+import { card, downloads, h, select } from "/static/dom.js";
+import { asOf, dayAndTime, known } from "/static/format.js";
+import { figure, theme } from "/static/plot.js";
+import { table } from "/static/table.js";
+import { versionOf } from "/static/words.js";
+
+// What is better: a lower figure, a higher one, or the one nearer to what it promises.
+const FIGURES = [
+  ["test_crps_ratio", "CRPS ratio", (v) => v, 4], ["test_mae_ratio", "MAE ratio", (v) => v, 4], ["test_directional_accuracy", "direction", (v) => -v, 4],
+  ["test_coverage_50", "inside 50 %", (v) => Math.abs(v - 0.5), 3], ["test_coverage_80", "inside 80 %", (v) => Math.abs(v - 0.8), 3],
+  ["test_coverage_90", "inside 90 %", (v) => Math.abs(v - 0.9), 3],
+];
+
+// `asked.a`, `asked.b`, `asked.coin`: what is compared, kept in the address by `keep`.
+export function sideBySide(asked, keep) {
+  const choices = h("div", { class: "toolbar" }), list = h("div"), links = h("div");
+  let where = null, ready = false;
+  const chart = figure(() => (ready ? ask("/api/figures/compare", { ...where, models: `${asked.a},${asked.b}`, theme: theme() }) : null));
+  const runs = [null, null]; // of the two models on the chosen series
+  const losses = runs.map((_, i) => figure(() => (runs[i] ? ask(`/api/figures/losses/${runs[i]}`, { theme: theme() }) : null)));
+  const section = card("Two models side by side", { id: "compare", aside: links }, choices, chart.frame, list,
+    h("div", { class: "pair" }, losses.map((one) => one.frame)));
+
+  async function load(market, timeframe, rows) {
+    where = { market, timeframe };
+    const names = [...new Set(rows.filter((r) => r.timeframe === timeframe).map((r) => r.architecture))];
+    ready = names.length > 1;
+    section.hidden = !ready;
+    if (!ready) { await chart.load(); return; }
+    if (!names.includes(asked.a)) asked.a = names[0];
+    if (!names.includes(asked.b) || asked.b === asked.a) asked.b = names.find((n) => n !== asked.a);
+    const coins = (await get(ask("/api/overview", { market }))).rows.filter((r) => r.timeframe === timeframe).map((r) => r.symbol).sort();
+    if (!coins.includes(asked.coin)) asked.coin = coins[0];
+    const pick = (name) => async (value) => { keep({ [name]: value }); await load(market, timeframe, rows); };
+    choices.replaceChildren(
+      select("First model", names.map((n) => [n, n]), asked.a, pick("a")), select("Second model", names.map((n) => [n, n]), asked.b, pick("b")),
+      ...(coins.length ? [select("On", coins.map((c) => [c, `${c} ${timeframe}`]), asked.coin, pick("coin"))] : []));
+    await chart.load();
+    await show();
+  }
+
+  async function show() {
+    const series = asked.coin && { ...where, symbol: asked.coin };
+    const found = series && await maybe(ofSeries("models", series));
+    const [a, b] = [asked.a, asked.b].map((name) => found?.models.find((m) => m.architecture === name));
+    links.replaceChildren(series ? downloads(ofSeries("models", series), "the models of this series") : "");
+    runs.splice(0, 2, a?.run_id, b?.run_id);
+    for (const one of losses) await one.load();
+    if (!a || !b) {
+      list.replaceChildren(h("p", { class: "note" }, `${a ? asked.b : asked.a} has no judged model of ${asked.coin || "any series"} ${where.timeframe}.`));
+      return;
+    }
+    const columns = [{ key: "what", label: "on the test span", text: true, cell: (r) => r.label },
+      { key: "a", label: asked.a, cell: (r) => r.a, kind: (r) => (r.best === 0 ? "best" : "") },
+      { key: "b", label: asked.b, cell: (r) => r.b, kind: (r) => (r.best === 1 ? "best" : "") }];
+    list.replaceChildren(table({ caption: `${asked.a} and ${asked.b} on ${asked.coin} ${where.timeframe}; ✓ has the better figure, which chance may have given it`, columns, rows: rowsOf(a, b) }));
+  }
+
+  return { section, load };
+}
+
+function rowsOf(a, b) {
+  const figures = FIGURES.filter(([key]) => known(a.metrics[key]) || known(b.metrics[key])).map(([key, label, cost, digits]) => {
+    const [x, y] = [a.metrics[key], b.metrics[key]];
+    const best = known(x) && known(y) && cost(x) !== cost(y) ? Number(cost(x) > cost(y)) : null;
+    const cell = (value, i) => (known(value) ? `${best === i ? "✓ " : ""}${value.toFixed(digits)}` : "–");
+    return { label, best, a: cell(x, 0), b: cell(y, 1) };
+  });
+  const span = (m) => (known(m.metrics.test_crps_ratio_low) ? `${m.metrics.test_crps_ratio_low.toFixed(4)} to ${m.metrics.test_crps_ratio_high.toFixed(4)}` : "–");
+  const text = (label, of) => ({ label, best: null, a: of(a), b: of(b) });
+  return [figures[0], text("95 % interval", span), ...figures.slice(1), text("serves as", (m) => (m.serves ? `${m.serves}, version ${versionOf(m.model_version)}` : "–")),
+    text("preset", (m) => m.preset || "–"), text("candles up to", (m) => asOf(m.as_of)), text("trained", (m) => dayAndTime(m.trained_at)),
+    text("run", (m) => m.run_id.slice(0, 8))].filter(Boolean);
+}

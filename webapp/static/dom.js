@@ -1,0 +1,61 @@
+// Elements as one expression; text is always text, never markup.
+
+export function h(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (name === "class") made.className = value;
+    else if (name in made && typeof value !== "string") made[name] = value;
+    else made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return made;
+}
+
+export function select(label, options, value, onchange) {
+  const id = `pick-${label.toLowerCase().replace(/[^a-z]+/g, "-")}`;
+  const field = h("select", { id, onchange: () => onchange(field.value) },
+    options.map(([key, text]) => h("option", { value: key }, text)));
+  field.value = value;
+  return h("span", { class: "field" }, h("label", { for: id }, label), " ", field);
+}
+
+export function chip(text, kind = "", title = null) {
+  return h("span", { class: `chip ${kind}`, title }, text);
+}
+
+export function button(text, onclick, attributes = {}) {
+  return h("button", { type: "button", onclick, ...attributes }, text);
+}
+
+// What is shown, as a file: the same question to the API, asked for CSV or JSON.
+export function downloads(path, what) {
+  const csv = `${path}${path.includes("?") ? "&" : "?"}format=csv`;
+  return h("p", { class: "downloads" },
+    h("a", { href: csv, download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
+    h("a", { href: path, target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
+}
+
+export function card(title, { id = null, note = null, aside = null, level = "h2" } = {}, ...content) {
+  const name = id || title.toLowerCase().replace(/[^a-z]+/g, "-");
+  return h("section", { class: "card", id: name, "aria-labelledby": `${name}-title` },
+    h("div", { class: "headline" }, h(level, { id: `${name}-title` }, title), aside),
+    note && h("p", { class: "note" }, note), content);
+}
+
+// Tells screen readers, without moving the focus.
+export function announce(text) {
+  document.getElementById("status").textContent = text;
+}
+
+// A sentence as it stands alone; the service's begin small and have no full stop.
+export function sentence(text) {
+  const whole = text[0].toUpperCase() + text.slice(1);
+  return marked(/[.!?]$/.test(whole) ? whole : `${whole}.`);
+}
+
+// A sentence of the service: what stands between backticks is a command.
+export function marked(text) {
+  return text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+}

@@ -1,0 +1,112 @@
+// The leaderboard, sorted by any column, and two models side by side.
+
+import { ask, get } from "/static/api.js";
+import { card, chip, downloads, h, select, sentence } from "/static/dom.js";
+import { asOf, interval, known, number, percent, seconds } from "/static/format.js";
+import { figure, free, theme } from "/static/plot.js";
+import { sideBySide } from "/static/compare.js";
+import { table, turned } from "/static/table.js";
+import { MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "/static/words.js";
+
+export async function open(root, { options }, remember) {
+  const asked = { market: "", timeframe: "", sort: "", down: "", ...options };
+  const toolbar = h("div", { class: "toolbar" });
+  const notices = h("div"), list = h("div"), links = h("div");
+  let board = null, markets = [];
+  const drawn = figure(() => board?.rows.length ? ask("/api/figures/board", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
+  const coins = figure(() => board?.rows.length ? ask("/api/figures/coins", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
+  const pair = sideBySide(asked, keep);
+
+  async function load() {
+    markets = (await get("/api/overview")).markets.map((m) => m.market);
+    asked.market ||= markets[0] || "spot";
+    board = await get(ask("/api/leaderboard", { market: asked.market }));
+  }
+
+  function timeframes() {
+    return [...new Set(board.rows.map((r) => r.timeframe))].sort((a, b) => seconds(a) - seconds(b));
+  }
+
+  // Figures are of one timeframe: of the asked one, else of the longest, which most series have.
+  function shownTimeframe() {
+    return asked.timeframe || timeframes().at(-1);
+  }
+
+  function keep(changes = {}) {
+    Object.assign(asked, changes);
+    remember(asked);
+  }
+
+  function sortBy(key) {
+    const next = turned(sort(), key);
+    keep({ sort: next.key, down: next.up ? "" : "1" });
+    show();
+    list.querySelector(`[data-key="${key}"]`).focus();
+  }
+
+  const sort = () => (asked.sort ? { key: asked.sort, up: !asked.down } : { key: "ratio", up: true });
+
+  function show() {
+    const rows = board.rows.filter((r) => !asked.timeframe || r.timeframe === asked.timeframe);
+    list.replaceChildren(rows.length ? table({ caption: `Architectures against the random walk${asked.market === "sim" ? ", simulated market" : ""}`,
+      columns: COLUMNS, rows, sort: sort(), onsort: sortBy, cards: true }) : "");
+    toolbar.replaceChildren(
+      ...(markets.length > 1 ? [select("Market", markets.map((m) => [m, MARKETS[m]]), asked.market, (m) => change({ market: m, timeframe: "" }))] : []),
+      select("Candles", [["", "all"], ...timeframes().map((t) => [t, t])], asked.timeframe, (t) => change({ timeframe: t })),
+      phoneSort());
+    notices.replaceChildren(...[asked.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
+      h("p", { class: "finding" }, sentence(board.verdict || board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
+    links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard"));
+  }
+
+  // Cards have no headings to press.
+  function phoneSort() {
+    const made = select("Sort by", COLUMNS.map((c) => [c.key, c.label]), sort().key, (key) => { keep({ sort: key, down: "" }); show(); });
+    made.classList.add("phone");
+    return made;
+  }
+
+  async function change(changes) {
+    keep(changes);
+    if (changes.market !== undefined) await load();
+    show();
+    await figures();
+  }
+
+  async function figures() {
+    await Promise.all([drawn.load(), coins.load(), pair.load(asked.market, shownTimeframe(), board.rows)]);
+  }
+
+  await load();
+  show();
+  root.append(h("h1", {}, "Models ", simulatedChip(asked.market)), toolbar,
+    card("Leaderboard", { note: `${RATIO}. Newest run for each series, architecture and data.`, aside: links }, notices, list, drawn.frame, coins.frame), pair.section);
+  return {
+    title: "Models",
+    shown: figures,
+    async refresh(changed) {
+      if (!changed.has("board")) return false;
+      await load();
+      show();
+      await figures();
+      return true;
+    },
+    close: () => free(root),
+  };
+}
+
+const COLUMNS = [
+  { key: "architecture", label: "architecture", text: true, value: (r) => r.architecture, cell: (r) => [r.architecture, " ", simulatedChip(r.market)] },
+  { key: "timeframe", label: "candles", text: true, value: (r) => seconds(r.timeframe), cell: (r) => r.timeframe },
+  { key: "ratio", label: "CRPS ratio", title: RATIO, value: (r) => r.crps_ratio, cell: (r) => (known(r.crps_ratio) ? r.crps_ratio.toFixed(4) : "–") },
+  { key: "interval", label: "95 % interval", value: (r) => r.crps_ratio_high, cell: (r) => interval(r.crps_ratio_low, r.crps_ratio_high, 4) },
+  { key: "verdict", label: "verdict", text: true, value: (r) => r.verdict, cell: (r) => verdictChip(r.verdict) },
+  { key: "coins", label: "share < 1", title: "share of coins with a ratio below 1", value: (r) => r.better_share, cell: (r) => percent(r.better_share) },
+  { key: "mae", label: "MAE ratio", title: "absolute error of the median over the random walk's", value: (r) => r.mae_ratio, cell: (r) => number(r.mae_ratio, 4) },
+  { key: "direction", label: "direction", title: "share of moves whose sign the median had; 50 % is a coin", value: (r) => r.directional_accuracy, cell: (r) => percent(r.directional_accuracy, 1) },
+  { key: "inside", label: "in 80 %", title: "share of closes inside the 80 % range", value: (r) => r.coverage_80, cell: (r) => percent(r.coverage_80, 1) },
+  { key: "preset", label: "preset", text: true, value: (r) => r.preset, cell: (r) => r.preset || "–" },
+  { key: "on", label: "coins", text: true, title: "by name, from four on their number", value: (r) => String(r.coins ?? ""), cell: (r) => [String(r.coins ?? "–"), r.failed ? ` (${r.failed} failed)` : "", " ", r.partial && chip("some coins", "", "a later run on some of the coins that another row, of an earlier run, has all of")] },
+  { key: "asof", label: "up to", title: "no candle after this was seen", text: true, value: (r) => r.as_of, cell: (r) => asOf(r.as_of) },
+  { key: "run", label: "run", text: true, title: "cpb leaderboard --run takes it", value: (r) => r.flow_run, cell: (r) => (r.flow_run ? h("code", {}, r.flow_run.slice(0, 8)) : "–") },
+];

@@ -1,0 +1,68 @@
+// Figures of the service, drawn by plotly. Its 4.8 MB are asked for with the first figure, after the first paint.
+
+import { get } from "/static/api.js";
+import { h } from "/static/dom.js";
+
+const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
+let loading = null;
+
+export function plotly() {
+  loading ||= new Promise((resolve, reject) => {
+    const failed = () => { loading = null; reject(new Error("the charts' library cannot be loaded from the service")); };
+    document.head.append(h("script", { src: "/static/plotly.min.js", onload: () => resolve(window.Plotly), onerror: failed }));
+  });
+  return loading;
+}
+
+// Draws in `host`, whose text alternative is the figure's own.
+export async function draw(host, figure, config = {}) {
+  const Plotly = await plotly();
+  host.setAttribute("aria-label", figure.layout.meta?.alt || "chart");
+  await Plotly.react(host, figure.data, figure.layout, { ...CONFIG, ...config });
+  return Plotly;
+}
+
+// A figure that follows the theme. `path()` is asked anew at each `load`; null: there is nothing to draw.
+export function figure(path, { min = "16rem" } = {}) {
+  const host = h("div", { class: "plot", role: "img", "aria-label": "chart" });
+  host.style.minHeight = min;
+  const fault = h("p", { class: "note", role: "status", hidden: true });
+  const frame = h("figure", {}, host, fault);
+
+  async function load() {
+    const asked = path();
+    frame.hidden = !asked;
+    if (!asked) return;
+    try {
+      const found = await get(asked);
+      if (asked !== path()) return; // something else was chosen meanwhile
+      await draw(host, found);
+      host.hidden = false;
+      fault.hidden = true;
+    } catch (error) {
+      host.hidden = true;
+      fault.textContent = error.message;
+      fault.hidden = false;
+    }
+  }
+
+  const again = () => { if (host.isConnected) load(); else window.removeEventListener("cpb-theme", again); };
+  window.addEventListener("cpb-theme", again);
+  return { frame, load };
+}
+
+export function theme() {
+  return window.cpbTheme.resolved();
+}
+
+export function free(root) {
+  for (const host of root.querySelectorAll(".js-plotly-plot")) window.Plotly.purge(host);
+}
+
+// Paper is narrower than most windows, and white.
+const PAPER_PX = 680;
+function allPlots(update) {
+  for (const host of document.querySelectorAll(".js-plotly-plot")) window.Plotly.relayout(host, update);
+}
+window.addEventListener("beforeprint", () => allPlots({ width: PAPER_PX, autosize: false }));
+window.addEventListener("afterprint", () => allPlots({ width: null, autosize: true }));

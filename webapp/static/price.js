@@ -1,0 +1,145 @@
+// The price chart: 500 candles at first and more at the left edge; pan, zoom and crosshair by pointer and keys.
+
+import { get, ofSeries } from "/static/api.js";
+import { crosshair } from "/static/crosshair.js";
+import { h } from "/static/dom.js";
+import { seconds } from "/static/format.js";
+import { draw, theme } from "/static/plot.js";
+
+const FIRST = 500, MORE = 1000, MOST = 5000; // candles; the service gives 5,000 at most
+const NEAR = 0.15; // of the shown width from the oldest loaded candle: more are asked for
+
+export function priceChart(series, readout) {
+  const host = h("div", { id: "chart", class: "plot price", role: "application", tabindex: "0", "aria-describedby": "chart-keys" });
+  const cross = crosshair(host, readout);
+  const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, x: [], asking: false, bound: false };
+  const candle = 1000 * seconds(series.timeframe);
+
+  async function load() {
+    const path = ofSeries("figures/forecast", series, { limit: state.limit, until: state.until, issued_at: state.issuedAt, theme: theme() });
+    const figure = await get(path);
+    const { layout } = figure;
+    const candles = figure.data.find((trace) => trace.type === "candlestick");
+    state.x = candles ? candles.x.map(Date.parse) : [];
+    state.first = firstView(layout.xaxis.range.map(instant));
+    for (const trace of figure.data) trace.hoverinfo = "skip"; // the crosshair reads the values out
+    Object.assign(layout, { hovermode: false, dragmode: "pan", uirevision: "kept" });
+    Object.assign(layout.yaxis, { fixedrange: true, showspikes: false });
+    layout.xaxis.showspikes = false;
+    const range = state.range || state.first;
+    layout.xaxis.range = range.map(iso);
+    fit(figure.data, layout, range);
+    await draw(host, figure, { scrollZoom: true, doubleClick: false });
+    host.setAttribute("aria-label", `${layout.meta?.alt || "Chart."} Use the arrow keys to pan.`);
+    if (!state.bound) bind();
+    cross.set(figure, state.forecast);
+  }
+
+  // A narrow chart begins with as many candles as can be told apart, where the forecast is among them.
+  function firstView([from, to]) {
+    const narrow = Math.max(24, host.clientWidth / 8) * candle;
+    const issued = Date.parse(state.forecast.issued_at);
+    return [issued < to - narrow ? from : Math.max(from, to - narrow), to];
+  }
+
+  function bind() {
+    state.bound = true;
+    host.on("plotly_relayout", (event) => {
+      if (event["xaxis.range[0]"] !== undefined) moved([instant(event["xaxis.range[0]"]), instant(event["xaxis.range[1]"])]);
+    });
+    host.on("plotly_relayouting", cross.hide);
+    host.on("plotly_doubleclick", home);
+  }
+
+  // After each move: prices fill the height again, and candles follow where the edge comes near.
+  async function moved(range) {
+    state.range = range;
+    const update = {};
+    fit(host.data, update, range, (axis, value) => { update[`${axis}.range`] = value; });
+    await window.Plotly.relayout(host, update);
+    const width = range[1] - range[0];
+    const wantsOlder = state.x.length >= state.limit && state.limit < MOST && range[0] < state.x[0] + NEAR * width;
+    const wantsNewer = state.until && range[1] > state.x.at(-1) - NEAR * width && Date.parse(state.until) < Date.now();
+    if ((!wantsOlder && !wantsNewer) || state.asking) return;
+    state.asking = true;
+    if (wantsOlder) state.limit = Math.min(MOST, state.limit + MORE);
+    if (wantsNewer) { state.until = iso(Date.parse(state.until) + FIRST * candle); state.limit = Math.min(MOST, state.limit + FIRST); }
+    try { await load(); } finally { state.asking = false; }
+  }
+
+  function show(range) {
+    const past = state.x.length ? state.x[0] - (range[1] - range[0]) / 2 : -Infinity;
+    const shift = Math.max(0, past - range[0]); // no further than half a view before the oldest candle
+    return window.Plotly.relayout(host, { "xaxis.range[0]": iso(range[0] + shift), "xaxis.range[1]": iso(range[1] + shift) });
+  }
+
+  const now = () => state.range || state.first;
+  const pan = (share) => { const [a, b] = now(); show([a + share * (b - a), b + share * (b - a)]); };
+  const zoom = (factor) => {
+    const [a, b] = now();
+    const width = Math.max(8 * candle, Math.min((b - a) * factor, MOST * candle));
+    show([b - width, b]);
+  };
+  const home = () => show(state.first);
+  const oldest = () => { const [a, b] = now(); if (state.x.length) show([state.x[0], state.x[0] + b - a]); };
+
+  const KEYS = {
+    ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7),
+    Home: oldest, End: home, 0: home, ",": () => cross.step(-1), ".": () => cross.step(1),
+  };
+  host.addEventListener("keydown", (event) => {
+    const action = KEYS[event.key];
+    if (!action || event.ctrlKey || event.metaKey || event.altKey || !state.bound) return;
+    event.preventDefault();
+    event.stopPropagation();
+    action();
+  });
+
+  // Another forecast: the newest with what is newest, or an earlier one with what came after it.
+  async function choose(forecast, isNewest) {
+    const width = state.range ? state.range[1] - state.range[0] : state.first && state.first[1] - state.first[0];
+    Object.assign(state, { forecast, limit: FIRST, range: null, issuedAt: null, until: null });
+    if (!isNewest) {
+      const issued = Date.parse(forecast.issued_at);
+      state.issuedAt = forecast.issued_at;
+      state.until = iso(issued + (forecast.steps.length + 60) * candle);
+      if (width) state.range = [issued - 0.65 * width, issued + 0.35 * width];
+    }
+    await load();
+  }
+
+  // The same view of what is newer; a view that nobody has moved follows the newest candle.
+  async function renew(forecast) {
+    state.forecast = forecast;
+    await load();
+  }
+
+  return { host, load, renew, choose, pan, zoom, home, loaded: () => state.x.length };
+}
+
+// The lowest and highest price (y) and the volume (y2) inside a range of time.
+function fit(traces, layout, [from, to], set = (axis, value) => { layout[axis].range = value; }) {
+  const ends = { y: [Infinity, -Infinity], y2: [0, 0] };
+  for (const trace of traces) {
+    const end = ends[trace.yaxis || "y"];
+    const [low, high] = trace.type === "candlestick" ? [trace.low, trace.high] : [trace.y, trace.y];
+    trace.x.forEach((x, i) => {
+      const at = Date.parse(x);
+      if (!(at >= from && at <= to) || low[i] === null) return;
+      end[0] = Math.min(end[0], low[i]);
+      end[1] = Math.max(end[1], high[i]);
+    });
+  }
+  const pad = (ends.y[1] - ends.y[0]) * 0.06 || Math.abs(ends.y[1]) * 0.01;
+  if (ends.y[0] <= ends.y[1]) set("yaxis", [ends.y[0] - pad, ends.y[1] + pad]);
+  if (ends.y2[1] > 0) set("yaxis2", [0, ends.y2[1] * 1.05]);
+}
+
+// plotly answers "2025-06-01 12:00:00.5" in UTC, without saying so.
+function instant(text) {
+  return typeof text === "number" ? text : Date.parse(/Z$/.test(text) ? text : `${text.replace(" ", "T")}${text.includes(":") ? "" : "T00:00"}Z`);
+}
+
+function iso(time) {
+  return new Date(time).toISOString();
+}

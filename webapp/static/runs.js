@@ -1,0 +1,56 @@
+// Trainings at work with their progress, and the newest runs.
+
+import { get } from "/static/api.js";
+import { card, downloads, h, sentence } from "/static/dom.js";
+import { asOf, count, dayAndTime, duration, known, number } from "/static/format.js";
+import { table } from "/static/table.js";
+import { simulatedChip } from "/static/words.js";
+
+export async function open(root) {
+  const now = h("div"), list = h("div");
+
+  async function load() {
+    const found = await get("/api/runs");
+    now.replaceChildren(...(found.trainings.length ? found.trainings.map(training) : [h("p", { class: "note" }, "No training is at work on this machine.")]));
+    list.replaceChildren(found.runs.length ? table({ caption: "The newest runs", columns: COLUMNS, rows: found.runs, cards: true })
+      : h("p", { class: "note" }, sentence(found.note || "no run is stored yet; `cpb train-all` makes one")));
+  }
+
+  await load();
+  root.append(h("h1", {}, "Runs"), card("Trainings at work", {}, now), card("Newest runs", { aside: downloads("/api/runs", "the runs") }, list));
+  return {
+    title: "Runs",
+    async refresh(changed) {
+      if (!changed.has("runs")) return false;
+      await load();
+      return true;
+    },
+  };
+}
+
+function training(t) {
+  const where = t.symbols.length > 3 ? count(t.symbols.length, "coin") : t.symbols.join(", ");
+  const name = `${t.architecture} · ${where} · ${t.timeframes.join(", ")} · ${t.preset}`;
+  const share = known(t.epoch) && t.epochs ? t.epoch / t.epochs : null;
+  const facts = [known(t.epoch) ? `epoch ${t.epoch} of at most ${t.epochs}` : "no epoch has ended yet", known(t.train_loss) && `training loss ${t.train_loss.toFixed(4)}`,
+    known(t.val_loss) && `validation loss ${t.val_loss.toFixed(4)}`, known(t.windows_per_s) && `${number(t.windows_per_s)} windows/s`,
+    known(t.eta_seconds) && `about ${duration(t.eta_seconds)} of training left`, `on ${t.device}`, `since ${dayAndTime(t.since)}`].filter(Boolean);
+  return h("div", { class: "training" }, h("h3", {}, name, " ", simulatedChip(t.market)),
+    h("progress", { max: "1", value: share === null ? null : share, "aria-label": `progress of ${name}` }), h("p", { class: "note" }, facts.join(" · ")));
+}
+
+const COLUMNS = [
+  { key: "name", label: "run", text: true, kind: () => "wide", cell: (r) => [r.name, " ", simulatedChip(r.market)] },
+  { key: "status", label: "state", text: true, cell: (r) => r.outcome || r.status.toLowerCase() },
+  { key: "start", label: "started (UTC)", text: true, cell: (r) => dayAndTime(r.started_at) },
+  { key: "took", label: "took", cell: (r) => (r.ended_at ? duration((Date.parse(r.ended_at) - Date.parse(r.started_at)) / 1000) : "–") },
+  { key: "what", label: "trained", text: true, kind: () => "wide", cell: (r) => [names(r.architectures), r.coins, r.timeframes].filter(Boolean).join(" · ") || "–" },
+  { key: "preset", label: "preset", text: true, cell: (r) => r.preset || "–" },
+  { key: "asof", label: "candles up to", text: true, cell: (r) => asOf(r.as_of || "newest") },
+  { key: "id", label: "run id", text: true, cell: (r) => h("code", {}, r.run_id.slice(0, 8)) },
+];
+
+// MLflow keeps a list as text: ["har", "gru"]
+function names(text) {
+  return text && text.replace(/[[\]"]/g, "");
+}

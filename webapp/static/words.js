@@ -1,0 +1,58 @@
+// What figures may be called. Live and replayed forecasts are never one figure, and few days are no result.
+
+import { chip } from "/static/dom.js";
+import { count, interval, known } from "/static/format.js";
+
+export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
+export const SIMULATED = "cpb's simulator made these prices up; what a model learns from them is worth nothing on a real market.";
+export const RATIO = "CRPS ratio to the random walk with EWMA volatility: below 1 is better";
+
+const RELATIONS = [["better than", "better"], ["worse than", "worse"], ["no different", "no different"], ["better", "better"], ["worse", "worse"]];
+
+// "better", "worse" or "no different" of a verdict's sentence; "untested" where there is none.
+export function relation(verdict) {
+  if (!verdict) return "untested";
+  const found = RELATIONS.find(([start]) => verdict.startsWith(start));
+  return found ? found[1] : verdict;
+}
+
+const MARKS = { better: "✓", worse: "✗", "no different": "≈" };
+
+export function verdictChip(verdict) {
+  const word = relation(verdict);
+  const kind = word === "better" || word === "worse" ? word : "";
+  return chip(`${MARKS[word] || "?"} ${word}`, kind, verdict || "no finding of this model on a test span is stored");
+}
+
+export function simulatedChip(market) {
+  return market === "sim" ? chip("simulated", "sim", SIMULATED) : null;
+}
+
+export function seriesName({ symbol, timeframe, market }) {
+  const where = market === "spot" ? "" : ` (${MARKETS[market] || market})`;
+  return `${symbol}${where} · ${timeframe}`;
+}
+
+export function seriesLink({ symbol, timeframe, market }) {
+  return `#/series/${encodeURIComponent(symbol)}/${encodeURIComponent(timeframe)}/${market}`;
+}
+
+export function kindOf(live) {
+  return live ? "live" : "replayed";
+}
+
+// Whether a row of the record has days enough for an interval; without one its figures are not shown.
+export function isTold(entry) {
+  return known(entry.crps_ratio_low) && known(entry.crps_ratio_high);
+}
+
+export function recordWords(entry) {
+  const days = count(entry.days, "complete day");
+  if (!isTold(entry)) return `too few to tell, ${days}`;
+  return `${interval(entry.crps_ratio_low, entry.crps_ratio_high)}, ${entry.verdict}, ${days}`;
+}
+
+// "3" of "cpb-BTCUSDT-1h/3"
+export function versionOf(name) {
+  return name ? name.split("/").at(-1) : "–";
+}
