@@ -200,7 +200,8 @@ def _used(process: psutil.Process) -> dict[str, float]:
 
 
 @contextmanager
-def _filled(args: argparse.Namespace) -> Iterator[tuple[Path, list[SeriesId]]]:
+def filled(args: argparse.Namespace) -> Iterator[tuple[Path, list[SeriesId]]]:
+    """Yield a home with so many series and days, and the series; made anew unless `--home` names one."""
     series = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(args.series)]
     if args.home:
         yield Path(args.home), series
@@ -211,7 +212,7 @@ def _filled(args: argparse.Namespace) -> Iterator[tuple[Path, list[SeriesId]]]:
 
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
-    with _filled(args) as (home, series), service(home) as (port, process):
+    with filled(args) as (home, series), service(home) as (port, process):
         before = _used(process)["CPU s"]
         found = apart(hurried, port, candles(series), CLIENTS, args.seconds / 3)
         used = _used(process)
@@ -219,7 +220,7 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def latency(args: argparse.Namespace) -> dict[str, Any]:
-    with _filled(args) as (home, series), service(home) as (port, process):
+    with filled(args) as (home, series), service(home) as (port, process):
         before = _used(process)["CPU s"]
         found = apart(patient, port, everything(home, series), PATIENT, args.seconds)
         used = _used(process)
@@ -236,7 +237,7 @@ def before(args: argparse.Namespace) -> dict[str, Any]:
             text=True,
         ).split()[-1]
     )
-    with _filled(args) as (home, series), tempfile.TemporaryDirectory() as folder:
+    with filled(args) as (home, series), tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "code"
         subprocess.run(["git", "worktree", "add", "--detach", "-f", other, commit], cwd=_ROOT, check=True,
                        capture_output=True)  # fmt: skip
