@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+from browsing import browsing
 from serving import client_of
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, fill_record, track
 
@@ -64,3 +65,21 @@ def empty_client(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with client_of(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """One browser and one server a home for a module's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        with browsing(patch.chdir) as made:
+            yield made
+
+
+@pytest.fixture
+def open_page(pages):
+    """Return a function that opens a page of a home; faults on the console fail the test."""
+    pages.faults.clear()
+    yield pages
+    pages.close_pages()
+    assert pages.faults == []

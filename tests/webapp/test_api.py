@@ -305,7 +305,7 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     }  # fmt: skip
     page = client.get("/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
-    for name in ("page.js", "chart.js", "format.js", "page.css", "icon.svg", "docs.html", "docs.js"):
+    for name in ("page.js", "price.js", "format.js", "page.css", "icon.svg", "docs.html", "docs.js"):
         assert client.get(f"/static/{name}").status_code == 200
     assert client.get("/docs").status_code == 200
 

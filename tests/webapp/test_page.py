@@ -1,189 +1,467 @@
 import re
-import shutil
-from contextlib import ExitStack
+import time
 
 import pytest
-from serving import serve
-from webapp_store import SIM_BTC, small_home
+from browsing import HAS_BROWSER, WAIT_S
+from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
-from webapp.app import create_app
+from tasks.forecasting.chain import append
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="no chromium on this machine"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_BROWSER, reason="no chromium on this machine")]
 
 
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
+def expect(locator):
+    from playwright.sync_api import expect as of_playwright
 
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield browser
-        browser.close()
+    of_playwright.set_options(timeout=1000 * WAIT_S)
+    return of_playwright(locator)
 
 
-@pytest.fixture
-def open_page(browser, monkeypatch):
-    """Return a function that serves a folder and opens its page; faults on the console fail the test."""
-    faults = []
-
-    def is_foreign(url):
-        return not url.startswith(("http://127.0.0.1:", "data:"))
-
-    with ExitStack() as open_things:
-
-        def go(folder, path="/", **options):
-            monkeypatch.chdir(folder)
-            port = open_things.enter_context(serve(create_app(folder / "data")))
-            page = open_things.enter_context(browser.new_context(**options)).new_page()
-            page.on("console", lambda m: faults.append(m.text) if m.type == "error" else None)
-            page.on("pageerror", lambda e: faults.append(str(e)))
-            page.on("request", lambda r: faults.append(f"foreign: {r.url}") if is_foreign(r.url) else None)
-            page.goto(f"http://127.0.0.1:{port}{path}")
-            return page
-
-        go.faults = faults
-        yield go
-    assert faults == []
+def until(page, condition):
+    """Wait until an expression holds; the page's policy forbids `eval`, which `wait_for_function` needs."""
+    deadline = time.monotonic() + WAIT_S
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
 
 
-def test_a_forecast_is_drawn_with_its_verdict_and_hit_rates(open_page, filled):
-    page = open_page(filled, "/#ETHUSDT/1h")
-
-    page.wait_for_selector("#chart polygon.b80")
-    assert page.locator("#chart polygon.band").count() == 3
-    assert page.locator("#chart circle.dot").count() == 7  # the candles closed since
-    assert page.locator("#title").inner_text().startswith("ETHUSDT · 1h · 2,")
-    page.wait_for_selector("#rows tbody tr")
-    timeframes = page.locator("#rows .group").count()
-    assert page.locator("#rows .better").all_inner_texts() == ["0.9810 ▼"] * timeframes
-    assert "better than the random walk" in page.locator("#verdict").inner_text()
-    assert page.locator("#rates .rate").count() == 1
-    assert page.locator("#ratio b").inner_text() == "too few to tell"
-    assert "replayed forecasts" in page.locator("#ledger-note").inner_text()
-    assert "80 % of closes between" in page.locator("#readout").inner_text()
+def come_back(page):
+    """What a browser does when its tab is shown again: the page then looks at once for what has changed."""
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
-def test_the_live_ratio_is_shown_with_its_interval_and_replays_apart(open_page, recorded):
-    page = open_page(recorded, "/#BTCUSDT/1h")
-
-    page.wait_for_selector("#record tbody tr")
-    assert re.fullmatch(r"0\.\d{3}", page.locator("#ratio b").inner_text())
-    assert "better than the random walk, after 59 complete days" in page.locator("#ratio").inner_text()
-    assert page.locator("#rates .rate small:first-of-type").all_inner_texts() == [
-        "CRPS ratio to the random walk", "50 % range", "80 % range", "90 % range",
-    ]  # fmt: skip
-    names = page.locator("#record tbody td:first-child").all_inner_texts()
-    assert names == [
-        "all 1h champions", "this series' champions", "cpb-BTCUSDT-1h/2 (champion)",
-        "all 1h champions, replays", "this series' champions, replays", "cpb-BTCUSDT-1h/1 (champion), replays",
-    ]  # fmt: skip
-    ratios = page.locator("#record tbody td:nth-child(2)").all_inner_texts()
-    assert [text == "too few to tell" for text in ratios] == [False] * 3 + [True] * 3
+def coins(page):
+    return page.locator(".tile h2").all_inner_texts()
 
 
-def test_picking_another_coin_redraws(open_page, filled):
-    from playwright.sync_api import expect
-
+def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
     page = open_page(filled)
-    page.wait_for_selector("#chart svg")
+    expect(page.locator(".tile")).to_have_count(3)
+    assert coins(page) == ["BTCUSDT 1h", "ETHUSDT 1h", "PEPEUSDT 15m"]
+    tile = page.locator(".tile").first
+    assert "better" in tile.locator(".chip.better").inner_text()
+    assert "too few to tell" in tile.inner_text()
 
-    page.select_option("#coin", "PEPEUSDT")
+    page.keyboard.press("/")
+    page.keyboard.type("eth")
+    expect(page.locator(".tile")).to_have_count(1)
+    assert page.url.endswith("#/?q=eth")
+    page.reload()
+    expect(page.locator(".tile")).to_have_count(1)
+    page.get_by_label("Coin", exact=True).fill("")
 
-    expect(page.locator("#title")).to_contain_text("PEPEUSDT")
-    assert re.search(r"0\.0000\d{5}", page.locator("#title").inner_text())
-    assert page.locator("#timeframes button[aria-pressed=true]").inner_text() == "15m"
+    page.get_by_label("Candles", exact=True).select_option("15m")
+    assert coins(page) == ["PEPEUSDT 15m"]
+    page.get_by_label("Candles", exact=True).select_option("")
+    page.get_by_label("Verdict", exact=True).select_option("worse")
+    expect(page.locator(".tile")).to_have_count(0)
+    page.get_by_label("Verdict", exact=True).select_option("better")
+    expect(page.locator(".tile")).to_have_count(3)
+    page.get_by_label("only stale", exact=True).check()
+    assert page.locator(".tile .chip.bad", has_text="stale").count() == page.locator(".tile").count()
+    page.get_by_label("only stale", exact=True).uncheck()
+    for order in page.get_by_label("Sort by", exact=True).locator("option").all():
+        page.get_by_label("Sort by", exact=True).select_option(order.get_attribute("value"))
+        expect(page.locator(".tile")).to_have_count(3)
+    page.get_by_label("Sort by", exact=True).select_option("range")
+    assert coins(page)[-1] == "PEPEUSDT 15m"
+
+    page.locator(".tile a").first.press("Enter")
+    page.wait_for_selector("#chart path.box", state="attached")
+    assert "#/series/" in page.url
 
 
-def test_pointing_at_a_candle_tells_its_numbers(open_page, filled):
-    page = open_page(filled, "/#BTCUSDT/1h")
-    page.wait_for_selector("#chart svg")
+def open_series(open_page, home, series="BTCUSDT/1h/spot", **options):
+    page = open_page(home, f"/#/series/{series}", **options)
+    page.wait_for_selector("#chart path.box", state="attached")
+    page.wait_for_selector("#decisions p.note:not(:empty)")
+    return page
 
-    box = page.locator("#chart svg").bounding_box()
-    page.mouse.move(box["x"] + 60, box["y"] + 100)
 
+def traces(page):
+    return page.evaluate("document.getElementById('chart').data.map(t => t.name)")
+
+
+def view(page):
+    return page.evaluate(
+        "document.getElementById('chart')._fullLayout.xaxis.range"
+        ".map(t => Date.parse(t.replace(' ', 'T').replace(/Z?$/, 'Z')))"
+    )
+
+
+def settled(page, before):
+    """Wait until the chart shows another span than before; returns it."""
+    deadline = time.monotonic() + WAIT_S
+    while (now := view(page)) == pytest.approx(before, abs=1000):
+        assert time.monotonic() < deadline, "the view stays"
+        page.wait_for_timeout(50)
+    page.wait_for_timeout(100)
+    return now
+
+
+def test_a_forecast_is_drawn_with_its_verdict_and_record(open_page, filled):
+    page = open_series(open_page, filled, "ETHUSDT/1h/spot")
+
+    names = traces(page)
+    assert {"candles", "volume", "90 %", "80 %", "50 %", "median", "came true"} <= set(names)
+    assert page.locator("#title").inner_text().startswith("ETHUSDT · 1h")
+    finding = page.locator(".finding").inner_text()
+    assert "better than the random walk" in finding
+    assert "not where to" in finding
+    assert page.locator("#chart").get_attribute("aria-label")
+    assert page.locator(".rate b").all_inner_texts() == ["too few to tell"]
+    assert "direction" not in page.locator(".rates").inner_text()
+    assert page.locator("#record table caption").all_inner_texts()[0].startswith("Replays")
+    numbers = page.locator("details tbody tr")
+    assert numbers.count() == 10
+    page.locator("summary").click()
+    expect(numbers.first).to_be_hidden()
+
+
+def test_the_chart_pans_zooms_and_reads_prices(open_page, filled):
+    page = open_series(open_page, filled)
+    first = now = view(page)
+    chart = page.locator("#chart")
+
+    for key, later in (("ArrowLeft", False), ("ArrowRight", True), ("Home", False), ("End", True)):
+        chart.press(key)
+        before, now = now, settled(page, now)
+        assert (now[0] > before[0]) is later
+    for key, wider in (("+", False), ("-", True)):
+        chart.press(key)
+        before, now = now, settled(page, now)
+        assert (now[1] - now[0] > before[1] - before[0]) is wider
+    for name, back in (("pan left", "pan right"), ("zoom in", "zoom out")):
+        page.get_by_role("button", name=name, exact=True).click()
+        now = settled(page, now)
+        page.get_by_role("button", name=back, exact=True).click()
+        now = settled(page, now)
+    chart.press("ArrowLeft")
+    now = settled(page, now)
+    page.get_by_role("button", name="Reset view").click()
+    assert settled(page, now) == pytest.approx(first, abs=1000)
+
+    box = chart.bounding_box()
+    x, y = box["x"] + 200, box["y"] + 150
+    page.mouse.move(x, y)
     assert "open " in page.locator("#readout").inner_text()
+    price, when = page.locator(".cross.tag").all_inner_texts()
+    assert re.fullmatch(r"1\d\d,\d{3}\.\d\d", price)
+    assert re.fullmatch(r"\d+ \w+,? \d\d:\d\d", when)
+    page.mouse.down()
+    page.mouse.move(x + 120, y, steps=4)
+    page.mouse.up()
+    dragged = settled(page, first)
+    assert dragged[0] < first[0]
+    page.mouse.wheel(0, -300)
+    zoomed = settled(page, dragged)
+    assert zoomed[1] - zoomed[0] < dragged[1] - dragged[0]
+    page.mouse.dblclick(x, y)
+    assert settled(page, zoomed) == pytest.approx(first, abs=1000)
+
+    chart.press(".")
+    told = page.locator("#readout").inner_text()
+    chart.press(",")
+    assert page.locator("#readout").inner_text() != told
+    assert page.locator("#readout").get_attribute("aria-live") == "polite"
 
 
-@pytest.mark.parametrize("width", [320, 390, 1100])
-def test_nothing_sticks_out_sideways(open_page, filled, recorded, width):
-    page = open_page(filled, "/#PEPEUSDT/15m", viewport={"width": width, "height": 800})
-    page.wait_for_selector("#rows tbody tr")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_more_candles_come_at_the_left_edge(open_page, recorded):
+    page = open_series(open_page, recorded)
+    count = "document.getElementById('chart').data.find(t => t.type === 'candlestick').x.length"
+    assert page.evaluate(count) == 500
 
-    page = open_page(recorded, "/#BTCUSDT/1h", viewport={"width": width, "height": 800})
-    page.wait_for_selector("#record tbody tr")
+    page.locator("#chart").press("Home")
 
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    until(page, f"{count} === 1464")
+    assert view(page)[0] == page.evaluate("Date.parse(document.getElementById('chart').data[0].x[964])")
+
+
+def test_the_slider_lays_earlier_forecasts_over_what_came_true(open_page, filled):
+    page = open_series(open_page, filled)
+    assert "came true" not in traces(page)
+    told = page.locator(".past output")
+    assert re.match(r"16 of 16: issued .*, version 1, champion, replayed", told.inner_text())
+    newest = page.locator("details caption").inner_text()
+    cuts = page.locator("#title .chip", has_text="an earlier forecast")
+
+    page.get_by_role("button", name="Earlier").click()
+    expect(cuts).to_be_visible()
+    until(page, "document.getElementById('chart').data.some(t => t.name === 'came true')")
+    assert page.locator("details caption").inner_text() != newest
+    page.keyboard.press("[")
+    expect(told).to_contain_text("14 of 16")
+    page.keyboard.press("]")
+    page.get_by_role("button", name="Later").click()
+    expect(cuts).to_have_count(0)
+    page.locator("#past").press("Home")
+    expect(told).to_contain_text("1 of 16")
+    page.locator("#past").press("ArrowRight")
+    expect(told).to_contain_text("2 of 16")
+    page.keyboard.press("n")
+    expect(told).to_contain_text("16 of 16")
+    expect(page.locator("details caption")).to_have_text(newest)
+    page.locator("#past").fill("7")
+    page.get_by_role("button", name="Newest").click()
+    expect(page.get_by_role("button", name="Newest")).to_be_disabled()
+
+
+def test_live_and_replayed_forecasts_stand_apart_and_each_version_alone(open_page, recorded):
+    page = open_series(open_page, recorded)
+
+    assert re.fullmatch(r"0\.\d{3}", page.locator("#ratio b").inner_text())
+    assert "better than the random walk, 59 complete days" in page.locator("#ratio").inner_text()
+    live, replays = page.locator("#record table").all()
+    assert live.locator("tbody th").all_inner_texts() == [
+        "all 1h champions", "this series, all versions", "version 2 (champion) alone",
+    ]  # fmt: skip
+    assert replays.locator("tbody th").all_inner_texts()[-1] == "version 1 (champion) alone"
+    assert "too few to tell" not in live.inner_text()
+    assert replays.locator("tbody td:nth-child(2)").all_inner_texts() == ["too few to tell"] * 3
+    assert "are of version 2, which forecasts now" in page.locator("#record .note").first.inner_text()
+    assert page.locator("#record .plot svg").count() >= 1
+
+
+def test_coins_candle_lengths_and_old_links_lead_to_series(open_page, filled):
+    page = open_page(filled, "/#ETHUSDT/1h")
+    expect(page.locator("#title")).to_contain_text("ETHUSDT · 1h")
+    assert "#/series/ETHUSDT/1h" in page.url
+
+    page.get_by_label("Coin", exact=True).select_option("PEPEUSDT")
+    expect(page.locator("#title")).to_contain_text("PEPEUSDT · 15m")
+    assert re.search(r"0\.0000\d{5}", page.locator(".last").inner_text())
+    assert page.locator(".segments [aria-current]").inner_text() == "15m"
+    page.get_by_role("link", name="‹ Overview").click()
+    expect(page.locator(".tile")).to_have_count(3)
+    page.evaluate("location.hash = '#/series/NOTUSDT/1h/spot'")
+    expect(page.locator(".problem")).to_contain_text("NOTUSDT 1h is not stored")
+
+
+def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixed):
+    page = open_page(mixed, "/#/models")
+    page.wait_for_selector("#leaderboard tbody tr")
+    page.wait_for_selector("#leaderboard .plot svg")
+    heads = page.locator("#leaderboard .sort")
+
+    for i in range(heads.count()):
+        heads.nth(i).click()
+        assert page.locator("#leaderboard th[aria-sort]").count() == 1
+    ratio = page.locator(".sort[data-key=ratio]")
+    ratio.press("Enter")
+    column = page.locator("#leaderboard tbody td:nth-child(3)")
+    assert column.all_inner_texts() == sorted(column.all_inner_texts())
+    ratio.press("Enter")
+    assert column.all_inner_texts() == sorted(column.all_inner_texts(), reverse=True)
+    assert page.locator(":focus").get_attribute("data-key") == "ratio"
+    page.get_by_label("Candles", exact=True).select_option("1h")
+    assert set(page.locator("#leaderboard tbody td:nth-child(2)").all_inner_texts()) == {"1h"}
+
+    page.wait_for_selector("#compare .plot svg")
+    assert page.locator("#compare thead th").all_inner_texts()[1:] == ["har", "gru"]
+    page.get_by_label("First model", exact=True).select_option("gru")
+    expect(page.locator("#compare thead th").nth(1)).to_have_text("gru")
+    assert page.locator("#compare thead th").nth(2).inner_text() == "har"
+    page.get_by_label("Second model", exact=True).select_option("har")
+    page.get_by_label("On", exact=True).select_option("ETHUSDT")
+    expect(page.locator("#compare caption")).to_contain_text("on ETHUSDT 1h")
+    assert page.locator("#compare tbody tr").first.locator("td").all_inner_texts() == ["1.0130", "✓ 0.9810"]
+
+    page.get_by_label("Market", exact=True).select_option("sim")
+    expect(page.locator("#leaderboard tbody tr")).to_have_count(1)
+    assert "simulated" in page.locator("#leaderboard tbody").inner_text()
+    assert page.locator("#leaderboard .notice").is_visible()
+
+
+def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
+    page = open_page(mixed, "/#/runs")
+    rows = page.locator("#newest-runs tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.filter(has_text="simulated")).to_have_count(1)
+    assert "No training is at work" in page.locator("#trainings-at-work").inner_text()
+
+
+def test_markets_are_never_mixed_on_the_page(open_page, mixed):
+    page = open_page(mixed)
+    expect(page.locator(".tile")).to_have_count(3)
+    assert page.locator(".chip.sim").count() == 0
+
+    page.get_by_label("Market", exact=True).select_option("sim")
+
+    expect(page.locator(".tile")).to_have_count(1)
+    assert page.locator(".tile .chip.sim").count() == 1
+    assert "made these prices up" in page.locator(".notice").inner_text()
+    page.locator(".tile a").click()
+    expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market) · 1h")
+    expect(page.locator(".finding")).to_contain_text("a demonstration only")
+    page.wait_for_selector("#chart path.box", state="attached")
+    with page.expect_download() as download:
+        page.get_by_label("CSV of this forecast", exact=True).click()
+    assert "simulated" in download.value.suggested_filename
+
+    page.get_by_label("Market", exact=True).select_option("um")
+    expect(page.locator(".tile")).to_have_count(1)
+    assert page.locator(".chip.sim").count() == 0
+
+
+def test_whatever_is_shown_can_be_taken_along(open_page, filled):
+    page = open_series(open_page, filled)
+    links = [a.get_attribute("href") for a in page.locator(".downloads a").all()]
+    for view_ in ("#/", "#/models", "#/runs"):
+        page.evaluate(f"location.hash = '{view_}'")
+        page.wait_for_selector(f".view-{ {'#/': 'overview'}.get(view_, view_[2:]) } .downloads a")
+        links += [a.get_attribute("href") for a in page.locator(".downloads a").all()]
+
+    assert len(links) >= 14
+    for href in links:
+        answer = page.request.get(page.url.split("/#")[0] + href)
+        assert answer.status == 200, href
+        kind = "text/csv" if "format=csv" in href else "application/json"
+        assert answer.headers["content-type"].startswith(kind), href
+
+
+def test_what_is_new_appears_and_the_view_stays(open_page, tmp_path):
+    home = small_home(tmp_path, BTC)
+    page = open_series(open_page, home)
+    told = page.locator(".past output")
+    expect(told).to_contain_text("16 of 16")
+    page.wait_for_timeout(300)  # the first look at /api/changes is what later ones are compared with
+    first = view(page)
+    page.locator("#chart").press("ArrowLeft")
+    moved = settled(page, first)
+
+    close = write_candles(home / "data", BTC, rows=301, price=100.0)
+    append(home / "data", "spot", "forecasts", {BTC: forecast_at(BTC, 300, close)})
+    come_back(page)
+
+    expect(told).to_contain_text("17 of 17")
+    assert view(page) == pytest.approx(moved, abs=1000)
+    expect(page.locator("#status")).to_contain_text("Updated")
+    page.get_by_role("button", name="Earlier").click()
+    expect(told).to_contain_text("16 of 17")
+    write_candles(home / "data", BTC, rows=302, price=100.0)
+    append(home / "data", "spot", "forecasts", {BTC: forecast_at(BTC, 299, close, version=2)})
+    come_back(page)
+    expect(told).to_contain_text("of 17")
+    page.keyboard.press("1")
+    expect(page.locator(".tile")).to_have_count(1)
+
+
+def test_a_hidden_tab_asks_nothing_and_a_gone_service_is_named(open_page, filled):
+    page = open_page(filled)
+    page.wait_for_selector(".tile")
+    asked = []
+    page.on("request", lambda r: asked.append(r.url) if r.url.endswith("/api/changes") else None)
+
+    page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away}); window.away = true")
+    come_back(page)
+    assert asked == []
+    page.evaluate("window.away = false")
+    page.route("**/api/changes", lambda route: route.abort())
+    come_back(page)
+    expect(page.locator("#fault")).to_contain_text("is `cpb serve` still running?")
+    page.unroute("**/api/changes")
+    come_back(page)
+    expect(page.locator("#fault")).to_have_count(0)
+    assert len(asked) == 2
+    open_page.faults[:] = [f for f in open_page.faults if "ERR_FAILED" not in f]
+
+
+def test_the_page_asks_every_ten_seconds(open_page, filled):
+    page = open_page(filled, "/docs")
+    page.clock.install()
+    page.goto(page.url.replace("/docs", "/"))
+    page.wait_for_selector(".tile")
+
+    with page.expect_request("**/api/changes"):
+        page.clock.fast_forward(10_500)
+
+
+def test_the_theme_is_chosen_remembered_and_drawn(open_page, filled):
+    page = open_series(open_page, filled, color_scheme="dark")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    paper = "document.getElementById('chart')._fullLayout.paper_bgcolor"
+    dark = page.evaluate(paper)
+
+    page.get_by_label("Theme", exact=True).select_option("light")
+    until(page, f"{paper} !== {dark!r}")
+    page.reload()
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert page.get_by_label("Theme", exact=True).input_value() == "light"
+    page.keyboard.press("t")
+    assert page.get_by_label("Theme", exact=True).input_value() == "dark"
+    page.keyboard.press("t")
+    page.emulate_media(color_scheme="light")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_keys_are_listed_and_can_be_switched_off(open_page, filled):
+    page = open_page(filled)
+    page.wait_for_selector(".tile")
+    for key, hash_ in (("2", "#/models"), ("3", "#/runs"), ("1", "#/")):
+        page.keyboard.press(key)
+        until(page, f"location.hash === '{hash_}'")
+    for name in ("Models", "Runs", "Overview"):
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "page")
+
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog")).to_contain_text("the forecast before")
+    page.get_by_label("single-key shortcuts", exact=True).uncheck()
+    page.get_by_role("button", name="Close").click()
+    page.keyboard.press("2")
+    assert page.url.endswith("#/")
+    page.get_by_role("button", name="Keyboard shortcuts").click()
+    page.get_by_label("single-key shortcuts", exact=True).check()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+
+    page.reload()
+    page.wait_for_selector(".tile")
+    page.keyboard.press("Tab")
+    assert page.locator(":focus").inner_text() == "Skip to the content"
+    page.keyboard.press("Enter")
+    assert page.locator(":focus").get_attribute("id") == "view"
+    assert page.url.split("#")[-1] in ("/", page.url)
 
 
 def test_before_the_first_forecast_it_says_what_to_do(open_page, tmp_path):
     page = open_page(tmp_path)
-
-    page.wait_for_selector("#message:not([hidden])")
-    assert "cpb demo" in page.locator("#message").inner_text()
-    assert page.locator("#forecast").is_hidden()
-
-
-def test_markets_are_never_mixed_on_the_page(open_page, mixed):
-    from playwright.sync_api import expect
-
-    page = open_page(mixed)
-    page.wait_for_selector("#chart svg")
-    assert page.locator("#market").input_value() == "spot"
-    assert page.locator("#coin option").all_inner_texts() == ["BTCUSDT", "ETHUSDT", "PEPEUSDT"]
-    assert page.locator("#simulated").is_hidden()
-    real = page.locator("#title").inner_text()
-    asked = []
-    page.on("request", lambda r: asked.append(r.url))
-
-    page.select_option("#market", "sim")
-
-    expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market)")
-    assert page.locator("#title").inner_text() != real
-    assert page.locator("#simulated").is_visible()
-    expect(page.locator("#verdict")).to_contain_text("a demonstration only")
-    expect(page.locator("#board-title")).to_contain_text("(simulated market)")
-    assert page.locator("#coin option").all_inner_texts() == ["BTCUSDT"]
-    assert asked
-    assert all("market=sim" in url for url in asked if "/api/" in url)
-
-    page.select_option("#market", "um")
-
-    expect(page.locator("#title")).to_contain_text("BTCUSDT (USDT futures)")
-    expect(page.locator("#board-title")).to_have_text("Against the random walk")
-    assert page.locator("#simulated").is_hidden()
-    assert "demonstration" not in page.locator("#verdict").inner_text()
+    expect(page.locator(".notice")).to_contain_text("cpb demo")
+    for view_ in ("models", "runs"):
+        page.evaluate(f"location.hash = '#/{view_}'")
+        page.wait_for_selector(f".view-{view_}")
+        assert page.locator("code").first.inner_text().startswith("cpb ")
 
 
-def test_where_all_is_simulated_the_page_says_so(open_page, tmp_path):
-    page = open_page(small_home(tmp_path, SIM_BTC))
+def test_real_candles_with_simulated_forecasts_alone_are_told_apart(open_page, tmp_path):
+    small_home(tmp_path, SIM_BTC)
+    write_candles(tmp_path / "data", BTC)
 
-    page.wait_for_selector("#chart svg")
-    assert page.locator("#simulated").is_visible()
-    assert "(simulated market)" in page.locator("#title").inner_text()
-    assert page.locator("#market").is_hidden()
+    page = open_page(tmp_path)
+
+    expect(page.locator(".tile")).to_have_count(1)
+    assert "no forecast" in page.locator(".tile").inner_text()
+    assert page.locator(".chip.sim").count() == 0
+    page.get_by_role("link", name="show the simulated market").click()
+    expect(page.locator(".tile .chip.sim")).to_have_count(1)
+    page.evaluate("location.hash = '#/series/BTCUSDT/1h/spot'")
+    page.wait_for_selector("#chart path.box", state="attached")
+    assert page.locator(".past").is_hidden()
+    expect(page.locator(".finding")).to_contain_text("cpb ")
 
 
 def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled):
-    from playwright.sync_api import expect
-
     page = open_page(filled, "/docs")
 
     page.wait_for_selector(".operation")
-    assert page.locator(".operation h2").all_inner_texts() == [
-        "GET /healthz", "GET /api/symbols", "GET /api/forecast/{symbol}/{timeframe}",
-        "GET /api/candles/{symbol}/{timeframe}", "GET /api/leaderboard", "GET /api/ledger/{symbol}/{timeframe}",
-    ]  # fmt: skip
-    candles = page.locator(".operation").nth(3)
+    paths = page.locator(".operation h2").all_inner_texts()
+    assert {
+        "GET /healthz",
+        "GET /api/overview",
+        "GET /api/changes",
+        "GET /api/candles/{symbol}/{timeframe}",
+    } <= set(paths)
+    candles = page.locator(".operation").nth(paths.index("GET /api/candles/{symbol}/{timeframe}"))
     assert "from 1 to 5000" in candles.inner_text()
     candles.locator("input[name=symbol]").fill("btc")
     candles.locator("input[name=timeframe]").fill("1h")
@@ -195,7 +473,7 @@ def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled)
 
 def test_the_policy_lets_no_inline_script_run(open_page, filled):
     page = open_page(filled)
-    page.wait_for_selector("#chart svg")
+    page.wait_for_selector(".tile")
 
     ran = page.evaluate(
         """() => { const s = document.createElement('script'); s.textContent = 'window.ran = true';

@@ -1,0 +1,64 @@
+"""A real browser on served homes: one of each for a module's tests, and every fault of a page is a failure."""
+
+import shutil
+from contextlib import ExitStack, contextmanager
+
+from serving import serve
+
+from webapp.app import create_app
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+_QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+WAIT_S = 60
+"""Longest wait for what a page is to show; only failures take it."""
+HAS_BROWSER = shutil.which(CHROMIUM) is not None
+
+
+class Pages:
+    """Opens pages of homes that are served once; `faults` gathers errors on the console and foreign requests."""
+
+    def __init__(self, browser, chdir):
+        self.browser, self.chdir = browser, chdir
+        self.faults, self._ports = [], {}
+        self._served, self._open = ExitStack(), ExitStack()
+
+    def __call__(self, folder, path="/", **options):
+        """Open a path of a home's page; `options` are the browser context's: viewport, color_scheme …"""
+        self.chdir(folder)  # MLflow's store is found from the working directory
+        if folder not in self._ports:
+            self._ports[folder] = self._served.enter_context(serve(create_app(folder / "data")))
+        page = self._open.enter_context(self.browser.new_context(**options)).new_page()
+        page.set_default_timeout(1000 * WAIT_S)
+        page.on("console", lambda m: self.faults.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda e: self.faults.append(str(e)))
+        page.on("request", lambda r: self._look_at(r.url))
+        page.goto(f"http://127.0.0.1:{self._ports[folder]}{path}")
+        return page
+
+    def _look_at(self, url):
+        if not url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.faults.append(f"foreign: {url}")
+
+    def close_pages(self):
+        """Close what a test has opened."""
+        self._open.close()
+
+    def close(self):
+        """Stop serving."""
+        self._served.close()
+
+
+@contextmanager
+def browsing(chdir):
+    """Start the browser; yields a `Pages`."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
+        pages = Pages(browser, chdir)
+        yield pages
+        pages.close()
+        browser.close()

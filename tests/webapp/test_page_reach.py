@@ -1,0 +1,89 @@
+"""Everybody can use the page: axe finds nothing serious, nothing is cut on a phone, and it prints."""
+
+import pytest
+from browsing import HAS_BROWSER
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_BROWSER, reason="no chromium on this machine")]
+
+VIEWS = {
+    "#/": ".tile", "#/series/BTCUSDT/1h/spot": "#chart path.box", "#/models": "#compare tbody tr",
+    "#/runs": "#newest-runs tbody tr",
+}  # fmt: skip
+
+
+def show(page, view):
+    page.evaluate(f"location.hash = '{view}'")
+    page.wait_for_selector(VIEWS[view], state="attached")
+    page.wait_for_load_state("networkidle")
+
+
+def violations(page, view):
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page).response["violations"]
+    return [
+        (view, one["id"], [node["target"] for node in one["nodes"]][:3])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
+    page = open_page(mixed, color_scheme=theme, viewport={"width": width, "height": 900})
+    found = []
+    for view in VIEWS:
+        show(page, view)
+        if view == "#/runs":
+            page.keyboard.press("?")
+        found += violations(page, view)
+    page.goto(page.url.split("#")[0] + "docs")
+    page.wait_for_selector(".operation")
+    found += violations(page, "/docs")
+
+    assert found == []
+
+
+@pytest.mark.parametrize("width", [320, 390, 1440])
+def test_nothing_sticks_out_sideways(open_page, mixed, width):
+    page = open_page(mixed, viewport={"width": width, "height": 800})
+    for view in VIEWS:
+        show(page, view)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+        outside = page.evaluate(
+            """w => [...document.querySelectorAll('main *')]
+                 .filter(e => !e.closest('.scroll, svg, .quiet') && e.checkVisibility())
+                 .filter(e => e.getBoundingClientRect().right > w + 1).map(e => e.className || e.tagName)""",
+            width,
+        )
+        assert outside == [], view
+
+
+def test_on_a_phone_tables_are_cards_that_sort(open_page, mixed):
+    page = open_page(mixed, "/#/models", viewport={"width": 390, "height": 800}, has_touch=True)
+    page.wait_for_selector("#leaderboard tbody tr")
+
+    assert page.locator("#leaderboard thead").is_hidden()
+    page.get_by_label("Sort by").select_option("architecture")
+    assert page.locator("#leaderboard tbody th").all_inner_texts() == ["gru", "gru", "har", "har"]
+    assert (
+        page.locator("#leaderboard td").first.evaluate("e => getComputedStyle(e, '::before').content")
+        == '"candles"'
+    )
+
+
+def test_paper_shows_everything_but_the_controls(open_page, recorded):
+    page = open_page(
+        recorded, "/#/series/BTCUSDT/1h/spot", viewport={"width": 720, "height": 1000}, color_scheme="dark"
+    )
+    page.wait_for_selector("#chart path.box", state="attached")
+    page.wait_for_load_state("networkidle")
+
+    page.emulate_media(media="print")
+
+    for hidden in ("header nav", ".toolbar", ".chart-tools", ".past button", ".downloads"):
+        assert page.locator(hidden).first.is_hidden(), hidden
+    assert page.locator("#title").is_visible()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert len(page.pdf()) > 20_000
