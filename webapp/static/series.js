@@ -90,6 +90,7 @@ function pick({ rows }, { symbol, timeframe }) {
 }
 
 async function issues(series, until = null) {
+  if (!series.issued_at) return { forecasts: [] };
   return (await maybe(ofSeries("forecasts", series, { limit: PAGE, until }))) || { forecasts: [] };
 }
 
