@@ -5,7 +5,7 @@ begin() {
   "$@" &
   local began=$!
   trap 'kill $(jobs -p) 2>/dev/null || true; wait 2>/dev/null || true' EXIT
-  for _ in $(seq 600); do
+  for _ in $(seq 3000); do
     if (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null; then return 0; fi
     kill -0 "$began" 2>/dev/null || return 1
     sleep 0.2

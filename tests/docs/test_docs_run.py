@@ -4,13 +4,15 @@
 
 import io
 import json
+import re
 import tomllib
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 import yaml
-from snippets import blocks, script
-from world import world
+from snippets import ROOT, blocks, script
+from world import RECORDED, SUBSTITUTES, world
 
 BLOCKS = [block for block in blocks() if block.kind != "text"]
 BY_PAGE = {
@@ -88,8 +90,6 @@ def settings(block, found):
 
         assert list(found["project"]["entry-points"]) == [ENTRY_POINT_GROUP]
         return
-    from pathlib import Path
-
     from schemas.run import RunSpec
 
     name = block.text.partition("\n")[0].removeprefix("# ").split()[0]
@@ -103,3 +103,13 @@ def automation(found):
 
     found["actions"][0]["block_document_id"] = "00000000-0000-0000-0000-000000000000"
     assert AutomationCore.model_validate(found).actions
+
+
+def test_every_stand_in_stands_for_something_that_is_written():
+    lines = [re.sub(r"\s+#\s.*$", "", line) for block in BLOCKS if block.kind in ("sh", "console")
+             for line in script(block).replace("\\\n", " ").splitlines()]  # fmt: skip
+    assert not [one for one, _, _ in SUBSTITUTES if not any(re.search(one, line) for line in lines)]
+    written = "\n".join([*lines, (ROOT / "Makefile").read_text()])
+    assert not [name for name in RECORDED if not re.search(rf"(^|[\s/]){name}\s", written, re.MULTILINE)]
+    assert BEFORE.keys() <= BY_PAGE.keys()
+    assert CODES.keys() <= set(lines)

@@ -37,7 +37,6 @@ SUBSTITUTES = [
     (r"127\.0\.0\.1:5001", "127.0.0.1:{port}", "the same"),
     (r"^mlflow models serve (.*)$", "begin {port} mlflow models serve \\1", "it runs until it is stopped"),
     (r"^(\.venv/bin/)?cpb serve.*$", "begin {port} cpb serve --port {port}", "it runs until it is stopped"),
-    (r"^(\.venv/bin/)?cpb ui.*$", "begin {port} cpb ui --port {port}", "it runs until it is stopped"),
     (r"^(\.venv/bin/)?cpb doctor.*$", "cpb doctor --quick --json || [ $? = 1 ]",
      "half a minute of measurements, and a verdict on the machine that runs the test"),
     (r"^python -m (benchmarks\.\w+) .*$", "python -m \\1 --help", "minutes; tests/benchmarks run them small"),
@@ -57,9 +56,7 @@ RECORDED = {
     "freqtrade": "its own environment of 1.8 GB; tests/e2e/test_e2e_freqtrade.py runs it",
     "git": "a clone from a host",
     "prefect": "a Prefect server; tests/e2e/test_e2e_deploy.py has one",
-    "hf": "a login",
     "aws": "a download from a host: FOLDER is there already",
-    "optuna-dashboard": "not a dependency of cpb",
     "curl": "a download from a host; calls of loopback addresses are real",
 }
 """Programs that are written down and not run, and why."""
@@ -211,6 +208,7 @@ def running(made):
     (made.folder / ".venv-freqtrade").mkdir()
     for stamp in (".venv/.installed", ".venv/.installed-dev", ".venv-freqtrade/.installed"):
         (made.folder / stamp).touch()
+    (local / "activate").write_text(f'export PATH="{local}:$PATH"\n')
     process = subprocess.Popen(
         [sys.executable, HERE / "fork_server.py", address], env=made.environment, cwd=made.folder
     )
