@@ -33,8 +33,8 @@ def two_coins(module):
     parse = module.parse_coins
 
     @wraps(parse)
-    def of(text):
-        return parse("BTC,ETH" if text.strip().lower() == "all" else text)
+    def of(text, *options, **named):
+        return parse("BTC,ETH" if text.strip().lower() == "all" else text, *options, **named)
 
     module.parse_coins = of
 
