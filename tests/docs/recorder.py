@@ -1,4 +1,4 @@
-"""Stands in for a program that a test does not run: writes the call down, after a look at what it names."""
+"""Stands in for a program that a test does not run: looks at what the call names and does nothing."""
 
 import re
 import subprocess
@@ -14,8 +14,8 @@ def main() -> None:
         sys.exit(
             subprocess.run(["/usr/bin/curl", "--silent", "--show-error", "--fail", *arguments]).returncode
         )
-    with Path("recorded.txt").open("a") as file:
-        file.write(" ".join([name, *arguments]) + "\n")
+    if name == "git" and arguments[:1] != ["clone"]:  # cpb itself asks for the commit that runs
+        sys.exit(subprocess.run(["/usr/bin/git", *arguments]).returncode)
     if name == "pip":
         look_at_installation()
     if name == "git" and arguments[0] == "clone":  # the commands that follow enter it

@@ -107,10 +107,6 @@ class World:
     def port(self) -> int:
         return int(self.environment["CPB_DOCS_PORT"])
 
-    def recorded(self) -> str:
-        path = self.folder / "recorded.txt"
-        return path.read_text() if path.exists() else ""
-
 
 @contextmanager
 def world(folder: Path):
