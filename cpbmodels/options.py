@@ -149,7 +149,13 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
     }
 )
-"""Hardware profiles: fleet size and precision for a device."""
+"""Hardware profiles: fleet size and precision for a device, which change how a model is trained and not what it is."""
+
+PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"gpu-6gb": {"batch_size": 16, "context": 20}}
+)
+"""What the original notes recommend for the seed models on such a device. They make other models of them, so they are
+never applied by looking at the hardware: who names the profile with a seed preset gets them, as overrides."""
 
 
 def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:

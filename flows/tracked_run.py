@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from flows.summary import Say
 from schemas.handover import SeriesRecord
 from schemas.run import RunSpec
 from tasks.storage.digests import value_digest
@@ -11,6 +12,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.run_names import run_name, scope_tags
 from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, start_parent
 from tasks.tracking.tags import COMMAND
+from tasks.tracking.wandb_mirror import is_wanted, mirror
 from tasks.training.planning import training_code
 
 
@@ -40,9 +42,15 @@ def run_of(run_id: str) -> Iterator[None]:
         raise
 
 
+def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
+    """Copy a finished run to Weights & Biases where that was asked for; what goes wrong there is said, and no more."""
+    if is_wanted(spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
+        say(f"cpb: {problem}")
+
+
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Digest of what was asked and of the data it met: the same command on the same data is the same run."""
-    aside = {"coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "prune"}
+    aside = {"coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "prune", "wandb"}
     asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source"}
     )

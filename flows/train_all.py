@@ -18,7 +18,7 @@ from flows.parameters import takes
 from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, Summary, decision_lines, failure_line
-from flows.tracked_run import run_of
+from flows.tracked_run import mirror_to_wandb, run_of
 from flows.training import Training, run_training
 from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure
@@ -71,6 +71,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     say(f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}")
     warnings = {WARNINGS: "; ".join(summary.warnings) or None}
     finish(summary.run_id, PARTIAL if summary.failures else COMPLETE, warnings)
+    mirror_to_wandb(spec, summary.run_id, say)
     if spec.prune:
         _prune(spec, summary, say)
     return summary

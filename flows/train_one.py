@@ -3,10 +3,12 @@
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from flows.runner import Runner
 from flows.summary import Say
+from flows.tracked_run import mirror_to_wandb
 from flows.training import Earlier, run_training
 from schemas.errors import CpbError
 from schemas.handover import FleetResult, Judgement
@@ -14,20 +16,26 @@ from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, finish
 from tasks.training.fleet_files import member_folder
+from tasks.training.resume import LATEST, Checkpoint
 
 
-def train_one(spec: RunSpec, *, resume: bool, say: Say) -> dict[str, Any]:
+def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     """Train and judge the spec's one member; return what `cpb train --json` prints.
 
+    Args:
+        resume: `latest`: go on from what the same command has left; a path: from a checkpoint, or a fleet's newest one.
+
     Raises:
+        UsageError: the path holds no checkpoint.
         CpbError: the member failed.
     """
-    earlier: Earlier = "expect" if resume else "forget"
+    earlier: Earlier = "expect" if resume == LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
     if training.summary.failures:
         failure = training.summary.failures[0]
         raise CpbError(failure.reason, code=failure.code)
     finish(training.summary.run_id, COMPLETE)
+    mirror_to_wandb(spec, training.summary.run_id, say)
     result = _result(spec, training.results[0], training.judged[0].judgements[0])
     training.fleets.release()
     return result

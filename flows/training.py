@@ -14,6 +14,7 @@ from flows.tracked_run import run_of, start_run
 from flows.training_warnings import fleet_warnings
 from schemas.errors import CpbError
 from schemas.handover import FleetJob, FleetJudgement, FleetResult, SeriesRecord
+from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from schemas.wording import count
 from tasks.evaluate import evaluate
@@ -22,14 +23,16 @@ from tasks.plan import Plan, plan
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
+from tasks.tracking.wandb_mirror import check_installed, is_wanted
 from tasks.train import train
 from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
+from tasks.training.resume import Checkpoint
 from tasks.training.retention import FleetsInUse
 from tasks.training.slots import check_device, plan_slots
 
-Earlier = Literal["use", "expect", "forget"]
-"""What becomes of what the same command has trained before: gone on from, the same and said where there is nothing, or
-trained anew."""
+Earlier = Literal["use", "expect", "forget"] | Checkpoint
+"""What becomes of what the same command has trained before: gone on from, the same and said where there is nothing,
+trained anew, or anew from a checkpoint that lies anywhere."""
 
 
 @dataclass
@@ -55,11 +58,16 @@ def run_training(
 
     Raises:
         CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed. Before anything
-            is fetched: the device, the source or MLflow's place cannot be used.
+            is fetched: the device, the source or MLflow's place cannot be used, or wandb is not installed.
     """
     check_device(spec.device)
     check_source(spec.scope)
     check_place(open_store())
+    if is_wanted(spec.wandb):
+        check_installed()
+    if sizes := profile_sizes(spec.profile, spec.preset):
+        used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
+        say(f"profile {spec.profile} with preset {spec.preset}: {used} (another model than the preset's own)")
     summary, root = Summary(), spec.scope.root
     planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary))
     summary.add(planned.failures, say)
@@ -105,10 +113,12 @@ def _train(
     """Train one fleet per architecture, side by side."""
     root, slots = spec.scope.root, plan_slots(spec.device, len(jobs))
     folders = [fleet_folder(root, job) for job in jobs]
-    if earlier == "forget":
+    if earlier not in ("use", "expect"):
         for folder in folders:
             if not is_training(folder):  # another process's training of the same job is fresh enough
                 shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(earlier, Checkpoint):
+        earlier.put_into(folders[0])
     before = [progress_so_far(folder) for folder in folders]
     if earlier == "expect" and not any(before):
         say("nothing to resume: no training with these options on these candles was begun; starting anew")

@@ -15,6 +15,7 @@ checks and the sentences of options on the command line, and a flow run on anoth
 """
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,7 @@ PRESET_ABOUT = {
 """What each preset is for, in a line."""
 
 SUFFIX = ".toml"
+_SEED = "seed-"
 
 
 class PresetFile(Spec):
@@ -72,6 +74,19 @@ def own_presets_folder() -> Path:
 def is_file(preset: object) -> bool:
     """Whether a preset is named by a file, not by a built-in name."""
     return isinstance(preset, str) and preset.endswith(SUFFIX)
+
+
+def profile_sizes(profile: str, preset: str) -> Mapping[str, Any]:
+    """Return the options of the model preset that a hardware profile changes in the seeds' presets; none in others."""
+    from cpbmodels.options import PROFILE_SIZES
+
+    return PROFILE_SIZES.get(profile, {}) if preset.startswith(_SEED) else {}
+
+
+def with_profile_sizes(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's options with the sizes of the profile that was named among the overrides; those given win."""
+    sizes = profile_sizes(str(values.get("profile")), str(values.get("preset")))
+    return values | {"overrides": {**sizes, **(values.get("overrides") or {})}} if sizes else values
 
 
 def with_preset_file(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from schemas.errors import UsageError
 from schemas.identity import OWN, SIM, Market
-from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file
+from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file, with_profile_sizes
 from schemas.scope import Scope, implied_market, parse_instant
 from schemas.spec import Spec
 from schemas.tables import tables_of
@@ -181,7 +181,8 @@ class RunSpec(ScopeSpec):
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
-        "auto", description="hardware profile: auto, cpu, gpu-6gb, gpu-16gb or gpu-80gb"
+        "auto",
+        description="auto, cpu, gpu-6gb (with a seed preset: batch 16, context 20 too), gpu-16gb or gpu-80gb",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
@@ -204,12 +205,15 @@ class RunSpec(ScopeSpec):
         None, description="REASON: let an older as_of replace newer champions; it is kept with the decision"
     )
     prune: bool = Field(False, description="at the end, delete what is old, as `cpb prune --yes` does")
+    wandb: bool = Field(
+        False, description="copy params and metrics to Weights & Biases too; offline with WANDB_MODE=offline"
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _preset_file(cls, values: Any) -> Any:
-        """A preset of one's own becomes the built-in one that it changes, and overrides."""
-        return with_preset_file(values) if isinstance(values, dict) else values
+        """A preset of one's own becomes the built-in one that it changes, and overrides; so do a profile's sizes."""
+        return with_profile_sizes(with_preset_file(values)) if isinstance(values, dict) else values
 
     @field_validator("device")
     @classmethod
@@ -317,6 +321,10 @@ class BacktestSpec(RunSpec):
         if self.force:
             raise UsageError(
                 "force: a backtest promotes nothing; leave force out", code="force", field="force"
+            )
+        if self.wandb:
+            raise UsageError(
+                "wandb: a backtest leaves no runs behind; leave wandb out", code="wandb", field="wandb"
             )
         if self.prune:
             raise UsageError(

@@ -19,7 +19,7 @@ _COLUMNS = (
 
 @takes(
     BacktestSpec,
-    without=("repo", "tail", "warm_start", "force", "prune"),
+    without=("repo", "tail", "warm_start", "force", "prune", "wandb"),
     shown={"expanding": Shown(names=("--expanding/--sliding",))},
 )
 def backtest(spec: BacktestSpec, json: Json = False) -> None:

@@ -35,7 +35,7 @@ _PANELS = {
     "Periods": ("folds", "refit", "expanding", "check_lookahead"),
     "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
     "How it trains": ("device", "profile", "dtype", "train_timeout_s"),
-    "What becomes of it": ("repo", "force", "prune", "out", "report", "fallback"),
+    "What becomes of it": ("repo", "force", "prune", "wandb", "out", "report", "fallback"),
 }
 """Panel of the help -> the fields of specifications that it shows; the others, and a command's own, are `Options`."""
 
@@ -70,6 +70,7 @@ class ModelOption:
     help: str
     metavar: str = "<int>"
     switch: bool = False
+    names: tuple[str, ...] = ()  # others that mean the same
 
 
 def takes(
@@ -88,7 +89,7 @@ def takes(
     Args:
         only, without: fields to show, or to leave at their defaults.
         shown: fields that this command shows differently.
-        model_options: options to show in place of `--set`, by parameter name.
+        model_options: fields of the model preset with an option of their own beside `--set`, by parameter name.
         build: makes the spec from the values given; default: the class itself.
     """
     fields = {n: f for n, f in spec.model_fields.items() if n not in without and (not only or n in only)}
@@ -137,10 +138,18 @@ def _build(spec: type[S]) -> Callable[[dict[str, Any]], S]:
 
 def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None) -> dict[str, Any]:
     """Take the model options out of `values` and return them by the names of the preset's fields."""
-    if options is None:
-        return _settings(values.pop(OVERRIDES) or ())
-    given = {option.field: values.pop(name) for name, option in options.items()}
-    return {n: parse_value(v) if isinstance(v, str) else v for n, v in given.items() if v is not None}
+    found = _settings(values.pop(OVERRIDES) or ())
+    for name, option in (options or {}).items():
+        value = values.pop(name)
+        if value is None:
+            continue
+        if option.field in found:
+            raise UsageError(
+                f"overrides: {option.field} is given twice, by --set and by an option of its own; leave one out",
+                code="overrides", field=OVERRIDES,
+            )  # fmt: skip
+        found[option.field] = parse_value(value) if isinstance(value, str) else value
+    return found
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:
@@ -195,14 +204,10 @@ def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
 
 
 def _model_parameters(options: Mapping[str, ModelOption] | None) -> list[inspect.Parameter]:
-    if options is None:
-        about = "a field of the model preset, as in epochs=5; may be repeated"
-        setting = typer.Option(
-            "--set", metavar="NAME=VALUE", help=about, rich_help_panel=_PANEL_OF[OVERRIDES]
-        )
-        return [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
-    found = []
-    for name, option in options.items():
+    about = "a field of the model preset, as in epochs=5; may be repeated"
+    setting = typer.Option("--set", metavar="NAME=VALUE", help=about, rich_help_panel=_PANEL_OF[OVERRIDES])
+    found = [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
+    for name, option in (options or {}).items():
         dashed = name.replace("_", "-")
         if option.switch:
             names = f"--{dashed}/--no-{dashed}"
@@ -210,7 +215,11 @@ def _model_parameters(options: Mapping[str, ModelOption] | None) -> list[inspect
             annotation: Any = Annotated[bool | None, switch]
         else:
             shown = typer.Option(
-                f"--{dashed}", help=option.help, metavar=option.metavar, rich_help_panel=MODEL_PANEL
+                f"--{dashed}",
+                *option.names,
+                help=option.help,
+                metavar=option.metavar,
+                rich_help_panel=MODEL_PANEL,
             )
             annotation = Annotated[str | None, shown]
         found.append(_keyword(name, annotation, None))

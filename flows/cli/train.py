@@ -11,23 +11,39 @@ from schemas.errors import UsageError
 from schemas.presets import is_file
 from schemas.run import RunSpec, base_of
 
-MODEL_OPTIONS = {
-    "batch_size": ModelOption("batch_size", "windows per step"),
-    "hidden_dim": ModelOption("hidden_dim", "width of the hidden layers"),
-    "n_layers": ModelOption("n_layers", "number of layers"),
-    "n_heads": ModelOption("n_heads", "number of attention heads"),
-    "max_epochs": ModelOption("epochs", "most epochs"),
-    "patience": ModelOption("patience", "epochs without a better validation loss before it stops"),
-    "context": ModelOption("context", "candles that the model reads"),
-    "horizon": ModelOption("horizon", "candles that it forecasts"),
-    "learning_rate": ModelOption("lr", "learning rate", "<float>"),
-    "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
-    "head": ModelOption("head", "student-t, quantile or point", "<str>"),
+FLEET_OPTIONS = {
+    "batch_size": ModelOption("batch_size", "windows per step", names=("--batch",)),
+    "accumulate": ModelOption(
+        "accumulate",
+        "parts in which a batch is computed: the same result, less memory",
+        names=("--accumulation-steps",),
+    ),
+    "hidden_dim": ModelOption("hidden_dim", "width of the hidden layers", names=("--d-model",)),
+    "n_layers": ModelOption("n_layers", "number of layers", names=("--num-layers",)),
+    "max_epochs": ModelOption("epochs", "most epochs", names=("--epochs",)),
+    "learning_rate": ModelOption("lr", "learning rate", "<float>", names=("--lr",)),
+    "schedule": ModelOption("schedule", "of the learning rate: cosine, step or constant", "<str>"),
+    "checkpoint_gradients": ModelOption(
+        "checkpoint_gradients",
+        "compute activations again in the backward pass: less memory, more time",
+        switch=True,
+    ),
     "mixed_precision": ModelOption(
         "mixed_precision", "train in bf16 or fp16 where the device can", switch=True
     ),
 }
-"""Parameter of `cpb train` -> field of the model preset that it overrides."""
+"""Parameter of `cpb train-all` -> field of the model preset that it overrides, in all models that read it."""
+
+MODEL_OPTIONS = {
+    **FLEET_OPTIONS,
+    "n_heads": ModelOption("n_heads", "number of attention heads"),
+    "patience": ModelOption("patience", "epochs without a better validation loss before it stops"),
+    "context": ModelOption("context", "candles that the model reads"),
+    "horizon": ModelOption("horizon", "candles that it forecasts"),
+    "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
+    "head": ModelOption("head", "student-t, quantile or point", "<str>"),
+}
+"""The same for `cpb train`, whose one architecture reads them."""
 
 
 def demo(json: Json = False) -> None:
@@ -45,7 +61,7 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(result["exit"])
 
 
-@takes(RunSpec)
+@takes(RunSpec, model_options=FLEET_OPTIONS)
 def train_all(spec: RunSpec, json: Json = False) -> None:
     """Ingest, train, judge, promote, package and forecast the whole universe.
 
@@ -101,7 +117,12 @@ def _default_preset(architecture: str) -> str:
 def train(
     spec: RunSpec,
     resume: Annotated[
-        str | None, typer.Option("--resume", help="latest: go on from the last checkpoint")
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="latest|PATH",
+            help="latest: go on from the same command's last checkpoint; PATH: from a checkpoint or fleet's folder",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -109,10 +130,6 @@ def train(
 
     Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
     """
-    if resume not in (None, "latest"):
-        raise UsageError(
-            f"resume {resume!r} is unknown: the only value is latest", code="resume", field="resume"
-        )
     from flows.progress import shown_progress
 
     quiet_libraries()
@@ -120,7 +137,7 @@ def train(
         with shown_progress("train"):
             from flows.train_one import result_lines, train_one
 
-            result = train_one(spec, resume=resume == "latest", say=say)
+            result = train_one(spec, resume=resume, say=say)
     except KeyboardInterrupt:
         say("cpb: add --resume latest to go on from the last checkpoint instead of starting anew")
         raise

@@ -9,7 +9,7 @@ from schemas.tuning import TuneSpec
 
 @takes(
     TuneSpec,
-    without=("repo", "tail", "warm_start", "prune", "seeds", "train_timeout_s"),
+    without=("repo", "tail", "warm_start", "prune", "wandb", "seeds", "train_timeout_s"),
     shown={"architectures": Shown(names=("--arch",))},
 )
 def tune(

@@ -22,9 +22,10 @@ SCOPE = {
 RUN = SCOPE | {
     "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",
     "dtype": "float64", "seed": 7, "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
-    "train_timeout_s": 12.5, "repo": "alice/models", "force": "a wrong feed", "prune": True,
+    "train_timeout_s": 12.5, "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
 }  # fmt: skip
-BACKTEST = {name: value for name, value in RUN.items() if name not in ("warm_start", "repo", "force", "prune")} | {
+NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb"}
+BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
     "folds": 2, "refit": False, "expanding": False, "baselines": "garch-t", "check_lookahead": True,
     "out": "out", "report": "report",
 }  # fmt: skip
@@ -32,7 +33,7 @@ CASES = [
     (ScopeSpec, SCOPE, set()),
     (IngestSpec, SCOPE, set()),
     (RunSpec, RUN, set()),
-    (BacktestSpec, BACKTEST, {"warm_start", "repo", "force", "prune"}),
+    (BacktestSpec, BACKTEST, NO_BACKTEST),
 ]
 
 

@@ -153,3 +153,12 @@ def test_an_own_preset_is_explained(own, monkeypatch, capsys):
     assert code == 0
     assert said["resolved"]["gru"]["lr"] == 0.004
     assert said["base"] == "smoke"
+
+
+def test_a_profile_sizes_the_seeds_models_where_it_is_named_and_no_others():
+    seed = RunSpec(preset="seed-gru", profile="gpu-6gb", overrides={"batch_size": 8})
+    assert seed.overrides == {"batch_size": 8, "context": 20}
+    assert RunSpec.model_validate(seed.model_dump()) == seed
+    assert RunSpec(preset="seed-gru").overrides == {}
+    assert RunSpec(preset="seed-gru", profile="gpu-16gb").overrides == {}
+    assert RunSpec(profile="gpu-6gb").overrides == {}

@@ -48,7 +48,14 @@ def end_of(monkeypatch, capsys, *words):
         ("BTC 1h --arch gru --preset seed-lstm", "preset", "preset 'seed-lstm' belongs to lstm"),
         ("BTC 7h", "timeframes", "timeframes '7h': unknown interval 7h"),
         ("BTC-x 1h", "coins", "coins 'BTC-x' is not a symbol"),
-        ("BTC 1h --resume newest", "resume", "resume 'newest' is unknown: the only value is latest"),
+        ("BTC 1h --resume newest", "resume", "resume 'newest' is no checkpoint and holds none: give latest"),
+        ("BTC 1h --arch gru --epochs 3 --set epochs=4", "overrides", "overrides: epochs is given twice"),
+        (
+            "BTC 1h --arch gru --batch 64 --accumulate 5",
+            "overrides",
+            "accumulate 5 must divide batch_size 64",
+        ),
+        ("BTC 1h --arch gru --schedule linear", "overrides", "schedule 'linear'"),
         ("BTC,ETH 1h", "", "`cpb train` trains one model"),
         ("BTC 15m,1h", "", "`cpb train` trains one model"),
         ("BTC 1h --arch gru,lstm --preset default", "", "`cpb train` trains one model"),
@@ -162,3 +169,30 @@ def test_a_member_that_failed_is_the_error(trained, monkeypatch, capsys):
     trained.training.summary.failures = [Failure.of(MODEL, "train", CpbError("loss is NaN", code="diverged"))]
     code, told, _ = end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim")
     assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")
+
+
+def test_the_notes_names_of_options_are_understood(trained, monkeypatch, capsys):
+    words = "--arch gru --batch 64 --accumulation-steps 4 --num-layers 1 --lr 0.002 --epochs 3 --d-model 32"
+    end_of(monkeypatch, capsys, "BTC", "1h", *words.split(), "--checkpoint-gradients", "--schedule", "step")
+    assert trained.asked["spec"].overrides == {
+        "batch_size": 64, "accumulate": 4, "n_layers": 1, "lr": 0.002, "epochs": 3, "hidden_dim": 32,
+        "checkpoint_gradients": True, "schedule": "step",
+    }  # fmt: skip
+
+
+def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, monkeypatch, capsys, tmp_path):
+    newest = ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
+    for name in ("fleet-0000/epoch-000001-00000001", *newest):
+        path = tmp_path / "0123456789abcdef" / "checkpoints" / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    end_of(
+        monkeypatch, capsys, "BTC", "1h", "--source", "sim", "--resume", str(tmp_path / "0123456789abcdef")
+    )
+    checkpoint = trained.asked["earlier"]
+    checkpoint.put_into(tmp_path / "new")
+    put = tmp_path / "new" / "checkpoints"
+    assert {str(file.relative_to(put)): file.read_text() for file in put.rglob("*.safetensors")} == {
+        f"{name}.safetensors": name
+        for name in ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
+    }

@@ -1,0 +1,121 @@
+"""A copy of a finished flow's params and metrics for Weights & Biases, made from what MLflow holds of it.
+
+MLflow stays the record; this is a mirror of it, made after the work in a process of its own
+(`python -m tasks.tracking.wandb_mirror RUN_ID FOLDER`), so that nothing of W&B can slow, change or end a training. One
+W&B run per fleet, in a group per flow. Its own environment variables say where to: `WANDB_API_KEY` (read by W&B
+alone), `WANDB_PROJECT` (default `cpb`), `WANDB_ENTITY`, `WANDB_MODE=offline`, `WANDB_DIR`.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schemas.errors import UsageError
+from tasks.storage.urls import without_credentials
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+SWITCH = "CPB_WANDB"
+"""Environment variable: 1 asks for the mirror, as `--wandb` does."""
+
+TIMEOUT_S = 300
+_INIT_TIMEOUT_S = 30
+_ONCE = "test_"  # metrics of a finished model; all others are per epoch
+
+
+def is_wanted(asked: bool) -> bool:
+    """Whether the mirror was asked for, by the option or by the environment."""
+    return asked or os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "on")
+
+
+def check_installed() -> None:
+    """Raise `UsageError` where wandb is missing: better before hours of training than after."""
+    if find_spec("wandb") is None:
+        raise UsageError(
+            'wandb is not installed: run pip install "cpb[wandb]", or leave --wandb out',
+            code="wandb",
+            field="wandb",
+        )
+
+
+def mirror(run_id: str, root: Path, timeout_s: float = TIMEOUT_S) -> str:
+    """Copy a flow's run to W&B; return "" or, in one sentence, why there is no (whole) copy.
+
+    Args:
+        run_id: of the flow's run in MLflow.
+        root: the market's home, in which W&B's own files are kept unless `WANDB_DIR` says otherwise.
+    """
+    command = [sys.executable, "-m", __name__, run_id, os.environ.get("WANDB_DIR") or str(root)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        return _sentence(f"it took longer than {timeout_s:.0f} s")
+    reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    return _sentence(reason[0]) if done.returncode else ""
+
+
+def _sentence(reason: str) -> str:
+    key = os.environ.get("WANDB_API_KEY")
+    public = without_credentials(reason.replace(key, "…") if key else reason)
+    return (
+        f"Weights & Biases has no whole copy of this run ({public[:200]}); MLflow has it all: check WANDB_API_KEY and "
+        "the network, or set WANDB_MODE=offline"
+    )
+
+
+def _copy(run_id: str, folder: Path) -> None:
+    import wandb
+
+    from tasks.tracking.connection import search
+    from tasks.tracking.store import open_store
+    from tasks.tracking.tags import PARENT
+
+    store = open_store()
+    flow = store.client.get_run(run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = wandb.Settings(
+        console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True,
+        init_timeout=_INIT_TIMEOUT_S,
+    )  # fmt: skip
+    for fleet in search(store, f"tags.`{PARENT}` = '{run_id}'"):
+        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
+        own = {_name(one): dict(one.data.params) for one in members if one.data.params}
+        config = {**flow.data.params, **fleet.data.params, **({"members": own} if own else {})}
+        with wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or "cpb", dir=str(folder), settings=settings, config=config,
+            id=fleet.info.run_id, resume="allow", group=_name(flow), name=_name(fleet), reinit="finish_previous",
+        ) as copy:  # fmt: skip
+            copy.define_metric("epoch")
+            copy.define_metric("*", step_metric="epoch")
+            for row in _by_epoch(store.client, members):
+                copy.log(row)
+            copy.summary.update(fleet.data.metrics)
+            for one in members:
+                once = {f"{_name(one)}/{k}": v for k, v in one.data.metrics.items() if k.startswith(_ONCE)}
+                copy.summary.update(once)
+
+
+def _by_epoch(client: Any, members: "list[Run]") -> list[Mapping[str, float]]:
+    """Return a row per epoch: `MEMBER/val_loss` and so on."""
+    rows: dict[int, dict[str, float]] = {}
+    for one in members:
+        for metric in (m for m in one.data.metrics if not m.startswith(_ONCE)):
+            for point in client.get_metric_history(one.info.run_id, metric):
+                rows.setdefault(point.step, {"epoch": point.step})[f"{_name(one)}/{metric}"] = point.value
+    return [rows[epoch] for epoch in sorted(rows)]
+
+
+def _name(run: "Run") -> str:
+    return str(run.info.run_name)
+
+
+if __name__ == "__main__":
+    try:
+        _copy(sys.argv[1], Path(sys.argv[2]))
+    except Exception as error:  # noqa: BLE001 - whatever W&B raises becomes the last line, which the parent says
+        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")

@@ -1,0 +1,127 @@
+"""Weights & Biases gets a copy of a run's params and metrics, and can end no training."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from schemas.identity import ModelId, SeriesId
+from tasks.tracking import wandb_mirror
+from tasks.tracking.records import MemberRecord
+from tasks.tracking.runs import COMPLETE, finish, log_members, log_metrics, start_fleet, start_parent
+
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def run_id(store):
+    flow = start_parent("flow", {"preset": "smoke", "seed": 1}, name="train-all", store=store).run_id
+    fleet = start_fleet(flow, "gru", "fleet", {"lr": 0.01}, store=store).run_id
+    history = [{"epoch": n, "train_loss": 3.0 / n, "val_loss": 4.0 / n} for n in (1, 2)]
+    records = [
+        MemberRecord(
+            key=symbol, model=ModelId("gru", "smoke", SeriesId("spot", symbol, "1h"), 1), device="cpu", preset="smoke",
+            data_digest="d", as_of="newest", config={"hidden_dim": 8, "own": symbol},
+            metrics={"test_crps_ratio": 0.9}, history=history,
+        )
+        for symbol in ("BTCUSDT", "ETHUSDT")
+    ]  # fmt: skip
+    log_members(fleet, records, store)
+    log_metrics(fleet, {"test_crps_ratio": 0.95}, store)
+    finish(flow, COMPLETE, store=store)
+    return flow
+
+
+def test_a_missing_package_is_said_before_the_training(monkeypatch):
+    monkeypatch.setattr(wandb_mirror, "find_spec", lambda name: None)
+    with pytest.raises(wandb_mirror.UsageError, match=r"pip install \"cpb\[wandb\]\""):
+        wandb_mirror.check_installed()
+
+
+@pytest.mark.parametrize(("value", "wanted"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_the_environment_can_ask_for_it(monkeypatch, value, wanted):
+    monkeypatch.setenv("CPB_WANDB", value)
+    assert wandb_mirror.is_wanted(asked=False) is wanted
+    assert wandb_mirror.is_wanted(asked=True)
+
+
+def test_what_goes_wrong_is_one_sentence_without_the_key(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    failed = subprocess.CompletedProcess([], 1, "", f"Traceback\nUsageError: key {SECRET} is refused\n")
+    monkeypatch.setattr(wandb_mirror.subprocess, "run", lambda *args, **options: failed)
+    said = wandb_mirror.mirror("r", tmp_path)
+    assert said.startswith("Weights & Biases has no whole copy of this run (UsageError: key … is refused)")
+    assert SECRET not in said
+    assert "\n" not in said
+
+
+def test_one_that_hangs_is_left(monkeypatch, tmp_path):
+    def hang(*args, timeout, **options):
+        raise subprocess.TimeoutExpired("wandb", timeout)
+
+    monkeypatch.setattr(wandb_mirror.subprocess, "run", hang)
+    assert "it took longer than 7 s" in wandb_mirror.mirror("r", tmp_path, timeout_s=7)
+
+
+@pytest.mark.slow
+def test_the_files_that_wandb_wrote_offline_hold_params_and_metrics(run_id, monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", SECRET)
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    assert wandb_mirror.mirror(run_id, tmp_path / "w") == ""
+    (file,) = (tmp_path / "w" / "wandb").glob("offline-run-*/run-*.wandb")
+    found = json.loads(
+        subprocess.run([sys.executable, "-c", _READ, str(file)], capture_output=True, check=True).stdout
+    )
+    assert found["config"]["preset"] == "smoke"
+    assert (found["config"]["lr"], found["config"]["hidden_dim"]) == ("0.01", "8")
+    assert found["config"]["members"]["gru/ETHUSDT/1h"]["own"] == "ETHUSDT"
+    assert found["history"]["gru/BTCUSDT/1h/val_loss"] == [4.0, 2.0]
+    assert found["history"]["epoch"] == [1, 2]
+    assert found["summary"]["test_crps_ratio"] == 0.95
+    assert found["summary"]["gru/ETHUSDT/1h/test_crps_ratio"] == 0.9
+    for path in (p for p in (tmp_path / "w").rglob("*") if p.is_file()):
+        assert SECRET.encode() not in path.read_bytes(), path
+
+
+_READ = """
+import collections, json, struct, sys
+from wandb.proto import wandb_internal_pb2 as pb
+
+def records(data, at=7, whole=b""):  # after the header: LevelDB's log, blocks of 32 KiB
+    while at + 7 <= len(data):
+        if (left := 32768 - at % 32768) < 7:
+            at += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, at + 4)
+        whole, at = whole + data[at + 7 : at + 7 + length], at + 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield whole
+            whole = b""
+
+out = {"config": {}, "summary": {}, "history": collections.defaultdict(list)}
+for data in records(open(sys.argv[1], "rb").read()):
+    record = pb.Record()
+    record.ParseFromString(data)
+    for one in [*record.run.config.update, *record.config.update]:
+        out["config"][one.key or ".".join(one.nested_key)] = json.loads(one.value_json)
+    for one in record.summary.update:
+        out["summary"][one.key or ".".join(one.nested_key)] = json.loads(one.value_json)
+    for one in record.history.item:
+        out["history"][one.key or ".".join(one.nested_key)].append(json.loads(one.value_json))
+print(json.dumps(out))
+"""
+
+
+@pytest.mark.slow
+def test_without_a_key_nobody_waits(run_id, monkeypatch, tmp_path):
+    pytest.importorskip("wandb")
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", os.devnull)
+    said = wandb_mirror.mirror(run_id, tmp_path / "w")
+    assert said.startswith("Weights & Biases has no whole copy")
