@@ -20,7 +20,7 @@ from snippets import ROOT
 
 from schemas.universe import INTERVAL_SECONDS
 from tasks.market import mirror, simulator, synthetic
-from tasks.market.grid import grid_of
+from tasks.market.grid import DAY, grid_of
 from tasks.market.layout import day_of, period_bounds, to_us
 
 HERE = Path(__file__).parent
@@ -233,8 +233,9 @@ def _files(made):
                     path = made.folder / "FOLDER" / key
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(simulated.read(key))
-    months = [period_bounds(f"2025-0{month}") for month in range(1, 6)]
-    candles = pl.concat([synthetic.candles("BTCUSDT", 3_600_000_000, *bounds) for bounds in months])
+    today = to_us(datetime.now(UTC)) // DAY * DAY  # a table that ends long ago is stale, which `cpb forecast` says
+    spans = [(day, day + DAY) for day in range(today - 150 * DAY, today, DAY)]
+    candles = pl.concat([synthetic.candles("BTCUSDT", 3_600_000_000, *span) for span in spans])
     plain = candles.select(pl.col("open_time").dt.epoch("ms"), "open", "high", "low", "close", "volume")
     named = plain.with_columns(symbol=pl.lit("BTCUSDT"), timeframe=pl.lit("1h"))
     named.write_csv(made.folder / "candles.csv")
