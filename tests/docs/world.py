@@ -56,6 +56,7 @@ RECORDED = {
     "freqtrade": "its own environment of 1.8 GB; tests/e2e/test_e2e_freqtrade.py runs it",
     "git": "a clone from a host",
     "prefect": "a Prefect server; tests/e2e/test_e2e_deploy.py has one",
+    "nvidia-smi": "a GPU and its driver",
     "aws": "a download from a host: FOLDER is there already",
     "curl": "a download from a host; calls of loopback addresses are real",
 }
