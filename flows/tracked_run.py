@@ -9,8 +9,9 @@ from schemas.handover import SeriesRecord
 from schemas.run import RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
+from tasks.tracking.data_sets import learned_from
 from tasks.tracking.run_names import run_name, scope_tags
-from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, start_parent
+from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, log_datasets, start_parent
 from tasks.tracking.tags import COMMAND
 from tasks.tracking.wandb_mirror import is_wanted, mirror
 from tasks.training.planning import training_code
@@ -23,7 +24,9 @@ def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> Open
         name: the command's.
     """
     tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name}
-    return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
+    run = start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
+    log_datasets(run.run_id, learned_from(records))
+    return run
 
 
 @contextmanager

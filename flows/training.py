@@ -21,6 +21,7 @@ from tasks.evaluate import evaluate
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.tracking.artifacts import check_place
+from tasks.tracking.run_ids import short_id
 from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.wandb_mirror import check_installed, is_wanted
@@ -98,7 +99,8 @@ def run_training(
                 f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
             )
     log_metrics(run.run_id, {"members": summary.members, "failed": len(summary.failures)})
-    say(f"judged {count(summary.members, 'member')} against the random walk")
+    board = f"`cpb leaderboard --run {short_id(run.run_id)}`"
+    say(f"judged {count(summary.members, 'member')} against the random walk ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
 
 

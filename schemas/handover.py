@@ -177,13 +177,17 @@ class TrainedMember(Record):
 
 
 class FleetResult(Record):
-    """A trained fleet: the members that can be used, and a failure for each other one."""
+    """A trained fleet: the members that can be used, and a failure for each other one.
+
+    `epochs`: per epoch, from 1, seconds, windows/s, memory in MB and utilisation in percent of the whole fleet.
+    """
 
     key: str
     architecture: str
     members: tuple[TrainedMember, ...] = ()
     failures: tuple[Failure, ...] = ()
     train_seconds: float = 0.0
+    epochs: tuple[dict[str, float], ...] = ()
 
 
 class Judgement(Record):

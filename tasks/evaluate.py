@@ -21,6 +21,7 @@ from tasks.judging.pool import PoolScore
 from tasks.step import step
 from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
 from tasks.storage.urls import public_url
+from tasks.tracking.data_sets import judged_on, learned_from
 from tasks.tracking.run_names import run_name, scope_tags, source_tags
 from tasks.tracking.runs import (
     COMPLETE,
@@ -28,6 +29,7 @@ from tasks.tracking.runs import (
     Dataset,
     MemberRecord,
     finish,
+    log_datasets,
     log_members,
     log_metrics,
     start_fleet,
@@ -72,7 +74,9 @@ def evaluate(
     trained = [one for one in result.members if one.name in score.members]
     good = [_record(spec, job, specs[one.name], one, folder, score) for one in trained]
     ids = log_members(run.run_id, [*good, *(_failed(spec, job, f) for f in failures)])
-    log_metrics(run.run_id, _named(job, _pooled(score.pools)) | {"train_seconds": result.train_seconds})
+    pooled = _named(job, _pooled(score.pools)) | {"train_seconds": result.train_seconds}
+    log_datasets(run.run_id, [*learned_from(records), *judged_on(job.members)])
+    log_metrics(run.run_id, pooled, history=() if run.finished else result.epochs)
     finish(
         run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
     )

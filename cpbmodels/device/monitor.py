@@ -5,8 +5,10 @@ The alternative, torch.cuda.synchronize() around each reading, stalls the queue 
 """
 
 import contextlib
+import os
 import sys
 import threading
+import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +26,24 @@ except ImportError:  # Windows
 
 MB = 2**20  # as nvidia-smi counts
 MIN_UTILISATION_PERCENT = 20.0  # below, the device mostly waits for the host
+_RSS = {"VmRSS": "rss_mb", "VmHWM": "rss_peak_mb"}  # names in /proc
 MIN_SAMPLES = 10  # a mean over fewer tells nothing about a run
+
+
+class CpuClock:
+    """Processor time of this process, all threads together, against the clock."""
+
+    def __init__(self) -> None:
+        self._cores = (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        )
+        self._last = time.perf_counter(), time.process_time()
+
+    def percent(self) -> float:
+        """Share of the usable cores' time that was spent since the last call; 100: all were busy throughout."""
+        now = time.perf_counter(), time.process_time()
+        (wall, cpu), self._last = (a - b for a, b in zip(now, self._last, strict=True)), now
+        return 100.0 * cpu / (wall * self._cores) if wall > 0 else 0.0
 
 
 @dataclass
@@ -40,6 +59,8 @@ class Monitor:
     _counters: GpuCounters | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
+    _read: int = field(default=0, init=False)
+    _cpu: CpuClock = field(default_factory=CpuClock, init=False)
 
     def __post_init__(self) -> None:
         self.device = torch.device(self.device)
@@ -71,15 +92,23 @@ class Monitor:
             self._states.append(state)
 
     def latest(self) -> dict[str, float]:
-        """The newest reading, for a progress bar or a log line per epoch. Memory in MB, power in W."""
-        reading = {"rss_peak_mb": rss_peak_mb()}
+        """What was measured since the last call, for a line per epoch; it waits for nothing on the device.
+
+        Memory in MB (`_peak_`: since the start), power in W, utilisation in percent: `cpu_util` of the cores that this
+        process may use (all its threads together), `gpu_util` of the GPU's time.
+        """
+        reading = resident_mb() | {"cpu_util": self._cpu.percent()}
         if self._cuda:
             reading["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(self.device) / MB
             reading["gpu_mem_reserved_mb"] = torch.cuda.memory_reserved(self.device) / MB
-        if self._states:
-            reading["gpu_util"] = self._states[-1].utilisation
-            if self._states[-1].power_w is not None:
-                reading["gpu_power_w"] = self._states[-1].power_w
+            reading["gpu_mem_allocated_peak_mb"] = torch.cuda.max_memory_allocated(self.device) / MB
+            reading["gpu_mem_reserved_peak_mb"] = torch.cuda.max_memory_reserved(self.device) / MB
+        states = self._states[self._read :] or self._states[-1:]  # an epoch may be shorter than the interval
+        self._read = len(self._states)
+        if states:
+            reading["gpu_util"] = sum(s.utilisation for s in states) / len(states)
+            if states[-1].power_w is not None:
+                reading["gpu_power_w"] = states[-1].power_w
         return reading
 
     def summary(self) -> dict[str, float]:
@@ -127,19 +156,25 @@ class Monitor:
 
 
 def rss_peak_mb() -> float:
-    """The largest resident memory this process ever had, in MB (Linux's VmHWM, else getrusage).
+    """The largest resident memory this process ever had, in MB; 0.0 where the system does not say (Windows)."""
+    return resident_mb()["rss_peak_mb"]
 
-    0.0 where the system has neither (Windows).
-    """
+
+def resident_mb() -> dict[str, float]:
+    """Resident memory of this process in MB: `rss_mb` now, on Linux alone, and `rss_peak_mb`, the most it ever was."""
+    found = {}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / MB
+            name, _, value = line.partition(":")
+            if name in _RSS:
+                found[_RSS[name]] = int(value.split()[0]) * 1024 / MB
+    if "rss_peak_mb" in found:
+        return found
     if resource is None:
-        return 0.0
-    # ru_maxrss is in kilobytes on Linux, in bytes on macOS. After a fork it includes the parent's peak: VmHWM first.
+        return {"rss_peak_mb": 0.0}
+    # ru_maxrss is in kilobytes on Linux, in bytes on macOS. After a fork it includes the parent's peak: /proc first.
     unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MB
+    return {"rss_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MB}
 
 
 def check_placement(device: torch.device | str, **tensors: torch.Tensor) -> None:

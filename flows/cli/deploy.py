@@ -189,7 +189,7 @@ def _lines(found: "Status") -> list[str]:
         parts = [
             f"{s.name} {f'pid {s.process.pid}' if s.alive else 'DEAD'}" for s in found.services.values() if s
         ]
-        lines = [f"{'up' if found.up else 'not up'}: {server.api.removesuffix('/api')}  ({', '.join(parts)})"]
+        lines = [f"{_state(found)}: {server.api.removesuffix('/api')}  ({', '.join(parts)})"]
     lines += [_deployment_line(one) for one in found.deployments]
     for one in found.data:
         market = "" if one.market == "spot" else f"{one.market} "
@@ -201,6 +201,14 @@ def _lines(found: "Status") -> list[str]:
         lines.append(f"disk: {used}; {found.disk.free / 1e9:,.0f} GB free")
     lines += [f"run {run.name} is marked {run.state}: its process is gone" for run in found.ended]
     return lines + [f"WRONG: {problem}" for problem in found.problems]
+
+
+def _state(found: "Status") -> str:
+    """Return the first words of the status: that all runs is not yet that all is well."""
+    from flows.console import count
+
+    wrong = f", but {count(len(found.problems), 'problem')} (WRONG below)" if found.problems else ""
+    return f"up{wrong}" if found.up else "not up"
 
 
 def _deployment_line(one: "Deployment") -> str:

@@ -61,9 +61,11 @@ def ui(
         from tasks.tracking.ui import FILTER
 
         if json:
-            emit({"url": where.url, "experiment": where.experiment_url, "filter": FILTER})
+            emit({"url": where.url, "views": where.views, "filter": FILTER})
             return
-        say(f"MLflow: {where.experiment_url}  (stop with Ctrl-C)")
+        say(f"MLflow: {where.url}  (stop with Ctrl-C)")
+        for about, link in where.views.items():
+            say(f"{about}: {link}")
         say(f"filter for members that beat the random walk: {FILTER}")
         say(f"the members it finds: {where.filtered_url}")
 

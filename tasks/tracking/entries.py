@@ -98,4 +98,4 @@ def dataset_input(dataset: "Dataset") -> "DatasetInput":
         schema=_public({"mlflow_colspec": columns}) if columns else None,
         profile=_public({"num_rows": dataset.rows}),
     )
-    return DatasetInput(entity, [InputTag("mlflow.data.context", "training")])
+    return DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)])

@@ -206,3 +206,60 @@ def delete_remote_files(uri: str) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     get_artifact_repository(uri).delete_artifacts()
+
+
+VIEW_KEY, VIEW_TAG = "viewStateShareKey", "mlflow.sharedViewState."
+"""Parameter of the address of an experiment's page, and the tag of the experiment that it names with its value.
+
+3.17.2: `server/js`, what the button "Share" stores and opens.
+"""
+
+_MAX_RUNS = 20  # bars of a chart, and runs that are shown
+
+
+def view_state(
+    condition: str, sort_by: str, title: str, charts: "Sequence[Mapping[str, Any]]"
+) -> dict[str, Any]:
+    """Return a view of an experiment's runs as its page keeps it: a filter, an order and charts under a title.
+
+    3.17.2: `server/js`, the page's search facets and UI state.
+    """
+    section = {"name": title, "uuid": "cpb", "display": True, "isReordered": True, "deleted": False,
+               "isGenerated": False}  # fmt: skip
+    return {
+        "searchFilter": condition,
+        "orderByKey": sort_by,
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "compareRunCharts": [{**chart, "uuid": f"cpb-{i}"} for i, chart in enumerate(charts)],
+        "compareRunSections": [section],
+        "isAccordionReordered": True,
+        "runsHiddenMode": f"FIRST_{_MAX_RUNS}_RUNS",
+    }
+
+
+def bar_chart(metric: str) -> dict[str, Any]:
+    """Return a chart with a bar per run.
+
+    3.17.2: `server/js`, `RunsChartsBarCardConfig`.
+    """
+    return _chart("BAR", metric)
+
+
+def line_chart(metric: str) -> dict[str, Any]:
+    """Return a chart with a line per run over the epochs.
+
+    3.17.2: `server/js`, `RunsChartsLineCardConfig`.
+    """
+    line = {"selectedMetricKeys": [metric], "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear",
+            "lineSmoothness": 0, "range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "ignoreOutliers": False,
+            "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "selectedXAxisMetricKey": ""}  # fmt: skip
+    return _chart("LINE", metric) | line
+
+
+def _chart(kind: str, metric: str) -> dict[str, Any]:
+    return {"type": kind, "metricKey": metric, "runsCountToCompare": _MAX_RUNS,
+            "metricSectionId": "cpb", "deleted": False, "isGenerated": False}  # fmt: skip

@@ -18,13 +18,17 @@ class OpenRun:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a member learned from: the parquet file, its rows and its digest."""
+    """Candles that a run learned from or was judged on, with their digest; `path`: the parquet file, or the folder.
+
+    `context`: `training` or `test`, as MLflow's interface shows it.
+    """
 
     name: str
     digest: str
     path: str
     rows: int
     columns: tuple[str, ...] = ()
+    context: str = "training"
 
 
 @dataclass(frozen=True)

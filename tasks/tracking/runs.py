@@ -47,7 +47,7 @@ from tasks.tracking.tags import (
 )
 
 if TYPE_CHECKING:
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 __all__ = [
     "COMPLETE",
@@ -61,6 +61,7 @@ __all__ = [
     "find_by_key",
     "finish",
     "kill",
+    "log_datasets",
     "log_member",
     "log_members",
     "log_metrics",
@@ -138,9 +139,20 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
         return ids
 
 
-def log_metrics(run_id: str, metrics: Mapping[str, Any], store: Store | None = None) -> None:
-    """Add metrics to a run, as for a fleet's pooled results; None and NaN values are left out."""
-    (store or open_store()).client.log_batch(run_id, metrics=metric_entries(metrics))
+def log_metrics(
+    run_id: str,
+    metrics: Mapping[str, Any],
+    store: Store | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Add metrics to a run, as for a fleet's pooled results; None and NaN values are left out.
+
+    Args:
+        history: metrics of epochs, whose numbers (`epoch`, else from 0) are the steps.
+    """
+    entries = metric_entries(metrics) + _history_entries(history)
+    for start in range(0, len(entries), _BATCH_METRICS):
+        (store or open_store()).client.log_batch(run_id, metrics=entries[start : start + _BATCH_METRICS])
 
 
 def finish(
@@ -238,7 +250,7 @@ def _log_one(
     if record.folder:
         keep_files(store, run, record.folder)
     if record.dataset:
-        _log_dataset(store, run_id, record.dataset)
+        log_datasets(run_id, [record.dataset], store)
     _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
@@ -250,16 +262,18 @@ def _mend(store: Store, run: "Run", record: MemberRecord, digests: Mapping[str, 
         store.client.set_tag(run.info.run_id, FILES, text(digests))
 
 
-def _log_dataset(store: Store, run_id: str, dataset: Dataset) -> None:
+def log_datasets(run_id: str, datasets: Sequence[Dataset], store: Store | None = None) -> None:
+    """Add what a run learned from and was judged on; what is there already is not added again."""
     from mlflow.exceptions import MlflowException
 
+    client, inputs = (store or open_store()).client, [dataset_input(dataset) for dataset in datasets]
     try:
-        store.client.log_inputs(run_id, datasets=[dataset_input(dataset)])
+        client.log_inputs(run_id, datasets=inputs)
     except MlflowException as error:
         if "constraint" not in str(error):
             raise
         # MLflow looks, then inserts: of two processes with the same dataset one collides, and finds it now.
-        store.client.log_inputs(run_id, datasets=[dataset_input(dataset)])
+        client.log_inputs(run_id, datasets=inputs)
 
 
 def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str]) -> dict[str, str]:
@@ -286,14 +300,19 @@ def _log_values(store: Store, run_id: str, record: MemberRecord, shared: Mapping
     """Write params and metrics in as few batches as MLflow's limits allow (one, for 50 epochs)."""
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
     params = param_entries(texts)
-    metrics = metric_entries(record.metrics)
-    now = int(time.time() * 1000)
-    for step, row in enumerate(record.history):
-        epoch = int(row.get("epoch", step))
-        metrics += metric_entries({k: v for k, v in row.items() if k != "epoch"}, step=epoch, timestamp=now)
+    metrics = metric_entries(record.metrics) + _history_entries(record.history)
     while params or metrics:
         store.client.log_batch(run_id, metrics=metrics[:_BATCH_METRICS], params=params[:_BATCH_PARAMS])
         params, metrics = params[_BATCH_PARAMS:], metrics[_BATCH_METRICS:]
+
+
+def _history_entries(history: Sequence[Mapping[str, Any]]) -> "list[Metric]":
+    now = int(time.time() * 1000)
+    entries = []
+    for step, row in enumerate(history):
+        epoch = int(row.get("epoch", step))
+        entries += metric_entries({k: v for k, v in row.items() if k != "epoch"}, step=epoch, timestamp=now)
+    return entries
 
 
 def _children(store: Store, parent: str) -> dict[str, list["Run"]]:

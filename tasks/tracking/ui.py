@@ -24,24 +24,25 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server, sqlite_path
 from tasks.tracking.mlflow_private import SERVER_ENVIRONMENT
+from tasks.tracking.reconcile import reconcile
 from tasks.tracking.store import open_store
+from tasks.tracking.views import views
 
-FILTER = "tags.timeframe = '1h' and metrics.test_crps_ratio < 1"
-"""Filter of the 1h members that beat the random walk."""
+FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
+"""Filter of the 1h members that beat the random walk on real candles."""
 
-FLEETS = "tags.`cpb.kind` = 'fleet'"
-"""Filter of the fleets: one run per architecture with the pooled results, drawn side by side."""
-
+_LOOK_S = 60.0
+"""How often the interface looks for runs whose process has died, which else stand as running."""
 _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the interface is: the charts that compare architectures, and the table with the filter applied."""
+    """Where the interface is: addresses by what they show (`views.py`), and the table with the filter applied."""
 
     url: str
-    experiment_url: str
+    views: dict[str, str]
     filtered_url: str
 
 
@@ -74,7 +75,11 @@ def serve_ui(
     try:
         _wait_until_up(server, f"http://{host}:{port}", log)
         _announce(ready, address(f"http://{host}:{port}", store))
+        looked = -_LOOK_S
         while server.poll() is None:
+            if not store.read_only and time.monotonic() - looked >= _LOOK_S:
+                reconcile(store)
+                looked = time.monotonic()
             # Not `wait()`: a signal that the kernel hands to a library's thread does not wake the main one.
             time.sleep(0.2)
         raise CpbError(
@@ -89,14 +94,13 @@ def serve_ui(
 
 
 def address(url: str, store: Store) -> Address:
-    """Return the addresses of the interface at `url`."""
-    experiment = f"{url}/#/experiments/{store.experiment_id}/runs"
-    # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
-    fleets = (
-        f"searchFilter={quote(FLEETS)}&orderByKey={quote('metrics.`crps_skill_percent_1h`')}&orderByAsc=false"
-    )
+    """Return the addresses of the interface at `url`; the views behind them are stored, unless this may only read."""
+    found = views(store)
+    for view in found if not store.read_only else ():
+        view.keep(store)
+    runs = f"{url}/#/experiments/{store.experiment_id}/runs"
     members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
-    return Address(url, f"{experiment}?{fleets}&compareRunsMode=CHART", f"{experiment}?{members}")
+    return Address(url, {view.about: view.link(url, store) for view in found}, f"{runs}?{members}")
 
 
 def check_port(host: str, port: int) -> None:

@@ -18,6 +18,8 @@ from tasks.training.planning import job_key
 from tasks.training.process import RESULT
 
 JOB = "job.json"
+EPOCHS = "epochs.jsonl"
+"""Of a fleet in training: what each of its epochs has cost, a line per report (`epochs.py`)."""
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 

@@ -31,7 +31,8 @@ from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
-from tasks.training.fleet_files import RESULT, home_of, read_job
+from tasks.training.epochs import EpochReports
+from tasks.training.fleet_files import EPOCHS, RESULT, home_of, read_job
 from tasks.training.members import Loaded, train_members
 from tasks.training.planning import is_universal, job_key
 from tasks.training.progress import ProgressFile
@@ -58,7 +59,12 @@ def train_job(folder: Path) -> None:
         raise CpbError(
             f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started, progress = time.perf_counter(), ProgressFile(folder, job)
+    started, progress, epochs = time.perf_counter(), ProgressFile(folder, job), EpochReports(folder / EPOCHS)
+
+    def on_epoch(record: cpbmodels.EpochRecord) -> None:
+        epochs.add(record)
+        progress.on_epoch(record)
+
     models = train_members(
         job,
         loaded,
@@ -68,7 +74,7 @@ def train_job(folder: Path) -> None:
         device=job.device.partition(":")[0],  # the trainer of cuda:1 sees that GPU alone
         profile=_profile(job),
         dtype=job.dtype,
-        on_epoch=progress.on_epoch,
+        on_epoch=on_epoch,
         on_step=progress.on_step,
     )
     trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
@@ -84,8 +90,10 @@ def train_job(folder: Path) -> None:
             members=tuple(members),
             failures=tuple(failures),
             train_seconds=time.perf_counter() - started,
+            epochs=tuple(epochs.costs()),
         ),
     )
+    epochs.remove()
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 

@@ -1,11 +1,13 @@
 import json
 import sqlite3
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from schemas.errors import CpbError, DamagedError
+from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
 from tasks.tracking import (
@@ -15,11 +17,13 @@ from tasks.tracking import (
     finish,
     log_member,
     log_members,
+    log_metrics,
     start_fleet,
     start_parent,
 )
 from tasks.tracking.connection import search
-from tasks.tracking.runs import PARTIAL
+from tasks.tracking.data_sets import judged_on, learned_from
+from tasks.tracking.runs import PARTIAL, log_datasets
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {
@@ -283,3 +287,37 @@ def test_logging_again_mends_damaged_files_of_a_finished_run(store, folder):
 def test_a_key_cannot_break_the_filter(store):
     with pytest.raises(CpbError, match="quotes"):
         find_by_key("x' or '1' = '1")
+
+
+def test_epochs_of_a_fleet_are_logged_in_batches_beside_its_results(store, monkeypatch):
+    fleet = start_fleet(start_parent("f", {}).run_id, "gru", "gru")
+    batches, send = [], store.client._client.log_batch
+    monkeypatch.setattr(store.client._client, "log_batch", lambda *a, **k: batches.append(k) or send(*a, **k))
+    history = [{"epoch": e, **{f"m{i}_mb": float(e) for i in range(9)}} for e in range(1, 201)]
+    log_metrics(fleet.run_id, {"pooled": 1.0}, history=history)
+    assert [len(one["metrics"]) for one in batches] == [1000, 801]
+    values = store.client.get_metric_history(fleet.run_id, "m3_mb")
+    assert [(m.step, m.value) for m in values] == [(e, float(e)) for e in range(1, 201)]
+
+
+def test_data_sets_of_a_fleet_are_one_per_timeframe_and_span(store):
+    day = datetime(2025, 1, 1, tzinfo=UTC)
+    span = (day, day + timedelta(days=10))
+    members = []
+    for symbol, timeframe in (("BTCUSDT", "1h"), ("ETHUSDT", "1h"), ("BTCUSDT", "15m")):
+        series = SeriesId("spot", symbol, timeframe)
+        features = SeriesRecord(series=series, path=f"features/{series.name}.npz", digest=f"d-{series.name}",
+                                file_digest="f", rows=500, first_us=0, last_us=1)  # fmt: skip
+        bounds = SplitBounds(timeframe=timeframe, train=span, validation=span, test=span)
+        members.append(JobMember(model=ModelId("gru", "smoke", series, 1), features=features, bounds=bounds))
+    run_id = start_parent("f", {}).run_id
+    found = [*learned_from(m.features for m in members), *judged_on(members)]
+    for _ in range(2):  # a run that is continued logs them once
+        log_datasets(run_id, found)
+    inputs = store.client.get_run(run_id).inputs.dataset_inputs
+    assert {(i.dataset.name, i.tags[0].value, json.loads(i.dataset.profile)["num_rows"]) for i in inputs} == {
+        ("BTCUSDT-15m", "training", 500), ("BTC, ETH 1h (real)", "training", 1000),
+        ("BTCUSDT-15m, 2025-01-01 to 2025-01-10", "test", 960),
+        ("BTC, ETH 1h (real), 2025-01-01 to 2025-01-10", "test", 480),
+    }  # fmt: skip
+    assert len(inputs) == 4

@@ -1,0 +1,113 @@
+"""Two views of MLflow's interface: the newest run's architectures side by side, and one architecture's nights.
+
+Each is a filter and a handful of charts. MLflow keeps such a view as a tag of the experiment and opens it by its key:
+a link shows what it says, whatever the browser showed last. Real and simulated runs are never in one view.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from schemas.identity import SIM
+from tasks.tracking.board import order
+from tasks.tracking.connection import Store, search
+from tasks.tracking.leaderboard import board_of
+from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, bar_chart, line_chart, view_state
+from tasks.tracking.run_names import source_kind
+from tasks.tracking.tags import COINS, FLEET, FLOW, KIND, MARKET, PARENT, market_of
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+NEWEST_KEY, NIGHTS_KEY = "cpb-newest", "cpb-nights"
+
+
+@dataclass(frozen=True)
+class View:
+    """Runs that a filter finds, best or newest first, with charts; `about` says in words what they are."""
+
+    key: str
+    about: str
+    filter: str
+    sort_by: str
+    charts: tuple[dict[str, Any], ...]
+
+    def link(self, url: str, store: Store) -> str:
+        """Return the address of the view at MLflow's interface."""
+        runs = f"{url}/#/experiments/{store.experiment_id}/runs?compareRunsMode=CHART"
+        if store.read_only:  # the charts cannot be kept: MLflow draws one for every metric
+            # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
+            order_by = f"orderByKey={quote(self.sort_by)}&orderByAsc=false"
+            return f"{runs}&searchFilter={quote(self.filter)}&{order_by}"
+        return f"{runs}&{VIEW_KEY}={self.key}"
+
+    def keep(self, store: Store) -> None:
+        """Store the view in the experiment, in place of the one that had its key before."""
+        state = view_state(self.filter, self.sort_by, _TITLE, self.charts)
+        store.client.set_experiment_tag(store.experiment_id, f"{VIEW_TAG}{self.key}", json.dumps(state))
+
+
+def views(store: Store) -> list[View]:
+    """Return the views of real data, of simulated where nothing else was trained; none before the first run."""
+    flow = _newest_flow(store)
+    if flow is None:
+        return []
+    fleets = search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'")
+    timeframes = sorted(
+        {name.rpartition("_")[2] for f in fleets for name in f.data.metrics if _SKILL in name}
+    )
+    rows = sorted(board_of(store, flow), key=order)
+    if not timeframes or not rows:
+        return []
+    best = next(f for f in fleets if f.data.tags.get("architecture") == rows[0]["architecture"])
+    return [_newest(flow, timeframes), _nights(best, timeframes)]
+
+
+_SKILL = "crps_skill_percent_"
+_TITLE = "crps_skill_percent: how far the CRPS lies below the random walk's, in percent; more is better"
+
+
+def _newest_flow(store: Store) -> "Run | None":
+    """Return the newest finished run of real data, if possible one that has several architectures to compare."""
+    condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
+    flows = search(store, condition, ["attributes.start_time DESC"])
+    real = [flow for flow in flows if market_of(flow) != SIM]
+    return max(real or flows, key=_has_several, default=None)  # the first, which is the newest, of the best
+
+
+def _has_several(flow: "Run") -> bool:
+    asked = flow.data.params.get("architectures", "")
+    return asked.startswith("[") and len(json.loads(asked)) > 1
+
+
+def _newest(flow: "Run", timeframes: Sequence[str]) -> View:
+    charts = [bar_chart(f"{_SKILL}{t}") for t in timeframes]
+    charts += [bar_chart(f"pooled_coverage_80_{t}") for t in timeframes]
+    charts += [
+        bar_chart("train_seconds"),
+        line_chart("val_loss"),
+    ]
+    return View(
+        NEWEST_KEY,
+        f"the architectures of {flow.info.run_name} ({source_kind(market_of(flow))} data)",
+        f"tags.`{PARENT}` = '{flow.info.run_id}'",
+        f"metrics.`{_SKILL}{timeframes[-1]}`",
+        tuple(charts),
+    )
+
+
+def _nights(fleet: "Run", timeframes: Sequence[str]) -> View:
+    tags = fleet.data.tags
+    alike = {KIND: FLEET, **{n: tags[n] for n in (MARKET, "architecture", "preset", COINS) if n in tags}}
+    charts = [bar_chart(f"{_SKILL}{t}") for t in timeframes]
+    charts += [bar_chart("train_seconds")]
+    what = ", ".join(tags[name] for name in ("architecture", "preset", COINS) if name in tags)
+    return View(
+        NIGHTS_KEY,
+        f"all runs of {what} ({source_kind(tags.get(MARKET, ''))} data)",
+        " and ".join(f"tags.`{name}` = '{value}'" for name, value in alike.items()),
+        f"metrics.`{_SKILL}{timeframes[-1]}`",
+        tuple(charts),
+    )

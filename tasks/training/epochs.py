@@ -1,0 +1,112 @@
+"""What every epoch of a fleet has cost, kept beside its checkpoints so that a resumed training has all of them.
+
+On a CPU a job's members train in several fleets side by side, on a GPU perhaps one after the other: each reports its
+own epochs, and `epoch_costs` joins what belongs to one epoch.
+"""
+
+import json
+import math
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import cpbmodels
+from tasks.storage.files import write_bytes
+
+_LOSSES = ("train_loss", "val_loss")
+
+
+class EpochReports:
+    """The reports of a job's epochs, one JSON object a line; a line left unfinished by a killed process is dropped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if len(whole) < len(lines):
+            write_bytes(path, b"".join(whole))
+        self._found = [json.loads(line) for line in whole]
+
+    def add(self, record: cpbmodels.EpochRecord) -> None:
+        """Keep what an epoch of one fleet has cost."""
+        report = _report(record, time.time())
+        self._found.append(report)
+        with self._path.open("a") as file:
+            file.write(json.dumps(report) + "\n")
+
+    def costs(self) -> list[dict[str, float]]:
+        """Return what each epoch has cost, all fleets together; see `epoch_costs`."""
+        return epoch_costs(self._found)
+
+    def remove(self) -> None:
+        """Delete the file, as when the result holds it all."""
+        self._path.unlink(missing_ok=True)
+
+
+def epoch_costs(reports: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return one dict per epoch, with the names of its metrics in MLflow.
+
+    `epoch` from 1; `train_loss`, `val_loss` means over the `members_training`; `epoch_seconds` in which any fleet
+    trained it, and `epoch_windows_per_s` in those; memory in MB at its highest, utilisation in percent on average.
+    """
+    by_epoch: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+    for one in reports:
+        by_epoch[one["epoch"]][one["first"]] = one  # an epoch that was repeated after a kill counts once
+    return [
+        _joined(epoch, [found[first] for first in sorted(found)]) for epoch, found in sorted(by_epoch.items())
+    ]
+
+
+def _report(record: cpbmodels.EpochRecord, ended: float) -> dict[str, Any]:
+    """Return an epoch's figures. `first` tells the fleets of a job apart; `ended` in seconds since 1970."""
+    losses = {name: _mean([one[name] for one in record.members]) for name in _LOSSES}
+    return {
+        "epoch": record.epoch,
+        "first": min(one["index"] for one in record.members),
+        "members": len(record.members),
+        "lr": float(record.lr),
+        "windows_per_s": float(record.windows_per_s),
+        "seconds": float(record.seconds),
+        "ended": ended,
+        **losses,
+        "usage": {name: float(value) for name, value in record.memory.items()},
+    }
+
+
+def _joined(epoch: int, reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    members = sum(one["members"] for one in reports)
+    seconds = _covered([(one["ended"] - one["seconds"], one["ended"]) for one in reports])
+    windows = sum(one["windows_per_s"] * one["seconds"] for one in reports)
+    joined: dict[str, float] = {
+        "epoch": epoch,
+        "members_training": members,
+        "lr": reports[0]["lr"],
+        "epoch_seconds": seconds,
+        "epoch_windows_per_s": windows / seconds if seconds else 0.0,
+    }
+    for name in _LOSSES:
+        known = [(one[name], one["members"]) for one in reports if one[name] is not None]
+        if known:
+            joined[name] = sum(loss * n for loss, n in known) / sum(n for _, n in known)
+    for name in dict.fromkeys(name for one in reports for name in one["usage"]):
+        values = [one["usage"][name] for one in reports if name in one["usage"]]
+        joined[name] = max(values) if name.endswith("_mb") else fmean(values)
+    return joined
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return the length of what some spans of time cover together."""
+    total, reached = 0.0, -math.inf
+    for begin, end in sorted(spans):
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """Return the mean of the finite values."""
+    finite = [value for value in values if math.isfinite(value)]
+    return fmean(finite) if finite else None

@@ -1,0 +1,103 @@
+"""The views that `cpb ui` links to: which runs they are about, and that MLflow's page shows those alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_leaderboard import flow
+from test_ui import free_port
+
+from tasks.tracking import log_metrics
+from tasks.tracking.connection import search
+from tasks.tracking.mlflow_private import VIEW_TAG
+from tasks.tracking.tags import PARENT
+from tasks.tracking.ui import address
+from tasks.tracking.views import NEWEST_KEY, NIGHTS_KEY, views
+
+
+def trained(store, key, ratios, market="spot"):
+    """One flow whose fleets have what the charts show; their names end in the flow's key."""
+    config = {"market": market, "architectures": list(ratios)}
+    run = flow(key, ratios, market=market, config=config)
+    for fleet in search(store, f"tags.`{PARENT}` = '{run}'"):
+        architecture = fleet.data.tags["architecture"]
+        log_metrics(fleet.info.run_id, {"crps_skill_percent_1h": 100 * (1 - ratios[architecture][0])})
+        store.client.update_run(fleet.info.run_id, name=f"{architecture}-of-{key}")
+    return run
+
+
+@pytest.fixture
+def nights(store):
+    """Two nights of real data, then a later training of one architecture, and simulated ones between and after."""
+    trained(store, "night1", {"har": [0.97, 0.97], "gru": [0.99, 0.99]})
+    trained(store, "sim1", {"har": [0.5, 0.5], "gru": [0.5, 0.5]}, "sim")
+    newest = trained(store, "night2", {"har": [0.96, 0.96], "gru": [1.0, 1.0]})
+    trained(store, "one", {"gru": [0.9]})
+    trained(store, "sim2", {"har": [0.5, 0.5], "gru": [0.5, 0.5]}, "sim")
+    return newest
+
+
+def found(store, condition):
+    return sorted(run.info.run_name for run in search(store, condition))
+
+
+def test_the_views_are_of_the_newest_real_run_and_of_its_best_architecture(store, nights):
+    newest, history = views(store)
+    assert found(store, newest.filter) == ["gru-of-night2", "har-of-night2"]
+    assert found(store, history.filter) == ["har-of-night1", "har-of-night2"]
+    assert "real data" in newest.about
+
+
+def test_before_a_real_run_the_simulated_one_is_shown_and_called_so(store):
+    assert views(store) == []
+    trained(store, "sim1", {"har": [0.5], "gru": [0.5]}, "sim")
+    newest, history = views(store)
+    assert found(store, newest.filter) == ["gru-of-sim1", "har-of-sim1"]
+    assert "simulated data" in newest.about
+    assert "simulated data" in history.about
+
+
+def test_a_view_fits_into_the_tag_that_keeps_it(store, nights):
+    address("http://127.0.0.1:5000", store)
+    tags = store.client.get_experiment(store.experiment_id).tags
+    for key in (NEWEST_KEY, NIGHTS_KEY):
+        state = json.loads(tags[f"{VIEW_TAG}{key}"])
+        assert state["compareRunCharts"][0]["metricKey"] == "crps_skill_percent_1h"
+
+
+@pytest.mark.slow
+def test_the_links_show_what_they_say_in_a_browser(store, nights, tmp_path):
+    sync_api = pytest.importorskip("playwright.sync_api")
+    code = (
+        "import json; from tasks.tracking.ui import serve_ui\n"
+        f"serve_ui(port={free_port()}, ready=lambda a: print(json.dumps(list(a.views.values())), flush=True))"
+    )
+    root = Path(__file__).resolve().parents[2]
+    server = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+                              env=os.environ | {"PYTHONPATH": str(root)})  # fmt: skip
+    try:
+        links = json.loads(server.stdout.readline())
+        with sync_api.sync_playwright() as browsers:
+            browser = browsers.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+            shown = [_text_of(browser, link, "crps_skill_percent") for link in links]
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait(60)
+    newest, history = shown
+    assert all(name in newest for name in ("har-of-night2", "gru-of-night2", "train_seconds", "val_loss"))
+    assert all(name in history for name in ("har-of-night1", "har-of-night2"))
+    assert "gru-of" not in history
+    assert "night1" not in newest
+    assert not any("of-sim" in text or "of-one" in text for text in shown)
+
+
+def _text_of(browser, link, awaited):
+    page = browser.new_page(viewport={"width": 1440, "height": 1000})
+    page.goto(link, timeout=120_000)
+    page.get_by_text(awaited).first.wait_for(timeout=120_000)
+    page.get_by_text("matching runs").wait_for(timeout=120_000)
+    return page.inner_text("body")
