@@ -205,7 +205,7 @@ def _lines(found: "Status") -> list[str]:
 
 def _state(found: "Status") -> str:
     """Return the first words of the status: that all runs is not yet that all is well."""
-    from flows.console import count
+    from schemas.wording import count
 
     wrong = f", but {count(len(found.problems), 'problem')} (WRONG below)" if found.problems else ""
     return f"up{wrong}" if found.up else "not up"

@@ -171,7 +171,7 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     shown = _fitting([columns, *cells], console.width)
     for i in shown:
-        left = columns[i] in ("", "architecture", "verdict")
+        left = columns[i] in ("", "architecture", "preset", "coins", "verdict")
         table.add_column(columns[i], justify="left" if left else "right", no_wrap=True)
     for line in cells:
         table.add_row(*(line[i] for i in shown))

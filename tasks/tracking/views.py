@@ -66,7 +66,7 @@ def views(store: Store) -> list[View]:
 
 
 _SKILL = "crps_skill_percent_"
-_TITLE = "crps_skill_percent: how far the CRPS lies below the random walk's, in percent; more is better"
+_TITLE = "Percent below the random walk's CRPS"
 
 
 def _newest_flow(store: Store) -> "Run | None":

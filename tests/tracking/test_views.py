@@ -99,5 +99,5 @@ def _text_of(browser, link, awaited):
     page = browser.new_page(viewport={"width": 1440, "height": 1000})
     page.goto(link, timeout=120_000)
     page.get_by_text(awaited).first.wait_for(timeout=120_000)
-    page.get_by_text("matching runs").wait_for(timeout=120_000)
+    page.get_by_text("2 matching runs").wait_for(timeout=120_000)
     return page.inner_text("body")

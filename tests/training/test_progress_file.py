@@ -67,7 +67,10 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
     assert state["eta_s"] > 0
     (one,) = heard[-1:]
     assert (one.done, one.total, one.facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
-    assert one.epoch_line == "gru: epoch 3/10  train loss 1.5000  validation loss 2.0000  memory 100 MB, peak 100 MB"
+    assert (
+        one.epoch_line
+        == "gru: epoch 3/10  train loss 1.5000  validation loss 2.0000  memory 100 MB, peak 100 MB"
+    )
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):
