@@ -237,6 +237,7 @@ def before(args: argparse.Namespace) -> dict[str, Any]:
             text=True,
         ).split()[-1]
     )
+    commit = subprocess.check_output(["git", "rev-parse", "--short", commit], cwd=_ROOT, text=True).strip()
     with filled(args) as (home, series), tempfile.TemporaryDirectory() as folder:
         other = Path(folder) / "code"
         subprocess.run(["git", "worktree", "add", "--detach", "-f", other, commit], cwd=_ROOT, check=True,
@@ -254,7 +255,7 @@ def before(args: argparse.Namespace) -> dict[str, Any]:
             subprocess.run(["git", "worktree", "remove", "--force", other], cwd=_ROOT, check=True)
     ratios = [pair[new] / pair[old] for pair in pairs]
     return {
-        f"{commit[:7]} against this tree": {
+        f"{commit} against this tree": {
             "before, requests/s": statistics.median(pair[old] for pair in pairs),
             "now, requests/s": statistics.median(pair[new] for pair in pairs),
             "ratio": statistics.median(ratios),

@@ -1,6 +1,7 @@
 """The figures of `tasks.figures`, made from what is stored: what page and notebooks draw with plotly."""
 
 from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +18,11 @@ from tasks.figures.training import losses_figure
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.by_day import SCHEMA, record_by_day
 from tasks.forecasting.daily import read_sums
-from tasks.forecasting.summary import read_summary
 from webapp import registry
 from webapp.answers_lists import Figure
-from webapp.reading import candle_rows, forecast_at, newest
+from webapp.reading import candle_rows, forecast_at, newest, summary
 from webapp.replies import Answer
+from webapp.states import State, series_state
 
 ThemeName = Literal["light", "dark"]
 
@@ -85,19 +86,20 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
 
 def record(home: Path, series: SeriesId) -> dict[str, Any]:
     """Return the CRPS ratio of the series' forecasts over time; `layout.meta.live` says of which."""
-    days, live = _by_day(home, series)
+    days, live = _by_day(home, series, series_state(home, series, "ledger"))
     return _noted(record_figure(days), live=live)
 
 
 def coverage(home: Path, series: SeriesId) -> dict[str, Any]:
     """Return the share of closes inside the bands over time; `layout.meta.live` says of which forecasts."""
-    days, live = _by_day(home, series)
+    days, live = _by_day(home, series, series_state(home, series, "ledger"))
     return _noted(coverage_figure(days), live=live)
 
 
-def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
+@lru_cache(maxsize=200)
+def _by_day(home: Path, series: SeriesId, _state: State) -> tuple[pl.DataFrame, bool]:
     """Return the days of the live forecasts, of the replays where there are no live ones, and which these are."""
-    known = read_summary(home, series.market)
+    known = summary(home, series.market)
     if known is None:
         return pl.DataFrame(schema=SCHEMA), False
     sums = read_sums(home, series).filter(pl.col("role") == CHAMPION)

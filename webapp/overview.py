@@ -13,11 +13,10 @@ from schemas.identity import MARKETS, SIM, Market, SeriesId, stored_series
 from schemas.ledger import LedgerEntry
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
-from tasks.forecasting.summary import read_summary
 from tasks.forecasting.watch import alarms
 from webapp import registry
 from webapp.answers_lists import MarketInfo, Overview, OverviewRow
-from webapp.reading import candle_rows, default_market, identity, newest, too_old
+from webapp.reading import candle_rows, default_market, identity, newest, summary, too_old
 from webapp.replies import Answer
 from webapp.states import State, series_state
 
@@ -103,7 +102,7 @@ def _champions(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | No
 
 def _records(home: Path, market: Market) -> Mapping[SeriesId, LedgerEntry]:
     """Return the record of each series' champions: of live forecasts where there are any, else of replays."""
-    known = read_summary(home, market)
+    known = summary(home, market)
     own = [entry for entry in (known.entries if known else ()) if entry.kind == "series"]
     return {SeriesId(market, e.symbol, e.timeframe): e for e in sorted(own, key=lambda entry: entry.live)}
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from schemas.errors import MemberError
 from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, stored_series
+from schemas.ledger import LedgerSummary as LiveRecord
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.index import month_files
@@ -30,7 +31,7 @@ from webapp.answers import (
 )
 from webapp.answers_lists import Forecasts
 from webapp.replies import Answer
-from webapp.states import State, series_state, tree_state
+from webapp.states import State, market_state, series_state, tree_state
 
 CANDLE = ("open", "high", "low", "close", "volume")
 
@@ -162,7 +163,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> Answer:
     """
     if not month_files(series.folder(home, "forecasts")):
         raise _no_forecast(series)
-    known = read_summary(home, series.market)
+    known = summary(home, series.market)
     record = [
         RecordEntry(**entry.model_dump())
         for entry in (known.entries if known else ())
@@ -179,6 +180,16 @@ def scored(home: Path, series: SeriesId, limit: int) -> Answer:
         rows=[],
     )
     return Answer(head, "rows", newest_scored(home, series, limit).select(list(LedgerRow.model_fields)))
+
+
+def summary(home: Path, market: Market) -> LiveRecord | None:
+    """Return a market's record as the last scoring left it; kept while it is the same, as reading it costs 20 ms."""
+    return _summary(home, market, market_state(home, market))
+
+
+@lru_cache(maxsize=8)
+def _summary(home: Path, market: Market, _state: State) -> LiveRecord | None:
+    return read_summary(home, market)
 
 
 def identity(series: SeriesId) -> dict[str, Any]:
