@@ -7,7 +7,7 @@ leave out: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Final, Literal, get_args
 
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
@@ -18,7 +18,9 @@ from schemas.universe import INTERVAL_SECONDS, MONTH, SYMBOL
 Market = Literal["spot", "um", "cm", "own", "sim"]
 """Binance's spot, USDT-margined and coin-margined futures markets, a user's own tables, and the built-in simulator."""
 
-SPOT, OWN, SIM = "spot", "own", "sim"
+SPOT: Final = "spot"
+OWN: Final = "own"
+SIM: Final = "sim"
 APART = (OWN, SIM)
 """Markets that are not Binance's: each has a home of its own in `HOME`, with its own manifest, lock and fleets."""
 

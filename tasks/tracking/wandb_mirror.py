@@ -9,7 +9,6 @@ alone), `WANDB_PROJECT` (default `cpb`), `WANDB_ENTITY`, `WANDB_MODE=offline`, `
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +99,7 @@ def _copy(run_id: str, folder: Path) -> None:
                 copy.summary.update(once)
 
 
-def _by_epoch(client: Any, members: "list[Run]") -> list[Mapping[str, float]]:
+def _by_epoch(client: Any, members: "list[Run]") -> list[dict[str, float]]:
     """Return a row per epoch: `MEMBER/val_loss` and so on."""
     rows: dict[int, dict[str, float]] = {}
     for one in members:
