@@ -92,7 +92,7 @@ def _copy(run_id: str, folder: Path) -> None:
             copy.define_metric("epoch")
             copy.define_metric("*", step_metric="epoch")
             for row in _by_epoch(store.client, members):
-                copy.log(row)
+                copy.log(dict(row))
             copy.summary.update(fleet.data.metrics)
             for one in members:
                 once = {f"{_name(one)}/{k}": v for k, v in one.data.metrics.items() if k.startswith(_ONCE)}

@@ -234,7 +234,9 @@ def _files(made):
                     path = made.folder / "FOLDER" / key
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(simulated.read(key))
-    today = to_us(datetime.now(UTC)) // DAY * DAY  # a table that ends long ago is stale, which `cpb forecast` says
+    today = (
+        to_us(datetime.now(UTC)) // DAY * DAY
+    )  # a table that ends long ago is stale, which `cpb forecast` says
     spans = [(day, day + DAY) for day in range(today - 150 * DAY, today, DAY)]
     candles = pl.concat([synthetic.candles("BTCUSDT", 3_600_000_000, *span) for span in spans])
     plain = candles.select(pl.col("open_time").dt.epoch("ms"), "open", "high", "low", "close", "volume")
