@@ -15,6 +15,7 @@ export async function open(root, { options }, remember) {
   let board = null, markets = [];
   const drawn = figure(() => board?.rows.length ? ask("/api/figures/board", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
   const coins = figure(() => board?.rows.length ? ask("/api/figures/coins", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
+  const ofTimeframe = h("h3", {});
   const pair = sideBySide(asked, keep);
 
   async function load() {
@@ -74,13 +75,15 @@ export async function open(root, { options }, remember) {
   }
 
   async function figures() {
+    ofTimeframe.hidden = !board.rows.length;
+    ofTimeframe.textContent = `On ${shownTimeframe()} candles: all coins together, and each`;
     await Promise.all([drawn.load(), coins.load(), pair.load(asked.market, shownTimeframe(), board.rows)]);
   }
 
   await load();
   show();
   root.append(h("h1", {}, "Models ", simulatedChip(asked.market)), toolbar,
-    card("Leaderboard", { note: `${RATIO}. Newest run for each series, architecture and data.`, aside: links }, notices, list, drawn.frame, coins.frame), pair.section);
+    card("Leaderboard", { note: `${RATIO}. Newest run for each series, architecture and data.`, aside: links }, notices, list, ofTimeframe, drawn.frame, coins.frame), pair.section);
   return {
     title: "Models",
     shown: figures,
