@@ -15,6 +15,8 @@ function table(head, rows) {
     made.append(line);
   }
   const scroll = element("div", "", "scroll");
+  // What scrolls must be reachable by keyboard.
+  for (const [name, value] of Object.entries({ role: "region", tabindex: "0", "aria-label": head.join(", ") })) scroll.setAttribute(name, value);
   scroll.append(made);
   return scroll;
 }
@@ -82,14 +84,14 @@ function operation(path, method, described, schemas) {
   section.append(heading, element("p", described.description || described.summary || ""));
   const parameters = described.parameters || [];
   if (parameters.length) {
-    section.append(table(["parameter", "in", "type", "default", ""], parameters.map((p) => [
+    section.append(table(["parameter", "in", "type", "default", "meaning"], parameters.map((p) => [
       p.name, p.in, typeOf(p.schema), String(p.schema.default ?? (p.required ? "required" : "")), p.description || p.schema.description || ""])));
   }
   section.append(...tryOut(path, parameters));
   const details = document.createElement("details");
   details.append(element("summary", "The answer"));
   const schema = described.responses["200"].content["application/json"].schema;
-  details.append(table(["field", "type", ""], fieldsOf(schema, schemas)));
+  details.append(table(["field", "type", "meaning"], fieldsOf(schema, schemas)));
   const problems = Object.entries(described.responses).filter(([status]) => status !== "200");
   details.append(table(["status", "meaning"], problems.map(([status, p]) => [status, `${p.description}: one sentence in \`detail\``])));
   section.append(details);
