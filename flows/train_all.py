@@ -16,6 +16,7 @@ from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
 from flows.prefect_server import check_server
+from flows.report import report_training
 from flows.runner import Runner, plain_failures
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.tracked_run import mirror_to_wandb, run_of
@@ -55,6 +56,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     for line in decision_lines(decisions):
         say(line)
     summary.champions = sum(d.outcome != "retired" and d.series in scope.series for d in decisions)
+    report_training(spec, training, decisions)
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:

@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from flows.report import report_training
 from flows.runner import Runner
 from flows.summary import Say
 from flows.tracked_run import mirror_to_wandb
@@ -34,6 +35,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     if training.summary.failures:
         failure = training.summary.failures[0]
         raise CpbError(failure.reason, code=failure.code)
+    report_training(spec, training)
     finish(training.summary.run_id, COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
     result = _result(spec, training.results[0], training.judged[0].judgements[0])

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
+from tasks.backtesting.models import title_of
 from tasks.judging import inference
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import compare
@@ -36,7 +37,7 @@ class Pair:
             relation = "better than" if self.ratio < 1 else "worse than"
         shown = f"p={self.p:.3f}" if self.p >= 0.001 else "p<0.001"
         return (
-            f"{self.first} {self.timeframe} is {relation} {self.second} "
+            f"{title_of(self.first)} {self.timeframe} is {relation} {title_of(self.second)} "
             f"(CRPS ratio {self.ratio:.4f}, {shown}, n={self.n:,})"
         )
 

@@ -88,28 +88,43 @@ def write_report(
     """
     sections = [
         Section("What this is", text=[INTRODUCTION, *notes]),
-        Section("Verdicts", items=[pool_verdict(p) for p in pools], text=[] if pools else ["No model was judged."]),
-        Section(
-            "Leaderboard",
-            figures=[("CRPS ratio with its 95 % interval", board_figure(_board_rows(pools)))],
-            table=Table(COLUMN_TITLES, [_named(row) for row in leaderboard_rows(pools)]),
-        ),
+        *judged_sections(pools, members, pairs),
+        *_trained(histories, examples),
+        members_section(members),
+    ]
+    write_page(path, title, sections)
+
+
+def judged_sections(
+    pools: Sequence[PoolScore], members: Sequence[MemberScore], pairs: Sequence[Pair] = ()
+) -> list[Section]:
+    """Return verdicts, leaderboard and figures of each timeframe; classifiers, which forecast no price, have none."""
+    sections = [
+        Section("Verdicts", items=[pool_verdict(p) for p in pools], text=[] if pools else ["No model was judged."])
     ]  # fmt: skip
     if pairs:
         verdicts = [f"{pair.verdict}." for pair in pairs]
         sections.append(Section("Comparison of every two models", items=verdicts, folded=True))
-    for timeframe in sorted({p.timeframe for p in pools}):
-        chosen = [p for p in pools if p.timeframe == timeframe]
-        own = [m for m in members if m.timeframe == timeframe]
+    of_prices = [p for p in pools if "reliability" in p.steps]
+    if not of_prices:
+        return sections
+    board = [("CRPS ratio with its 95 % interval", board_figure(_board_rows(of_prices)))]
+    table = Table(COLUMN_TITLES, [_named(row) for row in leaderboard_rows(of_prices)])
+    sections.append(Section("Leaderboard", figures=board, table=table))
+    for timeframe in sorted({p.timeframe for p in of_prices}):
+        chosen = [p for p in of_prices if p.timeframe == timeframe]
+        own = [m for m in members if m.timeframe == timeframe and "reliability" in m.steps]
         sections.append(Section(f"Candles of {timeframe}", figures=_figures(chosen, own)))
-    sections += _trained(histories, examples)
-    rows = [_named(row) | {"verdict": _short(str(row["verdict"]))} for row in member_rows(members)]
-    sections.append(
-        Section(
-            "Every model on every coin", table=Table(COLUMN_TITLES, rows), folded=len(rows) > MAX_OPEN_ROWS
-        )
+    return sections
+
+
+def members_section(members: Sequence[MemberScore]) -> Section:
+    """Return the table of every model on every coin; folded where it is long."""
+    of_prices = [m for m in members if "reliability" in m.steps]
+    rows = [_named(row) | {"verdict": _short(str(row["verdict"]))} for row in member_rows(of_prices)]
+    return Section(
+        "Every model on every coin", table=Table(COLUMN_TITLES, rows), folded=len(rows) > MAX_OPEN_ROWS
     )
-    write_page(path, title, sections)
 
 
 def pool_verdict(pool: PoolScore) -> str:

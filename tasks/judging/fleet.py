@@ -72,6 +72,12 @@ def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
     return FleetScore(members, judge_pools(corrected) if corrected else [], failures)
 
 
+def read_scores(fleet: Path, result: FleetResult) -> list[MemberScore]:
+    """Return the scores that `judge_fleet` left of a fleet's members; those that could not be judged are left out."""
+    kept = [score_file(member_folder(fleet, one.name)) for one in result.members]
+    return apply_holm([MemberScore.from_npz(path) for path in kept if path.exists()])
+
+
 def score_file(folder: Path) -> Path:
     """Return where the score of a member lies, with its losses per origin; another code's scores are not read."""
     return folder / f"score-{code_digest('tasks/judging/fleet.py')}.npz"

@@ -17,6 +17,7 @@ from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
 from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import LOADED
+from tasks.tracking.records import REPORT
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -40,7 +41,7 @@ NIGHTS = 14
 """Nights of each market that are kept whole."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
-    FLOW: (ARCHIVE, DECISIONS),
+    FLOW: (ARCHIVE, DECISIONS, REPORT),
     FLEET: (),
     MEMBER: (*MODEL_FILES, LOADED),
 }

@@ -7,6 +7,9 @@ from typing import Any
 
 from schemas.identity import ModelId
 
+REPORT = "report.html"
+"""Name of a flow run's report among its artifacts."""
+
 
 @dataclass(frozen=True)
 class OpenRun:

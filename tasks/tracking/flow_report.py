@@ -1,0 +1,116 @@
+"""`report.html` on a flow's run: what the run found, in one file that MLflow's own page shows.
+
+About 2.0 MB, nearly all of it plotly's bundle, packed: the file must show itself in a frame that may fetch nothing.
+"""
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.handover import Decision, TrainedMember
+from schemas.identity import SIM
+from tasks.backtesting.report import INTRODUCTION, judged_sections, members_section
+from tasks.figures.page import Column, Section, Table, write_page
+from tasks.figures.training import losses_figure
+from tasks.judging.member import MemberScore
+from tasks.judging.pool import judge_pools
+from tasks.tracking.connection import Store
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.records import REPORT
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import market_of
+
+_DECISIONS = {
+    "series": Column("Series"),
+    "outcome": Column("Outcome"),
+    "version": Column("Version that serves"),
+    "reason": Column("Why"),
+}
+
+
+@dataclass(frozen=True)
+class ReportedFleet:
+    """A fleet as its report shows it: what was trained, and the scores of those members that could be judged."""
+
+    architecture: str
+    trained: Sequence[TrainedMember]
+    scores: Sequence[MemberScore]
+
+
+def keep_report(
+    run_id: str,
+    fleets: Sequence[ReportedFleet],
+    decisions: Sequence[Decision] = (),
+    store: Store | None = None,
+) -> None:
+    """Write the report of a flow and put it on its run.
+
+    Args:
+        run_id: of the flow.
+        fleets: all that were trained.
+        decisions: who serves each series after the run.
+    """
+    store = store or open_store()
+    run = store.client.get_run(run_id)
+    folder = local_path(run.info.artifact_uri)
+    title, market = str(run.info.run_name), market_of(run)
+    sections = _sections(fleets, decisions, simulated=market == SIM)
+    if folder is not None:
+        write_page(folder / REPORT, title, sections)
+        return
+    with tempfile.TemporaryDirectory() as part:
+        write_page(Path(part) / REPORT, title, sections)
+        store.client.log_artifact(run_id, str(Path(part) / REPORT))
+
+
+def _sections(
+    fleets: Sequence[ReportedFleet], decisions: Sequence[Decision], *, simulated: bool
+) -> list[Section]:
+    members = [score for fleet in fleets for score in fleet.scores]
+    warning = ["All prices are those of the built-in simulator, not of a market."] if simulated else []
+    losses = [
+        (f"Loss of {fleet.architecture}, mean of its members", losses_figure({fleet.architecture: epochs}))
+        for fleet in fleets
+        if (epochs := _mean_losses(fleet.trained))
+    ]
+    return [
+        Section("What this is", text=[*warning, INTRODUCTION]),
+        *judged_sections(judge_pools(members), members),
+        *([Section("Training", figures=losses)] if losses else []),
+        *([Section("Who serves after it", table=_decision_table(decisions))] if decisions else []),
+        members_section(members),
+    ]
+
+
+def _mean_losses(trained: Iterable[TrainedMember]) -> list[dict[str, Any]]:
+    """Return the mean losses of each epoch over the members that were still trained in it."""
+    epochs: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for member in trained:
+        for i, row in enumerate(member.history, 1):
+            epochs[int(row.get("epoch", i))].append(row)
+    return [
+        {"epoch": epoch}
+        | {
+            name: float(np.mean([row.get(name, np.nan) for row in rows]))
+            for name in ("train_loss", "val_loss")
+        }
+        for epoch, rows in sorted(epochs.items())
+    ]
+
+
+def _decision_table(decisions: Sequence[Decision]) -> Table:
+    rows = [
+        {
+            "series": f"{one.series.label} {one.series.timeframe}",
+            "outcome": one.outcome,
+            "version": f"v{one.version_number}",
+            "reason": one.reason,
+        }
+        for one in decisions
+    ]
+    return Table(_DECISIONS, rows)

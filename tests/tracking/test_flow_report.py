@@ -1,0 +1,115 @@
+"""The report of a flow's run: what it says, and that MLflow's own page shows it."""
+
+import base64
+import gzip
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from known_markets import judged, market
+from test_ui import free_port
+
+from schemas.handover import Decision, TrainedMember
+from schemas.identity import ModelId, SeriesId
+from tasks.tracking.flow_report import ReportedFleet, keep_report
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.prune_plan import _OWN_FILES
+from tasks.tracking.records import REPORT
+from tasks.tracking.runs import finish, start_parent
+from tasks.tracking.tags import FLOW
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+SYMBOLS = ("AUSDT", "BUSDT")
+
+
+def trained(symbol, losses):
+    history = tuple({"epoch": i, "train_loss": x, "val_loss": 2 * x} for i, x in enumerate(losses, 1))
+    model = ModelId("har", "smoke", SeriesId("spot", symbol, "1h"), 1)
+    return TrainedMember(model=model, name=symbol, files={}, history=history, report={})
+
+
+@pytest.fixture(scope="module")
+def fleet():
+    scores = [judged(market(seed=i, symbol=s), architecture="har") for i, s in enumerate(SYMBOLS)]
+    return ReportedFleet("har", [trained("AUSDT", [4.0, 2.0]), trained("BUSDT", [2.0])], scores)
+
+
+def reported(store, fleet, market="spot"):
+    run = start_parent("k", {}, {"market": market}, name="train-all · 2 coins", store=store)
+    decision = Decision(
+        series=SeriesId("spot", "AUSDT", "1h"), outcome="first", rule="r", version_number="1", reason="it is the first",
+        decided_at=datetime(2025, 6, 1, tzinfo=UTC),
+    )  # fmt: skip
+    keep_report(run.run_id, [fleet], [decision], store)
+    finish(run.run_id, store=store)
+    return run.run_id, local_path(store.client.get_run(run.run_id).info.artifact_uri) / REPORT
+
+
+def test_it_holds_board_calibration_losses_and_decisions(store, fleet):
+    _, path = reported(store, fleet)
+    text = path.read_text()
+    for words in (
+        "train-all · 2 coins",
+        "har 1h is no different",
+        "Reliability",
+        "Who serves after it",
+        "it is the first",
+    ):
+        assert words in text
+    assert "simulator" not in text
+    assert path.stat().st_size < 2_100_000
+    (packed,) = re.findall(r"<script type='application/gzip' id=figures>([^<]+)</script>", text)
+    figures = json.loads(gzip.decompress(base64.b64decode(packed)))["figures"]
+    losses = figures[-1]["data"]  # the mean of those that were still trained
+    assert [one["y"] for one in losses] == [[6.0, 4.0], [3.0, 2.0]]
+    assert REPORT in _OWN_FILES[FLOW]  # pruning knows it
+
+
+def test_simulated_prices_are_called_so(store, fleet):
+    _, path = reported(store, fleet, market="sim")
+    assert "the built-in simulator" in path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="no chromium on this machine")
+def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    run_id, _ = reported(store, fleet)
+    code = (
+        "from tasks.tracking.ui import serve_ui\n"
+        f"serve_ui(port={free_port()}, ready=lambda where: print(where.url, flush=True))"
+    )
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        url = server.stdout.readline().strip()
+        with sync_playwright() as playwright:
+            browser = playwright.chromium.launch(
+                executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+            )
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            faults = []
+            page.on("pageerror", lambda error: faults.append(str(error)))
+            page.goto(f"{url}/#/experiments/{store.experiment_id}/runs/{run_id}/artifacts/{REPORT}")
+            shown = page.frame_locator("iframe.mlflow-html-iframe")
+            shown.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=120_000)
+            assert page.locator("iframe.mlflow-html-iframe").get_attribute("sandbox") == "allow-scripts"
+            assert shown.locator(".plot .main-svg").count() >= 6
+            assert shown.locator(".plot.failed").count() == 0
+            if kept := os.environ.get("CPB_TEST_SCREENS"):
+                page.screenshot(path=f"{kept}/mlflow-report.png")
+            browser.close()
+        assert faults == []
+    finally:
+        server.terminate()
+        server.wait(60)
