@@ -78,6 +78,7 @@ def test_simulated_prices_are_called_so(store, fleet):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # MLflow and a browser on a busy machine
 @pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="no chromium on this machine")
 def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_path):
     from playwright.sync_api import sync_playwright
@@ -112,4 +113,4 @@ def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_
         assert faults == []
     finally:
         server.terminate()
-        server.wait(60)
+        server.wait(120)
