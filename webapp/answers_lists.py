@@ -34,9 +34,10 @@ class OverviewRow(OfSeries):
 
     `range_80_low`, `range_80_high`: the central 80 % of the newest forecast's last step, which is the close at
     `range_at`, in percent of the close that it was made from. `last_close` is the newest stored one, `change_1d` its
-    change against the one a day before, in percent. `verdict` is the champion's on its test span; `record_…` what came
-    true of this series' live forecasts, or of its replays where there are no live ones (`record_live`). `watch`: what
-    the drift watch found last. `stale`: a sentence where candles or forecast are too old. `sparkline`: the newest
+    change against the one a day before, in percent. `verdict` is the champion's on its test span; `selected_on` the
+    rows of it that its recipe was chosen on, which are no result then. `record_…`: what came true of this series' live
+    forecasts, or of its replays where there are no live ones (`record_live`). `watch`: what the drift watch found
+    last. `stale`: a sentence where candles or forecast are too old. `sparkline`: the newest
     closes, at most 48.
     """
 
@@ -51,6 +52,7 @@ class OverviewRow(OfSeries):
     architecture: str | None = None
     champion: str | None = Field(None, description="registered model and version of the champion")
     verdict: str | None = None
+    selected_on: str | None = None
     crps_ratio: float | None = Field(None, description="of the champion on its test span")
     record_live: bool | None = None
     record_ratio: float | None = None

@@ -94,6 +94,7 @@ def _champions(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | No
             "architecture": one.architecture or None,
             "champion": one.model_version,
             "verdict": one.verdict or None,
+            "selected_on": one.selected_on or None,
             "crps_ratio": one.metrics.get("test_crps_ratio"),
         }
         for one in served

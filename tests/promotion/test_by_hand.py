@@ -8,12 +8,14 @@ from promotion_tools import BTC, SECOND, aliases, decided, newest, night
 
 from flows import cli
 from schemas.identity import SeriesId
+from schemas.scope import home
 from tasks.hub.card import model_card
 from tasks.storage.wheel import Wheel
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import champions, register
 from tasks.tracking.store import open_store
-from webapp.reading import leaderboard
+from webapp import registry
+from webapp.overview import overview
 
 WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")
 
@@ -117,8 +119,9 @@ def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
     assert aliases() == {"champion": "2", "previous": btc.version}
 
 
-def test_page_and_card_say_why(cpb):
-    (btc, _) = leaderboard("sim").champions
+def test_page_and_card_say_why(cpb, monkeypatch):
+    monkeypatch.setattr(registry, "PACE_S", 0)
+    (btc, _) = registry.leaderboard("sim").head.champions
     assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
     served = champions(market="sim")
     card = model_card(served, "alice/cpb-models", WHEEL)
@@ -126,6 +129,8 @@ def test_page_and_card_say_why(cpb):
     assert "selected on this span" not in card
     store = open_store()
     store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
-    assert leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
+    assert registry.leaderboard("sim").head.champions[0].selected_on == "2024-12-20/2024-12-31"
+    shown = {row.symbol: row.selected_on for row in overview(home(), "sim").head.rows}
+    assert shown == {"BTCUSDT": "2024-12-20/2024-12-31", "ETHUSDT": None}
     chosen = model_card(champions(market="sim"), "alice/cpb-models", WHEEL)
     assert chosen.count("selected on this span") == 2  # in its row, and what it means

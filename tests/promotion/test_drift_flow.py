@@ -51,7 +51,7 @@ def test_the_flow_looks_at_every_champion_and_the_fallback_forecasts_where_one_h
     assert (len(result["drifted"]), result["fallbacks"]) == (1, 0)
     assert any(line.startswith("DRIFTED ") and "BTCUSDT 1h is drifted" in line for line in said)
     assert set(latest(home, BTC)["role"]) == {CHAMPION}
-    assert scored(home, BTC, 0).watch.state == "drifted"
+    assert scored(home, BTC, 0).head.watch.state == "drifted"
     shown = CliRunner().invoke(_app(), ["champions", "--why"]).stdout
     assert "live drifted since 2025-01-01" in shown.split("ETHUSDT 1h:")[0]
 

@@ -30,7 +30,7 @@ from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.prune import STATE, prune, prune_nightly
 from tasks.tracking.tags import KEEP, PRUNED
 from tasks.training.retention import FleetsInUse
-from webapp import reading
+from webapp import registry
 
 prune_module = import_module("tasks.tracking.prune")
 ROOT = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ def test_the_board_of_a_pruned_week_is_the_one_that_it_was(nights):
     assert leaderboard(nights.flow(4)) == [r | {"run_id": nights.flow(4)} for r in before[4]]
     assert leaderboard(nights.flow(5)) == before[5]
     assert leaderboard() == before[7]
-    shown = reading.leaderboard("spot")  # the page
+    shown = registry.leaderboard("spot").head  # the page
     assert (shown.rows, shown.note, len(shown.champions)) == (before[7], None, 2)
     archive = read_record(nights.artifacts(nights.flow(4)) / ARCHIVE, FlowArchive)
     members = [member for fleet in archive.fleets for member in fleet.members]

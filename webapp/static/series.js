@@ -131,6 +131,7 @@ function finding(series) {
   const by = series.architecture ? `${series.architecture}, version ${versionOf(series.champion)}` : null;
   return [by ? `The champion is ${by}. ` : "The champion's model is not in the MLflow store: take it as untested. ", verdictChip(series.verdict), " ",
     series.verdict ? `On its test span: ${series.verdict}. ` : by ? "It carries no verdict: take it as untested. " : "",
+    series.selected_on ? `Its kind was selected on this span (${series.selected_on}): later rows are its result. ` : "",
     "It forecasts how far the price may move, not where to.",
     series.market === "sim" ? " It learned a simulated market: a demonstration only." : ""];
 }
