@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
+from urllib.parse import quote
 
 import polars as pl
 from fastapi import Request, Response
@@ -23,6 +24,9 @@ Format = Literal["json", "csv"]
 
 MAX_BYTES = 64 << 20
 """Answers kept in memory: those of 40 series with 5,000 candles each."""
+
+_ENTRY_BYTES = 1024
+"""What a kept answer costs besides its body: key, digest of the state and the dictionary's own place, rounded up."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """A text that begins so is run as a formula by spreadsheets."""
@@ -86,28 +90,29 @@ class Replies:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes, self.bytes = max_bytes, 0
-        self._kept: OrderedDict[Hashable, tuple[Hashable, Reply]] = OrderedDict()
+        self._kept: OrderedDict[Hashable, tuple[bytes, Reply]] = OrderedDict()
         self._making: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, state: Hashable, make: Callable[[], bytes]) -> Reply:
         """Return the reply to `key` in this state, made where there is none; by one thread, for which others wait."""
-        if known := self._find(key, state):
+        made_from = _digest(state)
+        if known := self._find(key, made_from):
             return known
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
         try:
             with turn:
-                if known := self._find(key, state):
+                if known := self._find(key, made_from):
                     return known
                 reply = Reply.of(make())
-                self._keep(key, state, reply)
+                self._keep(key, made_from, reply)
                 return reply
         finally:
             with self._lock:
                 self._making.pop(key, None)
 
-    def _find(self, key: Hashable, state: Hashable) -> Reply | None:
+    def _find(self, key: Hashable, state: bytes) -> Reply | None:
         with self._lock:
             known = self._kept.get(key)
             if known is None or known[0] != state:
@@ -115,15 +120,15 @@ class Replies:
             self._kept.move_to_end(key)
             return known[1]
 
-    def _keep(self, key: Hashable, state: Hashable, reply: Reply) -> None:
+    def _keep(self, key: Hashable, state: bytes, reply: Reply) -> None:
         with self._lock:
             if before := self._kept.pop(key, None):
-                self.bytes -= len(before[1].body)
+                self.bytes -= len(before[1].body) + _ENTRY_BYTES
             self._kept[key] = state, reply
-            self.bytes += len(reply.body)
+            self.bytes += len(reply.body) + _ENTRY_BYTES
             while self.bytes > self.max_bytes:
                 _, (_, oldest) = self._kept.popitem(last=False)
-                self.bytes -= len(oldest.body)
+                self.bytes -= len(oldest.body) + _ENTRY_BYTES
 
 
 def respond(request: Request, reply: Reply, form: Format = "json", name: str = "") -> Response:
@@ -132,9 +137,21 @@ def respond(request: Request, reply: Reply, form: Format = "json", name: str = "
     if is_known(request, reply.etag):
         return Response(status_code=304, headers=headers)
     if form == "csv":
-        headers["Content-Disposition"] = f'attachment; filename="{name}.csv"'
+        headers["Content-Disposition"] = _attachment(f"{name}.csv")
         return Response(reply.body, headers=headers, media_type="text/csv")
     return Response(reply.body, headers=headers, media_type="application/json")
+
+
+def _attachment(name: str) -> str:
+    """Return the header's value; a name that is not ASCII travels beside a plain one (RFC 6266, RFC 5987)."""
+    plain = name.encode("ascii", "replace").decode().replace("?", "_")
+    full = "" if plain == name else f"; filename*=UTF-8''{quote(name)}"
+    return f'attachment; filename="{plain}"{full}'
+
+
+def _digest(state: Hashable) -> bytes:
+    """Return 16 bytes for a state: it names every month's file, and there may be thousands of answers."""
+    return hashlib.blake2b(repr(state).encode(), digest_size=16).digest()
 
 
 def is_known(request: Request, etag: str) -> bool:

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from serving import client_of
+from starlette.requests import Request
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, write_candles
 
 from schemas.handover import Decision, FleetJob, JobMember, ModelRef, SeriesRecord, SplitBounds
@@ -19,7 +20,7 @@ from tasks.tracking.decisions import keep_decisions
 from tasks.tracking.store import open_store
 from tasks.training.fleet_files import prepare
 from webapp.answers_lists import Runs
-from webapp.replies import Answer, Replies, rows_json
+from webapp.replies import Answer, Replies, Reply, respond, rows_json
 
 EVERY = [
     "/healthz", "/api/symbols", "/api/overview", "/api/runs", "/api/changes", "/api/leaderboard",
@@ -321,7 +322,7 @@ def test_rows_are_written_as_pydantic_writes_them():
 
 def test_kept_replies_are_bounded_and_made_once_for_each_state():
     made = []
-    kept = Replies(max_bytes=10)
+    kept = Replies(max_bytes=2 * (4 + 1024) + 100)  # two answers of four bytes, with what keeping them costs
 
     def get(key, state):
         return kept.get(key, state, lambda: made.append((key, state)) or b"1234").body
@@ -329,7 +330,25 @@ def test_kept_replies_are_bounded_and_made_once_for_each_state():
     for key, state in [("a", 1), ("a", 1), ("b", 1), ("a", 2), ("c", 1), ("b", 1)]:
         assert get(key, state) == b"1234"
     assert made == [("a", 1), ("b", 1), ("a", 2), ("c", 1), ("b", 1)]  # b was used longest ago when c came
-    assert kept.bytes == 8
+    assert kept.bytes == 2 * (4 + 1024)
+
+
+def test_many_small_answers_are_bounded_too():
+    kept = Replies(max_bytes=1 << 20)
+    for until in range(3000):
+        kept.get(until, ("a long state",) * 1000, lambda: b"{}")
+    assert len(kept._kept) <= 1024
+    assert all(len(state) == 16 for state, _ in kept._kept.values())
+
+
+def test_a_table_of_a_symbol_that_is_not_latin_has_a_name_for_every_client():
+    request = Request({"type": "http", "headers": []})
+    named = respond(request, Reply.of(b"a,b"), "csv", "币安人生USDT-1h")
+    assert named.headers["content-disposition"] == (
+        "attachment; filename=\"____USDT-1h.csv\"; filename*=UTF-8''%E5%B8%81%E5%AE%89%E4%BA%BA%E7%94%9FUSDT-1h.csv"
+    )
+    plain = respond(request, Reply.of(b"a,b"), "csv", "BTCUSDT-1h").headers["content-disposition"]
+    assert plain == 'attachment; filename="BTCUSDT-1h.csv"'
 
 
 @pytest.mark.parametrize("path", ["/api/models/BTC/1h", "/api/candles/BTC/1h"])
