@@ -127,6 +127,8 @@ def _train(
     calls = [(job, root, slots, spec.train_timeout_s) for job in jobs]
     results = []
     for job, known, found in zip(jobs, before, steps.each(train, calls), strict=True):
+        if isinstance(earlier, Checkpoint) and not (isinstance(found, FleetResult) and found.members):
+            earlier.take_out_of(folders[0])
         if isinstance(found, Exception):
             raise found
         summary.add(found.failures, say)

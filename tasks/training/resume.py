@@ -57,6 +57,11 @@ class Checkpoint:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content)
 
+    def take_out_of(self, fleet: Path) -> None:
+        """Remove what `put_into` wrote, so that a training that could not go on from it leaves it to no other."""
+        for name in self.files:
+            (fleet / "checkpoints" / name).unlink(missing_ok=True)
+
 
 def _part(file: Path) -> str:
     """Return the name of the folder that a checkpoint lies in; one copied elsewhere is that of the first part."""

@@ -1,9 +1,11 @@
-"""Runs `cpb` in children of one process that has the libraries in memory: a command starts in 0.1 s, not in 3.
+"""Runs `cpb` and its trainers in children of one process that has the libraries in memory: they start in 0.1 s, not 3.
 
     python fork_server.py SOCKET
 
 A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in the
-workspace's `bin` does. The child runs `flows.cli.main()`, as the installed script does.
+workspace's `bin` does. The child runs `flows.cli.main()`, as the installed script does; its Python
+(`CPB_DOCS_PYTHON`) is a client, too: a trainer that it starts is a child that calls the trainer's `main`, and anything
+else the real Python executes.
 """
 
 import json
@@ -11,12 +13,18 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
+
+TRAINER = "tasks.training.worker"
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
+name = os.path.basename(sys.argv[0])
+if name != "cpb" and sys.argv[1:3] != ["-m", {trainer!r}]:
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
-told = json.dumps([["cpb", *sys.argv[1:]], os.getcwd(), dict(os.environ)]).encode()
+told = json.dumps([[name, *sys.argv[1:]], os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(link, [len(told).to_bytes(4, "big")], [0, 1, 2])
 link.sendall(told)
 code = link.recv(4)
@@ -31,6 +39,7 @@ def serve(path: str) -> None:
 
     import flows.cli
     import flows.train_all
+    import tasks.training.worker  # noqa: F401
 
     flows.cli._app()
     listener = socket.socket(socket.AF_UNIX)
@@ -90,9 +99,15 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
     sys.argv = arguments
     code = 1
     try:
-        from flows.cli import main
+        if arguments[0] == "cpb":
+            from flows.cli import main
 
-        main()
+            sys.executable = environment["CPB_DOCS_PYTHON"]
+            main()
+        else:
+            from tasks.training.worker import main as train
+
+            code = train(Path(arguments[-1]))
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except Exception:  # noqa: BLE001 - a child tells every fault as Python itself would

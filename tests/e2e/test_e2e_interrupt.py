@@ -1,5 +1,6 @@
 """Ctrl-C in a real terminal: every long command ends within 3 seconds, with 130 and a way to go on; no trainer left."""
 
+import json
 import sqlite3
 import sys
 import time
@@ -21,6 +22,10 @@ LONG = {
     "backtest": f"backtest {SIM} --architectures lstm --folds 1",
 }
 """Command lines whose training takes minutes, and whose epochs take seconds."""
+SHORT = (
+    "train BTCUSDT 1h --arch gru --hidden-dim 8 --n-layers 1 --preset smoke --max-epochs 40 --patience 40 "
+    "--source sim --since 2025-03 --as-of 2025-06-06"
+)
 
 
 @pytest.fixture
@@ -90,6 +95,43 @@ def test_ctrl_c_leaves_the_last_checkpoint_and_the_same_command_goes_on(cpb, tmp
     again.read_until(lambda: trainers_in(tmp_path), 240)
     assert all(file.exists() for file in left)
     again.press_ctrl_c()
+
+
+def test_resume_from_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, terminal):
+    short = SHORT.split()
+    undisturbed = cpb.json(*short)
+    (fleets,) = tmp_path.glob("data/sim/fleets")
+
+    def checkpoints():
+        return sorted(fleets.rglob("epoch-*.safetensors"))
+
+    shown = terminal(*short)  # anew, since no --resume is given
+    shown.read_until(checkpoints, 240)
+    check_end(shown, shown.press_ctrl_c())
+    epoch = int(checkpoints()[-1].name.split("-")[1])
+    assert 0 < epoch < 40
+    (fleet,) = {file.parents[2] for file in checkpoints()}
+    fleet.rename(tmp_path / "copy")
+    resumed = cpb.json(*short, "--resume", tmp_path / "copy")
+    # The folder named by the path holds no costs of its epochs: those that were trained again are told apart by them.
+    first = json.loads((fleet / "result.json").read_text())["epochs"][0]["epoch"]
+    assert epoch < first <= 40
+    for name in (
+        "history",
+        "best_epoch",
+        "best_val_loss",
+        "test_crps_ratio",
+        "test_crps_ratio_low",
+        "epochs_run",
+    ):
+        assert resumed[name] == undisturbed[name], name
+
+    (file,) = (tmp_path / "copy").rglob(f"epoch-{epoch:06d}-*.safetensors")
+    other = cpb(*short, "--lr", "0.5", "--resume", file)
+    assert other.returncode == 1
+    (sentence,) = [line for line in other.stderr.splitlines() if line.startswith("cpb: ")]
+    assert "holds a checkpoint of another training (options differ)" in sentence
+    assert not checkpoints()
 
 
 def test_ctrl_c_ends_an_ingestion_whose_source_does_not_answer(cpb, tmp_path, terminal):
