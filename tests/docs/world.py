@@ -87,10 +87,11 @@ class World:
     def substituted(self, text: str) -> str:
         lines = []
         for line in text.replace("\\\n", " ").splitlines():
-            if line in self.ran and re.match(r"(\.venv/bin/)?cpb ", line):
-                continue
-            self.ran.add(line)
             bare = re.sub(r"\s+#\s.*$", "", line)
+            known = bare.removeprefix(".venv/bin/")
+            if known in self.ran and known.startswith("cpb "):
+                continue
+            self.ran.add(known)
             for pattern, instead, _ in SUBSTITUTES:
                 if re.search(pattern, bare):
                     self.used.add(pattern)

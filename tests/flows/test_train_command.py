@@ -198,3 +198,5 @@ def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, mo
         f"{name}.safetensors": name
         for name in ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
     }
+    checkpoint.take_out_of(tmp_path / "new")
+    assert not list(put.rglob("*.safetensors"))
