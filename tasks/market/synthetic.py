@@ -16,7 +16,9 @@ from schemas.klines import KLINES
 from tasks.market.grid import DAY, US
 from tasks.market.layout import month_of, period_bounds
 
-pl.DataFrame({"any": np.empty(0)})  # polars takes in numpy at its first use, which fails in two threads at once
+pl.DataFrame(
+    {"any": np.empty(0)}
+)  # polars takes in numpy at its first use, which fails in two threads at once
 
 STEP = 900 * US
 """Everything is made of 15-minute candles."""
