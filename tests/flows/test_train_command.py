@@ -65,7 +65,8 @@ def test_one_sentence_names_the_field(words, field, sentence, monkeypatch, capsy
     code, told, err = end_of(monkeypatch, capsys, *words.split())
     assert (code, told["exit"], told["field"]) == (2, 2, field)
     assert told["error"].startswith(sentence)
-    assert err == f"cpb: {told['error']}\n"
+    # On a busy machine lines of progress stand before it.
+    assert err.splitlines()[-1] == f"cpb: {told['error']}"
 
 
 @pytest.fixture
