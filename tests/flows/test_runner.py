@@ -46,7 +46,7 @@ def test_a_wrong_parameter_ends_a_flow_as_failed_with_the_sentence_alone():
     state = scoped.fn(market="options")
     assert (state.name, state.message) == (
         "Failed",
-        "market 'options' is unknown: choose spot, um, cm or sim",
+        "market 'options' is unknown: choose spot, um, cm, own or sim",
     )
     assert isinstance(state.data, UsageError)
     assert list(scoped.parameters.properties) == list(ScopeSpec.model_fields)

@@ -25,6 +25,7 @@ from tasks.tracking.store import open_store
 from tasks.training import worker
 from tasks.training.fleet_files import read_job
 from tasks.training.process import TrainerDied, TrainingTimeout
+from tasks.training.resume import LATEST
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
@@ -130,7 +131,7 @@ def test_resuming_says_where_there_is_nothing_to_resume(trainer):
     options = {"coins": "BTC", "architectures": "linear"}
     spec = RunSpec(**SPEC.model_dump() | options)
     heard = []
-    for resume in (True, True, False):
+    for resume in (LATEST, LATEST, None):
         said = []
         train_one(spec, resume=resume, say=said.append)
         heard.append([line.startswith("nothing to resume") for line in said].count(True))

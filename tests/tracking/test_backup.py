@@ -12,7 +12,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "backup.md"
 
 
 def test_the_backup_of_the_page_holds_database_artifacts_and_ledger(tmp_path):
-    (block,) = re.findall(r"```\n(BACKUP=.+?)```", PAGE.read_text(), flags=re.S)
+    (block,) = re.findall(r"```sh\n(BACKUP=.+?)```", PAGE.read_text(), flags=re.S)
     home, kept = tmp_path / "data", tmp_path / "backup"
     for tree in ("forecasts", "forecasts-um", "issued", "ledger", "sim/ledger", "klines"):
         place = home / tree / "interval=1h" / "symbol=BTCUSDT"
