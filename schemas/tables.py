@@ -76,9 +76,20 @@ class Table:
         from cpbmodels.candles import read_candles
 
         try:
-            return read_candles(self.frame, self.label, self.timeframe, partial="drop")
+            candles, timeframe = read_candles(self.frame, self.label, self.timeframe, partial="drop")
         except ModelError as error:
             raise UsageError(str(error).rstrip("."), code="table", field="source") from error
+        if candles.is_empty():
+            raise _wrong(
+                self.path, "has no candle that closes before now: its times may be shifted, they must be those at "
+                "which candles open, in UTC",
+            )  # fmt: skip
+        return candles, timeframe
+
+    @property
+    def unclosed(self) -> int:
+        """How many candles at its end close after now and are left out."""
+        return self.frame.height - self.read[0].height
 
 
 @dataclass(frozen=True)
@@ -124,23 +135,29 @@ def read_file(path: Path) -> "pl.DataFrame":
     Raises:
         UsageError: it is no table of its kind.
     """
-    import polars as pl
-
     from cpbmodels.candles import TIME_NAMES
 
+    table = _read(path)
+    return table.with_columns(_in_utc(table[n], path) for n in table.columns if n.lower() in TIME_NAMES)
+
+
+def _read(path: Path, header: bool = False) -> "pl.DataFrame":
+    """A file's table as it stands there, or no row of it; errors as of `read_file`."""
+    import polars as pl
+
+    rows = 0 if header else None
+    kind = path.suffix.lower()
     try:
-        if path.suffix == ".parquet":
-            table = pl.read_parquet(path)
-        elif path.suffix == ".feather":
-            table = pl.read_ipc(path)
-        else:
-            table = pl.read_csv(path, infer_schema_length=None)
+        if kind == ".parquet":
+            return pl.read_parquet(path, n_rows=rows)
+        if kind == ".feather":
+            return pl.read_ipc(path, n_rows=rows)
+        return pl.read_csv(path, infer_schema_length=None, n_rows=rows)
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         reason = str(error).strip().splitlines()[0][:120]
         raise _wrong(path, f"cannot be read ({reason}); save it again as CSV with a header line") from error
     except OSError as error:
         raise _wrong(path, f"cannot be read ({error.strerror or error}); check its name") from error
-    return table.with_columns(_in_utc(table[n], path) for n in table.columns if n.lower() in TIME_NAMES)
 
 
 def _in_utc(times: "pl.Series", path: Path) -> "pl.Series":
@@ -176,26 +193,54 @@ def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...]) -> Tables:
 
 
 def _tables_in(file: Path) -> list[Table]:
-    named = _NAMED.fullmatch(_stem(file))
-    frame = None if named else read_file(file)  # a file that says all by its name is read when it is needed
-    columns = (
-        [_column(frame, names) for names in (SYMBOL_NAMES, TIMEFRAME_NAMES)] if frame is not None else []
-    )
-    keys = [name for name in columns if name]
-    if frame is None or not keys:
-        symbol = named["symbol"] if named else _stem(file)
-        if not named and symbol != symbol.upper():
+    """The tables of a file: its columns tell the series, and its name what they do not."""
+    symbol, timeframe = _told_by_name(file)
+    header = _read(file, header=True)
+    columns = [name for names in (SYMBOL_NAMES, TIMEFRAME_NAMES) if (name := _column(header, names))]
+    if not columns:
+        if not symbol:
             raise _wrong(file, f"names no symbol: call it SYMBOL-INTERVAL, {_HELP}")
-        return [Table(file, str(file), _symbol(symbol, file), named["timeframe"] if named else None)]
-    parts = frame.partition_by(keys, as_dict=True, maintain_order=True)
-    return [_part(file, dict(zip(keys, key, strict=True)), part) for key, part in parts.items()]
+        return [Table(file, str(file), _symbol(symbol, file), timeframe)]  # read when it is needed
+    frame = read_file(file)
+    if empty := [name for name in columns if frame[name].null_count()]:
+        raise _wrong(file, f"has rows without a {empty[0]}: fill it in or remove them")
+    parts = frame.partition_by(columns, as_dict=True, maintain_order=True)
+    found = [
+        _part(file, dict(zip(columns, key, strict=True)), (symbol, timeframe), part)
+        for key, part in parts.items()
+    ]
+    _check_name(file, symbol, timeframe, found)
+    return found
 
 
-def _part(file: Path, key: dict[str, object], rows: "pl.DataFrame") -> Table:
-    """One series of a file that holds several."""
+def _told_by_name(file: Path) -> tuple[str, str | None]:
+    """The symbol and the timeframe that a file's name tells: `candles` tells no symbol, as no capitals are in it."""
+    stem = _stem(file)
+    named = _NAMED.fullmatch(stem)
+    if named:
+        return named["symbol"], named["timeframe"]
+    return stem if stem == stem.upper() else "", None
+
+
+def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
+    """Refuse a file whose one series is not the one that its name tells; a name in small letters may be any word."""
+    told = {
+        "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
+        "timeframe": ({table.timeframe for table in tables}, timeframe),
+    }
+    for what, (said, named) in told.items():
+        if named and len(said) == 1 and said != {named}:
+            raise _wrong(
+                file,
+                f"is {named} by its name and {said.pop()} by its column of the {what}: rename it, or correct that",
+            )
+
+
+def _part(file: Path, key: dict[str, object], named: tuple[str, str | None], rows: "pl.DataFrame") -> Table:
+    """One series of a file whose columns tell it; `named` is what its name tells."""
     by_kind = {name.lower(): str(value) for name, value in key.items()}
-    symbol = next((by_kind[n] for n in SYMBOL_NAMES if n in by_kind), _stem(file))
-    timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), None)
+    symbol = next((by_kind[n] for n in SYMBOL_NAMES if n in by_kind), named[0] or _stem(file))
+    timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), named[1])
     if timeframe is not None and timeframe not in INTERVAL_SECONDS:
         raise _wrong(
             file, f"has candles of {timeframe!r}, which is no timeframe: write {', '.join(INTERVAL_SECONDS)}"

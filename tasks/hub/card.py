@@ -24,8 +24,8 @@ _TEMPLATE = """---
 
 # Forecasting models for {{ coins }} coins × {{ timeframes }}
 
-{{ count }} models, one folder each (`SYMBOL/INTERVAL/`), that forecast the distribution of the next closes of a
-Binance market: 19 quantiles and a median candle per step. {{ marker }}
+{{ count }} models, one folder each (`SYMBOL/INTERVAL/`), that forecast the distribution of the next closes of
+{{ of }}: 19 quantiles and a median candle per step. {{ marker }}
 
 ## Verdict
 
@@ -76,8 +76,8 @@ polars and huggingface_hub. Without an NVIDIA GPU, install torch's CPU build bef
 {{ snippet }}
 ```
 
-It fetches two files, `config.json` and `model.safetensors` (whose sha256 is checked), and the newest candles from
-Binance. No pickle is read, and no code of this repository is run.
+It fetches two files, `config.json` and `model.safetensors` (whose sha256 is checked), and
+{{ newest }}. No pickle is read, and no code of this repository is run.
 
 ## What they learned
 
@@ -105,6 +105,16 @@ MIT, for the weights and the card.
 """
 
 
+_OWN_SNIPPET = """import polars as pl
+from cpbmodels import Series, from_hub
+
+symbol, timeframe = "{symbol}", "{timeframe}"  # or another row of the table
+# Your table, of the same symbol and source: open_time (as 2024-01-31T12:00:00Z), open, high, low, close, volume.
+candles = pl.read_csv("candles.csv", try_parse_dates=True)
+series = Series.from_frame(candles, symbol, timeframe, partial="drop")  # without the candle that is still open
+forecast = from_hub("{repo}", symbol, timeframe, market="own").forecast(series)
+print(forecast.to_frame())"""
+
 _SNIPPET = """import json
 from urllib.request import urlopen
 
@@ -122,6 +132,8 @@ print(forecast.to_frame())"""
 _HUB = "https://huggingface.co"
 
 _BINANCE = "Binance's public klines, under Binance's terms"
+_FROM_BINANCE = "the newest candles from Binance"
+_OF = {SIM: "a simulated market", OWN: "the publisher's own candles"}
 _DATA = {SIM: "simulated klines", OWN: "the publisher's own candles"}
 
 
@@ -152,6 +164,7 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
         tags=["time-series", "probabilistic-forecasting", "finance", "safetensors"],
         eval_results=_results(champions) or None,
     )
+    market = champions[0].series.market  # of all: a package is of one market
     timeframes = sorted({c.series.timeframe for c in champions})
     real = sum(c.series.market != SIM for c in champions)
     card = ModelCard.from_template(
@@ -168,7 +181,9 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
         decisions=[_decision_row(c) for c in champions],
         install=_install_line(repo, wheel),
         snippet=_snippet(champions[0], repo),
-        data=_DATA[market] if (market := champions[0].series.market) in _DATA else _BINANCE,
+        of=_OF.get(market, "a Binance market"),
+        newest="reads the newest candles from a table of yours" if market == OWN else _FROM_BINANCE,
+        data=_DATA.get(market, _BINANCE),
         spans=[_spans(c) for c in champions],
         picture=picture,
         picture_of=" ".join(picture.split("/")[:2]),
@@ -183,8 +198,13 @@ def _install_line(repo: str, wheel: Wheel) -> str:
 
 
 def _snippet(champion: Champion, repo: str) -> str:
-    """Return code that forecasts with a champion from fresh candles; markets that Binance has not: from spot's."""
+    """Return code that forecasts with a champion: of own candles from a table of them, else from Binance's newest.
+
+    A simulated market has none: there spot's stand in.
+    """
     series = champion.series
+    if series.market == OWN:
+        return _OWN_SNIPPET.format(symbol=series.symbol, timeframe=series.timeframe, repo=repo)
     market = series.market if series.market in BINANCE_REST else SPOT
     return _SNIPPET.format(
         symbol=series.symbol,

@@ -17,6 +17,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
+from tasks.market.continuity import refuse_other_tables
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
 from tasks.market.layout import to_us
@@ -52,6 +53,7 @@ def ingest(
 
     Raises:
         CpbError: the source cannot be reached, the store cannot be written, or another writer is at work.
+        UsageError: a table is not the one that its series came from; nothing was stored.
     """
     started = time.monotonic()
     tell("ingest", 0, 0, "files", "asking what there is")
@@ -66,6 +68,7 @@ def ingest(
         threads = stack.enter_context(thread_pool(connections, "fetch"))
         probes = stack.enter_context(thread_pool(connections, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
+        refuse_other_tables(run)
         report = _plan_only(run) if plan else _bring_up_to_date(run, tail)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market

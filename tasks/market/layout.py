@@ -94,7 +94,9 @@ class SourceFile:
     etag: str = ""
     size: int = -1  # bytes; -1: not known
     modified: str = ""
+    since: int = -1  # where its candles begin, for a file cut from a table; -1: with its period
     until: int = -1  # where its candles end, for a file that may grow; -1: with its period
+    table: str = ""  # the user's table that it was cut from
 
     def __str__(self) -> str:
         """Return the name used in messages: `BTCUSDT 1h 2024-01`."""
@@ -107,9 +109,9 @@ class SourceFile:
 
     @property
     def covered(self) -> tuple[int, int]:
-        """The time in which the file should have every candle, `[start, end)`."""
+        """The time in which the file should have every candle, and replaces those stored: `[start, end)`."""
         start, end = self.bounds
-        return start, end if self.until < 0 else self.until
+        return start if self.since < 0 else self.since, end if self.until < 0 else self.until
 
     @property
     def version(self) -> str:
@@ -129,12 +131,20 @@ class SourceFile:
 
 
 def source_file(
-    series: SeriesId, period: str, *, etag: str = "", size: int = -1, modified: str = "", until: int = -1
+    series: SeriesId,
+    period: str,
+    *,
+    etag: str = "",
+    size: int = -1,
+    modified: str = "",
+    since: int = -1,
+    until: int = -1,
+    table: str = "",
 ) -> SourceFile:
     """Return the file of a month or a day of a series."""
     kind = "daily" if len(period) == 10 else "monthly"
     key = f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{period}.zip"
-    return SourceFile(series, kind, period, key, etag, size, modified, until)
+    return SourceFile(series, kind, period, key, etag, size, modified, since, until, table)
 
 
 def is_symbol(name: str) -> bool:
@@ -150,7 +160,9 @@ class Remote:
     etag: str = ""
     size: int = -1
     modified: str = ""
+    since: int = -1
     until: int = -1
+    table: str = ""
 
 
 def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
@@ -164,7 +176,9 @@ def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
         etag=remote.etag,
         size=remote.size,
         modified=remote.modified,
+        since=remote.since,
         until=remote.until,
+        table=remote.table,
     )
     try:
         found.bounds  # noqa: B018

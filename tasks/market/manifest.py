@@ -51,7 +51,7 @@ class FileRecord:
     rows: int = 0
     status: str = "ok"
     reason: str = ""
-    facts: dict = field(default_factory=dict)  # verified, duplicates, notes, rows_changed
+    facts: dict = field(default_factory=dict)  # verified, duplicates, notes, rows_changed, table
 
 
 @dataclass

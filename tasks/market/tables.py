@@ -2,7 +2,7 @@
 
 So they pass the same checks, and are stored, mended, reported and verified like Binance's, in a market of their own
 (`own`). A month's version says which file it came from and a digest of its candles: only months that have changed are
-stored again.
+stored again. Whether a table is the one that a stored series came from is told in `continuity.py`.
 """
 
 import hashlib
@@ -21,18 +21,18 @@ from schemas.tables import Table, Tables, tables_of
 from tasks.market import mirror
 from tasks.market.faults import NotFound
 from tasks.market.grid import grid_of
-from tasks.market.layout import Remote, listed_file, period_bounds, source_file
+from tasks.market.layout import Remote, SourceFile, period_bounds, source_file
 
 _TOTAL = {"taker_buy_volume": "volume", "taker_buy_quote_volume": "quote_volume"}
 """Amounts that mean nothing without the one that they are a part of."""
 
 
 @dataclass(frozen=True)
-class _Month:
-    series: SeriesId
+class Month:
+    """A month of a table: the file that it would be, and its candles with the columns of the store."""
+
+    file: SourceFile
     candles: pl.DataFrame = field(repr=False)
-    version: str
-    until: int
 
 
 @dataclass
@@ -43,7 +43,7 @@ class TableSource:
     requests: int = 0
     waits: list[str] = field(default_factory=list)  # sentences for the report
     _lock: Lock = field(default_factory=Lock, repr=False)
-    _months: dict[str, dict[str, _Month]] = field(default_factory=dict, repr=False)
+    _months: dict[str, dict[str, Month]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._zip = lru_cache(maxsize=8)(self._zipped)  # asked for twice: the CHECKSUM, then the zip
@@ -64,8 +64,9 @@ class TableSource:
         _, _, kind, _, symbol, timeframe = prefix.strip("/").split("/")
         if kind != "monthly" or (symbol, timeframe) not in self.tables.series:
             return
-        for key, month in self._months_of(SeriesId(OWN, symbol, timeframe)).items():
-            yield Remote(key, month.version, until=month.until)
+        for key, month in self.months(SeriesId(OWN, symbol, timeframe)).items():
+            file = month.file
+            yield Remote(key, file.etag, since=file.since, until=file.until, table=file.table)
 
     def folders(self, prefix: str) -> list[str]:
         """Return its symbols."""
@@ -76,7 +77,7 @@ class TableSource:
         self.requests += 1
         zipped = key.removesuffix(".CHECKSUM")
         symbol, timeframe = key.split("/")[4:6]
-        if zipped not in self._months_of(SeriesId(OWN, symbol, timeframe)):
+        if zipped not in self.months(SeriesId(OWN, symbol, timeframe)):
             raise NotFound(f"{key} is not there")
         payload = self._zip(zipped, symbol, timeframe)
         return payload if zipped == key else mirror.to_checksum(zipped.rsplit("/", 1)[-1], payload)
@@ -85,19 +86,25 @@ class TableSource:
         """Nothing to close."""
 
     def _zipped(self, key: str, symbol: str, timeframe: str) -> bytes:
-        month = self._months_of(SeriesId(OWN, symbol, timeframe))[key]
-        file = listed_file(month.series, Remote(key))
-        assert file is not None
-        return mirror.to_zip(file.member, mirror.to_csv(month.candles, timeframe, decimals=None), level=1)
+        month = self.months(SeriesId(OWN, symbol, timeframe))[key]
+        return mirror.to_zip(
+            month.file.member, mirror.to_csv(month.candles, timeframe, decimals=None), level=1
+        )
 
-    def _months_of(self, series: SeriesId) -> Mapping[str, _Month]:
+    def months(self, series: SeriesId) -> Mapping[str, Month]:
+        """Return the months of a series by the key of their file, oldest first; errors as of `klines`."""
         with self._lock:
             if series.name not in self._months:
                 table = self.tables.series[series.symbol, series.timeframe]
                 candles, missing = klines(table)
                 if "volume" in missing:
                     self.waits.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
-                self._months[series.name] = dict(_cut(series, candles, table.path.name))
+                if table.unclosed > 1:  # one is the candle that is being made
+                    self.waits.append(
+                        f"{series}: {table.path.name} ends with {table.unclosed} candles that close after now, which "
+                        "are left out: its times may be shifted, they must be those at which candles open, in UTC"
+                    )
+                self._months[series.name] = dict(_cut(series, candles, table.path))
             return self._months[series.name]
 
 
@@ -131,13 +138,18 @@ def _amount(column: pl.Series, name: str, table: Table) -> pl.Series:
     return values
 
 
-def _cut(series: SeriesId, candles: pl.DataFrame, file: str) -> Iterable[tuple[str, _Month]]:
+def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[str, Month]]:
     grid = grid_of(series.timeframe)
-    end = grid.end(int(candles["open_time"].to_physical()[-1]))
+    times = candles["open_time"].to_physical()
+    begin, end = int(times[0]), grid.end(int(times[-1]))
     by_month = candles.with_columns(month=candles["open_time"].dt.strftime("%Y-%m"))
     for (name,), part in by_month.partition_by("month", as_dict=True, include_key=False).items():
-        version, until = f"{file}@{_digest(part)}", min(end, period_bounds(str(name))[1])
-        yield source_file(series, str(name)).key, _Month(series, part, version, until)
+        first, last = period_bounds(str(name))
+        file = source_file(
+            series, str(name), etag=f"{path.name}@{_digest(part)}",
+            since=max(begin, first), until=min(end, last), table=str(path.absolute()),
+        )  # fmt: skip
+        yield file.key, Month(file, part)
 
 
 def _digest(part: pl.DataFrame) -> str:

@@ -212,7 +212,7 @@ def _write_months(
     fresh = dict(split_months(clean))
 
     def write(month: str) -> Part | None:
-        spans = [] if fill else [i.file.bounds for i in replaced[month]]
+        spans = [] if fill else [i.file.covered for i in replaced[month]]
         part = merge(read_part(home, series, month), fresh.get(month, clean.clear()), spans)
         files = (f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in replaced[month])
         return write_part(home, series, month, part, {"cpb.files": " ".join(files)}) if part.height else None
@@ -239,11 +239,11 @@ def _rows_changed(
         if not record or record.sha256 in ("", item.sha256) or record.status == "repaired":
             continue
         new = _clean(rows.filter(pl.col("file") == index))
-        start, end = item.file.bounds
+        start, end = item.file.covered
         old = read_part(home, series, item.file.period[:7])
         old = old.filter(pl.col("open_time").to_physical().is_between(start, end, closed="left"))
-        if item.file.until >= 0 and old.height:  # it grows at its end, which changes nothing
-            new = new.filter(pl.col("open_time") <= old["open_time"].max())
+        if item.file.table and old.height:  # a table grows at its ends, which changes nothing
+            new = new.filter(pl.col("open_time").is_between(old["open_time"].min(), old["open_time"].max()))
         differing = pl.concat(
             [new.join(old, on=list(KLINES), how="anti"), old.join(new, on=list(KLINES), how="anti")]
         )
@@ -276,6 +276,8 @@ def _good_record(
     if checked.duplicates.get(index):
         facts["duplicates"] = checked.duplicates[index]
     file = item.file
+    if file.table:
+        facts["table"] = file.table
     return FileRecord(file.period, file.key, file.version, item.sha256, rows, status, "", facts)
 
 

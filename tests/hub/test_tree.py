@@ -2,8 +2,11 @@ import json
 import re
 import subprocess
 from dataclasses import replace
+from types import SimpleNamespace
 
+import polars as pl
 import pytest
+from hub_models import candles
 from huggingface_hub import ModelCard
 from test_publish import champion
 
@@ -132,6 +135,26 @@ def test_models_of_the_simulator_are_called_a_demonstration(tmp_path):
     assert "1 of these models learned simulated klines" in both
     assert ModelCard(both).data.datasets == ["binance-klines", "simulated-klines"]
     assert "simulated" not in model_card([real], "alice/cpb", WHEEL)
+
+
+def test_the_card_of_own_candles_reads_a_table_and_names_no_exchange(tmp_path, monkeypatch, capsys):
+    card = model_card([champion(tmp_path / "a", market="own")], "alice/cpb", WHEEL)
+    assert "binance" not in card.lower()
+    assert "of the next closes of\nthe publisher's own candles" in card
+    assert "the newest candles from a table of yours. No pickle" in card.replace("\n", " ")
+
+    (code,) = re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)
+    asked = []
+    model = SimpleNamespace(forecast=lambda series: SimpleNamespace(to_frame=lambda: len(series)))
+    monkeypatch.setattr(
+        "cpbmodels.from_hub", lambda *series, **market: asked.append((series, market)) or model
+    )
+    monkeypatch.chdir(tmp_path)
+    for time in (pl.col("open_time"), pl.from_epoch("open_time").dt.strftime("%Y-%m-%dT%H:%M:%SZ")):
+        candles(60).with_columns(open_time=time).write_csv("candles.csv")
+        exec(code, {})
+        assert capsys.readouterr().out == "60\n"
+    assert asked[0] == (("alice/cpb", "BTCUSDT", "1h"), {"market": "own"})
 
 
 def test_the_card_shows_a_picture_that_is_there_and_the_spans(tmp_path):

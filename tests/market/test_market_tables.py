@@ -20,7 +20,7 @@ from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.layout import period_bounds
 from tasks.market.store import read_klines
 from tasks.market.synthetic import candles
-from tasks.market.tables import klines
+from tasks.market.tables import TableSource, klines
 
 START = datetime(2024, 1, 30, tzinfo=UTC)
 HOUR = 3_600_000_000
@@ -32,6 +32,13 @@ def hours(count=100, symbol="BTCUSDT"):
     """Candles from 30 January on: tables that reach over the end of a month."""
     months = [candles(symbol, HOUR, *period_bounds(month)) for month in ("2024-01", "2024-02")]
     return pl.concat(months).filter(pl.col("open_time") >= START)[:count]
+
+
+def spoiled(table, row, **values):
+    at = pl.int_range(pl.len()) == row
+    return table.with_columns(
+        pl.when(at).then(pl.lit(v)).otherwise(pl.col(n)).alias(n) for n, v in values.items()
+    )
 
 
 def stored(home, path, symbol="BTCUSDT", interval="1h", **options):
@@ -116,6 +123,117 @@ def test_a_growing_table_is_no_changed_one(tmp_path):
     assert stored(home, path)[0].series[0].changed == 1  # on record, and not fetched again
 
 
+def test_a_table_cut_at_its_front_goes_on_and_keeps_what_is_stored(tmp_path):
+    path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
+    for part in (
+        hours(400)[100:200],
+        hours(400)[130:260],
+        hours(400)[90:250],
+    ):  # an older copy at last, longer before
+        part.write_csv(path)
+        report, found = stored(home, path)
+        assert (report.series[0].changed, report.series[0].holes, report.exit) == (0, [], 0)
+    assert found.equals(hours(400)[90:260])
+
+
+def moved(table, **by):
+    return table.with_columns(pl.col("open_time") + pl.duration(**by))
+
+
+def dearer(table):
+    return table.with_columns(pl.col("open", "high", "low", "close") * 1.0001)
+
+
+MARCH = moved(hours(48), days=31)
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "why"),
+    [
+        (hours(400), dearer(hours(400))[150:], "differs in 250 of the 250 candles"),
+        (hours(400), dearer(moved(hours(400), days=60)), "has no candle at the time of one of these"),
+        (hours(400), moved(hours(400), days=-60), "has no candle at the time of one of these"),
+        (pl.concat([hours(744), MARCH]), pl.concat([hours(40), MARCH]), "lacks 2024-02"),
+    ],
+)
+def test_another_table_of_a_symbol_is_refused_and_nothing_is_stored(tmp_path, first, other, why):
+    """Two exchanges of one coin never become one series."""
+    one, two, home = tmp_path / "a/BTCUSDT-1h.csv", tmp_path / "b/BTCUSDT-1h.csv", tmp_path / "home"
+    for path, table in ((one, first), (two, other)):
+        path.parent.mkdir()
+        table.write_csv(path)
+    _, before = stored(home, one)
+    with pytest.raises(UsageError) as refused:
+        stored(home, two)
+    text = str(refused.value)
+    assert all(word in text for word in (str(one), str(two), why, "CPB_HOME", f"remove {home / 'own'}")), text
+    assert "\n" not in text
+    assert read_klines(home, OWN("BTCUSDT")).equals(before)
+    assert stored(home, one)[1].equals(before)
+
+
+def test_a_table_that_was_renamed_or_given_volumes_is_the_same(tmp_path):
+    home = tmp_path / "home"
+    hours(100).drop("volume", *list(KLINES)[6:]).write_csv(tmp_path / "BTCUSDT-1h.csv")
+    stored(home, tmp_path / "BTCUSDT-1h.csv")
+    hours(120).write_parquet(tmp_path / "BTC-USDT-1h.parquet")
+    assert stored(home, tmp_path / "BTC-USDT-1h.parquet")[1].equals(hours(120))
+
+
+def test_a_damaged_month_of_a_table_is_stored_again(tmp_path):
+    path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
+    hours(30).write_csv(path)
+    stored(home, path)
+    (part,) = (home / "own/klines").rglob("*.parquet")
+    part.write_bytes(b"damaged")
+    hours(40).write_csv(path)
+    stored(home, path)
+    assert stored(home, path)[1].equals(hours(40))
+
+
+def test_columns_tell_the_series_and_not_the_name(tmp_path):
+    """A file of several symbols is split by its column, whatever its name is."""
+    two = [hours(count, s).with_columns(symbol=pl.lit(s)) for count, s in ((60, "BTCUSDT"), (90, "ETHUSDT"))]
+    for name in ("BTCUSDT-1h.csv", "binance-1h.csv"):
+        pl.concat(two).write_csv(tmp_path / name)
+        assert tables_of(str(tmp_path / name)).symbols == ("BTCUSDT", "ETHUSDT")
+    assert stored(tmp_path / "home", tmp_path / name, "ETHUSDT")[1].equals(hours(90, "ETHUSDT"))
+    two[1].write_csv(tmp_path / "candles_1h.csv")
+    assert list(tables_of(str(tmp_path / "candles_1h.csv")).series) == [("ETHUSDT", "1h")]
+    hours().with_columns(timeframe=pl.lit("1h")).write_csv(tmp_path / "SOLUSDT-1h.csv")
+    assert list(tables_of(str(tmp_path / "SOLUSDT-1h.csv")).series) == [("SOLUSDT", "1h")]
+
+
+@pytest.mark.parametrize("suffix", ["PARQUET", "Feather", "CSV"])
+def test_capitals_in_a_files_ending_do_not_matter(tmp_path, suffix):
+    path = tmp_path / f"BTCUSDT-1h.{suffix}"
+    {"PARQUET": hours().write_parquet, "Feather": hours().write_ipc, "CSV": hours().write_csv}[suffix](path)
+    assert klines(tables_of(str(path)).series["BTCUSDT", "1h"])[0].equals(hours())
+
+
+def test_candles_after_now_are_counted(tmp_path):
+    path = tmp_path / "BTCUSDT-1h.csv"
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    for ahead, said in ((0, False), (30, True)):  # the candle that is being made is none of them
+        first = now + timedelta(hours=ahead - 99)
+        hours(100).with_columns(
+            open_time=pl.datetime_range(first, now + timedelta(hours=ahead), "1h", eager=True)
+        ).write_csv(path)
+        source = TableSource(path)
+        source.months(OWN("BTCUSDT"))
+        assert (
+            source.waits
+            == [
+                "own BTCUSDT 1h: BTCUSDT-1h.csv ends with 31 candles that close after now, which are left out: its "
+                "times may be shifted, they must be those at which candles open, in UTC"
+            ]
+            * said
+        )
+    moved(hours(), days=20_000).write_csv(path)
+    with pytest.raises(UsageError, match="has no candle that closes before now: its times may be shifted"):
+        TableSource(path).months(OWN("BTCUSDT"))
+
+
 def test_a_gap_is_reported_like_binances(tmp_path):
     table = hours(400)
     pl.concat([table[:50], table[60:100], table[200:]]).write_csv(tmp_path / "BTCUSDT-1h.csv")
@@ -133,13 +251,6 @@ def test_as_of_hides_what_closes_later(tmp_path):
     report, _ = stored(tmp_path / "home", tmp_path, as_of=f"{end:%Y-%m-%dT%H:%M}")
     assert (report.series[0].rows, report.series[0].holes) == (40, [])
     assert read_klines(tmp_path / "home", OWN("BTCUSDT"), None, end).height == 40
-
-
-def spoiled(table, row, **values):
-    at = pl.int_range(pl.len()) == row
-    return table.with_columns(
-        pl.when(at).then(pl.lit(v)).otherwise(pl.col(n)).alias(n) for n, v in values.items()
-    )
 
 
 LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
@@ -160,6 +271,9 @@ LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
         ("candles.csv", hours(), ("candles.csv names no symbol", "SYMBOL-INTERVAL")),
         ("€-1h.csv", hours(), ("'€'", "letters and digits")),
         ("BTCUSDT.csv", hours().with_columns(timeframe=pl.lit("7m")), ("'7m'", "15m")),
+        ("BTC-1h.csv", hours().with_columns(pair=pl.lit("ETH")), ("BTC by its name", "ETH by its column")),
+        ("BTC-USDT-1h.csv", hours().with_columns(interval=pl.lit("4h")), ("1h by its name", "4h by its column")),
+        ("candles.csv", spoiled(hours().with_columns(symbol=pl.lit("A")), 3, symbol=None), ("without a symbol",)),
     ],
 )  # fmt: skip
 def test_a_wrong_table_is_refused_in_one_sentence(tmp_path, name, table, words):
