@@ -45,7 +45,8 @@ def _contradiction(
     common = same = damaged = 0
     for name, month in months.items():
         if name in known and known[name].version == month.file.version:  # its digest: all are the same
-            counts = 2 * (max(1, known[name].rows),)
+            rows = max(1, known[name].rows)
+            counts = rows, rows
         elif name not in parts or damage_of(part_path(run.home, series, name), parts[name].digest):
             counts, damaged = (0, 0), damaged + (name in parts)  # stored again: it speaks for no table
         else:
