@@ -34,7 +34,8 @@ class OverviewRow(OfSeries):
 
     `range_80_low`, `range_80_high`: the central 80 % of the newest forecast's last step, which is the close at
     `range_at`, in percent of the close that it was made from. `last_close` is the newest stored one, `change_1d` its
-    change against the one a day before, in percent. `verdict` is the champion's on its test span; `selected_on` the
+    change against the one a day before, in percent (null where there is
+    none of that time). `verdict` is the champion's on its test span; `selected_on` the
     rows of it that its recipe was chosen on, which are no result then. `record_…`: what came true of this series' live
     forecasts, or of its replays where there are no live ones (`record_live`). `watch`: what the drift watch found
     last. `stale`: a sentence where candles or forecast are too old. `sparkline`: the newest
@@ -97,7 +98,11 @@ class Forecasts(OfSeries):
 
 
 class ModelInfo(BaseModel):
-    """The newest judged model of one architecture, with its figures on the test span. `data`: digest of its candles."""
+    """The newest judged model of one architecture and preset, with its figures on the test span.
+
+    `preset`: with a digest of what was changed in it. `data`: digest of its candles. `test_span`: the test span,
+    `from/to`; null where the model's run does not say it. Figures of different spans are not to be compared.
+    """
 
     architecture: str
     preset: str | None
@@ -105,6 +110,7 @@ class ModelInfo(BaseModel):
     trained_at: datetime
     as_of: str | None
     data: str | None
+    test_span: str | None
     serves: Literal["champion", "challenger", "previous"] | None = Field(
         None, description="what the registry uses it as now"
     )
@@ -113,7 +119,7 @@ class ModelInfo(BaseModel):
 
 
 class Models(OfSeries):
-    """The newest judged model of each architecture, best CRPS ratio first; `note` says why there are none."""
+    """The newest judged model of each architecture and preset, best CRPS ratio first; `note`: why there are none."""
 
     models: list[ModelInfo]
     note: str | None

@@ -72,7 +72,7 @@ def add_figures(app: FastAPI, api: Api) -> None:
     def of_board(
         request: Request, name: Literal["board", "coins", "compare"], market: MarketOption = None,
         timeframe: TimeframeOption = None,
-        models: Annotated[str, Query(description="two architectures: har,gru", max_length=100)] = "",
+        models: Annotated[str, Query(description="two models: har,gru or har,gru/smoke", max_length=200)] = "",
         theme: Theme = "light",
     ) -> Response:  # fmt: skip
         """Return the leaderboard's architectures, its coins, or two models side by side."""

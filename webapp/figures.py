@@ -10,7 +10,7 @@ import polars as pl
 from schemas.errors import CpbError, UsageError
 from schemas.forecasts import CHAMPION
 from schemas.identity import SIM, Market, SeriesId
-from tasks.figures.board import board_figure, coins_figure, compare_figure
+from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure
 from tasks.figures.forecast import forecast_figure
 from tasks.figures.record import coverage_figure, decisions_figure, record_figure
 from tasks.figures.theme import THEMES, themed
@@ -131,23 +131,41 @@ def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
 
 
 def compare(market: Market, timeframe: str | None, models: str) -> dict[str, Any]:
-    """Return two architectures side by side; raises `UsageError` where `models` does not name two."""
+    """Return two models side by side, on the coins that both were judged on over the same test span.
+
+    Args:
+        models: two architectures, each with its preset where the leaderboard has several of it: `har,gru/smoke`.
+
+    Raises:
+        UsageError: `models` does not name two, or a name may mean models of several presets.
+    """
     names = [name.strip() for name in models.split(",")]
     if len(names) != 2 or not all(names):
-        raise UsageError(
-            f"models {models!r} must name two architectures, as in har,gru", code="models", field="models"
-        )
-    ratios = [
-        {row["symbol"]: row["crps_ratio"] for row in reversed(rows) if row["architecture"] == name}
-        for rows in [_of_one_timeframe(registry.coin_rows(market, timeframe))]
-        for name in names
+        raise _not_two(models, "must name two architectures, as in har,gru or har,gru/smoke")
+    rows = _of_one_timeframe(registry.coin_rows(market, timeframe))
+    first, second = ({row["symbol"]: row for row in _of_model(rows, name, models)} for name in names)
+    common = [symbol for symbol in first if symbol in second]
+    same = [s for s in common if first[s]["test_span"] and first[s]["test_span"] == second[s]["test_span"]]
+    pairs = [{"symbol": s, "first": first[s]["crps_ratio"], "second": second[s]["crps_ratio"]} for s in same]
+    return compare_figure(names[0], names[1], pairs, left_out=len(common) - len(same))
+
+
+def _of_model(rows: list[dict[str, Any]], name: str, models: str) -> list[dict[str, Any]]:
+    architecture, told, preset = name.partition("/")
+    found = [
+        row
+        for row in rows
+        if row["architecture"] == architecture and (not told or preset == (row["preset"] or UNKNOWN))
     ]
-    common = [
-        {"symbol": symbol, "first": ratios[0][symbol], "second": ratios[1][symbol]}
-        for symbol in ratios[0]
-        if symbol in ratios[1]
-    ]
-    return compare_figure(names[0], names[1], common)
+    presets = sorted({row["preset"] or UNKNOWN for row in found})
+    if len(presets) > 1:
+        choices = " or ".join(f"{architecture}/{one}" for one in presets)
+        raise _not_two(models, f"may mean {name} of several presets: say {choices}")
+    return found
+
+
+def _not_two(models: str, why: str) -> UsageError:
+    return UsageError(f"models {models!r} {why}", code="models", field="models")
 
 
 def losses(run_id: str) -> dict[str, Any]:

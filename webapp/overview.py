@@ -145,7 +145,10 @@ def _closes(home: Path, series: SeriesId, _state: State) -> dict[str, Any]:
     if candles.is_empty():
         return {}
     last = candles.row(-1, named=True)
-    before = candles.filter(pl.col("close_time") <= last["close_time"] - timedelta(days=1))
+    # Across a hole, and on candles of a week, the change would be one of several days.
+    day_before = last["close_time"] - timedelta(days=1)
+    step = timedelta(seconds=min(series.seconds, 86_400))
+    before = candles.filter(pl.col("close_time").is_between(day_before - step, day_before, closed="right"))
     return {
         "last_close": last["close"],
         "closed_at": last["close_time"],

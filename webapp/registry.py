@@ -140,7 +140,7 @@ def _champions_of(market: Market, uri: str, _state: State) -> tuple[list[Any], d
 
 
 def models(series: SeriesId) -> Answer:
-    """Return the newest judged model of each architecture on a series; a note says why there are none."""
+    """Return the newest judged model of each architecture and preset on a series; a note says why there are none."""
     from tasks.tracking.judged import judged_models
     from tasks.tracking.store import open_store
 

@@ -1,6 +1,7 @@
 """CRPS ratios with their intervals: by architecture, by coin, by coin and architecture, of two models."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,9 @@ Row = Mapping[str, Any]
 ROW_HEIGHT = 26
 """Height of a row in px: labels stay readable however many there are."""
 
+UNKNOWN = "unknown"
+"""Stands for the preset of a run that does not say it."""
+
 _NOTHING = "No model has been judged yet."
 
 _KINDS = (
@@ -22,18 +26,37 @@ _KINDS = (
 """What an interval says: name, colour and marker."""
 
 
+def model_names(rows: Sequence[Row]) -> list[str]:
+    """Return the name of each row's model: its architecture, with the preset where the rows have several of it.
+
+    Args:
+        rows: `architecture`, and `preset` where there is one.
+
+    Returns:
+        `gru`, or `gru/default` and `gru/smoke`.
+    """
+    models = [(str(row["architecture"]), str(row.get("preset") or UNKNOWN)) for row in rows]
+    presets = Counter(architecture for architecture, _ in set(models))
+    return [f"{name}/{preset}" if presets[name] > 1 else name for name, preset in models]
+
+
 def board_figure(rows: Sequence[Row]) -> Figure:
     """Return a forest plot of architectures: each one's ratio with its 95 % interval, a row per timeframe and model.
 
     Args:
         rows: `timeframe architecture crps_ratio`, and `crps_ratio_low crps_ratio_high verdict` where known (None: not),
-            as `tasks.tracking.leaderboard` has them.
+            as `tasks.tracking.leaderboard` has them; with `preset` and `flow_run` where rows may differ in these.
     """
-    several = len({row.get("timeframe") for row in rows}) > 1
+    labels = model_names(rows)
+    if len({row.get("timeframe") for row in rows}) > 1:
+        labels = [f"{label} {row['timeframe']}" for label, row in zip(labels, rows, strict=True)]
+    runs = {(label, row.get("flow_run")) for label, row in zip(labels, rows, strict=True)}
+    several = Counter(label for label, _ in runs)
     labels = [
-        f"{row['architecture']} {row['timeframe']}" if several else str(row["architecture"]) for row in rows
+        f"{label}, run {str(row.get('flow_run'))[:8]}" if several[label] > 1 else label
+        for label, row in zip(labels, rows, strict=True)
     ]
-    return _forest(labels, rows, "architectures")
+    return _forest(labels, rows, "models")
 
 
 def forest_figure(rows: Sequence[Row]) -> Figure:
@@ -42,16 +65,20 @@ def forest_figure(rows: Sequence[Row]) -> Figure:
 
 
 def coins_figure(rows: Sequence[Row]) -> Figure:
-    """Return the ratio of coin (down) by architecture (across) as a heat map, with the figures in the cells.
+    """Return the ratio of coin (down) by model (across) as a heat map, with the figures in the cells.
 
     Args:
-        rows: `symbol architecture crps_ratio`, in any order; what is missing is left blank.
+        rows: `symbol architecture crps_ratio`, and `preset` where there is one, in any order, one for each coin and
+            model; what is missing is left blank.
     """
-    found = {(row["symbol"], row["architecture"]): number(row["crps_ratio"]) for row in rows}
+    names = model_names(rows)
+    found = {
+        (str(row["symbol"]), name): number(row["crps_ratio"]) for row, name in zip(rows, names, strict=True)
+    }
     known = [value for value in found.values() if value is not None]
     if not known:
         return nothing(_NOTHING)
-    columns = list(dict.fromkeys(str(row["architecture"]) for row in rows))
+    columns = list(dict.fromkeys(names))
     coins = sorted({str(row["symbol"]) for row in rows})
     z = [[found.get((coin, column)) for column in columns] for coin in coins]
     # The scale leaves out the worst tenth: one bad model must not paint all others alike.
@@ -74,7 +101,7 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
         "hovertemplate": "%{y}, %{x}: %{z:.4f}<extra></extra>",
     }
     better = sum(value < 1 for value in known)
-    alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} architectures; {better} of {len(known)} are below 1."
+    alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} models; {better} of {len(known)} are below 1."
     return figure(
         [trace], alt, height=_height(len(coins), 110),
         xaxis={"side": "top", "type": "category", "showgrid": False},
@@ -83,15 +110,21 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
     )  # fmt: skip
 
 
-def compare_figure(first: str, second: str, rows: Sequence[Row]) -> Figure:
+def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int = 0) -> Figure:
     """Return two models side by side: both ratios of each coin, joined by a line.
 
     Args:
         first, second: names of the models.
         rows: `symbol first second` (each one's CRPS ratio; None where it was not judged).
+        left_out: coins that both were judged on, though not on the same test span: nothing follows from their ratios.
     """
+    apart = (
+        f"{left_out} coins are left out: the two were not judged on the same test span there."
+        if left_out
+        else ""
+    )
     if not rows:
-        return nothing("The two models have no coin in common.")
+        return nothing(apart or "The two models have no coin in common.")
     ordered = sorted(rows, key=lambda row: row["first"] if number(row["first"]) is not None else math.inf)
     coins = [str(row["symbol"]) for row in ordered]
     joined: dict[str, list[Any]] = {"x": [], "y": []}
@@ -113,7 +146,10 @@ def compare_figure(first: str, second: str, rows: Sequence[Row]) -> Figure:
     ]
     lower = sum(a < b for a, b in both)
     alt = f"{first} against {second} on {len(both)} coins: {first} has the lower ratio on {lower}."
-    return figure(traces, alt, **_rows_layout(coins))
+    layout = _rows_layout(coins)
+    if apart:
+        layout["xaxis"]["title"] = {"text": f"{RATIO_TITLE}<br>{apart}"}
+    return figure(traces, f"{alt} {apart}".strip(), **layout)
 
 
 def _forest(labels: list[str], rows: Sequence[Row], what: str) -> Figure:

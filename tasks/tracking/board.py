@@ -16,7 +16,7 @@ COLUMNS = {
     "timeframe": "candle length",
     "architecture": "name of the architecture",
     "preset": "preset of the models; what follows a + is a digest of what was changed in it",
-    "coins": "the coins by name, from four on their number",
+    "coins": "the coins that were judged, by name, from four on their number; none where all have failed",
     "members": "members that were judged",
     "failed": "members that failed",
     "crps_ratio": "CRPS / random walk's: each coin weighs the same; below 1 is better",
@@ -51,6 +51,7 @@ _MEANS = {
     "windows_per_s": "windows_per_s",
 }
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
+_NO_COIN = "none"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Fleet:
 class BoardRow:
     """What one flow run has of a timeframe and an architecture: its `values` by the names of `COLUMNS`.
 
-    symbols: the coins that were to be trained.
+    symbols: the coins that were judged. Those that failed are told in `values`, and stand for nothing.
     """
 
     values: dict[str, Any]
@@ -94,8 +95,8 @@ class BoardRow:
     def covers(self, other: "BoardRow") -> bool:
         """Whether this row, of a newer run, leaves nothing to show of the other.
 
-        It has all its coins, under the same preset, and has not seen older candles only: a run on the candles of last
-        year, made today, says nothing about the newest.
+        It has judged all its coins, under the same recipe, and has not seen older candles only: a run on the candles of
+        last year, made today, says nothing about the newest.
         """
         return (
             self._is_of_same_models(other)
@@ -104,20 +105,14 @@ class BoardRow:
         )
 
     def part_of_any(self, others: "Iterable[BoardRow]") -> bool:
-        """Whether another row has all coins of this one and more, under the same preset."""
+        """Whether another row has all coins of this one and more, under the same recipe."""
         return any(self._is_of_same_models(other) and self.symbols < other.symbols for other in others)
 
     def _is_of_same_models(self, other: "BoardRow") -> bool:
-        presets = base_preset(self.values["preset"]), base_preset(other.values["preset"])
-        return presets[0] == presets[1] and all(self.values[n] == other.values[n] for n in _SAME)
+        return all(self.values[name] == other.values[name] for name in _SAME)
 
 
-_SAME = ("market", "timeframe", "architecture")
-
-
-def base_preset(recipe: str | None) -> str:
-    """Return the preset's name without the digest of what was changed in it."""
-    return (recipe or "").partition("+")[0]
+_SAME = ("market", "timeframe", "architecture", "preset")
 
 
 def rows_of(
@@ -138,8 +133,12 @@ def rows_of(
             kept = [m for m in group if symbols is None or m.symbol in symbols]
             if kept and (timeframes is None or timeframe in timeframes):
                 row = _row(fleet, timeframe, kept, whole=len(kept) == len(group)) | of_flow
-                groups[timeframe, fleet.architecture].append(BoardRow(row, frozenset(m.symbol for m in kept)))
+                groups[timeframe, fleet.architecture].append(BoardRow(row, _judged(kept)))
     return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
+
+
+def _judged(members: Iterable[Member]) -> frozenset[str]:
+    return frozenset(member.symbol for member in members if member.judged)
 
 
 def _by_timeframe(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
@@ -161,7 +160,7 @@ def _row(fleet: Fleet, timeframe: str, members: list[Member], whole: bool) -> di
         "timeframe": timeframe,
         "architecture": fleet.architecture,
         "preset": fleet.preset,
-        "coins": coins_label(sorted(m.symbol for m in members)),
+        "coins": coins_label(sorted(_judged(members))) or _NO_COIN,
         "members": len(judged),
         "failed": sum(not m.judged for m in members),
         "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
@@ -194,7 +193,7 @@ def _join(parts: list[BoardRow]) -> BoardRow:
     symbols = frozenset().union(*(part.symbols for part in parts))
     joined = shards[0] | dict.fromkeys(("crps_ratio_low", "crps_ratio_high", "p_value", "verdict"))
     joined["run_id"] = ",".join(s["run_id"] for s in shards)
-    joined["coins"] = coins_label(sorted(symbols))
+    joined["coins"] = coins_label(sorted(symbols)) or _NO_COIN
     for name in ("members", "failed"):
         joined[name] = sum(s[name] for s in shards)
     for name in (*_MEANS, "better_share"):

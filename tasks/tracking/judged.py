@@ -1,5 +1,6 @@
-"""Models and runs as they stand in MLflow now: the newest judged model of each architecture, the newest flow runs."""
+"""Models and runs as they stand in MLflow now: the newest judged model of each recipe, the newest flow runs."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -10,6 +11,7 @@ from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.tracking.archive import read_archive
 from tasks.tracking.connection import Store, find_run, search, search_lazily
+from tasks.tracking.standing import age_of, newest_of, recipe_of_run
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -35,12 +37,17 @@ MAX_HISTORIES = 7
 """Models of a fleet whose losses are shown: a figure has so many colours."""
 
 _NEWEST = "attributes.start_time DESC"
+_NAMES = ("timeframe", "architecture", "preset")
 _SHOWN = ("test_", "epochs_run", "windows_per_s", "train_seconds")
 
 
 @dataclass(frozen=True)
 class JudgedModel:
-    """A model of one series and its figures. `data`: digest of its candles; `serves`: the alias that it has now."""
+    """A model of one series and its figures.
+
+    preset: with a digest of what was changed in it. data: digest of its candles. test_span: that of its figures,
+    `from/to`, where its run says so. serves: the alias that it has now.
+    """
 
     architecture: str
     preset: str | None
@@ -48,6 +55,7 @@ class JudgedModel:
     trained_at: datetime
     as_of: str | None
     data: str | None
+    test_span: str | None
     serves: str | None
     model_version: str | None
     metrics: dict[str, float]
@@ -73,19 +81,35 @@ class FlowRunInfo:
 
 
 def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
-    """Return the newest judged model of each architecture on a series, the best CRPS ratio first."""
+    """Return the newest judged model of each architecture and recipe on a series, the best CRPS ratio first."""
     condition = (
         f"tags.`{KIND}` = '{MEMBER}' and tags.`{MARKET}` = '{series.market}' and tags.`{SYMBOL}` = '{series.symbol}' "
         f"and tags.`{TIMEFRAME}` = '{series.timeframe}' and attributes.status = 'FINISHED'"
     )
     runs = search_lazily(store, condition, [_NEWEST], page_size=100)
-    newest: dict[str, Run] = {}
-    for run in islice(runs, MAX_RUNS_LOOKED_AT):
-        if "test_crps_ratio" in run.data.metrics:
-            newest.setdefault(run.data.tags.get("architecture", ""), run)
+    judged = [r for r in islice(runs, MAX_RUNS_LOOKED_AT) if "test_crps_ratio" in r.data.metrics]
+    shared = _shared_params(store, judged)
     registered = _registered(store, series)
-    found = [_model(run, *registered.get(run.info.run_id, (None, None))) for run in newest.values()]
-    return sorted(found, key=lambda one: one.metrics["test_crps_ratio"])
+    models = [
+        _model(
+            run, shared.get(run.data.tags.get(PARENT, ""), {}), *registered.get(run.info.run_id, (None, None))
+        )
+        for run in judged
+    ]
+    aged = zip(models, map(age_of, judged), strict=True)
+    found = newest_of(((one.architecture, one.preset), age, one) for one, age in aged)
+    return sorted(found.values(), key=lambda one: one.metrics["test_crps_ratio"])
+
+
+def _shared_params(store: Store, runs: "list[Run]") -> "dict[str, dict[str, str]]":
+    """Return the params of the fleets of some runs, by the fleets' ids: what all members have alike stands there."""
+    ids = {run.data.tags[PARENT] for run in runs if PARENT in run.data.tags}
+    if not ids:
+        return {}
+    listed = ", ".join(f"'{one}'" for one in sorted(ids))
+    return {
+        fleet.info.run_id: fleet.data.params for fleet in search(store, f"attributes.run_id IN ({listed})")
+    }
 
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
@@ -106,15 +130,16 @@ def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, s
     }
 
 
-def _model(run: "Run", alias: str | None, version: str | None) -> JudgedModel:
-    tags = run.data.tags
+def _model(run: "Run", shared: Mapping[str, str], alias: str | None, version: str | None) -> JudgedModel:
+    tags, params = run.data.tags, {**shared, **run.data.params}
     return JudgedModel(
         architecture=tags.get("architecture", ""),
-        preset=tags.get("preset"),
+        preset=recipe_of_run(params, tags) or None,
         run_id=run.info.run_id,
         trained_at=_time(run.info.start_time),
         as_of=tags.get("as_of"),
         data=tags.get("data_digest"),
+        test_span=_span(params),
         serves=alias,
         model_version=version,
         metrics=_chosen(run.data.metrics.items()),
@@ -149,19 +174,39 @@ def _time(milliseconds: int) -> datetime:
 
 
 def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return `symbol timeframe architecture preset crps_ratio` of each model behind some rows of the leaderboard.
+    """Return the ratio of each coin by each model behind some rows of the leaderboard: the newest of each recipe.
 
-    A later row of the same model leaves out what an earlier one has. Pruned fleets are read from their flow's archive.
+    Pruned fleets are read from their flow's archive.
+
+    Returns:
+        `symbol timeframe architecture preset crps_ratio test_span`, the last as in `JudgedModel`.
     """
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for row in rows:
-        for run_id in row["run_id"].split(","):
-            for tags, metrics in _members(store, run_id, row):
-                key = (tags.get(SYMBOL, ""), row["timeframe"], row["architecture"], row["preset"] or "")
-                if tags.get(TIMEFRAME) == row["timeframe"] and "test_crps_ratio" in metrics:
-                    names = dict(zip(("symbol", "timeframe", "architecture", "preset"), key, strict=True))
-                    found.setdefault(key, names | {"crps_ratio": metrics["test_crps_ratio"]})
-    return list(found.values())
+    models = (
+        ((one["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), one)
+        for row in rows
+        for run_id in row["run_id"].split(",")
+        for one in _coins(store, run_id, row)
+    )
+    return list(newest_of(models).values())
+
+
+def _coins(store: Store, run_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = {name: row[name] or "" for name in _NAMES}
+    return [
+        {
+            "symbol": tags.get(SYMBOL, ""),
+            **names,
+            "crps_ratio": metrics["test_crps_ratio"],
+            "test_span": _span(params),
+        }
+        for tags, params, metrics in _members(store, run_id, row)
+        if tags.get(TIMEFRAME) == row["timeframe"] and "test_crps_ratio" in metrics
+    ]
+
+
+def _span(params: Mapping[str, str]) -> str | None:
+    """Return the span that a model was judged on, `from/to`, of its params; None where they do not say it."""
+    return "/".join(json.loads(params["bounds.test"])) if "bounds.test" in params else None
 
 
 def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]]]:
@@ -183,14 +228,17 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
 
 def _members(
     store: Store, run_id: str, row: Mapping[str, Any]
-) -> list[tuple[Mapping[str, str], Mapping[str, float]]]:
+) -> list[tuple[Mapping[str, str], Mapping[str, str], Mapping[str, float]]]:
+    """Return tags, params and metrics of each judged member behind a row."""
     if run_id != row["flow_run"]:
+        fleet = find_run(store, run_id)
+        shared = fleet.data.params if fleet else {}
         runs = search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'FINISHED'")
-        return [(run.data.tags, run.data.metrics) for run in runs]
+        return [(run.data.tags, {**shared, **run.data.params}, run.data.metrics) for run in runs]
     flow = find_run(store, run_id)
     archive = read_archive(store, flow) if flow else None
     return [
-        (member.tags, member.metrics)
+        (member.tags, fleet.fleet.params | member.params, member.metrics)
         for fleet in (archive.fleets if archive else ())
         if fleet.fleet.tags.get("architecture", fleet.fleet.name) == row["architecture"]
         for member in fleet.members

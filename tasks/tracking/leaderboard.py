@@ -1,12 +1,13 @@
 """The leaderboard, from MLflow alone: architecture x timeframe against the random walk.
 
-Each row is one run's. A run replaces the rows of earlier ones whose coins it has all trained, under the same preset;
-one of fewer coins is a row of its own, marked `partial`, and the row of many coins keeps its interval.
+Each row is one run's. A run replaces the rows of earlier ones whose coins it has all judged, under the same recipe;
+one of fewer coins, or with coins that failed, is a row of its own, marked `partial`, and the row of many coins keeps
+its interval.
 """
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime
+import math
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
@@ -15,8 +16,10 @@ from tasks.tracking.archive import read_archive
 from tasks.tracking.board import COLUMNS, BoardRow, Fleet, Member, order, rows_of
 from tasks.tracking.connection import Store, search
 from tasks.tracking.run_ids import find_flow
+from tasks.tracking.runs import COMPLETE
+from tasks.tracking.standing import age_of, recipe_of_run
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KEY, KIND, PARENT, PRUNED, market_of
+from tasks.tracking.tags import FLOW, KEY, KIND, OUTCOME, PARENT, PRUNED, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -27,7 +30,7 @@ __all__ = ["COLUMNS", "board_of", "leaderboard"]
 
 log = logging.getLogger("cpb")
 
-_ASKED = ("coins", "timeframes", "architectures", "preset")
+_ASKED = ("coins", "timeframes", "architectures", "preset", "overrides", "seeds", "dtype")
 """Params of a flow run that say which models it was to train."""
 
 
@@ -77,22 +80,8 @@ def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
 
 def _of_flow(flow: "Run") -> dict[str, Any]:
     """Return the columns that all rows of a flow run have alike."""
-    started = datetime.fromtimestamp(flow.info.start_time / 1000, UTC)
-    return {
-        "market": market_of(flow),
-        "as_of": _until(flow, started).isoformat(timespec="seconds"),
-        "started_at": started.isoformat(timespec="seconds"),
-        "flow_run": flow.info.run_id,
-    }
-
-
-def _until(flow: "Run", started: datetime) -> datetime:
-    """Return when the newest candle that a flow may have seen has closed."""
-    try:
-        found = datetime.fromisoformat(flow.data.tags.get("as_of", ""))
-    except ValueError:  # "newest", or not said
-        return started
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    as_of, started = age_of(flow)
+    return {"market": market_of(flow), "as_of": as_of, "started_at": started, "flow_run": flow.info.run_id}
 
 
 def _current(
@@ -125,20 +114,30 @@ def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
     """Return the finished flow runs, the newest first; of those that were asked for the same models the newest alone.
 
     So a year of nightly runs costs one search and the reading of one run, and coins that are traded no more leave the
-    board. One on older candles does not stand for one on newer ones.
+    board. One on older candles does not stand for one on newer ones, nor one in which models failed for one in which
+    more were judged.
     """
     kept: list[tuple[Run, dict[str, Any]]] = []
-    newest: dict[tuple[str | None, ...], str] = {}
+    newer: dict[tuple[str | None, ...], list[tuple[str, float]]] = {}
     condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
     for run in search(store, condition, ["attributes.start_time DESC"]):
         of_flow = _of_flow(run)
         asked = tuple(run.data.params.get(name) for name in _ASKED)
         # Runs of older releases do not say what they were asked for.
         key = (of_flow["market"], *asked) if any(asked) else (run.info.run_id,)
-        if of_flow["as_of"] > newest.get(key, ""):
-            newest[key] = of_flow["as_of"]
+        as_of, judged = of_flow["as_of"], _judged(run)
+        before = newer.setdefault(key, [])
+        if not any(seen >= as_of and count >= judged for seen, count in before):
+            before.append((as_of, judged))
             kept.append((run, of_flow))
     return kept
+
+
+def _judged(flow: "Run") -> float:
+    """Return how many models a run has judged; infinite where none failed: what it leaves out was not to be trained."""
+    metrics = flow.data.metrics
+    complete = flow.data.tags.get(OUTCOME, COMPLETE) == COMPLETE and not metrics.get("failed")
+    return math.inf if complete else metrics.get("members", 0)
 
 
 def _fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
@@ -171,12 +170,8 @@ def _live_fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
         members = [m for run in runs for m in Member.of(run.data.tags, run.info.status, run.data.metrics)]
         tags, params = fleet.data.tags, fleet.data.params
         architecture = tags.get("architecture", fleet.info.run_name)
-        yield Fleet(fleet.info.run_id, architecture, _recipe(tags, params, flow), fleet.data.metrics, members)
-
-
-def _recipe(tags: Mapping[str, str], params: Mapping[str, str], flow: "Run") -> str:
-    """Return the preset of a fleet, with the digest of what was changed in it where the fleet's run says so."""
-    return params.get("recipe") or tags.get("preset") or flow.data.tags.get("preset", "")
+        recipe = recipe_of_run(params, tags, flow.data.tags)
+        yield Fleet(fleet.info.run_id, architecture, recipe, fleet.data.metrics, members)
 
 
 def _archived_fleets(archive: "FlowArchive", flow: "Run", known: Collection[str]) -> Iterator[Fleet]:
@@ -184,11 +179,9 @@ def _archived_fleets(archive: "FlowArchive", flow: "Run", known: Collection[str]
         if one.fleet.key not in known:
             members = [m for run in one.members for m in Member.of(run.tags, run.status, run.metrics)]
             tags = one.fleet.tags
-            architecture, preset = (
-                tags.get("architecture", one.fleet.name),
-                _recipe(tags, one.fleet.params, flow),
-            )
-            yield Fleet(flow.info.run_id, architecture, preset, one.fleet.metrics, members)
+            architecture = tags.get("architecture", one.fleet.name)
+            recipe = recipe_of_run(one.fleet.params, tags, flow.data.tags)
+            yield Fleet(flow.info.run_id, architecture, recipe, one.fleet.metrics, members)
 
 
 def _no_fleet(run_id: str) -> CpbError:

@@ -81,7 +81,7 @@ def test_a_run_of_fewer_coins_is_a_row_of_its_own(store):
     ]
 
 
-def test_a_preset_has_rows_of_its_own_however_it_was_changed(store):
+def test_a_preset_and_what_was_changed_in_it_have_rows_of_their_own(store):
     def trained(key, recipe, preset):
         parent = start_parent(key, {}, {"preset": preset})
         fleet = start_fleet(parent.run_id, "gru", f"{key}/gru", {"recipe": recipe})
@@ -91,7 +91,7 @@ def test_a_preset_has_rows_of_its_own_however_it_was_changed(store):
     trained("a", "default", "default")
     trained("b", "seed-gru", "seed-gru")
     trained("c", "default+0a1b2c3d", "default")
-    assert sorted(row["preset"] for row in leaderboard()) == ["default+0a1b2c3d", "seed-gru"]
+    assert sorted(row["preset"] for row in leaderboard()) == ["default", "default+0a1b2c3d", "seed-gru"]
 
 
 @pytest.mark.parametrize("asked", [{}, {"coins": "all", "preset": "default"}])
@@ -107,6 +107,17 @@ def test_a_run_on_older_candles_does_not_replace_newer_ones(store, asked):
     assert {row["as_of"][:4] for row in leaderboard()} == {"2024", "2025"}
     trained("newest", "newest")
     assert len(leaderboard()) == 1
+
+
+def test_moments_are_told_and_compared_in_utc(store):
+    for key, as_of in (("utc", "2025-06-01T00:00:00+00:00"), ("east", "2025-06-01T01:00:00+02:00")):
+        parent = start_parent(key, {}, {"as_of": as_of})
+        log_members(start_fleet(parent.run_id, "gru", f"{key}/gru").run_id, [member(key=key)])
+        finish(parent.run_id)
+    assert {row["as_of"] for row in leaderboard()} == {
+        "2025-06-01T00:00:00+00:00",
+        "2025-05-31T23:00:00+00:00",
+    }
 
 
 def board(run):
@@ -139,17 +150,39 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
     assert [(r["coins"], r["verdict"]) for r in leaderboard()] == [("BTC, ETH", "better")]
 
 
-def test_a_model_that_failed_in_the_newest_run_is_shown_as_failed(store):
-    flow("old", {"har": [0.9, 0.9]})
-    parent = start_parent("new", {})
-    fleet = start_fleet(parent.run_id, "har", "new/har")
-    failed = member(key="c0", symbol="C0USDT", architecture="har", reason="diverged")
-    log_members(fleet.run_id, [failed, member(key="c1", symbol="C1USDT", architecture="har")])
-    finish(parent.run_id, "partial")
+def mostly_failed(key, ratios, config=None, counted=None, outcome="partial"):
+    """A run of har whose members have these ratios on 1h; None: it failed."""
+    parent = start_parent(key, config or {"market": "spot"})
+    fleet = start_fleet(parent.run_id, "har", f"{key}/har")
+    records = [
+        member(key=f"{key}/{i}", symbol=f"C{i}USDT", architecture="har",
+               **({"reason": "diverged", "metrics": {}} if v is None else {"metrics": {"test_crps_ratio": v}}))
+        for i, v in enumerate(ratios)
+    ]  # fmt: skip
+    log_members(fleet.run_id, records)
+    log_metrics(parent.run_id, counted or {})
+    finish(fleet.run_id, "partial")
+    finish(parent.run_id, outcome)
+    return parent.run_id
 
-    (row,) = leaderboard()
 
-    assert (row["members"], row["failed"], row["crps_ratio"]) == (1, 1, 0.98)
+@pytest.mark.parametrize(
+    "asked", [{"market": "spot"}, {"market": "spot", "coins": "all", "preset": "default"}]
+)
+def test_models_that_failed_in_the_newest_run_are_told_and_hide_none_that_were_judged(store, asked):
+    old = flow("old", {"har": [0.9, 0.9, 0.9]}, config=asked)
+    new = mostly_failed("new", [1.3, None, None], asked, {"members": 1, "failed": 2})
+
+    assert [
+        (r["flow_run"], r["coins"], r["members"], r["failed"], r["partial"]) for r in leaderboard()
+    ] == [(old, "C0, C1, C2", 3, 0, False), (new, "C0", 1, 2, True)]  # fmt: skip
+
+    again = mostly_failed("again", [None, None, None], asked, {"members": 0, "failed": 3})
+    assert [(r["flow_run"], r["coins"], r["failed"]) for r in leaderboard()][-1] == (again, "none", 3)
+    assert leaderboard()[0]["flow_run"] == old
+
+    whole = flow("whole", {"har": [1.0, 1.0, 1.0]}, config=asked)
+    assert [r["flow_run"] for r in leaderboard()] == [whole]
 
 
 def test_of_runs_of_the_same_models_only_the_newest_is_read(store):

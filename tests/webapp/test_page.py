@@ -235,6 +235,9 @@ def test_coins_candle_lengths_and_old_links_lead_to_series(open_page, filled):
     expect(page.locator(".tile")).to_have_count(3)
     page.evaluate("location.hash = '#/series/NOTUSDT/1h/spot'")
     expect(page.locator(".problem")).to_contain_text("NOTUSDT 1h is not stored")
+    page.evaluate("location.hash = '#/series'")
+    expect(page.locator(".problem")).to_contain_text("names no series")
+    assert page.locator("h1").count() == 1
 
 
 def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixed):

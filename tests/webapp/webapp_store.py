@@ -32,6 +32,7 @@ NORMAL = np.array(
 )  # fmt: skip
 
 
+TEST_SPAN = ["2025-05-01T00:00:00Z", "2025-05-28T00:00:00Z"]
 VERDICT = (
     "better than the random walk with EWMA volatility (CRPS ratio 0.981 [0.971, 0.991], p<0.001, n=2000)"
 )
@@ -125,7 +126,7 @@ def _record(architecture, series, ratio, folder):
     model = ModelId(architecture, "smoke", series, 1)
     return MemberRecord(
         key=model.name, model=model, device="cpu", preset="smoke", data_digest="d", as_of="newest",
-        metrics=metrics, folder=folder,
+        metrics=metrics, folder=folder, config={"recipe": "smoke", "bounds": {"test": TEST_SPAN}},
     )  # fmt: skip
 
 

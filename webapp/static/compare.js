@@ -17,7 +17,7 @@ const FIGURES = [
 // `asked.a`, `asked.b`, `asked.coin`: what is compared, kept in the address by `keep`.
 export function sideBySide(asked, keep) {
   const choices = h("div", { class: "toolbar" }), list = h("div"), links = h("div");
-  let where = null, ready = false;
+  let where = null, ready = false, models = new Map();
   const chart = figure(() => (ready ? ask("/api/figures/compare", { ...where, models: `${asked.a},${asked.b}`, theme: theme() }) : null));
   const runs = [null, null]; // of the two models on the chosen series
   const losses = runs.map((_, i) => figure(() => (runs[i] ? ask(`/api/figures/losses/${runs[i]}`, { theme: theme() }) : null)));
@@ -26,7 +26,8 @@ export function sideBySide(asked, keep) {
 
   async function load(market, timeframe, rows) {
     where = { market, timeframe };
-    const names = [...new Set(rows.filter((r) => r.timeframe === timeframe).map((r) => r.architecture))];
+    models = named(rows.filter((r) => r.timeframe === timeframe));
+    const names = [...models.keys()];
     ready = names.length > 1;
     section.hidden = !ready;
     if (!ready) { await chart.load(); return; }
@@ -45,7 +46,7 @@ export function sideBySide(asked, keep) {
   async function show() {
     const series = asked.coin && { ...where, symbol: asked.coin };
     const found = series && await maybe(ofSeries("models", series));
-    const [a, b] = [asked.a, asked.b].map((name) => found?.models.find((m) => m.architecture === name));
+    const [a, b] = [asked.a, asked.b].map((name) => found?.models.find((m) => m.architecture === models.get(name).architecture && presetOf(m) === models.get(name).preset));
     links.replaceChildren(series ? downloads(ofSeries("models", series), "the models of this series") : "");
     runs.splice(0, 2, a?.run_id, b?.run_id);
     for (const one of losses) await one.load();
@@ -53,25 +54,36 @@ export function sideBySide(asked, keep) {
       list.replaceChildren(h("p", { class: "note" }, `${a ? asked.b : asked.a} has no judged model of ${asked.coin || "any series"} ${where.timeframe}.`));
       return;
     }
-    const columns = [{ key: "what", label: "on the test span", text: true, cell: (r) => r.label },
+    const same = a.test_span !== null && a.test_span === b.test_span;
+    const columns = [{ key: "what", label: same ? "on the same test span" : "each on its own test span", text: true, cell: (r) => r.label },
       { key: "a", label: asked.a, cell: (r) => r.a, kind: (r) => (r.best === 0 ? "best" : "") },
       { key: "b", label: asked.b, cell: (r) => r.b, kind: (r) => (r.best === 1 ? "best" : "") }];
-    list.replaceChildren(table({ caption: `${asked.a} and ${asked.b} on ${asked.coin} ${where.timeframe}; ✓ has the better figure, which chance may have given it`, columns, rows: rowsOf(a, b) }));
+    list.replaceChildren(table({ caption: `${asked.a} and ${asked.b} on ${asked.coin} ${where.timeframe}: ${same ? "✓ has the better figure, which chance may have given it"
+      : "not judged on the same test span, so that neither is better for its figures"}`, columns, rows: rowsOf(a, b, same) }));
   }
 
   return { section, load };
 }
 
-function rowsOf(a, b) {
+// Models by their names: as `model_names` of tasks/figures/board.py has them, which the figures show.
+function named(rows) {
+  const several = (name) => new Set(rows.filter((r) => r.architecture === name).map(presetOf)).size > 1;
+  return new Map(rows.map((r) => [several(r.architecture) ? `${r.architecture}/${presetOf(r)}` : r.architecture, { architecture: r.architecture, preset: presetOf(r) }]));
+}
+
+const presetOf = (one) => one.preset || "unknown";
+
+// `same`: both were judged on one test span; only then is one of two figures the better one.
+function rowsOf(a, b, same) {
   const figures = FIGURES.filter(([key]) => known(a.metrics[key]) || known(b.metrics[key])).map(([key, label, cost, digits]) => {
     const [x, y] = [a.metrics[key], b.metrics[key]];
-    const best = known(x) && known(y) && cost(x) !== cost(y) ? Number(cost(x) > cost(y)) : null;
+    const best = same && known(x) && known(y) && cost(x) !== cost(y) ? Number(cost(x) > cost(y)) : null;
     const cell = (value, i) => (known(value) ? `${best === i ? "✓ " : ""}${value.toFixed(digits)}` : "–");
     return { label, best, a: cell(x, 0), b: cell(y, 1) };
   });
   const span = (m) => (known(m.metrics.test_crps_ratio_low) ? `${m.metrics.test_crps_ratio_low.toFixed(4)} to ${m.metrics.test_crps_ratio_high.toFixed(4)}` : "–");
   const text = (label, of) => ({ label, best: null, a: of(a), b: of(b) });
   return [figures[0], text("95 % interval", span), ...figures.slice(1), text("serves as", (m) => (m.serves ? `${m.serves}, version ${versionOf(m.model_version)}` : "–")),
-    text("preset", (m) => m.preset || "–"), text("candles up to", (m) => asOf(m.as_of)), text("trained", (m) => dayAndTime(m.trained_at)),
+    text("preset", (m) => m.preset || "–"), text("test span", (m) => (m.test_span ? m.test_span.split("/").map((t) => t.slice(0, 10)).join(" to ") : "not known")), text("candles up to", (m) => asOf(m.as_of)), text("trained", (m) => dayAndTime(m.trained_at)),
     text("run", (m) => m.run_id.slice(0, 8))].filter(Boolean);
 }

@@ -83,7 +83,7 @@ export async function open(root, { options }, remember) {
   await load();
   show();
   root.append(h("h1", {}, "Models ", simulatedChip(asked.market)), toolbar,
-    card("Leaderboard", { note: `${RATIO}. Newest run for each series, architecture and data.`, aside: links }, notices, list, ofTimeframe, drawn.frame, coins.frame), pair.section);
+    card("Leaderboard", { note: `${RATIO}. A row is one run's; the figures of coins are of the newest model of each preset: of that which saw the newest candles.`, aside: links }, notices, list, ofTimeframe, drawn.frame, coins.frame), pair.section);
   return {
     title: "Models",
     shown: figures,

@@ -41,7 +41,7 @@ async function open() {
   } catch (error) {
     if (mine !== turn) return;
     shown = null;
-    next.replaceChildren(h("p", { class: "card problem", role: "alert" }, error.message));
+    next.replaceChildren(h("h1", {}, "Nothing to show here"), h("p", { class: "card problem", role: "alert" }, error.message));
   }
   root.replaceChildren(next);
   document.title = `${shown?.title || "cpb"} · cpb forecasts`;

@@ -14,9 +14,10 @@ import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, verdictChip,
 const PAGE = 500; // forecasts on the slider at first, and more of them at its left end
 
 export async function open(root, route) {
+  if (!route.symbol) throw new Error("The address names no series, as #/series/BTCUSDT/1h/spot does; the overview lists what is stored.");
   const overview = await get(ask("/api/overview", { market: route.market }));
   const series = pick(overview, route);
-  if (!series) throw new Error(`${route.symbol} ${route.timeframe || ""} is not stored; the overview lists what is`);
+  if (!series) throw new Error(`${[route.symbol, route.timeframe].filter(Boolean).join(" ")} is not stored; the overview lists what is`);
   const readout = h("figcaption", { id: "readout", "aria-live": "off" });
   const chart = priceChart(series, readout);
   const past = pastForecasts(show, async (first) => (await issues(series, new Date(Date.parse(first.issued_at) - 1).toISOString())).forecasts);

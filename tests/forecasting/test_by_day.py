@@ -4,15 +4,20 @@ import pytest
 from forecast_tools import PEPE
 from test_live_record import DAY, FIRST, entry, fill, scored
 
-from tasks.forecasting.over_time import SCHEMA, record_over_time
+from tasks.forecasting.by_day import SCHEMA, record_by_day
+from tasks.forecasting.daily import read_sums
+
+
+def by_day(home, now, live=True):
+    return record_by_day(read_sums(home, PEPE), PEPE, now, live=live)
 
 
 def test_its_last_day_is_the_summary(tmp_path):
     now = fill(tmp_path, 60, reference=3.0)
     scored(tmp_path, now)
-    found = record_over_time(tmp_path, PEPE, now=now)
+    found = by_day(tmp_path, now)
     known, last = entry(tmp_path), found.row(-1, named=True)
-    assert found.schema == SCHEMA
+    assert dict(found.schema) == SCHEMA
     assert (len(found), last["day"]) == (known.days, known.last)
     assert last["ratio"] == pytest.approx(known.crps_ratio)
     assert (last["low"], last["high"]) == pytest.approx((known.crps_ratio_low, known.crps_ratio_high))
@@ -23,12 +28,12 @@ def test_its_last_day_is_the_summary(tmp_path):
 
 def test_days_that_may_still_come_due_are_left_out(tmp_path):
     scored(tmp_path, fill(tmp_path, 5))
-    assert len(record_over_time(tmp_path, PEPE, now=FIRST + 3 * DAY)) == 2
+    assert len(by_day(tmp_path, FIRST + 3 * DAY)) == 2
 
 
 def test_live_forecasts_and_replays_are_apart_and_none_is_an_empty_frame(tmp_path):
     now = fill(tmp_path, 5)
-    assert record_over_time(tmp_path, PEPE, now=now).is_empty()
+    assert by_day(tmp_path, now).is_empty()
     scored(tmp_path, now)
-    assert record_over_time(tmp_path, PEPE, live=False, now=now).schema == SCHEMA
-    assert record_over_time(tmp_path, PEPE, live=False, now=now).is_empty()
+    assert dict(by_day(tmp_path, now, live=False).schema) == SCHEMA
+    assert by_day(tmp_path, now, live=False).is_empty()

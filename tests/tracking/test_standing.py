@@ -1,0 +1,69 @@
+"""Which model stands for a series, an architecture and a recipe: the same one in figures and lists."""
+
+import pytest
+from test_runs import member
+
+from tasks.figures.board import board_figure, coins_figure
+from tasks.tracking import finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.judged import coin_ratios, judged_models
+from tasks.tracking.standing import newest_of
+
+SPANS = {"2024": ["2024-01-01T00:00:00Z", "2024-06-01T00:00:00Z"], "2025": ["2025-01-01T00:00:00Z", "2025-06-01T00:00:00Z"]}  # fmt: skip
+
+
+def trained(key, ratios, as_of, recipe="default", span="2025"):
+    """A run of gru on the first coins; returns the models' series."""
+    parent = start_parent(key, {"market": "spot"}, {"preset": "default", "as_of": as_of})
+    fleet = start_fleet(parent.run_id, "gru", f"{key}/gru", {"recipe": recipe})
+    records = [
+        member(key=f"{key}/{i}", symbol=f"C{i}USDT", as_of=as_of, metrics={"test_crps_ratio": v},
+               preset="default", config={"bounds": {"test": SPANS[span]}})
+        for i, v in enumerate(ratios)
+    ]  # fmt: skip
+    log_members(fleet.run_id, records)
+    log_metrics(fleet.run_id, {"pooled_crps_ratio_1h": sum(ratios) / len(ratios)})
+    finish(fleet.run_id)
+    finish(parent.run_id)
+    return [record.model.series for record in records]
+
+
+def test_the_newest_candles_count_more_than_the_newest_training():
+    models = [("gru", ("2025", "1"), "a"), ("gru", ("2024", "9"), "b"), ("gru", ("2025", "2"), "c"), ("har", ("", ""), "d")]  # fmt: skip
+    assert newest_of(models) == {"gru": "c", "har": "d"} == newest_of(reversed(models))
+
+
+@pytest.fixture
+def several(store):
+    """All coins on old candles; one coin on newer ones; another recipe; then a run on candles of long ago."""
+    series = trained("whole", [0.9, 0.91], "2025-06-01T00:00:00+00:00")
+    trained("part", [0.8], "2025-06-05T00:00:00+00:00")
+    trained("changed", [2.0, 2.1], "2025-06-03T00:00:00+00:00", recipe="default+0a1b2c3d")
+    trained("past", [1.5, 1.5], "2024-06-01T00:00:00+00:00", span="2024")
+    return store, series
+
+
+def test_figures_and_the_list_of_a_series_have_the_same_models(several):
+    store, series = several
+    rows = coin_ratios(store, leaderboard())
+    for one in series:
+        listed = {(m.preset, m.metrics["test_crps_ratio"], m.test_span) for m in judged_models(store, one)}
+        drawn = {(r["preset"], r["crps_ratio"], r["test_span"]) for r in rows if r["symbol"] == one.symbol}
+        assert listed == drawn
+    assert {(r["symbol"], r["preset"], r["crps_ratio"]) for r in rows} == {
+        ("C0USDT", "default", 0.8), ("C1USDT", "default", 0.91),
+        ("C0USDT", "default+0a1b2c3d", 2.0), ("C1USDT", "default+0a1b2c3d", 2.1),
+    }  # fmt: skip
+    assert {r["test_span"] for r in rows} == {"/".join(SPANS["2025"])}
+
+
+def test_figures_name_the_preset_where_there_are_several(several):
+    store, _ = several
+    board = leaderboard()
+    heat = coins_figure(coin_ratios(store, board))["data"][0]
+    cells = dict(zip(heat["x"], zip(*heat["z"], strict=True), strict=True))
+    assert cells == {"gru/default": (0.8, 0.91), "gru/default+0a1b2c3d": (2.0, 2.1)}
+
+    whole = [row for row in board if not row["partial"]]
+    labels = [label for trace in board_figure(whole)["data"] for label in trace["y"]]
+    runs = {row["flow_run"][:8] for row in whole if row["preset"] == "default"}
+    assert sorted(labels) == sorted(["gru/default+0a1b2c3d", *(f"gru/default, run {run}" for run in runs)])
