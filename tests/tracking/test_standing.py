@@ -8,7 +8,7 @@ from tasks.tracking import finish, leaderboard, log_members, log_metrics, start_
 from tasks.tracking.judged import coin_ratios, judged_models
 from tasks.tracking.standing import newest_of
 
-SPANS = {"2024": ["2024-01-01T00:00:00Z", "2024-06-01T00:00:00Z"], "2025": ["2025-01-01T00:00:00Z", "2025-06-01T00:00:00Z"]}  # fmt: skip
+SPANS = {year: [f"{year}-01-01T00:00:00Z", f"{year}-06-01T00:00:00Z"] for year in ("2024", "2025")}
 
 
 def trained(key, ratios, as_of, recipe="default", span="2025"):
@@ -28,7 +28,8 @@ def trained(key, ratios, as_of, recipe="default", span="2025"):
 
 
 def test_the_newest_candles_count_more_than_the_newest_training():
-    models = [("gru", ("2025", "1"), "a"), ("gru", ("2024", "9"), "b"), ("gru", ("2025", "2"), "c"), ("har", ("", ""), "d")]  # fmt: skip
+    ages = {"a": ("2025", "1"), "b": ("2024", "9"), "c": ("2025", "2")}
+    models = [*(("gru", age, name) for name, age in ages.items()), ("har", ("", ""), "d")]
     assert newest_of(models) == {"gru": "c", "har": "d"} == newest_of(reversed(models))
 
 
