@@ -224,7 +224,7 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
 
 def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
     """Refuse a file whose one series is not the one that its name tells; a name in small letters may be any word."""
-    told = {
+    told: dict[str, tuple[set[str | None], str | None]] = {
         "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
         "timeframe": ({table.timeframe for table in tables}, timeframe),
     }
