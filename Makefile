@@ -35,7 +35,7 @@ wheel: .venv/.installed ## build the light library, dist/cpbmodels-*.whl
 	$(BIN)/python -m tasks.storage.wheel dist
 
 demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
-	@echo "The demo trains 20 models on simulated klines: 2 to 5 minutes on two cores, 0.2 GB in data/ and mlruns/."
+	@echo "The demo trains 20 models on simulated klines: under a minute on two quiet cores, 0.2 GB in data/ and mlruns/."
 	$(BIN)/cpb demo
 
 docs: .venv/.installed-dev ## the documentation site, build/site/index.html; warnings are errors

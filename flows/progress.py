@@ -30,17 +30,17 @@ _BAR, _GAP = (8, 24), 2
 
 
 @contextmanager
-def shown_progress(command: str) -> Iterator[None]:
+def shown_progress(command: str, first: str = "loading libraries") -> Iterator[None]:
     """Show what is told in the block; within another such block, that one goes on showing.
 
     Args:
-        command: what is at work, for the time before the first step tells anything.
+        command, first: what is at work, and on what, for the time before the first step tells anything.
     """
     if is_heard():
         yield
         return
     with _display() as display, heard_by(display):
-        tell(command, 0, 0, "", "loading libraries")
+        tell(command, 0, 0, "", first)
         yield
 
 

@@ -12,7 +12,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.data_sets import learned_from
 from tasks.tracking.run_names import run_name, scope_tags
 from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, log_datasets, start_parent
-from tasks.tracking.tags import COMMAND
+from tasks.tracking.tags import AS_OF, COMMAND, NEWEST
 from tasks.tracking.wandb_mirror import is_wanted, mirror
 from tasks.training.planning import training_code
 
@@ -68,4 +68,4 @@ def _params(spec: RunSpec) -> dict[str, Any]:
 
 def _tags(spec: RunSpec) -> dict[str, str]:
     as_of = spec.scope.as_of
-    return {"preset": spec.preset, "market": spec.market, "as_of": as_of.isoformat() if as_of else "newest"}
+    return {"preset": spec.preset, "market": spec.market, AS_OF: as_of.isoformat() if as_of else NEWEST}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.errors import UsageError
+from schemas.errors import CpbError, UsageError
 from schemas.identity import OWN, SIM, Market, SeriesId, market_home
 from schemas.tables import is_table, tables_of
 from schemas.universe import parse_coins, parse_timeframes
@@ -15,6 +15,17 @@ from schemas.universe import parse_coins, parse_timeframes
 def home() -> Path:
     """Return the store's folder: `CPB_HOME`, or `./data`."""
     return Path(os.environ.get("CPB_HOME") or "data")
+
+
+def stored_home() -> Path:
+    """Return the store's folder, for what only looks at what is stored; raises `CpbError` where there is none."""
+    folder = home()
+    if not folder.is_dir():
+        raise CpbError(
+            f"nothing is stored in {folder}: there is no such folder; correct CPB_HOME, or fill it with `cpb demo`",
+            code="no-home", field="CPB_HOME",
+        )  # fmt: skip
+    return folder
 
 
 def parse_instant(text: str, option: str) -> datetime:

@@ -27,7 +27,7 @@ def train(job: FleetJob, root: Path, slots: Slots, timeout_s: float) -> FleetRes
     """
     try:
         folder = prepare(root, job)
-        with telling_training(job) as told:
+        with telling_training(job, slots) as told:
             _run(folder, slots, timeout_s, told)
         return read_result(folder)
     except CpbError as error:
@@ -39,7 +39,7 @@ def _run(folder: Path, slots: Slots, timeout_s: float, told: TrainerTold) -> Non
     """Run the trainer, and once more if it died (not after its time limit: it would only run into it again)."""
     retried = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(run_trainer, "train")
     with _gpu_limit(slots):
-        retried(folder, slots, timeout_s, told)
+        retried(folder, slots, timeout_s, told, told.starting)
 
 
 def _gpu_limit(slots: Slots) -> AbstractContextManager[None]:

@@ -157,7 +157,12 @@ class Training(OfMarket):
 
 
 class FlowRun(OfMarket):
-    """A run of the flow, as MLflow has it. `outcome`: complete, partial or failed; null while it runs or was killed."""
+    """A run of the flow, as MLflow has it. `outcome`: complete, partial or failed; null while it runs or was killed.
+
+    `status`: RUNNING, FINISHED, FAILED or KILLED, which a run is too whose process has died. `coins`, `timeframes` and
+    `architectures` as they were asked for, so that coins may be `all`; empty where an older release did not say.
+    `as_of`: no candle that closes after it was seen, as asked; else the day (UTC) of the newest candle.
+    """
 
     run_id: str
     name: str
@@ -166,9 +171,9 @@ class FlowRun(OfMarket):
     started_at: datetime
     ended_at: datetime | None
     preset: str | None
-    coins: str | None
-    timeframes: str | None
-    architectures: str | None
+    coins: list[str]
+    timeframes: list[str]
+    architectures: list[str]
     as_of: str | None
     reason: str | None
 

@@ -114,7 +114,8 @@ def _add_lists(app: FastAPI, api: Api) -> None:
         request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
     ) -> Response:
         """Return what is being trained now, and the newest runs of the flow, of all markets."""
-        state = (trainings.trainings_state(home), registry.state())
+        # By the minute: of a run whose process has died nothing that is stored changes.
+        state = (trainings.trainings_state(home), registry.state(), _minute())
         return api.reply(
             request, ("runs", limit), state, lambda: trainings.runs(home, limit), form, "cpb-runs"
         )

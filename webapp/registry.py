@@ -1,11 +1,12 @@
 """Reads models, champions and decisions from MLflow's store, one thread at a time; kept while the store is the same."""
 
+import json
 import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
 from schemas.handover import Decision
@@ -16,6 +17,9 @@ from webapp.answers_lists import Decisions, FlowRun, ModelInfo, Models
 from webapp.reading import identity
 from webapp.replies import Answer
 from webapp.states import State, database_state
+
+if TYPE_CHECKING:
+    from tasks.tracking.judged import FlowRunInfo
 
 PACE_S = 5.0
 """A training writes to the store all the time, and reading 40 champions takes a second: seconds between two looks."""
@@ -182,14 +186,31 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and why there are none."""
     from tasks.tracking.judged import newest_flow_runs
+    from tasks.tracking.reconcile import dead_runs
     from tasks.tracking.store import open_store
 
     with _reading:
         try:
             store = open_store(tracking_uri(), create=False)
-            return [FlowRun(**vars(one)) for one in newest_flow_runs(store, limit)], None
+            found = newest_flow_runs(store, limit)
+            dead = dead_runs(store) if any(one.status == "RUNNING" for one in found) else {}
+            return [_flow_run(one, dead.get(one.run_id)) for one in found], None
         except CpbError as error:
             return [], str(error)
+
+
+def _flow_run(run: "FlowRunInfo", died: str | None) -> FlowRun:
+    values = vars(run) | {
+        name: _names(getattr(run, name)) for name in ("coins", "timeframes", "architectures")
+    }
+    return FlowRun(**values | ({"status": "KILLED", "reason": died} if died else {}))
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the names in a param: MLflow keeps texts, of a list its JSON."""
+    if not text:
+        return []
+    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
 
 
 def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:

@@ -51,11 +51,14 @@ class Answer:
         return b"%s,%s:%s}" % (head[:-1], json.dumps(self.table).encode(), rows_json(self.rows))
 
     def csv(self) -> bytes:
-        """Return the table as CSV; nested fields become columns `field_name`, lists are left out."""
+        """Return the table as CSV; nested fields become columns `field_name`, texts in a list are joined by spaces.
+
+        Other lists are left out.
+        """
         if self.rows is not None:
             rows = _texts(self.rows).to_dicts()
         else:
-            rows = [_flat(row) for row in self.head.model_dump(mode="json")[self.table]]
+            rows = [_flat(self._joined(row)) for row in self.head.model_dump(mode="json")[self.table]]
         of: dict[str, Any] = {}
         if isinstance(self.head, OfSeries):
             of = {name: getattr(self.head, name) for name in ("market", "symbol", "timeframe", "simulated")}
@@ -65,11 +68,17 @@ class Answer:
         """Return the columns that are there without a row too."""
         if self.rows is not None:
             return self.rows.columns
-        (item,) = get_args(type(self.head).model_fields[self.table].annotation)
         # Of rows that are plain dicts nothing is known, and nested fields become columns by what is in them.
-        return [
-            n for n, f in getattr(item, "model_fields", {}).items() if get_origin(f.annotation) is not list
-        ]
+        kinds = self._kinds()
+        return [n for n, kind in kinds.items() if get_origin(kind) is not list or kind == list[str]]
+
+    def _joined(self, row: dict[str, Any]) -> dict[str, Any]:
+        return row | {n: " ".join(row[n]) for n, kind in self._kinds().items() if kind == list[str]}
+
+    def _kinds(self) -> dict[str, Any]:
+        """Return the type of each field of a row that is a model."""
+        (item,) = get_args(type(self.head).model_fields[self.table].annotation)
+        return {n: f.annotation for n, f in getattr(item, "model_fields", {}).items()}
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,12 @@ def ledger(
         raise UsageError(
             "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
         )
-    from schemas.scope import home
+    from schemas.scope import stored_home
+    from tasks.forecasting.store import stored
     from tasks.forecasting.summary import ledger_rows
 
-    rows = ledger_rows(home(), spec.market, spec.symbols, spec.intervals, history=history)
+    home = stored_home()
+    rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
     if json:
         emit({"ledger": rows, "exit": 0})
     elif as_csv:
@@ -44,10 +46,12 @@ def ledger(
         writer.writerows(rows)
     elif rows:
         print_ledger(rows)
-    else:
+    elif stored(home):
         say(
             "nothing has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
         )
+    else:
+        say(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
 
 
 def print_ledger(rows: list[dict[str, Any]]) -> None:

@@ -64,13 +64,26 @@ class Shown:
 
 @dataclass(frozen=True)
 class ModelOption:
-    """An option of its own for one field of the model preset (`cpbmodels.Preset`)."""
+    """An option of its own for one field of the model preset (`cpbmodels.Preset`).
+
+    names: others that mean the same. They, and the `--no-…` of a switch, are named in the help's text and are options
+    that it does not list: beside the option's own name they left no room for a whole one in 80 columns.
+    """
 
     field: str
     help: str
     metavar: str = "<int>"
     switch: bool = False
-    names: tuple[str, ...] = ()  # others that mean the same
+    names: tuple[str, ...] = ()
+
+    def others(self, name: str) -> tuple[str, ...]:
+        """Return the options beside `--NAME`: for a switch the one that turns it off."""
+        return (f"--no-{_dashed(name)}",) if self.switch else self.names
+
+    def about(self, name: str) -> str:
+        """Return the text of the help."""
+        others = ", ".join(self.others(name))
+        return f"{self.help} ({'or' if self.switch else 'also'} {others})" if others else self.help
 
 
 def takes(
@@ -111,9 +124,8 @@ def takes(
             values |= {n: parse_value(values[n]) for n in numbers if isinstance(values[n], str)}
             if OVERRIDES in fields:
                 values[OVERRIDES] = _overrides(values, model_options)
-            with shown_progress(
-                command.__name__.replace("_", "-")
-            ):  # reading the architectures takes a second
+            # Reading the architectures takes a second.
+            with shown_progress(_dashed(command.__name__), "reading the options"):
                 made = (build or _build(spec))(values)
             command(made, **bound.arguments)
 
@@ -140,15 +152,16 @@ def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None
     """Take the model options out of `values` and return them by the names of the preset's fields."""
     found = _settings(values.pop(OVERRIDES) or ())
     for name, option in (options or {}).items():
-        value = values.pop(name)
-        if value is None:
-            continue
-        if option.field in found:
-            raise UsageError(
-                f"overrides: {option.field} is given twice, by --set and by an option of its own; leave one out",
-                code="overrides", field=OVERRIDES,
-            )  # fmt: skip
-        found[option.field] = parse_value(value) if isinstance(value, str) else value
+        given = [values.pop(one) for one in (name, *map(_keyword_of, option.others(name)))]
+        if option.switch and given[1]:
+            given[1] = False
+        for value in (one for one in given if one is not None):
+            if option.field in found:
+                raise UsageError(
+                    f"overrides: {option.field} is given twice, by options of its own or by --set; leave one out",
+                    code="overrides", field=OVERRIDES,
+                )  # fmt: skip
+            found[option.field] = parse_value(value) if isinstance(value, str) else value
     return found
 
 
@@ -170,7 +183,7 @@ def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
     if shown.argument:
         argument = typer.Argument(help=text, metavar=metavar)
         return _keyword(name, Annotated[str, argument], inspect.Parameter.empty)
-    dashed = name.replace("_", "-")
+    dashed = _dashed(name)
     if kind is bool:
         names = shown.names or (f"--{dashed}/--no-{dashed}" if default else f"--{dashed}",)
         switch = typer.Option(*names, help=text, rich_help_panel=_PANEL_OF.get(name))
@@ -208,22 +221,23 @@ def _model_parameters(options: Mapping[str, ModelOption] | None) -> list[inspect
     setting = typer.Option("--set", metavar="NAME=VALUE", help=about, rich_help_panel=_PANEL_OF[OVERRIDES])
     found = [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
     for name, option in (options or {}).items():
-        dashed = name.replace("_", "-")
-        if option.switch:
-            names = f"--{dashed}/--no-{dashed}"
-            switch = typer.Option(names, help=option.help, rich_help_panel=MODEL_PANEL)
-            annotation: Any = Annotated[bool | None, switch]
-        else:
-            shown = typer.Option(
-                f"--{dashed}",
-                *option.names,
-                help=option.help,
-                metavar=option.metavar,
-                rich_help_panel=MODEL_PANEL,
-            )
-            annotation = Annotated[str | None, shown]
-        found.append(_keyword(name, annotation, None))
+        kind: Any = bool if option.switch else str
+        metavar = None if option.switch else option.metavar
+        first = f"--{_dashed(name)}"
+        shown = typer.Option(first, help=option.about(name), metavar=metavar, rich_help_panel=MODEL_PANEL)
+        found.append(_keyword(name, Annotated[kind | None, shown], None))
+        for other in option.others(name):
+            hidden = typer.Option(other, help=f"see {first}", hidden=True)
+            found.append(_keyword(_keyword_of(other), Annotated[kind | None, hidden], None))
     return found
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _keyword_of(option: str) -> str:
+    return option.removeprefix("--").replace("-", "_")
 
 
 def _after_first(command: Callable[..., None]) -> list[inspect.Parameter]:

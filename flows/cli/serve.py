@@ -30,20 +30,22 @@ def serve(
 
     Example: cpb serve --port 8000
     """
-    import uvicorn
-
     from tasks.tracking.ui import check_port
+    from webapp.server import run
 
     check_port(host, port)
     # The app is made by uvicorn, which hands nothing over. The name that it listens on is allowed too.
     known = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
     os.environ["CPB_ALLOWED_HOSTS"] = ",".join([*filter(None, known.split(",")), host])
     url = f"http://{host}:{port}"
-    if json:
-        emit({"url": url, "docs": f"{url}/docs"})
-    else:
-        say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
-    uvicorn.run("webapp.app:from_environment", factory=True, host=host, port=port, log_level="warning")
+
+    def ready() -> None:
+        if json:
+            emit({"url": url, "docs": f"{url}/docs"})
+        else:
+            say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
+
+    run(host, port, ready)
 
 
 def ui(

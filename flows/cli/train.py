@@ -9,7 +9,7 @@ from flows.cli.options import Json, ModelOption, Shown, takes
 from flows.console import emit, quiet_libraries, say
 from schemas.errors import UsageError
 from schemas.presets import is_file
-from schemas.run import RunSpec, base_of
+from schemas.run import RunSpec, ScopeSpec, base_of
 
 FLEET_OPTIONS = {
     "batch_size": ModelOption("batch_size", "windows per step", names=("--batch",)),
@@ -51,8 +51,11 @@ def demo(json: Json = False) -> None:
 
     Example: cpb demo
     """
-    spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
-    result = _train_all(spec, direct=True)
+    from flows.progress import shown_progress
+
+    with shown_progress("demo", "reading the options"):
+        spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
+    result = _train_all(spec, "demo", direct=True)
     if json:
         emit(result)
     else:
@@ -67,7 +70,7 @@ def train_all(spec: RunSpec, json: Json = False) -> None:
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
-    result = _train_all(spec)
+    result = _train_all(spec, "train-all")
     if json:
         emit(result)
     else:
@@ -77,6 +80,8 @@ def train_all(spec: RunSpec, json: Json = False) -> None:
 
 def _one_model(values: dict[str, Any]) -> RunSpec:
     """Return the spec of `cpb train`: `har` where no architecture is named, and the architecture's own preset."""
+    # What is wrong with coins, candles or dates is told before the models' library is loaded.
+    ScopeSpec(**{name: value for name, value in values.items() if name in ScopeSpec.model_fields})
     if values["architectures"] is None and not is_file(values["preset"]):
         values = values | {"architectures": "har"}
     if values["preset"] is None:
@@ -149,11 +154,11 @@ def train(
     raise typer.Exit(int(result["exit"]))
 
 
-def _train_all(spec: RunSpec, direct: bool = False) -> dict[str, Any]:
+def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:
     quiet_libraries()
     from flows.progress import shown_progress
 
-    with shown_progress("train-all"):
+    with shown_progress(command):
         from flows.prefect_server import server_in_use
         from flows.runner import Runner
         from flows.train_all import in_prefect, run_train_all

@@ -48,20 +48,20 @@ def verify(
 
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):
-        from schemas.scope import home
+        from schemas.scope import stored_home
         from tasks.progress import tell
         from tasks.storage.damage import REPAIRED
         from tasks.verify import verify_all
 
-        checked = itertools.count(1)
+        checked, home = itertools.count(1), stored_home()
         result = verify_all(
-            home(), markets, repair=repair, source=source,
+            home, markets, repair=repair, source=source,
             seen=lambda _path: tell("verify", next(checked), 0, "files"),
         )  # fmt: skip
     if hub:
         from tasks.hub.ledger import compare
 
-        published = compare(home(), SPOT if market == _ALL else market, hub)
+        published = compare(home, SPOT if market == _ALL else market, hub)
         result.damaged += published.damaged
         same = f"{count(published.files, 'file')} and {count(published.rows, 'row')} the same as stored"
         say(f"{hub} at {published.commit[:12]}, up to line {published.line} of the chain: {same}")
@@ -79,7 +79,10 @@ def verify(
         mended = len(result.damaged) - len(result.remaining)
         whole = sum(damage.outcome == REPAIRED for damage in result.damaged)
         done = f": {whole} repaired, {mended - whole} removed or set aside, {len(result.remaining)} left"
-    say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged{done}")
+    if result.checked or result.damaged:
+        say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged{done}")
+    elif result.is_good:
+        say(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
     code = COMPLETE if result.is_good else FATAL
     if json:
         damaged = [d.model_dump(mode="json") for d in result.damaged]

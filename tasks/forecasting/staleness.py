@@ -14,7 +14,7 @@ import polars as pl
 
 from schemas.constants import STOPPED_AFTER
 from schemas.errors import CpbError
-from schemas.identity import SIM, SeriesId
+from schemas.identity import OWN, SIM, SeriesId
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store
 from tasks.forecasting.months import forecast_command, month_of
@@ -39,9 +39,18 @@ class Stale:
         """Return it as one sentence, with what to do."""
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
-        command = ingest_command(self.series) if self.what == "candle" else forecast_command(self.series)
         found = f"the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
-        return f"{self.series}: {found}; refresh it with `{command}`"
+        return f"{self.series}: {found}; refresh it with {self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        """The command. Where candles came from is stored nowhere: a mirror's URL may hold a password."""
+        if self.what == "forecast":
+            return f"`{forecast_command(self.series)}`"
+        command = f"`{ingest_command(self.series)}`"
+        if self.series.market == OWN:  # whose command names a table already
+            return command
+        return f"{command}, with --source as it was ingested if that was not from Binance Vision itself"
 
 
 def find_stale(

@@ -23,6 +23,7 @@ from tasks.tracking.tags import (
     REASON,
     SYMBOL,
     TIMEFRAME,
+    as_of,
     market_of,
 )
 from tasks.tracking.versions import ALIAS, CHALLENGER, PREVIOUS, aliases_of
@@ -160,7 +161,7 @@ def _flow(run: "Run") -> FlowRunInfo:
         coins=params.get("coins"),
         timeframes=params.get("timeframes"),
         architectures=params.get("architectures"),
-        as_of=tags.get("as_of"),
+        as_of=as_of(tags),
         reason=tags.get(REASON),
     )
 

@@ -9,7 +9,7 @@ from tasks.tracking.connection import Store, search
 from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.run_names import source_kind
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import COINS, FLOW, KIND, OUTCOME, REASON, TIMEFRAMES, command_of, market_of
+from tasks.tracking.tags import COINS, FLOW, KIND, OUTCOME, REASON, TIMEFRAMES, as_of, command_of, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -25,7 +25,7 @@ RUN_COLUMNS = {
     "timeframes": "candle lengths",
     "architectures": "names of the architectures",
     "preset": "preset of the models",
-    "as_of": "no candle that closes after this was seen; `newest` for all there were",
+    "as_of": "no candle that closes after this was seen, as asked; else the day of the newest candle",
     "members": "models that were judged; empty for runs of releases that did not count them",
     "failed": "models and steps that failed",
     "outcome": "running, complete, partial, failed or killed",
@@ -57,7 +57,7 @@ def _entry(flow: "Run", dead: Mapping[str, str]) -> dict[str, Any]:
         "timeframes": tags.get(TIMEFRAMES) or _words(params.get("timeframes", "")),
         "architectures": _words(params.get("architectures", "")),
         "preset": tags.get("preset"),
-        "as_of": tags.get("as_of"),
+        "as_of": as_of(tags),
         "members": int(metrics["members"]) if "members" in metrics else None,
         "failed": int(metrics["failed"]) if "failed" in metrics else None,
         "outcome": "killed" if died else _outcome(info.status, tags),

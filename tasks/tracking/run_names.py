@@ -11,7 +11,7 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from schemas.universe import coins_label
-from tasks.tracking.tags import COINS, REAL, SEED, SIMULATED, SOURCE_KIND, TIMEFRAMES
+from tasks.tracking.tags import CANDLES_UNTIL, COINS, REAL, SEED, SIMULATED, SOURCE_KIND, TIMEFRAMES
 
 _SEPARATOR = " · "
 
@@ -47,6 +47,7 @@ def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]
     return {
         COINS: coins_label(record.series.symbol for record in records),
         TIMEFRAMES: _timeframes(records),
+        CANDLES_UNTIL: data_end(spec, records),
         **source_tags(spec),
     }
 

@@ -18,6 +18,10 @@ WARNINGS = "warnings"
 MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
 COMMAND, COINS, TIMEFRAMES, SEED = "command", "coins", "timeframes", "seed"
 """Of flows and fleets (the command: of flows; the seed: of members too): what was asked, for filters and lists."""
+AS_OF, NEWEST = "as_of", "newest"
+"""Up to when candles were to be seen, as asked, and its value where all there were were."""
+CANDLES_UNTIL = "candles_until"
+"""Of flows and fleets: the day (UTC) before which the data ends, as in the run's name."""
 SOURCE_KIND, REAL, SIMULATED = "source_kind", "real", "simulated"
 """Of flows, fleets and members: whether the candles are real, and its two values."""
 FILES = "files"
@@ -50,6 +54,15 @@ def market_of(run: "Run") -> str:
         return SIM
     market = params.get("market") or params.get("scope.market")
     return market if market in MARKETS else SPOT
+
+
+def as_of(tags: Mapping[str, str]) -> str | None:
+    """Return up to when a run saw candles: as asked, else the day of the newest one that it met.
+
+    `newest` of runs of older releases, which do not say that day.
+    """
+    asked = tags.get(AS_OF)
+    return tags.get(CANDLES_UNTIL, asked) if asked == NEWEST else asked
 
 
 def command_of(run: "Run") -> str:

@@ -57,10 +57,20 @@ class TrainingTimeout(CpbError):
     default_code = "timeout"
 
 
-def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: Progress | None = None) -> None:
+def run_trainer(
+    folder: Path,
+    slots: Slots,
+    timeout_s: float,
+    on_progress: Progress | None = None,
+    on_start: Callable[[], None] | None = None,
+) -> None:
     """Train the job in `folder` to its `result.json`; return at once where that is there already.
 
     Waits for a free slot first; `timeout_s` counts from the start of the process. An interrupt stops the process.
+
+    Args:
+        on_progress: called with the contents of `progress.json` whenever it has changed.
+        on_start: called when there is a slot.
 
     Raises:
         TrainerDied: the process failed or was killed.
@@ -70,6 +80,8 @@ def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: Progr
         return
     let_ctrl_c_end_waits()
     with hold_slot(slots) as slot:
+        if on_start:
+            on_start()
         kills = _oom_kills()
         with open_log(folder / "worker.log") as log:
             begin = os.fstat(log.fileno()).st_size

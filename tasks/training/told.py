@@ -6,6 +6,7 @@ from typing import Any
 
 from schemas.handover import FleetJob
 from tasks.progress import Progress, tell, tell_line, tell_progress
+from tasks.training.slots import Slots
 
 
 class TrainerTold:
@@ -14,6 +15,10 @@ class TrainerTold:
     def __init__(self, architecture: str) -> None:
         self._name, self._device = architecture, ""
 
+    def starting(self) -> None:
+        """Tell that the trainer has a place to train in; until it has loaded its libraries it says nothing itself."""
+        tell(f"train {self._name}", 0, 0, "epochs", "starting its trainer")
+
     def __call__(self, state: Mapping[str, Any]) -> None:
         """Tell of the device once, then of every change."""
         if state["device"] and state["device"] != self._device:
@@ -21,7 +26,7 @@ class TrainerTold:
             tell_line(f"training {self._name} on {self._device}")
             tell_line(state["data"])
         if state["stage"] == "forecasting":
-            tell(f"forecast {self._name}", state["forecasts"], state["to_forecast"], "members")
+            tell(_predicting(self._name), state["forecasts"], state["to_forecast"], "members")
             tell(f"train {self._name}", 1, 1, "epochs")
             return
         tell_progress(
@@ -38,15 +43,19 @@ class TrainerTold:
 
 
 @contextmanager
-def telling_training(job: FleetJob) -> Iterator[TrainerTold]:
-    """Tell that a fleet waits for its trainer, then what the trainer says, then the end, however the block ends."""
+def telling_training(job: FleetJob, slots: Slots) -> Iterator[TrainerTold]:
+    """Tell that a fleet waits for its place, then what its trainer says, then the end, however the block ends."""
     name = job.architecture
-    tell(f"train {name}", 0, 0, "epochs", "starting its trainer")
+    tell(f"train {name}", 0, 0, "epochs", f"waiting for a free {'GPU' if slots.gpus else 'core'}")
     try:
         yield TrainerTold(name)
     finally:
-        for step in ("train", "forecast"):
-            tell(f"{step} {name}", 1, 1, "epochs")
+        for step in (f"train {name}", _predicting(name)):
+            tell(step, 1, 1, "epochs")
+
+
+def _predicting(name: str) -> str:
+    return f"predict the test span with {name}"
 
 
 def _facts(state: Mapping[str, Any]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -89,6 +90,15 @@ def test_help_is_whole_in_80_columns_and_grouped(monkeypatch):
     for panel, names in cli.COMMANDS.items():
         assert panel in shown
         assert all(f"│ {name} " in shown for name in names)
+
+
+def test_no_option_of_any_command_is_cut_in_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for path, command in commands(typer.main.get_command(cli._app())):
+        shown = CliRunner().invoke(cli._app(), [*path, "--help"]).stdout
+        assert max(map(len, shown.splitlines())) <= 80, path
+        for option in {o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")}:
+            assert re.search(rf"{option}(?![\w-])", shown), (path, option)
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")

@@ -29,11 +29,14 @@ def cpb(monkeypatch, capsys, tmp_path):
 def test_serve_hands_the_allowed_hosts_to_the_app(cpb, monkeypatch):
     monkeypatch.delenv("CPB_ALLOWED_HOSTS", raising=False)
     seen = []
-    monkeypatch.setattr(
-        "uvicorn.run", lambda app, **options: seen.append(os.environ.get("CPB_ALLOWED_HOSTS"))
-    )
+
+    def run(host, port, ready):
+        seen.append(os.environ.get("CPB_ALLOWED_HOSTS"))
+        ready()
+
+    monkeypatch.setattr("webapp.server.run", run)
     monkeypatch.setattr("tasks.tracking.ui.check_port", lambda host, port: None)
-    cpb("serve")
+    assert cpb("serve") == (0, {"url": "http://127.0.0.1:8000", "docs": "http://127.0.0.1:8000/docs"})
     monkeypatch.delenv("CPB_ALLOWED_HOSTS")
     cpb("serve", "--allowed-hosts", "box.local,10.0.0.5")
     assert seen == ["127.0.0.1", "box.local,10.0.0.5,127.0.0.1"]

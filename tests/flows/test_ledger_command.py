@@ -70,6 +70,21 @@ def test_an_empty_ledger_says_what_to_do(run):
     assert json.loads(run("--json")[1].out) == {"ledger": [], "exit": 0}
 
 
+def test_a_home_that_is_not_there_is_an_error(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "typo"))
+    code, told = run("--json")
+    assert (code, json.loads(told.out)["code"]) == (1, "no-home")
+    assert str(tmp_path / "typo") in told.err
+
+
+def test_stored_forecasts_that_have_not_come_due_are_told_from_none(run, tmp_path):
+    assert f"no forecast is stored in {tmp_path}" in run()[1].err
+    close = write_walk(tmp_path, BTC, FIRST, 24)
+    rows = made_forecasts(BTC, FIRST, close, np.array([12]), reference=2.0)
+    append(tmp_path, "spot", "forecasts", {BTC: rows})
+    assert "nothing has come due yet" in run()[1].err
+
+
 @pytest.mark.parametrize(
     ("words", "error", "field"),
     [

@@ -115,6 +115,12 @@ def test_model_options_become_overrides_by_the_presets_names():
     words = ["--architectures", "gru", "--max-epochs", "3", "--learning-rate", "0.01", "--no-mixed-precision"]
     assert call(*words).overrides == {"epochs": 3, "lr": 0.01, "mixed_precision": False}
     assert call().overrides == {}
+    assert call("--architectures", "gru", "--lr", "0.01", "--mixed-precision").overrides == {
+        "lr": 0.01, "mixed_precision": True,
+    }  # fmt: skip
+    for twice in (["--lr", "0.1", "--learning-rate", "0.1"], ["--epochs", "3", "--set", "epochs=3"]):
+        with pytest.raises(UsageError, match="given twice"):
+            call("--architectures", "gru", *twice)
     with pytest.raises(UsageError, match="batch_size must be a whole number"):
         call("--batch-size", "many")
 

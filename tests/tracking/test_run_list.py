@@ -12,6 +12,7 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.processes import ProcessId
 from tasks.tracking import finish, log_metrics, start_parent
+from tasks.tracking.judged import newest_flow_runs
 from tasks.tracking.run_list import RUN_COLUMNS, list_runs
 from tasks.tracking.run_names import run_name
 from tasks.tracking.tags import PROCESS
@@ -51,6 +52,16 @@ def test_each_run_says_what_it_was_and_how_it_ended(store):
     )
     (name,) = {store.client.get_run(made["id"]).info.run_name}
     assert name == "train-all · BTC, ETH · 15m 1h · smoke · 2025-06-06"
+
+
+def test_the_list_and_the_name_say_the_same_day_where_no_end_was_asked_for(store):
+    spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim")
+    run = start_run(spec, records("sim", "BTCUSDT-1h"), "train-all")
+    start_parent("old", {}, {"as_of": "newest"})
+    found = {row["id"]: row["as_of"] for row in list_runs()}
+    assert found.pop(run.run_id) == "2025-06-05"
+    assert list(found.values()) == ["newest"]
+    assert {one.as_of for one in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
 
 
 def test_a_run_whose_process_died_is_listed_as_killed_before_anybody_has_marked_it(store, monkeypatch):

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from trainer_tools import PRELUDE, trainers_in, wait_until
 from schemas.errors import CpbError
 from tasks.training import process
 from tasks.training.process import TrainerDied, TrainingTimeout, run_trainer
-from tasks.training.slots import Slots
+from tasks.training.slots import Slots, hold_slot
 
 CPU = Slots((), 1, 1)
 
@@ -37,6 +38,20 @@ def test_threads_follow_from_the_plan_and_progress_is_told(folder, worker):
     run_trainer(folder, Slots((), 1, 2), 30, told.append)
     assert told == [{"epoch": 3}]
     assert json.loads((folder / "result.json").read_text()) == {"threads": 2}
+
+
+def test_it_is_told_when_a_place_to_train_in_is_free(folder, worker):
+    worker("(folder / 'result.json').touch()")
+    slots, told = Slots((), 1, 1), []
+    with hold_slot(slots):
+        waiting = threading.Thread(
+            target=run_trainer, args=(folder, slots, 30, None, lambda: told.append("free"))
+        )
+        waiting.start()
+        time.sleep(0.3)
+        assert told == []
+    waiting.join(30)
+    assert told == ["free"]
 
 
 def test_half_a_progress_file_is_passed_over(folder, worker):

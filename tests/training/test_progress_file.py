@@ -8,7 +8,8 @@ import pytest
 import cpbmodels
 from tasks.progress import heard_by
 from tasks.training.progress import ProgressFile
-from tasks.training.told import TrainerTold
+from tasks.training.slots import Slots
+from tasks.training.told import TrainerTold, telling_training
 
 JOB = SimpleNamespace(architecture="gru")
 
@@ -71,6 +72,25 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
         one.epoch_line
         == "gru: epoch 3/10  train loss 1.5000  validation loss 2.0000  memory 100 MB, peak 100 MB"
     )
+
+
+@pytest.mark.parametrize(("gpus", "place"), [((), "core"), (("GPU-1",), "GPU")])
+def test_a_fleet_that_waits_says_for_what_and_predicting_has_a_name_of_its_own(told, gpus, place):
+    file, read = told
+    heard = []
+    with heard_by(SimpleNamespace(progress=heard.append, line=heard.append)):
+        with telling_training(JOB, Slots(gpus, 1, 1)) as reader:
+            reader.starting()
+        assert [one.facts for one in heard[:2]] == [
+            (f"waiting for a free {place}",),
+            ("starting its trainer",),
+        ]
+        assert {one.step for one in heard if one.done == one.total == 1} == {
+            "train gru", "predict the test span with gru",
+        }  # fmt: skip
+    file.on_step(step(1, 0))
+    file.forecasting(0, 8)
+    assert "predict the test span with gru" in [getattr(one, "step", "") for one in read()[1]]
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):

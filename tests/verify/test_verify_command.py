@@ -50,6 +50,17 @@ def test_a_good_home(stored, cpb):
     )
 
 
+def test_a_home_without_anything_is_no_clean_bill(cpb, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "typo"))
+    code, out, err = cpb("verify", "--json")
+    assert (code, json.loads(out[-1])["code"]) == (1, "no-home")
+    assert f"nothing is stored in {tmp_path / 'typo'}: there is no such folder" in err
+    (tmp_path / "typo").mkdir()
+    code, out, err = cpb("verify")
+    assert (code, out, err) == (0, [], f"nothing is stored in {tmp_path / 'typo'}\n")
+
+
 def test_one_line_for_each_damaged_file_and_a_repair(stored, cpb):
     candles = SERIES.folder(stored, "klines") / "2025-04.parquet"
     features = next(SERIES.folder(stored, "features").glob("*.parquet"))

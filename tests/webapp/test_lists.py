@@ -15,6 +15,7 @@ from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, wri
 from schemas.handover import Decision, FleetJob, JobMember, ModelRef, SeriesRecord, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
+from tasks.tracking import start_parent
 from tasks.tracking.connection import search
 from tasks.tracking.decisions import keep_decisions
 from tasks.tracking.store import open_store
@@ -221,6 +222,28 @@ def test_a_training_at_work_is_shown_with_its_progress(own):
     assert {name for name in after if after[name] != before[name]} == {"runs"}
     with client_of(own) as client:
         assert client.get("/api/runs").json()["trainings"] == []
+
+
+def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own, monkeypatch):
+    asked = {"coins": "BTC, ETH", "timeframes": "1h", "architectures": ["har", "gru"]}
+    start_parent(
+        "second", asked, {"market": "spot", "as_of": "newest", "candles_until": "2025-05-31"}, "second"
+    )
+    with client_of(own) as client:
+        (run,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
+        (cells,) = [r for r in table_of(client.get("/api/runs?format=csv")) if r["name"] == "second"]
+        monkeypatch.setattr("tasks.storage.processes.ProcessId.is_alive", lambda self: False)
+    with client_of(own) as client:
+        (dead,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
+
+    assert {name: run[name] for name in asked} == {
+        "coins": ["BTC", "ETH"], "timeframes": ["1h"], "architectures": ["har", "gru"],
+    }  # fmt: skip
+    assert {name: cells[name] for name in asked} == {
+        "coins": "BTC ETH", "timeframes": "1h", "architectures": "har gru",
+    }  # fmt: skip
+    assert (run["status"], run["as_of"]) == ("RUNNING", "2025-05-31")
+    assert (dead["status"], "died" in dead["reason"]) == ("KILLED", True)
 
 
 def test_changes_names_the_part_that_has_changed(tmp_path, monkeypatch):

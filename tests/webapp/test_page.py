@@ -6,6 +6,7 @@ from browsing import HAS_BROWSER, WAIT_S
 from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
+from tasks.tracking import start_parent
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_BROWSER, reason="no chromium on this machine")]
 
@@ -281,6 +282,24 @@ def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
     expect(rows).to_have_count(2)
     expect(rows.filter(has_text="simulated")).to_have_count(1)
     assert "No training is at work" in page.locator("#trainings-at-work").inner_text()
+
+
+def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page, tmp_path, monkeypatch):
+    monkeypatch.chdir(small_home(tmp_path, SIM_BTC))
+    asked = {"coins": "BTC", "timeframes": "1h", "architectures": ["har", "gru"]}
+    start_parent(
+        "first", asked, {"market": "sim", "as_of": "newest", "candles_until": "2025-05-31"}, "the first"
+    )
+    phone = {"width": 390, "height": 800}
+    page = open_page(tmp_path, "/#/runs", viewport=phone)
+    expect(page.locator("#trainings-at-work")).to_contain_text("1 run is at work")
+    expect(page.locator("#trainings-at-work")).to_contain_text("the first")
+    row = page.locator("#newest-runs tbody tr")
+    expect(row).to_contain_text("har, gru · BTC · 1h")
+    expect(row).to_contain_text("31 May 2025")
+    assert row.locator(".chip").bounding_box()["height"] < 24  # one line
+    page.goto(page.url.replace("#/runs", "#/models"))
+    expect(page.locator("#leaderboard .finding")).to_contain_text("A run has been at work since")
 
 
 def test_markets_are_never_mixed_on_the_page(open_page, mixed):

@@ -2,17 +2,17 @@
 
 import { ask, get } from "/static/api.js";
 import { card, chip, downloads, h, select, sentence } from "/static/dom.js";
-import { asOf, interval, known, number, percent, seconds } from "/static/format.js";
+import { asOf, dayAndTime, interval, known, number, percent, seconds } from "/static/format.js";
 import { figure, free, theme } from "/static/plot.js";
 import { sideBySide } from "/static/compare.js";
 import { table, turned } from "/static/table.js";
-import { MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "/static/words.js";
+import { atWork, MARKETS, RATIO, SIMULATED, simulatedChip, verdictChip } from "/static/words.js";
 
 export async function open(root, { options }, remember) {
   const asked = { market: "", timeframe: "", sort: "", down: "", ...options };
   const toolbar = h("div", { class: "toolbar" });
   const notices = h("div"), list = h("div"), links = h("div");
-  let board = null, markets = [];
+  let board = null, markets = [], first = null;
   const drawn = figure(() => board?.rows.length ? ask("/api/figures/board", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
   const coins = figure(() => board?.rows.length ? ask("/api/figures/coins", { market: asked.market, timeframe: shownTimeframe(), theme: theme() }) : null);
   const ofTimeframe = h("h3", {});
@@ -22,6 +22,8 @@ export async function open(root, { options }, remember) {
     markets = (await get("/api/overview")).markets.map((m) => m.market);
     asked.market ||= markets[0] || "spot";
     board = await get(ask("/api/leaderboard", { market: asked.market }));
+    // Without a finished run: one that has begun, whose models are not judged yet.
+    first = board.rows.length ? null : atWork((await get("/api/runs")).runs).find((r) => r.market === asked.market);
   }
 
   function timeframes() {
@@ -56,8 +58,13 @@ export async function open(root, { options }, remember) {
       select("Candles", [["", "all"], ...timeframes().map((t) => [t, t])], asked.timeframe, (t) => change({ timeframe: t })),
       phoneSort());
     notices.replaceChildren(...[asked.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
-      h("p", { class: "finding" }, sentence(board.verdict || board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
+      h("p", { class: "finding" }, first && !board.verdict ? begun() : sentence(board.verdict || board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
     links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard"));
+  }
+
+  function begun() {
+    return [`A run has been at work since ${dayAndTime(first.started_at)} UTC (${first.name}); its models stand here once it has ended. `,
+      h("a", { href: "#/runs" }, "How far it is")];
   }
 
   // Cards have no headings to press.

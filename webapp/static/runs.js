@@ -4,14 +4,14 @@ import { get } from "/static/api.js";
 import { card, downloads, h, sentence } from "/static/dom.js";
 import { asOf, count, dayAndTime, duration, known, number } from "/static/format.js";
 import { table } from "/static/table.js";
-import { simulatedChip } from "/static/words.js";
+import { atWork, simulatedChip } from "/static/words.js";
 
 export async function open(root) {
   const now = h("div"), list = h("div");
 
   async function load() {
     const found = await get("/api/runs");
-    now.replaceChildren(...(found.trainings.length ? found.trainings.map(training) : [h("p", { class: "note" }, "No training is at work on this machine.")]));
+    now.replaceChildren(...(found.trainings.length ? found.trainings.map(training) : [h("p", { class: "note" }, noTraining(found.runs))]));
     list.replaceChildren(found.runs.length ? table({ caption: "The newest runs", columns: COLUMNS, rows: found.runs, cards: true })
       : h("p", { class: "note" }, sentence(found.note || "no run is stored yet; `cpb train-all` makes one")));
   }
@@ -26,6 +26,14 @@ export async function open(root) {
       return true;
     },
   };
+}
+
+// A run at work without a training fetches candles, judges or forecasts.
+function noTraining(runs) {
+  const now = atWork(runs);
+  if (!now.length) return "No training is at work on this machine.";
+  return `No fleet is in training on this machine now; ${count(now.length, "run")} ${now.length === 1 ? "is" : "are"} at work before or after training `
+    + `(fetching candles, judging, forecasting), or on another machine: ${now.map((r) => r.name).join("; ")}.`;
 }
 
 function training(t) {
@@ -44,13 +52,8 @@ const COLUMNS = [
   { key: "status", label: "state", text: true, cell: (r) => r.outcome || r.status.toLowerCase() },
   { key: "start", label: "started (UTC)", text: true, cell: (r) => dayAndTime(r.started_at) },
   { key: "took", label: "took", cell: (r) => (r.ended_at ? duration((Date.parse(r.ended_at) - Date.parse(r.started_at)) / 1000) : "–") },
-  { key: "what", label: "trained", text: true, kind: () => "wide", cell: (r) => [names(r.architectures), r.coins, r.timeframes].filter(Boolean).join(" · ") || "–" },
+  { key: "what", label: "trained", text: true, kind: () => "wide", cell: (r) => [r.architectures, r.coins, r.timeframes].map((names) => names.join(", ")).filter(Boolean).join(" · ") || "–" },
   { key: "preset", label: "preset", text: true, cell: (r) => r.preset || "–" },
-  { key: "asof", label: "candles up to", text: true, cell: (r) => asOf(r.as_of || "newest") },
+  { key: "asof", label: "candles up to", text: true, cell: (r) => asOf(r.as_of) },
   { key: "id", label: "run id", text: true, cell: (r) => h("code", {}, r.run_id.slice(0, 8)) },
 ];
-
-// MLflow keeps a list as text: ["har", "gru"]
-function names(text) {
-  return text && text.replace(/[[\]"]/g, "");
-}

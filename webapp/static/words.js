@@ -28,6 +28,11 @@ export function simulatedChip(market) {
   return market === "sim" ? chip("simulated", "sim", SIMULATED) : null;
 }
 
+// The runs of the flow that have not ended.
+export function atWork(runs) {
+  return runs.filter((r) => r.status === "RUNNING");
+}
+
 export function seriesName({ symbol, timeframe, market }) {
   const where = market === "spot" ? "" : ` (${MARKETS[market] || market})`;
   return `${symbol}${where} · ${timeframe}`;
