@@ -30,8 +30,8 @@ def serve(
 
     Example: cpb serve --port 8000
     """
+    from flows.page_server import run
     from tasks.tracking.ui import check_port
-    from webapp.server import run
 
     check_port(host, port)
     # The app is made by uvicorn, which hands nothing over. The name that it listens on is allowed too.

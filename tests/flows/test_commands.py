@@ -34,7 +34,7 @@ def test_serve_hands_the_allowed_hosts_to_the_app(cpb, monkeypatch):
         seen.append(os.environ.get("CPB_ALLOWED_HOSTS"))
         ready()
 
-    monkeypatch.setattr("webapp.server.run", run)
+    monkeypatch.setattr("flows.page_server.run", run)
     monkeypatch.setattr("tasks.tracking.ui.check_port", lambda host, port: None)
     assert cpb("serve") == (0, {"url": "http://127.0.0.1:8000", "docs": "http://127.0.0.1:8000/docs"})
     monkeypatch.delenv("CPB_ALLOWED_HOSTS")

@@ -6,7 +6,7 @@ import urllib.request
 import pytest
 import uvicorn
 
-from webapp.server import Announced, run
+from flows.page_server import Announced, run
 
 
 async def app(scope, receive, send):
