@@ -128,7 +128,7 @@ def test_a_real_bash_completes_commands_options_and_values(tmp_path):
     assert done.stdout.split("\n")[:5] == [
         "train train-all",
         "status",
-        "--batch-size --batch",
+        "--batch-size",
         "smoke",
         "gpu-16gb",
     ], done

@@ -29,7 +29,7 @@ class Trainer:
     def __init__(self):
         self.after = lambda job, folder: None
 
-    def __call__(self, folder, slots, timeout_s, on_progress=None):
+    def __call__(self, folder, slots, timeout_s, on_progress=None, on_start=None):
         if not (folder / "result.json").exists():
             worker.train_job(folder)
             self.after(read_job(folder), folder)

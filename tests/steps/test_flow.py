@@ -40,7 +40,7 @@ class Trainer:
     def __init__(self):
         self.calls, self.before, self.after = [], lambda job, folder: None, lambda job, folder: None
 
-    def __call__(self, folder, slots, timeout_s, on_progress=None):
+    def __call__(self, folder, slots, timeout_s, on_progress=None, on_start=None):
         job = read_job(folder)
         self.calls.append(job.architecture)
         if (folder / "result.json").exists():

@@ -11,7 +11,7 @@ from tasks.market import cache
 from tasks.training import worker
 
 
-def train_here(folder, slots, timeout_s, on_progress=None):
+def train_here(folder, slots, timeout_s, on_progress=None, on_start=None):
     """Train in this process: a process of its own would only take longer to start."""
     if not (folder / "result.json").exists():
         worker.train_job(folder)
