@@ -2,18 +2,28 @@
 
 from collections.abc import Sequence
 
+from flows.summary import Say
 from flows.training import Training
-from schemas.handover import Decision
+from schemas.errors import CpbError
+from schemas.handover import Decision, Failure
 from schemas.run import RunSpec
 from tasks.judging.fleet import read_scores
 from tasks.tracking.flow_report import ReportedFleet, keep_report
 
 
-def report_training(spec: RunSpec, training: Training, decisions: Sequence[Decision] = ()) -> None:
-    """Write the report; before the fleets are released, whose scores it reads."""
-    fleets = [
-        ReportedFleet(one.architecture, one.members, read_scores(spec.scope.root / "fleets" / one.key, one))
-        for one in training.results
-        if one.members
-    ]
-    keep_report(training.summary.run_id, fleets, decisions)
+def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequence[Decision] = ()) -> None:
+    """Write the report; before the fleets are released, whose scores it reads.
+
+    One that cannot be written is a failure of the run's, and stops nothing: models, scores and decisions stand.
+    """
+    try:
+        fleets = [
+            ReportedFleet(
+                one.architecture, one.members, read_scores(spec.scope.root / "fleets" / one.key, one)
+            )
+            for one in training.results
+            if one.members
+        ]
+        keep_report(training.summary.run_id, fleets, decisions)
+    except (CpbError, OSError) as error:  # damaged scores, a full disk
+        training.summary.add([Failure.of(None, "evaluate", error)], say)

@@ -56,7 +56,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     for line in decision_lines(decisions):
         say(line)
     summary.champions = sum(d.outcome != "retired" and d.series in scope.series for d in decisions)
-    report_training(spec, training, decisions)
+    report_training(spec, training, say, decisions)
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
         try:

@@ -35,7 +35,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     if training.summary.failures:
         failure = training.summary.failures[0]
         raise CpbError(failure.reason, code=failure.code)
-    report_training(spec, training)
+    report_training(spec, training, say)
     finish(training.summary.run_id, COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
     result = _result(spec, training.results[0], training.judged[0].judgements[0])

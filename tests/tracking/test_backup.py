@@ -28,7 +28,7 @@ def test_the_backup_of_the_page_holds_database_artifacts_and_ledger(tmp_path):
         with writer:
             writer.execute("INSERT INTO runs VALUES ('new')")
         environment = {k: v for k, v in os.environ.items() if k != "CPB_HOME"}
-        commands = block.replace("/backup/cpb", str(kept))
+        commands = block.replace("~/backup/cpb", str(kept))
         subprocess.run(["bash", "-e", "-c", commands], cwd=tmp_path, env=environment, check=True, timeout=60)
 
     (folder,) = kept.iterdir()
