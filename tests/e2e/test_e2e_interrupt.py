@@ -1,6 +1,5 @@
 """Ctrl-C in a real terminal: every long command ends within 3 seconds, with 130 and a way to go on; no trainer left."""
 
-import json
 import sqlite3
 import sys
 import time
@@ -11,6 +10,7 @@ import pytest
 from terminal import Terminal
 
 from tasks.market.mirror import FolderMirror, serve
+from tasks.training.fleet_files import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -114,7 +114,7 @@ def test_resume_from_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, termi
     fleet.rename(tmp_path / "copy")
     resumed = cpb.json(*short, "--resume", tmp_path / "copy")
     # The folder named by the path holds no costs of its epochs: those that were trained again are told apart by them.
-    first = json.loads((fleet / "result.json").read_text())["epochs"][0]["epoch"]
+    first = read_result(fleet).epochs[0]["epoch"]
     assert epoch < first <= 40
     for name in (
         "history",
@@ -129,8 +129,7 @@ def test_resume_from_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, termi
     (file,) = (tmp_path / "copy").rglob(f"epoch-{epoch:06d}-*.safetensors")
     other = cpb(*short, "--lr", "0.5", "--resume", file)
     assert other.returncode == 1
-    (sentence,) = [line for line in other.stderr.splitlines() if line.startswith("cpb: ")]
-    assert "holds a checkpoint of another training (options differ)" in sentence
+    assert "holds a checkpoint of another training" in other.stderr
     assert not checkpoints()
 
 
