@@ -1,9 +1,8 @@
 # cpb: `make help` lists the targets.
 PYTHON ?= python3
 BIN := .venv/bin
-# uv where it is there, with the same pins; UV=1 or UV=0 decides. Where pip is told of other places for packages (an
-# index, or a folder with another build of torch), which uv does not read, pip stays.
-UV ?= $(shell command -v uv >/dev/null && ! $(PYTHON) -m pip config list 2>/dev/null | grep -qE 'index-url|find-links' && echo 1)
+# uv where it is there, with the same pins; UV=0 keeps pip, which also finds what pip is configured to find.
+UV ?= $(shell command -v uv >/dev/null && echo 1)
 ifeq ($(UV),1)
 INSTALL := uv pip install --python $(BIN)/python -c constraints.txt
 else
@@ -18,8 +17,8 @@ help: ## list the targets
 
 .venv/.installed: pyproject.toml cpbmodels/pyproject.toml constraints.txt
 	@echo "Installing cpb into .venv: 0.6 GB to download and 2 GB on disk with a CPU build of torch, 3.5 and 7 GB with the"
-	@echo "CUDA build that PyPI has for Linux; 2 to 10 minutes. For the CPU build, first install it:"
-	@echo "  $(PYTHON) -m venv .venv && $(BIN)/pip install torch --index-url https://download.pytorch.org/whl/cpu"
+	@echo "CUDA build that PyPI has for Linux; 2 to 10 minutes. For the CPU build, stop here, make .venv and install torch into"
+	@echo "it as PyTorch's own page says, then run this again."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) -e ./cpbmodels -e .
 	touch $@
