@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, computed_field
 
 from schemas.handover import Decision
 from schemas.identity import SIM, Market
+from tasks.tracking.judged import JudgedModel
 from webapp.answers import OfSeries
 
 
@@ -97,31 +98,10 @@ class Forecasts(OfSeries):
     forecasts: list[IssuedForecast]
 
 
-class ModelInfo(BaseModel):
-    """The newest judged model of one architecture and preset, with its figures on the test span.
-
-    `preset`: with a digest of what was changed in it. `data`: digest of its candles. `test_span`: the test span,
-    `from/to`; null where the model's run does not say it. Figures of different spans are not to be compared.
-    """
-
-    architecture: str
-    preset: str | None
-    run_id: str
-    trained_at: datetime
-    as_of: str | None
-    data: str | None
-    test_span: str | None
-    serves: Literal["champion", "challenger", "previous"] | None = Field(
-        None, description="what the registry uses it as now"
-    )
-    model_version: str | None
-    metrics: dict[str, float]
-
-
 class Models(OfSeries):
     """The newest judged model of each architecture and preset, best CRPS ratio first; `note`: why there are none."""
 
-    models: list[ModelInfo]
+    models: list[JudgedModel]
     note: str | None
 
 

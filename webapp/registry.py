@@ -13,13 +13,13 @@ from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.tracking.store import tracking_uri
 from webapp.answers import ChampionInfo, Leaderboard
-from webapp.answers_lists import Decisions, FlowRun, ModelInfo, Models
+from webapp.answers_lists import Decisions, FlowRun, Models
 from webapp.reading import identity
 from webapp.replies import Answer
 from webapp.states import State, database_state
 
 if TYPE_CHECKING:
-    from tasks.tracking.judged import FlowRunInfo
+    from tasks.tracking.judged import FlowRunInfo, JudgedModel
 
 PACE_S = 5.0
 """A training writes to the store all the time, and reading 40 champions takes a second: seconds between two looks."""
@@ -148,12 +148,12 @@ def models(series: SeriesId) -> Answer:
     from tasks.tracking.judged import judged_models
     from tasks.tracking.store import open_store
 
-    found: list[ModelInfo] = []
+    found: list[JudgedModel] = []
     note = None
     with _reading:
         try:
             store = open_store(tracking_uri(), create=False)
-            found = [ModelInfo(**vars(one)) for one in judged_models(store, series)]
+            found = judged_models(store, series)
         except CpbError as error:
             note = str(error)
     if not found and not note:

@@ -28,15 +28,7 @@ BASELINES: dict[str, Fit] = {
 }
 """Baselines by the names in `schemas.run.BASELINES`."""
 
-_TITLES = {"random-walk": "plain random walk"}
-"""Names for people, where a model's own would be taken for the reference's."""
-
 _EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
-
-
-def title_of(name: str) -> str:
-    """Return a model's name as the report and the verdicts show it."""
-    return _TITLES.get(name, name)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from schemas.run import BacktestSpec
-from tasks.backtesting import table
 from tasks.backtesting.examples import Examples
 from tasks.backtesting.fleets import TrainedFleet
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.judge import Backtest
 from tasks.backtesting.models import Forecasts
-from tasks.backtesting.report import pool_verdict, write_report
+from tasks.backtesting.report import write_report
 from tasks.backtesting.rows import write_rows
+from tasks.figures.judged import pool_verdict
+from tasks.judging import table
 from tasks.storage.files import check_writable, new_folder, write_bytes, write_json
 from tasks.storage.urls import public_url
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from tasks.backtesting.models import title_of
 from tasks.judging import inference
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import compare
+from tasks.judging.table import title_of
 
 ALPHA = 0.05
 """Significance level of a verdict."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import SIM
-from tasks.backtesting.report import INTRODUCTION, judged_sections, members_section
+from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore

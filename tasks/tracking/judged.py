@@ -5,7 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
@@ -42,13 +44,14 @@ _NAMES = ("timeframe", "architecture", "preset")
 _SHOWN = ("test_", "epochs_run", "windows_per_s", "train_seconds")
 
 
-@dataclass(frozen=True)
-class JudgedModel:
-    """A model of one series and its figures.
+class JudgedModel(BaseModel):
+    """The newest judged model of one architecture and preset, with its figures on the test span.
 
-    preset: with a digest of what was changed in it. data: digest of its candles. test_span: that of its figures,
-    `from/to`, where its run says so. serves: the alias that it has now.
+    `preset`: with a digest of what was changed in it. `data`: digest of its candles. `test_span`: the test span,
+    `from/to`; null where the model's run does not say it. Figures of different spans are not to be compared.
     """
+
+    model_config = ConfigDict(frozen=True)
 
     architecture: str
     preset: str | None
@@ -57,7 +60,9 @@ class JudgedModel:
     as_of: str | None
     data: str | None
     test_span: str | None
-    serves: str | None
+    serves: Literal["champion", "challenger", "previous"] | None = Field(
+        None, description="what the registry uses it as now"
+    )
     model_version: str | None
     metrics: dict[str, float]
 

@@ -13,13 +13,14 @@ from known_markets import A, B, H
 
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
-from tasks.backtesting import models, report, rows, table
+from tasks.backtesting import report, rows
 from tasks.backtesting.examples import Examples
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
 from tasks.backtesting.models import Baseline, Forecasts
-from tasks.judging import baselines, pictures
+from tasks.judging import baselines, pictures, table
 from tasks.judging.robust_har import robust_har
+from tasks.judging.table import title_of
 
 REFERENCE = Baseline("reference", baselines.ewma_walk)
 HAR = Baseline("har", robust_har)
@@ -308,7 +309,7 @@ def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded
     series, fan = found.forecasts["random-walk"]
     assert series == f"{newest[0].id.label} 1h"
     assert [one["name"] for one in fan["data"]] == ["candles", "90 %", "80 %", "50 %", "median", "came true"]
-    assert models.title_of("random-walk") == "plain random walk"
+    assert title_of("random-walk") == "plain random walk"
 
 
 def test_the_table_is_ordered_and_round_trips_as_csv(result):

@@ -36,6 +36,15 @@ _METRICS = {
 }  # fmt: skip
 
 
+_TITLES = {"random-walk": "plain random walk"}
+"""Names for people, where a model's own would be taken for the reference's."""
+
+
+def title_of(name: str) -> str:
+    """Return a model's name as the report and the verdicts show it."""
+    return _TITLES.get(name, name)
+
+
 def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
     """Return one row per architecture and timeframe, best CRPS ratio first within a timeframe."""
     ordered = sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
