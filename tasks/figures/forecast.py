@@ -1,6 +1,6 @@
 """A forecast's fan over candles with volume, what came true of it, and earlier forecasts."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import polars as pl
@@ -191,23 +191,7 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
     last = (
         candles["close"][-1] if len(candles) else forecast["last_close"][0] if forecast is not None else None
     )
-    window = candles.tail(SHOWN)
-    ends = [*window["close_time"].to_list()[:1], *window["close_time"].to_list()[-1:]]
-    lows, highs = window["low"].to_list(), window["high"].to_list()
-    if forecast is not None:
-        if (
-            forecast["issued_at"][0] < (ends or [forecast["issued_at"][0]])[0]
-        ):  # a forecast from before the view
-            window = candles.filter(
-                pl.col("close_time") >= forecast["issued_at"][0] - SHOWN // 2 * _step(forecast)
-            )
-            ends, lows, highs = (
-                window["close_time"].to_list()[:1],
-                window["low"].to_list(),
-                window["high"].to_list(),
-            )
-        ends += [forecast["issued_at"][0], forecast["target_time"][-1]]
-        lows, highs = lows + forecast["q05"].to_list(), highs + forecast["q95"].to_list()
+    ends, lows, highs = _view(candles, forecast)
     prices_axis = {
         "side": "right", "tickformat": price_format(last), "hoverformat": price_format(last),
         "showspikes": True, "spikemode": "across", "spikesnap": "cursor", "range": _padded(lows, highs),
@@ -233,8 +217,20 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
     return layout
 
 
-def _step(forecast: pl.DataFrame) -> timedelta:
-    return _candle_length(forecast, forecast)
+def _view(
+    candles: pl.DataFrame, forecast: pl.DataFrame | None
+) -> tuple[list[datetime], list[float], list[float]]:
+    """Return times, lows and highs that the chart opens on: the newest candles, or those around an earlier forecast."""
+    window = candles.tail(SHOWN)
+    if forecast is not None and len(window) and forecast["issued_at"][0] < window["close_time"][0]:
+        before = SHOWN // 2 * _candle_length(forecast, forecast)
+        window = candles.filter(pl.col("close_time") >= forecast["issued_at"][0] - before)
+    ends = [*window["close_time"].head(1), *window["close_time"].tail(1)]
+    lows, highs = window["low"].to_list(), window["high"].to_list()
+    if forecast is None:
+        return ends, lows, highs
+    ends += [forecast["issued_at"][0], forecast["target_time"][-1]]
+    return ends, lows + forecast["q05"].to_list(), highs + forecast["q95"].to_list()
 
 
 def _padded_times(ends: list[Any]) -> list[str]:

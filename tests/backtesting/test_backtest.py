@@ -295,7 +295,7 @@ def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tm
 
 def test_every_column_of_the_tables_has_a_title(result):
     for row in (*table.leaderboard_rows(result.pools), *table.member_rows(result.members)):
-        assert row.keys() <= report.COLUMN_TITLES.keys()
+        assert row.keys() <= sections.COLUMN_TITLES.keys()
 
 
 def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded):

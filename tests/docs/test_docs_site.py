@@ -6,12 +6,10 @@ import subprocess
 import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from browser import launch, needs_browser
 from snippets import ROOT
-
-CHROMIUM = Path("/usr/bin/chromium")
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +66,12 @@ def test_tables_are_made_from_the_code(site):
 
 
 @pytest.mark.slow
+@needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_site_works_in_a_browser(site, address, scheme):
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as play:
-        options = {"executable_path": str(CHROMIUM)} if CHROMIUM.exists() else {}
-        browser = play.chromium.launch(args=["--no-sandbox"], **options)
+        browser = launch(play)
         page = browser.new_page(viewport={"width": 390, "height": 800}, color_scheme=scheme)
         asked, faults = [], []
         page.on("request", lambda request: asked.append(request.url))
@@ -84,7 +82,7 @@ def test_the_site_works_in_a_browser(site, address, scheme):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.set_viewport_size({"width": 1440, "height": 900})
         page.fill("input.md-search__input", "accumulate")
-        page.wait_for_selector(".md-search-result__link", timeout=30_000)
+        page.wait_for_selector(".md-search-result__link", timeout=90_000)
         browser.close()
     assert not faults
     assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]

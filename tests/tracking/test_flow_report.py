@@ -5,15 +5,12 @@ import gzip
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
+from browser import launch, needs_browser
+from interface import free_port, interface
 from known_markets import judged, market
-from test_ui import free_port
 
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import ModelId, SeriesId
@@ -24,8 +21,6 @@ from tasks.tracking.records import REPORT
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import FLOW
 
-ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 SYMBOLS = ("AUSDT", "BUSDT")
 
 
@@ -79,25 +74,14 @@ def test_simulated_prices_are_called_so(store, fleet):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)  # MLflow and a browser on a busy machine
-@pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="no chromium on this machine")
+@needs_browser
 def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_path):
     from playwright.sync_api import sync_playwright
 
     run_id, _ = reported(store, fleet)
-    code = (
-        "from tasks.tracking.ui import serve_ui\n"
-        f"serve_ui(port={free_port()}, ready=lambda where: print(where.url, flush=True))"
-    )
-    server = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    try:
-        url = server.stdout.readline().strip()
+    with interface(tmp_path, free_port()) as (_, url):
         with sync_playwright() as playwright:
-            browser = playwright.chromium.launch(
-                executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
-            )
+            browser = launch(playwright)
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             faults = []
             page.on("pageerror", lambda error: faults.append(str(error)))
@@ -111,6 +95,3 @@ def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_
                 page.screenshot(path=f"{kept}/mlflow-report.png")
             browser.close()
         assert faults == []
-    finally:
-        server.terminate()
-        server.wait(120)

@@ -1,22 +1,14 @@
-import os
 import signal
 import socket
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
+from interface import free_port, interface
 
 from schemas.errors import CpbError
 from tasks.tracking.ui import address, check_port, serve_ui
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_taken_port_names_the_remedy(store):
@@ -60,18 +52,8 @@ def command_lines(pid):
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
     port = free_port()
-    code = (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as a shell's background command
-        "from tasks.tracking.ui import serve_ui\n"
-        f"serve_ui(port={port}, ready=lambda where: print(where.url, flush=True))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(root)}, stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    try:
-        url = process.stdout.readline().strip()
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"  # as a shell's background command
+    with interface(tmp_path, port, first=ignored) as (process, url):
         with urllib.request.urlopen(url, timeout=30) as answer:
             assert b"MLflow" in answer.read()
         lines = command_lines(process.pid)
@@ -82,7 +64,5 @@ def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
             assert answer.status == 200  # it is this store all the same
         process.send_signal(stop)
         assert process.wait(60) == 0
-    finally:
-        process.kill()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)

@@ -1,14 +1,11 @@
 """The views that `cpb ui` links to: which runs they are about, and that MLflow's page shows those alone."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from browser import launch, needs_browser
+from interface import free_port, interface
 from test_leaderboard import flow
-from test_ui import free_port
 
 from tasks.tracking import log_metrics
 from tasks.tracking.connection import search
@@ -70,27 +67,15 @@ def test_a_view_fits_into_the_tag_that_keeps_it(store, nights):
 
 
 @pytest.mark.slow
+@needs_browser
 @pytest.mark.timeout(600)  # a server and a browser start
 def test_the_links_show_what_they_say_in_a_browser(store, nights, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api")
-    code = (
-        "import json; from tasks.tracking.ui import serve_ui\n"
-        f"serve_ui(port={free_port()}, ready=lambda a: print(json.dumps(list(a.views.values())), flush=True))"
-    )
-    root = Path(__file__).resolve().parents[2]
-    server = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-                              env=os.environ | {"PYTHONPATH": str(root)})  # fmt: skip
-    try:
-        links = json.loads(server.stdout.readline())
-        with sync_api.sync_playwright() as browsers:
-            browser = browsers.chromium.launch(
-                executable_path="/usr/bin/chromium", args=["--no-sandbox", "--disable-gpu"]
-            )
-            shown = [_text_of(browser, link) for link in links]
-            browser.close()
-    finally:
-        server.terminate()
-        server.wait(60)
+    views_of = interface(tmp_path, free_port(), "json.dumps(list(where.views.values()))")
+    with views_of as (_, links), sync_api.sync_playwright() as browsers:
+        browser = launch(browsers)
+        shown = [_text_of(browser, link) for link in json.loads(links)]
+        browser.close()
     newest, history = shown
     assert all(name in newest for name in ("har-of-night2", "gru-of-night2", "train_seconds", "val_loss"))
     assert all(name in history for name in ("har-of-night1", "har-of-night2"))

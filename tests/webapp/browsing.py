@@ -1,20 +1,14 @@
 """A real browser on served homes: one of each for a module's tests, and every fault of a page is a failure."""
 
-import shutil
 from contextlib import ExitStack, contextmanager
 
+from browser import launch
 from serving import serve
 
 from webapp.app import create_app
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-_QUIET = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 WAIT_S = 60
 """Longest wait for what a page is to show; only failures take it."""
-HAS_BROWSER = shutil.which(CHROMIUM) is not None
 
 
 class Pages:
@@ -57,7 +51,7 @@ def browsing(chdir):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_QUIET)
+        browser = launch(playwright)
         pages = Pages(browser, chdir)
         yield pages
         pages.close()

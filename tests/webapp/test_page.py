@@ -2,13 +2,14 @@ import re
 import time
 
 import pytest
-from browsing import HAS_BROWSER, WAIT_S
+from browser import needs_browser
+from browsing import WAIT_S
 from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
 from tasks.tracking import start_parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_BROWSER, reason="no chromium on this machine")]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
 def expect(locator):

@@ -1,9 +1,9 @@
 """Everybody can use the page: axe finds nothing serious, nothing is cut on a phone, and it prints."""
 
 import pytest
-from browsing import HAS_BROWSER
+from browser import needs_browser
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not HAS_BROWSER, reason="no chromium on this machine")]
+pytestmark = [pytest.mark.slow, needs_browser]
 
 VIEWS = {
     "#/": ".tile", "#/series/BTCUSDT/1h/spot": "#chart path.box", "#/models": "#compare tbody tr",

@@ -1,0 +1,18 @@
+"""The browser that tests drive, and whether this machine has it; `.ci/run` installs it, so that CI skips nothing."""
+
+import shutil
+
+import pytest
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ARGUMENTS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+needs_browser = pytest.mark.skipif(shutil.which(CHROMIUM) is None, reason="no chromium on this machine")
+
+
+def launch(playwright):
+    """Start it."""
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)

@@ -1,0 +1,35 @@
+"""MLflow's interface as `cpb ui` starts it, in a process of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def interface(folder, port, told="where.url", first=""):
+    """Serve the store of a folder; yields the process, and the line that it prints of `where` once it answers."""
+    code = f"import json\n{first}\nfrom tasks.tracking.ui import serve_ui\n" \
+           f"serve_ui(port={port}, ready=lambda where: print({told}, flush=True))"  # fmt: skip
+    server = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        yield server, server.stdout.readline().strip()
+    finally:
+        server.terminate()
+        try:
+            server.wait(120)
+        finally:
+            server.kill()
