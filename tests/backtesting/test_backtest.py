@@ -18,6 +18,7 @@ from tasks.backtesting.examples import Examples
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
 from tasks.backtesting.models import Baseline, Forecasts
+from tasks.figures.judged import COLUMN_TITLES
 from tasks.judging import baselines, pictures, table
 from tasks.judging.robust_har import robust_har
 from tasks.judging.table import title_of
@@ -295,7 +296,7 @@ def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tm
 
 def test_every_column_of_the_tables_has_a_title(result):
     for row in (*table.leaderboard_rows(result.pools), *table.member_rows(result.members)):
-        assert row.keys() <= sections.COLUMN_TITLES.keys()
+        assert row.keys() <= COLUMN_TITLES.keys()
 
 
 def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded):
