@@ -27,8 +27,8 @@ from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.export import export
 from cpbmodels.fleet import Fleet
-from cpbmodels.job import EpochRecord, Job, OnEpoch, OnStep, StepRecord, Stopped
-from cpbmodels.loop import EpochCost, Loop
+from cpbmodels.job import Job, OnEpoch, OnStep, Stopped
+from cpbmodels.loop import Loop
 from cpbmodels.member import Member
 from cpbmodels.model import DTYPES
 from cpbmodels.net import Net
@@ -36,6 +36,7 @@ from cpbmodels.options import Preset
 from cpbmodels.per_member import differing, fleet_key, overrides_by_member
 from cpbmodels.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
 from cpbmodels.presets import preset as resolve
+from cpbmodels.reporting import epoch_reporter, step_reporter
 from cpbmodels.series import Series
 
 log = logging.getLogger(__name__)
@@ -257,7 +258,7 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     with Monitor(job.device) as monitor, fast_matmul(job):
         fleet = make_fleet(job, net, tasks)
         set_initial_weights(job, fleet, bank, tasks)
-        tell = _step_reporter(job, bank) if job.on_step is not None else None
+        tell = step_reporter(job, bank) if job.on_step is not None else None
         loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop, tell)
         store = (
             Checkpoints(job.checkpoint / f"fleet-{tasks[0].index:04d}")
@@ -269,7 +270,7 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
         if tell is not None:
             tell(loop, 0, max(loop.steps))
         try:
-            loop.run(store, _reporter(job) if job.on_epoch is not None else None)
+            loop.run(store, epoch_reporter(job) if job.on_epoch is not None else None)
         finally:
             if store is not None:
                 store.close()
@@ -284,10 +285,10 @@ def _solve_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
         tasks = [replace(task, options=replace(task.options, epochs=1)) for task in unscaled(tasks)]
         loop = Loop(make_fleet(job, net, tasks), bank, tasks, job.options, monitor, job.stop)
         if job.on_step is not None:
-            _step_reporter(job, bank)(loop, 0, 1)
+            step_reporter(job, bank)(loop, 0, 1)
         cost = solve(job, loop)
         if job.on_epoch is not None:
-            _reporter(job)(loop, cost)
+            epoch_reporter(job)(loop, cost)
         return export(job, bank, loop)
 
 
@@ -331,66 +332,3 @@ def _warm_row(net: Net, member: Member) -> Tensor:
             "start without it, or with its options."
         )
     return member.rows
-
-
-def _step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], None]:
-    """Calls `on_step` with how far the loop has come within its epoch."""
-    rows = bank.rows
-
-    def report(loop: Loop, step: int, steps: int) -> None:
-        record = StepRecord(
-            epoch=loop.epoch + 1,
-            epochs=max(own.epochs for own in loop.own_options),
-            step=step,
-            steps=steps,
-            members=[loop.tasks[task].index for task in loop.order[: loop.active]],
-            of_members=job.of_members,
-            device=str(rows.device),
-            data=(rows.shape[0], rows.shape[1]),
-            data_dtype=str(rows.dtype).removeprefix("torch."),
-            data_mb=rows.numel() * rows.element_size() / 1e6,
-        )
-        assert job.on_step is not None
-        with job.lock:  # fleets side by side report one at a time
-            job.on_step(record)
-
-    return report
-
-
-def _reporter(job: Job) -> Callable[[Loop, EpochCost], None]:
-    """Calls `on_epoch` with the members that trained in the loop's last epoch, and stops those it returns."""
-
-    def report(loop: Loop, cost: EpochCost) -> None:
-        members = [
-            {
-                "index": loop.tasks[task].index,
-                "symbol": loop.tasks[task].symbol,
-                "timeframe": loop.tasks[task].timeframe,
-                "seed": loop.tasks[task].seed,
-                "best_val_loss": progress.best,
-                "stopped": progress.stopped,
-                **progress.history[-1],
-            }
-            for task, progress in enumerate(loop.progress)
-            if progress.history and progress.history[-1]["epoch"] == loop.epoch
-        ]
-        assert job.on_epoch is not None
-        record = EpochRecord(
-            epoch=loop.epoch,
-            epochs=max(own.epochs for own in loop.own_options),
-            lr=members[0]["lr"],
-            members=members,
-            windows_per_s=cost.windows_per_s,
-            seconds=cost.seconds,
-            memory=cost.memory,
-        )
-        with job.lock:  # fleets side by side report one at a time
-            unwanted = set(job.on_epoch(record) or ())
-        for task, progress in zip(loop.tasks, loop.progress, strict=True):
-            if task.index in unwanted and not progress.stopped:
-                progress.stopped, progress.reason = (
-                    "on_request",
-                    f"stopped on request after epoch {loop.epoch}",
-                )
-
-    return report
