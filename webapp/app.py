@@ -1,4 +1,4 @@
-"""The HTTP service: `/api/…` for programs, `/` for people. Reads only, on loopback unless told otherwise."""
+"""The HTTP service: `/api/…` for programs, `/` for people. No request writes; on loopback unless told otherwise."""
 
 import os
 from collections.abc import AsyncIterator, Sequence

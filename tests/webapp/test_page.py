@@ -1,5 +1,9 @@
+import os
 import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from browser import needs_browser
@@ -8,6 +12,8 @@ from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
 from tasks.tracking import start_parent
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -301,6 +307,35 @@ def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page,
     assert row.locator(".chip").bounding_box()["height"] < 24  # one line
     page.goto(page.url.replace("#/runs", "#/models"))
     expect(page.locator("#leaderboard .finding")).to_contain_text("A run has been at work since")
+
+
+def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_page, tmp_path):
+    options = "--arch gru --preset smoke --max-epochs 100000 --patience 100000 --source sim --since 2025-01"
+    trainer = subprocess.Popen(
+        [sys.executable, "-m", "flows.cli", "train", "BTC", "1h", *options.split(), "--as-of", "2025-06-06"],
+        cwd=tmp_path, stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CPB_HOME": str(tmp_path / "data")},
+    )  # fmt: skip
+    try:
+        shown = open_page(tmp_path, "/#/runs").locator(".training")
+
+        def epoch():
+            return int(re.search(r"epoch (\d+) of at most 100000", shown.inner_text())[1])
+
+        expect(shown).to_contain_text("of at most 100000")
+        assert "gru · BTCUSDT · 1h · smoke" in shown.inner_text()
+        assert shown.locator(".chip.sim").count() == 1
+        first = epoch()
+        for _ in range(WAIT_S):  # it asks every ten seconds
+            if epoch() > first:
+                break
+            shown.page.wait_for_timeout(1000)
+        assert epoch() > first
+    finally:
+        trainer.terminate()
+        trainer.wait(60)
+    come_back(shown.page)
+    expect(shown.page.locator("#trainings-at-work")).not_to_contain_text("of at most")
 
 
 def test_markets_are_never_mixed_on_the_page(open_page, mixed):
