@@ -24,7 +24,7 @@ SIM: Final = "sim"
 APART = (OWN, SIM)
 """Markets that are not Binance's: each has a home of its own in `HOME`, with its own manifest, lock and fleets."""
 
-MARKETS: tuple[str, ...] = get_args(Market)
+MARKETS: tuple[Market, ...] = get_args(Market)
 _REGISTERED = "cpb-"
 
 

@@ -61,7 +61,7 @@ def _markets(home: Path, everything: list[SeriesId]) -> list[MarketInfo]:
     found = {market: [s for s in everything if s.market == market] for market in MARKETS}
     return [
         MarketInfo(
-            market=market,  # type: ignore[arg-type]
+            market=market,
             series=len(found[market]),
             forecasts=sum(s.market == market for s in with_forecast),
         )

@@ -240,10 +240,10 @@ def _padded_times(ends: list[Any]) -> list[str]:
 
 
 def _padded(lows: list[Any], highs: list[Any]) -> list[float] | None:
-    known = pl.Series([*lows, *highs], dtype=pl.Float64).fill_nan(None).drop_nulls()
-    if known.is_empty():
+    known = [price for price in (*lows, *highs) if price is not None and price == price]
+    if not known:
         return None
-    low, high = float(known.min()), float(known.max())  # type: ignore[arg-type]
+    low, high = min(known), max(known)
     pad = (high - low) * 0.06 or abs(high) * 0.01 or 1.0
     return [low - pad, high + pad]
 
