@@ -80,7 +80,7 @@ class _Page:
         style = f' style="height:{height}px"' if height else ""
         return (
             f"<figure><figcaption>{html.escape(caption)}</figcaption>"
-            f'<div class=plot data-figure={number} role=img aria-label="{alt}"{style}></div>'
+            f'<div class=plot data-figure={number} role=group aria-label="{alt}"{style}></div>'
             f"<details class=numbers data-figure={number}><summary>Numbers</summary>"
             f'<div class=scroll tabindex=0 role=region aria-label="Numbers"></div></details></figure>'
         )

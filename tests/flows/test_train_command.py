@@ -102,7 +102,9 @@ def trained(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train_one, "run_training", run_training)
     monkeypatch.setattr(train_one, "finish", lambda run_id, status: asked.update(finished=run_id))
-    monkeypatch.setattr(train_one, "report_training", lambda spec, training, say: asked.update(reported=training))
+    monkeypatch.setattr(
+        train_one, "report_training", lambda spec, training, say: asked.update(reported=training)
+    )
     return SimpleNamespace(asked=asked, training=training, home=tmp_path)
 
 

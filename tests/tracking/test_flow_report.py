@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 
 import pytest
-from browser import launch, needs_browser
+from browser import axe_findings, launch, needs_browser
 from interface import free_port, interface
 from known_markets import judged, market
 
@@ -95,3 +95,24 @@ def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_
                 page.screenshot(path=f"{kept}/mlflow-report.png")
             browser.close()
         assert faults == []
+
+
+@pytest.mark.slow
+@needs_browser
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_nothing_serious_and_nothing_sticks_out(store, fleet, theme, width):
+    from playwright.sync_api import sync_playwright
+
+    _, path = reported(store, fleet)
+    with sync_playwright() as playwright:
+        browser = launch(playwright)
+        page = browser.new_page(color_scheme=theme, viewport={"width": width, "height": 900})
+        page.goto(path.as_uri())
+        page.wait_for_selector(".plot svg")
+        for details in page.locator("details > summary").all():
+            details.click()
+
+        assert axe_findings(page) == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        browser.close()

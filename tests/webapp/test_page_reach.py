@@ -1,7 +1,7 @@
 """Everybody can use the page: axe finds nothing serious, nothing is cut on a phone, and it prints."""
 
 import pytest
-from browser import needs_browser
+from browser import axe_findings, needs_browser
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -17,17 +17,6 @@ def show(page, view):
     page.wait_for_load_state("networkidle")
 
 
-def violations(page, view):
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page).response["violations"]
-    return [
-        (view, one["id"], [node["target"] for node in one["nodes"]][:3])
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1440, 390])
 def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
@@ -37,10 +26,10 @@ def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
         show(page, view)
         if view == "#/runs":
             page.keyboard.press("?")
-        found += violations(page, view)
+        found += [(view, *one) for one in axe_findings(page)]
     page.goto(page.url.split("#")[0] + "docs")
     page.wait_for_selector(".operation")
-    found += violations(page, "/docs")
+    found += [("/docs", *one) for one in axe_findings(page)]
 
     assert found == []
 

@@ -1,0 +1,64 @@
+"""Pictures of every view of a running `cpb serve`: both themes, a desk and a phone.
+
+    python -m benchmarks.screens --series BTCUSDT/1h/spot [--url http://127.0.0.1:8000] [--out docs/img]
+
+Writes `page-VIEW-WIDTH-THEME.webp` (1440 and 390 px wide, scaled to three quarters and as it is) of overview, series,
+models and runs, whole pages.
+"""
+
+import argparse
+import io
+from pathlib import Path
+from typing import Any
+
+from benchmarks._paired import main
+
+_VIEWS = {
+    "overview": "#/?market={market}",
+    "series": "#/series/{series}",
+    "models": "#/models",
+    "runs": "#/runs",
+}
+_WIDTHS = {1440: 0.75, 390: 1.0}
+"""Width of the window in px, and how much the picture is scaled."""
+
+
+def screens(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how many kB the pictures have by name."""
+    from PIL import Image
+    from playwright.sync_api import sync_playwright
+
+    sizes: dict[str, Any] = {}
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=args.chromium, args=["--no-sandbox", "--disable-gpu"]
+        )
+        for width, scale in _WIDTHS.items():
+            for theme in ("light", "dark"):
+                with browser.new_context(
+                    viewport={"width": width, "height": 900}, color_scheme=theme
+                ) as context:
+                    tab = context.new_page()
+                    for view, address in _VIEWS.items():
+                        place = address.format(series=args.series, market=args.series.rsplit("/", 1)[-1])
+                        tab.goto(f"{args.url}/{place}")
+                        tab.wait_for_load_state("networkidle")
+                        tab.wait_for_timeout(1000)  # plotly draws after the answers
+                        picture = Image.open(io.BytesIO(tab.screenshot(full_page=True)))
+                        small = picture.resize((round(picture.width * scale), round(picture.height * scale)))
+                        path = args.out / f"page-{view}-{width}-{theme}.webp"
+                        small.save(path, quality=85, method=6)
+                        sizes[path.name] = round(path.stat().st_size / 1000)
+    return sizes
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--series", required=True, help="as in BTCUSDT/1h/spot")
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--out", type=Path, default=Path("docs/img"))
+    parser.add_argument("--chromium", default="/usr/bin/chromium")
+
+
+if __name__ == "__main__":
+    main("screens", {"screens": screens}, options=options)
