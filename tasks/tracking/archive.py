@@ -13,7 +13,8 @@ from schemas.handover import Record
 from tasks.storage.records import read_record, write_record
 from tasks.tracking.connection import Store, search
 from tasks.tracking.database import failure
-from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.mlflow_private import delete_remote_files, local_path
+from tasks.tracking.records import REPORT
 from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED
 
 if TYPE_CHECKING:
@@ -77,17 +78,19 @@ def make_archive(
 
 
 def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:
-    """Put the archive on the flow's run, then mark the run and its fleets as pruned.
+    """Put the archive on the flow's run in place of its report (2 MB), then mark the run and its fleets as pruned.
 
     The marks come last: were the process killed in between, the members are all there and the archive is made again.
     """
     folder = local_path(flow.info.artifact_uri)
     if folder is not None:
         write_record(folder / ARCHIVE, archive, compact=True)
+        (folder / REPORT).unlink(missing_ok=True)
     else:
         with tempfile.TemporaryDirectory() as part:
             write_record(Path(part) / ARCHIVE, archive, compact=True)
             store.client.log_artifact(flow.info.run_id, str(Path(part) / ARCHIVE))
+        delete_remote_files(flow.info.artifact_uri, REPORT)
     for run in (flow, *_fleets(store, flow)):
         store.client.set_tag(run.info.run_id, PRUNED, archive.pruned_at.isoformat(timespec="seconds"))
 

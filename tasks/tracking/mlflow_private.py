@@ -198,14 +198,14 @@ def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> 
         session.delete(store._get_sql_model_version(session, name, int(version)))
 
 
-def delete_remote_files(uri: str) -> None:
+def delete_remote_files(uri: str, name: str | None = None) -> None:
     """Delete all files of a run that lie in another place than a folder of this machine, as in S3.
 
     3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as `mlflow gc` does.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    get_artifact_repository(uri).delete_artifacts()
+    get_artifact_repository(uri).delete_artifacts(name)
 
 
 VIEW_KEY, VIEW_TAG = "viewStateShareKey", "mlflow.sharedViewState."
