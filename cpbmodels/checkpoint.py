@@ -10,6 +10,7 @@ Random draws are functions of (seed, step), so there is no generator state to sa
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 import zlib
@@ -21,6 +22,8 @@ from torch import Tensor
 
 from cpbmodels.errors import ModelError
 from cpbmodels.files import write_whole
+
+log = logging.getLogger(__name__)
 
 MAX_FILES = 2  # the one before the newest is there in case the newest is damaged
 MAX_TIME_SHARE = 0.02  # of the training that copies may take
@@ -98,11 +101,25 @@ def _is_intact(path: Path) -> bool:
     return match is not None and zlib.crc32(path.read_bytes()) == int(match["crc"], 16)
 
 
-def check_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
-    """Refuse to resume a different training."""
+def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool:
+    """Whether a checkpoint goes on here: False for other members of the same training, as another cut gives.
+
+    A fleet is cut by the number of cores, and again where memory runs out: such a part starts anew.
+
+    Raises:
+        ModelError: it is of another training.
+    """
     differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
-    if differing:
-        raise ModelError(
-            f"{folder} holds a checkpoint of another training ({', '.join(differing)} differ): "
-            "resume with the same data and options, or start without resume."
-        )
+    if not differing:
+        return True
+    seeds, own = saved.get("seeds", []), wanted["seeds"]
+    if "options" not in differing and seeds != own and not set(seeds).isdisjoint(own):
+        log.warning(
+            "%s is of a fleet cut otherwise (%d members, here %d), as another number of cores or too little memory "
+            "cuts it: these members start anew.", folder, len(seeds), len(own),
+        )  # fmt: skip
+        return False
+    raise ModelError(
+        f"{folder} holds a checkpoint of another training ({', '.join(differing)} differ): "
+        "resume with the same data and options, or start without resume."
+    )

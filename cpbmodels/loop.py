@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.bank import Bank, Task, epoch_order, steps_per_epoch
-from cpbmodels.checkpoint import Checkpoints, check_same
+from cpbmodels.checkpoint import Checkpoints, is_same
 from cpbmodels.device.monitor import Monitor, check_placement
 from cpbmodels.fleet import Fleet, rate_tensor
 from cpbmodels.graphs import Graphs, StepRunner, ValidationRunner
@@ -290,12 +290,13 @@ class Loop:
         return {"options": options, "seeds": seeds, "windows": digest.hexdigest()}
 
     def resume(self, checkpoints: Checkpoints) -> bool:
-        """Continue from the newest checkpoint; False where there is none."""
+        """Continue from the newest checkpoint; False where there is none of these members."""
         found = checkpoints.latest()
         if found is None:
             return False
         tensors, state = found
-        check_same(state["training"], self.identity(), checkpoints.folder)
+        if not is_same(state["training"], self.identity(), checkpoints.folder):
+            return False
         self.fleet.reorder(
             torch.tensor([self.order.index(task) for task in state["order"]]).to(self.fleet.flat.device)
         )

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import shutil
 
 import numpy as np
@@ -17,7 +18,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 JOB = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
        "--architectures", "linear,robust-har", "--since", "2024-09", "--as-of", "2025-01-01")  # fmt: skip
 
-CLOCK = ("seconds", "per_s", "_mb", "_ms", "util", "power", "started", "ended", "time", "host", "pid")
+CLOCK = (
+    "since",
+    "eta",
+    "seconds",
+    "per_s",
+    "_mb",
+    "_ms",
+    "util",
+    "power",
+    "started",
+    "ended",
+    "time",
+    "host",
+    "pid",
+)
 """Parts of the names of figures and tags that are the machine's and the moment's."""
 
 
@@ -65,9 +80,11 @@ def without(values, *names):
 
 
 def sentences(said):
-    """The lines for people, without times."""
+    """The lines for people, without times and without the names of runs."""
     return [
-        line for line in said.splitlines() if line.startswith(("trained", "judged", "2 champions", "FAILED"))
+        re.sub(r"--run \w+", "--run RUN", line)
+        for line in said.splitlines()
+        if line.startswith(("trained", "judged", "2 champions", "FAILED"))
     ]
 
 

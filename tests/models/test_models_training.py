@@ -129,6 +129,21 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path):
         train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **(options | {"seeds": [3, 4]}))
 
 
+def test_members_that_were_cut_into_other_fleets_start_anew(tmp_path, caplog):
+    """As where the same command goes on with another number of cores, or memory ran out the first time."""
+    series = [walk(rows, seed=rows) for rows in (500, 600)]
+    options = SMALL | {"epochs": 3}
+    train_fleet(series, "gru", checkpoint=tmp_path, workers=2, seeds=[1, 2], **options)
+
+    together = train_fleet(
+        series, "gru", checkpoint=tmp_path, resume=True, workers=1, seeds=[1, 2], **options
+    )
+
+    assert "these members start anew" in caplog.text
+    alone = train_fleet(series, "gru", workers=1, seeds=[1, 2], **options)
+    assert [one.history for one in together] == [one.history for one in alone]
+
+
 def test_an_interrupt_stops_fleets_that_run_side_by_side():
     series = [walk(500, seed=seed) for seed in range(2)]
 
