@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from cpbmodels.series import Series
 
 CONTEXT, HORIZON = 30, 10
-COLUMNS = ("r_open", "r_high", "r_low", "r_close", "log_sigma")
+COLUMNS = ("r_open", "r_high", "r_low", "r_close")
 INPUTS, CHANNELS = len(COLUMNS), 4  # what is read; what is forecast: open, high, low, close
 
 
@@ -249,7 +249,7 @@ def _competent_epoch(
     """The same from tensors on the device, batches by index, one sync for all losses of the epoch."""
     x, y = train.tensors
     losses = [
-        _step(model, optimizer, x[rows], y[rows])
+        train_step(model, optimizer, x[rows], y[rows])
         for rows in torch.randperm(len(x), device=device).split(batch)
     ]
     model.eval()
@@ -263,10 +263,11 @@ def _competent_epoch(
 
 def train_batch(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> float:
     """One step of the usual loop."""
-    return _step(model, optimizer, x, y).item()
+    return train_step(model, optimizer, x, y).item()
 
 
-def _step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y: Tensor) -> Tensor:
+    """One step without a sync; returns the loss, on the device."""
     model.train()
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(model(x, y), y)

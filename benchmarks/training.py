@@ -73,6 +73,58 @@ def cpu(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     return out
 
 
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mkldnn_linear", "mkldnn_rnn_layer", "linear")
+"""Operators, by the beginning of their names, that multiply matrices: oneDNN's recurrent layers with their gates."""
+
+
+def profile(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Where a training step's time goes on one core, at equal precision: what stacking could save at most.
+
+    `products`: share of the time within matrix products and recurrent layers, which both ways must do; `bound`: how
+    many times faster than the competent loop a step were that did nothing else, at that loop's speed of products.
+    """
+    torch.set_num_threads(1)
+    out: dict[str, dict[str, Any]] = {}
+    for architecture in SEEDS:
+        for dtype in (torch.float32, torch.bfloat16):
+            batch = naive.RECIPES[architecture].batch
+            competent = _profiled(_competent_step(architecture, autocast=dtype is torch.bfloat16), batch)
+            fleet = _profiled(fleet_step(architecture, args.members, compute=dtype), batch * args.members)
+            name = "bf16" if dtype is torch.bfloat16 else "fp32"
+            out[f"{architecture}, competent {name}"] = competent
+            out[f"{architecture}, fleet {name}"] = fleet | {
+                "ratio": competent["us_per_window"] / fleet["us_per_window"], "bound": 1 / competent["products"],
+            }  # fmt: skip
+    return out
+
+
+def _competent_step(architecture: str, *, autocast: bool) -> Callable[[], None]:
+    recipe = naive.RECIPES[architecture]
+    model = naive.build(architecture, recipe, competent=True)
+    kind = torch.optim.AdamW if recipe.adamw else torch.optim.Adam
+    optimizer = kind(model.parameters(), lr=1e-3, weight_decay=recipe.weight_decay, fused=True)
+    x, y = (part[: recipe.batch] for part in naive.windows(walk(1000, seed=0), "train"))
+
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            naive.train_step(model, optimizer, x, y)
+
+    return run
+
+
+def _profiled(step: Callable[[], object], windows: int, steps: int = 20) -> dict[str, float]:
+    """Microseconds per window of a step (without the profiler), and the shares of its operators (with it)."""
+    for _ in range(3):
+        step()
+    each = statistics.median(seconds(step) for _ in range(steps))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(steps):
+            step()
+    times = {one.key.removeprefix("aten::"): one.self_cpu_time_total for one in profiler.key_averages()}
+    within = sum(t for name, t in times.items() if name.startswith(PRODUCTS))
+    return {"us_per_window": 1e6 * each / windows, "products": within / sum(times.values())}
+
+
 def neuralforecast(args: argparse.Namespace) -> dict[str, Any]:
     """Windows per CPU-second, one thread: the marginal cost of a step, start-up taken out on both sides."""
     if reason := _peer.missing():
@@ -306,6 +358,7 @@ def _compute() -> torch.dtype:
 
 PARTS: Mapping[str, Callable[[argparse.Namespace], Mapping[str, Any]]] = {
     "cpu": cpu,
+    "profile": profile,
     "neuralforecast": neuralforecast,
     "proxy": proxy,
     "launches": launches,

@@ -18,7 +18,7 @@ def test_windows_end_before_their_targets_begin(series):
     x, y = naive.windows(series, "train")
     origin = series.origins("train", 30, 10)[5]
     volatility = series.volatility[origin]
-    assert x.shape[1:] == (30, 5)
+    assert x.shape[1:] == (30, 4)
     assert y.shape[1:] == (10, 4)
     assert x[5, -1, 3].item() == pytest.approx(
         np.log(series.prices[origin, 3] / series.prices[origin - 1, 3]) / volatility, rel=1e-5
@@ -41,7 +41,7 @@ def test_the_competent_model_is_the_usual_one(architecture, forced, monkeypatch)
     monkeypatch.setattr(naive.random, "random", lambda: 0.0)
     usual, competent = (naive.build(architecture, SMALL, way).eval() for way in (False, True))
     competent.load_state_dict(usual.state_dict())
-    x, y = torch.randn(3, 30, 5), torch.randn(3, 10, 4)
+    x, y = torch.randn(3, 30, 4), torch.randn(3, 10, 4)
     truth = y if forced else None
     torch.testing.assert_close(usual(x, truth), competent(x, truth), atol=1e-5, rtol=1e-4)
 
@@ -65,7 +65,7 @@ def test_recipes_are_those_of_the_seed_presets():
 def test_ten_passes_equal_one_parallel_causal_pass():
     torch.manual_seed(0)
     model = naive.build("transformer", SMALL).eval()
-    x, y = torch.randn(3, 30, 5), torch.randn(3, 10, 4)
+    x, y = torch.randn(3, 30, 4), torch.randn(3, 10, 4)
     fed = torch.cat([x[:, -1:, :4], y[:, :-1]], 1)
     mask = torch.nn.Transformer.generate_square_subsequent_mask(10)
     memory = model.encoder(model.embed_in(x) + model.position[:30])
