@@ -63,7 +63,10 @@ def member_runs(folder):
 
 
 def forecast_rows(folder):
-    files = list((folder / "data").rglob("forecasts/**/*.parquet"))
+    # Not those below hub: a repeated run publishes what the killed one has forecast.
+    files = [
+        p for place in ("forecasts", "sim/forecasts") for p in (folder / "data" / place).rglob("*.parquet")
+    ]
     return (
         pl.concat([pl.read_parquet(f, hive_partitioning=False) for f in files]) if files else pl.DataFrame()
     )
