@@ -3,7 +3,7 @@
     python -m benchmarks.screens --series BTCUSDT/1h/spot [--url http://127.0.0.1:8000] [--out docs/img]
 
 Writes `page-VIEW-WIDTH-THEME.webp` (1440 and 390 px wide, scaled to three quarters and as it is) of overview, series,
-models and runs, whole pages.
+models and runs, from the top.
 """
 
 import argparse
@@ -14,13 +14,17 @@ from typing import Any
 from benchmarks._paired import main
 
 _VIEWS = {
-    "overview": "#/?market={market}",
-    "series": "#/series/{series}",
-    "models": "#/models",
-    "runs": "#/runs",
+    "overview": ("#/?market={market}", ".tile"),
+    "series": ("#/series/{series}", "#chart path.box"),
+    "models": ("#/models", "#compare tbody tr"),
+    "runs": ("#/runs", "#newest-runs tbody tr"),
 }
+"""Address of each view, and what stands once it is drawn."""
 _WIDTHS = {1440: 0.75, 390: 1.0}
 """Width of the window in px, and how much the picture is scaled."""
+
+_TALLEST = 2_000
+"""What of a longer page is not shown, px."""
 
 
 def screens(args: argparse.Namespace) -> dict[str, Any]:
@@ -28,6 +32,7 @@ def screens(args: argparse.Namespace) -> dict[str, Any]:
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
+    args.out.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, Any] = {}
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
@@ -38,13 +43,14 @@ def screens(args: argparse.Namespace) -> dict[str, Any]:
                 with browser.new_context(
                     viewport={"width": width, "height": 900}, color_scheme=theme
                 ) as context:
-                    tab = context.new_page()
-                    for view, address in _VIEWS.items():
+                    for view, (address, drawn) in _VIEWS.items():
+                        tab = context.new_page()
                         place = address.format(series=args.series, market=args.series.rsplit("/", 1)[-1])
                         tab.goto(f"{args.url}/{place}")
+                        tab.wait_for_selector(drawn, state="attached")
                         tab.wait_for_load_state("networkidle")
-                        tab.wait_for_timeout(1000)  # plotly draws after the answers
                         picture = Image.open(io.BytesIO(tab.screenshot(full_page=True)))
+                        picture = picture.crop((0, 0, picture.width, min(picture.height, _TALLEST)))
                         small = picture.resize((round(picture.width * scale), round(picture.height * scale)))
                         path = args.out / f"page-{view}-{width}-{theme}.webp"
                         small.save(path, quality=85, method=6)
