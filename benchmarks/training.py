@@ -88,8 +88,12 @@ def profile(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for architecture in SEEDS:
         for dtype in (torch.float32, torch.bfloat16):
             batch = naive.RECIPES[architecture].batch
-            competent = _profiled(_competent_step(architecture, autocast=dtype is torch.bfloat16), batch)
-            fleet = _profiled(fleet_step(architecture, args.members, compute=dtype), batch * args.members)
+            competent = _profiled(
+                _competent_step(architecture, autocast=dtype is torch.bfloat16), batch, args.steps
+            )
+            fleet = _profiled(
+                fleet_step(architecture, args.members, compute=dtype), batch * args.members, args.steps
+            )
             name = "bf16" if dtype is torch.bfloat16 else "fp32"
             out[f"{architecture}, competent {name}"] = competent
             out[f"{architecture}, fleet {name}"] = fleet | {
@@ -112,7 +116,7 @@ def _competent_step(architecture: str, *, autocast: bool) -> Callable[[], None]:
     return run
 
 
-def _profiled(step: Callable[[], object], windows: int, steps: int = 20) -> dict[str, float]:
+def _profiled(step: Callable[[], object], windows: int, steps: int) -> dict[str, float]:
     """Microseconds per window of a step (without the profiler), and the shares of its operators (with it)."""
     for _ in range(3):
         step()
@@ -374,6 +378,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=1000, help="candles per model in the part cpu")
     parser.add_argument("--epochs", type=int, default=1, help="epochs in the part cpu")
     parser.add_argument("--repeats", type=int, default=3, help="pairs per measurement")
+    parser.add_argument("--steps", type=int, default=20, help="steps measured in the part profile")
     parser.add_argument("--largest", type=int, default=800, help="largest fleet of the part ramp")
     parser.add_argument("--ramp-architecture", default="gru", choices=SEEDS)
     parser.add_argument("--memory-rows", type=int, default=300_000)

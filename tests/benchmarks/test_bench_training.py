@@ -39,6 +39,8 @@ def test_every_other_part_runs_small(capsys):
     assert {"usual fp32", "competent bf16", "fleet fp32"} < set(found["gru, s"])
     equal = found["lstm, competent fp32 / fleet fp32"]
     assert 0 < equal["least"] <= equal["ratio"] <= equal["most"]
+    found = run(capsys, "--only", "profile", "--members", "1", "--steps", "1")["profile"]
+    assert 0 < found["gru, competent fp32"]["products"] < 1 < found["gru, fleet fp32"]["bound"]
     found = run(capsys, "--only", "ramp", "--largest", "8")["ramp"]
     assert found["8 members"]["us_per_member_step"] > 0
     found = run(capsys, "--only", "memory", "--memory-rows", "2000")["memory"]
