@@ -90,7 +90,7 @@ def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:
         with tempfile.TemporaryDirectory() as part:
             write_record(Path(part) / ARCHIVE, archive, compact=True)
             store.client.log_artifact(flow.info.run_id, str(Path(part) / ARCHIVE))
-        delete_remote_files(flow.info.artifact_uri, REPORT)
+        delete_remote_files(flow.info.artifact_uri, REPORT, store.uri)
     for run in (flow, *_fleets(store, flow)):
         store.client.set_tag(run.info.run_id, PRUNED, archive.pruned_at.isoformat(timespec="seconds"))
 

@@ -198,14 +198,16 @@ def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> 
         session.delete(store._get_sql_model_version(session, name, int(version)))
 
 
-def delete_remote_files(uri: str, name: str | None = None) -> None:
-    """Delete all files of a run that lie in another place than a folder of this machine, as in S3.
+def delete_remote_files(uri: str, name: str | None = None, tracking_uri: str | None = None) -> None:
+    """Delete all files of a run, or the one of this name, that lie elsewhere than in a folder of this machine.
+
+    Files that a tracking server hands on (`mlflow-artifacts:`) need the server's own address in `tracking_uri`.
 
     3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as `mlflow gc` does.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    get_artifact_repository(uri).delete_artifacts(name)
+    get_artifact_repository(uri, tracking_uri).delete_artifacts(name)
 
 
 VIEW_KEY, VIEW_TAG = "viewStateShareKey", "mlflow.sharedViewState."

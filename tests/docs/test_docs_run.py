@@ -9,6 +9,7 @@ import tomllib
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import mlflow
 import pytest
 import yaml
 from snippets import ROOT, blocks, script
@@ -48,9 +49,17 @@ def place(tmp_path_factory):
         yield made
 
 
+@pytest.fixture
+def own_mlflow():
+    """Forgets the tracking store that a page's snippet set for its reader's process, which here is other tests' too."""
+    yield
+    mlflow.set_tracking_uri(None)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", BY_PAGE)
+@pytest.mark.usefixtures("own_mlflow")
 def test_every_block_of_the_page_runs(page, place, monkeypatch):
     monkeypatch.chdir(place.folder)
     monkeypatch.setattr("sys.argv", ["page", "data"])
