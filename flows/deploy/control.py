@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PORT, WORKERS = 4200, 2
 _START_S = 120.0
+_FREE_S = 5.0
 
 
 @dataclass
@@ -135,7 +136,7 @@ def _server(port: int | None, started: list[Name]) -> Service:
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
-    if _taken(port):
+    if not until(lambda: not _taken(port), _FREE_S):  # a server that was just killed holds it for a moment
         raise CpbError(
             f"port {port} is taken by another program; choose another with --port",
             code="port-taken",

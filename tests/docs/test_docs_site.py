@@ -82,7 +82,9 @@ def test_the_site_works_in_a_browser(site, address, scheme):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.set_viewport_size({"width": 1440, "height": 900})
         page.click("input.md-search__input")
-        page.keyboard.type("accumulate")  # the site listens for keys: a value that is only set, it may not notice
+        page.keyboard.type(
+            "accumulate"
+        )  # the site listens for keys: a value that is only set, it may not notice
         page.wait_for_selector(".md-search-result__link", timeout=90_000)
         browser.close()
     assert not faults

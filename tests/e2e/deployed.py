@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -34,6 +36,7 @@ deployments:
 
 FLOWS = """
 import os
+import random
 import time
 from pathlib import Path
 
@@ -71,9 +74,12 @@ if __name__ == "__main__":
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port below those that Linux gives to outgoing connections: a server's stays free while it is started again."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Deployed:
