@@ -57,6 +57,21 @@ def write_bytes(path: Path, data: bytes | memoryview) -> None:
         draft.write_bytes(data)
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that its owner alone may read, whole or not at all; one that is there already stays."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = draft_name(path)
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):  # another process was faster
+            path.hardlink_to(draft)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
@@ -64,6 +79,12 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def rename(path: Path, final: Path) -> None:
+    """Give a file that is on the disk its final name, in the same folder; a power failure leaves one of the two."""
+    path.replace(final)
+    sync(final.parent)
 
 
 def is_disk_full(error: BaseException) -> bool:

@@ -31,3 +31,8 @@ def public_url(url: str) -> str:
 def without_credentials(text: str) -> str:
     """Return a text, such as a library's error message, with every URL in it as `public_url` gives it."""
     return _URL.sub(lambda found: public_url(found[0]), text)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a parameter or variable of this name holds something that may not be shown."""
+    return _SECRET.search(name) is not None
