@@ -141,7 +141,7 @@ class JobMember(Record):
 
 
 class FleetJob(Record):
-    """What one fleet is to learn, so complete that its digest (`key`) names the result.
+    """What one trainer is to learn, a fleet or a shard of it, so complete that its digest (`key`) names the result.
 
     `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
     `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
@@ -161,6 +161,23 @@ class FleetJob(Record):
     code: str
 
 
+class FleetPlan(Record):
+    """All models of one architecture, cut into the shards that are trained one by one, wherever there is room.
+
+    `key`: digest of the shards' keys. A fleet is one run in MLflow and one row of the leaderboard; a shard is a folder
+    on disk.
+    """
+
+    key: str
+    architecture: str
+    shards: tuple[FleetJob, ...]
+
+    @property
+    def members(self) -> tuple[JobMember, ...]:
+        """The members of all shards, in their order."""
+        return tuple(member for shard in self.shards for member in shard.members)
+
+
 class TrainedMember(Record):
     """One trained model: `files` maps the names in its folder to their sha256.
 
@@ -177,9 +194,9 @@ class TrainedMember(Record):
 
 
 class FleetResult(Record):
-    """A trained fleet: the members that can be used, and a failure for each other one.
+    """What became of a `FleetJob`: the members that can be used, and a failure for each other one.
 
-    `epochs`: per epoch, from 1, seconds, windows/s, memory in MB and utilisation in percent of the whole fleet.
+    `epochs`: per epoch, from 1, seconds, windows/s, memory in MB and utilisation in percent of the whole job.
     """
 
     key: str
@@ -193,10 +210,12 @@ class FleetResult(Record):
 class Judgement(Record):
     """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` ranks the recipes.
 
-    `files` maps the names in its model folder to their sha256, as they were logged.
+    `shard`: key of the job that trained it, whose folder holds its files. `files` maps the names in its model folder to
+    their sha256, as they were logged.
     """
 
     model: ModelId
+    shard: str
     run_id: str
     metrics: dict[str, float]
     verdict: str

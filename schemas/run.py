@@ -3,12 +3,13 @@ form follow from these classes (`flows/parameters.py`), and whoever builds one g
 """
 
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from schemas.errors import UsageError
 from schemas.identity import OWN, SIM, Market
@@ -16,13 +17,19 @@ from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file
 from schemas.scope import Scope, implied_market, parse_instant
 from schemas.spec import Spec
 from schemas.tables import tables_of
-from schemas.universe import parse_coins, parse_timeframes
+from schemas.universe import EXCHANGE, parse_coins, parse_timeframes
 
 UNIVERSAL = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
 
+LOCAL, RAY = "local", "ray"
+"""Engines: this machine, or a Ray cluster."""
+
 BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
 """Baselines that a backtest can set beside the models; the last two need the extra `judging`."""
+
+FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
+"""Fields that choose among the pairs of `exchange`; called as in freqtrade's AgeFilter and VolumePairList."""
 
 
 class ScopeSpec(Spec):
@@ -30,7 +37,11 @@ class ScopeSpec(Spec):
 
     months_allowed: ClassVar[bool] = False
 
-    coins: str = Field("all", description="BTC,ETH or all; a coin without a quote means USDT")
+    coins: str = Field(
+        "all",
+        description="BTC,ETH, all (the default universe) or exchange (every listed USDT pair); a coin without a quote "
+        "means USDT",
+    )
     timeframes: str = Field("15m,1h", description="Binance intervals, as in 15m,1h")
     source: str | None = Field(
         None, description="URL, folder, table of candles or sim; default: Binance Vision itself"
@@ -43,6 +54,22 @@ class ScopeSpec(Spec):
         None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
+    min_days_listed: int = Field(
+        0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
+    )
+    min_quote_volume: float = Field(
+        0,
+        ge=0,
+        allow_inf_nan=False,
+        description="with coins exchange: least turnover in USDT of the last whole month before as_of",
+    )
+    number_assets: int | None = Field(
+        None,
+        ge=1,
+        description="with coins exchange: only so many pairs, those of the largest turnover in that month",
+    )
+
+    _pairs: tuple[str, ...] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -61,6 +88,11 @@ class ScopeSpec(Spec):
             raise UsageError(
                 f"market {market!r} cannot be {what}: leave market out with source {source}",
                 code="market", field="market",
+            )  # fmt: skip
+        if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
+            raise UsageError(
+                f"coins {EXCHANGE} reads an exchange's listing, and a table of your own has none: use all",
+                code="coins", field="coins",
             )  # fmt: skip
         if implied == OWN:
             return values | {"market": OWN} | cls._of_tables(values)
@@ -82,9 +114,36 @@ class ScopeSpec(Spec):
         return {"coins": held.coins(values.get("coins", fields["coins"].default)), "timeframes": timeframes}
 
     @property
+    def whole_exchange(self) -> bool:
+        """Whether the coins are those of the source's listing that the filters leave."""
+        return self.coins.strip().lower() == EXCHANGE
+
+    @property
     def every_pair(self) -> bool:
-        """Whether the scope is every pair that the source lists; the scope's symbols are then empty."""
-        return False
+        """Whether the source's listing says which the symbols are; the scope's are empty until it is asked."""
+        return self.whole_exchange
+
+    @property
+    def pairs(self) -> tuple[str, ...] | None:
+        """The symbols that the source's listing gave for `exchange`; None where it was not asked."""
+        return self._pairs
+
+    def with_pairs(self, symbols: Iterable[str]) -> Self:
+        """Return the same specification with the symbols that the source's listing gave."""
+        found = self.model_copy()
+        found._pairs = tuple(symbols)
+        found.__dict__.pop("scope", None)  # resolved anew
+        return found
+
+    @model_validator(mode="after")
+    def _filters_of_the_exchange(self) -> Self:
+        given = [name for name in FILTERS if getattr(self, name)]
+        if given and not self.whole_exchange:
+            raise UsageError(
+                f"{given[0]} chooses among the pairs of a listing: use it with coins {EXCHANGE}, or leave it out",
+                code="filter", field=given[0],
+            )  # fmt: skip
+        return self
 
     @model_validator(mode="after")
     def _mirror(self) -> Self:
@@ -143,7 +202,7 @@ class ScopeSpec(Spec):
             "all" if self.every_pair else self.coins,
             self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed,
         )  # fmt: skip
-        return made.model_copy(update={"symbols": ()}) if self.every_pair else made
+        return made.model_copy(update={"symbols": self._pairs or ()}) if self.every_pair else made
 
 
 class ForecastSpec(ScopeSpec):
@@ -159,12 +218,16 @@ class IngestSpec(ScopeSpec):
 
     months_allowed: ClassVar[bool] = True
 
-    coins: str = Field("all", description="BTC,ETH, all, or all-usdt: every listed USDT pair")
+    coins: str = Field(
+        "all",
+        description="BTC,ETH, all, exchange (every traded USDT pair) or all-usdt (leveraged tokens, stablecoins and "
+        "delisted pairs too)",
+    )
 
     @property
     def every_pair(self) -> bool:
-        """Whether every listed USDT pair is wanted."""
-        return self.coins.strip().lower() == "all-usdt"
+        """Whether the source's listing says which the symbols are: those of `exchange`, or all."""
+        return self.whole_exchange or self.coins.strip().lower() == "all-usdt"
 
 
 class RunSpec(ScopeSpec):
@@ -195,8 +258,11 @@ class RunSpec(ScopeSpec):
     overrides: dict[str, Any] = Field(
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
     )
+    engine: Literal["local", "ray"] | None = Field(
+        None, description="local or ray, a cluster; default: ray where RAY_ADDRESS is set, else local"
+    )
     train_timeout_s: float = Field(
-        6 * 3600, gt=0, description="time limit of one fleet's training, in seconds"
+        6 * 3600, gt=0, description="time limit of one shard's training and judging, in seconds"
     )
     repo: str | None = Field(
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"

@@ -7,6 +7,9 @@ from pydantic_core import ErrorDetails
 
 from schemas.errors import UsageError
 
+_WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+"""What a value was to be, by the start of pydantic's kind of error: `int_parsing`, `int_from_float`, .."""
+
 
 class Spec(BaseModel):
     """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
@@ -41,4 +44,6 @@ def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
         return f"{field} {given!r} is out of range: it must be {words.get(kind, 'less than')} {limit:g}"
     if field == "repo":
         return f"repo {given!r} is not USER/NAME, as in alice/cpb-models"
+    if wanted := _WANTED.get(kind.partition("_")[0]):
+        return f"{field} {given!r} is not {wanted}"
     return f"{field} {given!r} cannot be used: {error['msg'][0].lower()}{error['msg'][1:]}"

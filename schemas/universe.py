@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from cpbmodels.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
@@ -15,6 +16,9 @@ COINS = (
 TIMEFRAMES = ("15m", "1h")
 """The default timeframes."""
 
+EXCHANGE = "exchange"
+"""Value of `--coins` for every pair that a source lists against USDT, as `ScopeSpec` filters them."""
+
 MONTH = "1mo"
 """Binance's calendar month: the one interval whose candles differ in length."""
 
@@ -26,6 +30,34 @@ _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", 
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
 SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
 """What a symbol of Binance looks like, and hence a folder of the store. Some coins have Chinese names."""
+
+_LEVERAGED = {
+    *(f"{coin}{side}" for side in ("UP", "DOWN") for coin in (
+        "1INCH", "AAVE", "ADA", "BCH", "BNB", "BTC", "DOT", "EOS", "ETH", "FIL", "LINK", "LTC", "SUSHI", "SXP", "TRX",
+        "UNI", "XLM", "XRP", "XTZ", "YFI",
+    )),
+    *(f"{coin}{side}" for side in ("BULL", "BEAR") for coin in ("", "BNB", "EOS", "ETH", "XRP")),
+}  # fmt: skip
+"""Leveraged tokens that Binance had (BULL and BEAR until 2020, UP and DOWN until 2024; there are no new ones).
+
+A closed list, not a pattern: JUP and SYRUP are coins.
+"""
+
+_STABLE = {
+    "AEUR", "AUD", "BFUSD", "BKRW", "BUSD", "DAI", "EUR", "EURI", "FDUSD", "GBP", "PAX", "PYUSD", "RLUSD", "SUSD",
+    "TUSD", "USD1", "USDC", "USDD", "USDE", "USDP", "USDS", "USDSB", "UST", "XUSD",
+}  # fmt: skip
+"""Currencies, and coins that are held at the price of one: against USDT their candles hold no market."""
+
+PairKind = Literal["coin", "leveraged", "stablecoin", "other quote"]
+
+
+def pair_kind(symbol: str, quote: str = "USDT") -> PairKind:
+    """Return what a listed symbol is: only pairs of the kind `coin` belong to the scope `exchange`."""
+    base = symbol.removesuffix(quote)
+    if not base or base == symbol:
+        return "other quote"
+    return "leveraged" if base in _LEVERAGED else "stablecoin" if base in _STABLE else "coin"
 
 
 def symbol_of(coin: str, quoted: bool = False) -> str:

@@ -9,7 +9,7 @@ from flows.cli import _app
 from flows.cli.options import ModelOption, Shown, parse_value, takes
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, RunSpec, ScopeSpec
+from schemas.run import FILTERS, BacktestSpec, RunSpec, ScopeSpec
 
 
 def command_of(spec, **options):
@@ -140,7 +140,7 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
         ("ingest", ScopeSpec, set()),
         ("forecast", ScopeSpec, set()),
         ("train-all", RunSpec, set()),
-        ("train", RunSpec, {"repo", "tail", "force", "prune"}),
+        ("train", RunSpec, {"repo", "tail", "force", "prune", *FILTERS}),
         ("backtest", BacktestSpec, {"repo", "tail", "warm_start", "force", "prune", "wandb"}),
     ]:
         assert set(spec.model_fields) - {p.name for p in commands[name].params} == hidden, name

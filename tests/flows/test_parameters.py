@@ -16,13 +16,15 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
 SCOPE = {
-    "coins": "BTC,ETH", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
+    "coins": "exchange", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
     "as_of": "2024-01-02T03:04:05", "tail": True,
+    "min_days_listed": 30, "min_quote_volume": 1e6, "number_assets": 50,
 }  # fmt: skip
 RUN = SCOPE | {
     "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",
     "dtype": "float64", "seed": 7, "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
-    "train_timeout_s": 12.5, "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
+    "train_timeout_s": 12.5, "engine": "local",
+    "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
 }  # fmt: skip
 NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
