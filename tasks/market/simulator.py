@@ -12,7 +12,7 @@ from functools import lru_cache
 from schemas.identity import SeriesId
 from schemas.universe import COINS, INTERVAL_SECONDS, MONTH, symbol_of
 from tasks.market import mirror
-from tasks.market.grid import US, grid_of
+from tasks.market.grid import DAY, US, grid_of
 from tasks.market.layout import (
     Remote,
     day_of,
@@ -24,12 +24,16 @@ from tasks.market.layout import (
     source_file,
     to_us,
 )
-from tasks.market.synthetic import STEP, candles
+from tasks.market.synthetic import MINUTE, SMALL_PAIRS, candles
 
 UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
 """Where the simulated market ends unless a run asks for another time."""
 
 MONTHS = 8
+
+SYMBOLS = (*(symbol_of(coin) for coin in COINS), *SMALL_PAIRS, "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
+"""The default universe, smaller pairs as an exchange has them, and pairs that `--coins exchange` leaves out."""
+
 _VERSION = "sim1"
 
 
@@ -38,7 +42,7 @@ def serve(until: datetime | None = None, since: datetime | None = None) -> Itera
     """Run the simulator on a free loopback port and yield its base URL.
 
     Complete months before `until` are published as monthly files, complete days of its last month as daily
-    ones. Symbols are those of the default universe, intervals the multiples of 15 minutes up to a day, and months.
+    ones. Symbols are those of `SYMBOLS`, intervals those of a minute to a day, and months.
     """
     with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
         yield url
@@ -50,9 +54,8 @@ class SimulatedMirror:
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]
         self.start = to_us(since) if since else _months_before(self.end, MONTHS)
-        self.symbols = {symbol_of(coin) for coin in COINS}
-        even = {iv for iv, s in INTERVAL_SECONDS.items() if s * US % STEP == 0 and s <= 86_400}
-        self.intervals = even | {MONTH}
+        self.symbols = set(SYMBOLS)
+        self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if MINUTE <= s * US <= DAY} | {MONTH}
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
         """Return the files of a series, or the folders' first files where no series is named."""
@@ -61,7 +64,13 @@ class SimulatedMirror:
             return []
         symbols = [parts[4]] if len(parts) > 4 else sorted(self.symbols)
         intervals = [parts[5]] if len(parts) > 5 else sorted(self.intervals)
-        found = [key for s in symbols for i in intervals for key in self._series_keys(s, i, parts[2])]
+        named = len(parts) > 5
+        found = [
+            key
+            for s in symbols
+            for i in intervals
+            for key in self._series_keys(s, i, parts[2])[: None if named else 1]
+        ]
         return [(key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1) for key in found if key.startswith(prefix)]
 
     def _series_keys(self, symbol: str, interval: str, kind: str) -> list[str]:

@@ -21,7 +21,10 @@ pl.DataFrame(
 )  # polars takes in numpy at its first use, which fails in two threads at once
 
 STEP = 900 * US
-"""Everything is made of 15-minute candles."""
+"""Candles of 15 minutes are made first; longer ones are added up from them, minutes drawn within them."""
+
+MINUTE = 60 * US
+_PER_STEP = STEP // MINUTE
 
 _ORIGIN = period_bounds("2017-01")[0]
 _PER_DAY = DAY // STEP
@@ -35,6 +38,11 @@ _PRICES = {
     "SHIB": 2e-5,
     "DOGE": 0.12,
 }
+SMALL_PAIRS = tuple(f"S{number:03}USDT" for number in range(21, 421))
+"""Pairs beside those of the default universe, each of a smaller turnover than the one before."""
+
+_SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
+_SMALL = frozenset(SMALL_PAIRS)
 _SIGMA_15M = 0.0028  # of the calmest coin, at the usual time
 _SHAPE = 4.0  # Student-t degrees of freedom
 
@@ -118,7 +126,7 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
     tick = 10.0 ** max(-8, math.floor(math.log10(open_[0])) - 4)
     open_, high, low, close = (np.maximum(np.round(x / tick), 1) * tick for x in (open_, high, low, close))
     activity = np.exp(0.6 * noise.standard_normal(size)) * (0.5 + np.abs(returns) / sigma) * level**1.5
-    volume = np.round(3e6 / _monthly_price(symbol) * activity, 5)
+    volume = np.round(_turnover(symbol) / _monthly_price(symbol) * activity, 5)
     share = np.clip(0.5 + 0.08 * noise.standard_normal(size), 0.05, 0.95)
     count = np.maximum(1, np.round(activity * 4000)).astype(np.int64)
     quote = volume * (high + low + close) / 3
@@ -127,21 +135,61 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
     return frame.with_columns(pl.col("open_time").cast(KLINES["open_time"]), pl.col(pl.Float64).round(8))
 
 
+def _turnover(symbol: str) -> float:
+    """Return the quote volume of a usual quarter of an hour, in USDT."""
+    rank = SMALL_PAIRS.index(symbol) + 2 if symbol in _SMALL else 1
+    return 3e6 / rank
+
+
 def _monthly_price(symbol: str) -> float:
     return float(np.exp(_monthly_levels(symbol)[_month_index("2025-01")]))
+
+
+@lru_cache(maxsize=8)
+def minutes(symbol: str, month: str) -> pl.DataFrame:
+    """Return a month of 1-minute candles that add up to its quarters of an hour: bridges from open to close."""
+    whole, noise = quarter_hours(symbol, month), _rng("minutes", symbol, month)
+    size = len(whole)
+    open_, high, low, close = (whole[name].to_numpy()[:, None] for name in ("open", "high", "low", "close"))
+    tick = 10.0 ** max(-8, math.floor(math.log10(open_[0, 0])) - 4)
+    walk = noise.standard_normal((size, _PER_STEP)).cumsum(axis=1)
+    at = np.arange(1, _PER_STEP + 1) / _PER_STEP
+    bridge = (walk - at * walk[:, -1:]) / math.sqrt(_PER_STEP)
+    ends = open_ + at * (close - open_) + 0.6 * (high - low) * bridge
+    ends = np.clip(np.round(ends / tick) * tick, low, high)
+    ends[:, -1:] = close
+    starts = np.concatenate([open_, ends[:, :-1]], axis=1)
+    top, bottom = np.maximum(starts, ends), np.minimum(starts, ends)
+    reach = 0.1 * (high - low) * noise.exponential(1, (2, size, _PER_STEP))
+    highs = np.minimum(np.round((top + reach[0]) / tick) * tick, high)
+    lows = np.maximum(np.round((bottom - reach[1]) / tick) * tick, low)
+    each = np.arange(size)
+    highs[each, top.argmax(axis=1)], lows[each, bottom.argmin(axis=1)] = high[:, 0], low[:, 0]
+    highs, lows = np.maximum(highs, top), np.minimum(lows, bottom)
+    share = noise.uniform(0.5, 1.5, (size, _PER_STEP))
+    edges = np.concatenate(
+        [np.zeros((size, 1)), share.cumsum(axis=1) / share.sum(axis=1, keepdims=True)], axis=1
+    )
+    times = whole["open_time"].to_physical().to_numpy()[:, None] + np.arange(_PER_STEP) * MINUTE
+    columns = {"open_time": times, "open": starts, "high": highs, "low": lows, "close": ends}
+    for name in _SUMS:
+        digits = 0 if name == "count" else 8
+        columns[name] = np.diff(np.round(edges * whole[name].to_numpy()[:, None], digits), axis=1)
+    frame = pl.DataFrame({name: columns[name].ravel() for name in KLINES})
+    kinds = [pl.col(name).cast(KLINES[name]) for name in ("open_time", "count")]
+    return frame.with_columns(kinds).with_columns(pl.col(pl.Float64).round(8))
 
 
 def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame:
     """Return the candles that open in `[start, end)`, `start` being an open.
 
-    Longer intervals are added up from quarters of an hour.
+    Longer intervals are added up from quarters of an hour, or from minutes.
     """
-    month = month_of(start)
+    made, step = (quarter_hours, STEP) if interval_us % STEP == 0 else (minutes, MINUTE)
     time = pl.col("open_time").to_physical()
-    frame = quarter_hours(symbol, month).filter(time.is_between(start, end, closed="left"))
-    if interval_us == STEP:
+    frame = made(symbol, month_of(start)).filter(time.is_between(start, end, closed="left"))
+    if interval_us == step:
         return frame
-    sums = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
     return (
         frame.group_by(
             ((time - start) // interval_us * interval_us + start).cast(KLINES["open_time"]).alias("open_time")
@@ -151,7 +199,7 @@ def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame
             pl.col("high").max(),
             pl.col("low").min(),
             pl.col("close").last(),
-            pl.col(sums).sum(),
+            pl.col(_SUMS).sum(),
         )
         .with_columns(pl.col(pl.Float64).round(8))
         .sort("open_time")

@@ -11,6 +11,7 @@ from polars.testing import assert_frame_equal
 
 from schemas.universe import COINS, symbol_of
 from tasks.market import simulator
+from tasks.market.grid import US
 from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds
 from tasks.market.store import read_klines
@@ -38,20 +39,42 @@ def test_listed_coins_come_and_others_are_not_listed(market):
     assert report.exit == 3
 
 
+SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
+
+
+def added_up(frame, every):
+    prices = (pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last())
+    added = frame.group_by_dynamic("open_time", every=every).agg(*prices, pl.col(SUMS).sum())
+    return added.with_columns(pl.col(pl.Float64).round(8))
+
+
 def test_hours_are_made_of_quarters(market):
     home, _ = market
     quarters, hours = (read_klines(home, key("BTCUSDT", iv, "sim")) for iv in ("15m", "1h"))
-    added = (
-        quarters.group_by_dynamic("open_time", every="1h")
-        .agg(
-            pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
-            pl.col("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume").sum(),
-        )
-        .with_columns(pl.col(pl.Float64).round(8))
-    )  # fmt: skip
+    added = added_up(quarters, "1h")
     exact = ["open_time", "open", "high", "low", "close", "count"]
     assert added.select(exact).equals(hours.select(exact))
     assert_frame_equal(added, hours, rel_tol=1e-12)  # sums of 8 decimals beyond 2**53
+
+
+@pytest.mark.parametrize("symbol", ["BTCUSDT", "PEPEUSDT", "S420USDT"])
+@pytest.mark.parametrize("minutes", [1, 3, 5])
+def test_shorter_candles_add_up_to_quarters(symbol, minutes):
+    short = candles(symbol, minutes * 60 * US, *period_bounds("2025-03"))
+    quarters = quarter_hours(symbol, "2025-03")
+    assert len(short) == len(quarters) * 15 // minutes
+    added = added_up(short, "15m")
+    exact = ["open_time", "open", "high", "low", "close", "count"]
+    assert added.select(exact).equals(quarters.select(exact))
+    assert_frame_equal(added, quarters, rel_tol=1e-12, abs_tol=1e-7)
+    spread = (short["close"] / short["open"]).log().std() / (quarters["close"] / quarters["open"]).log().std()
+    assert spread == pytest.approx((minutes / 15) ** 0.5, rel=0.35)
+
+
+def test_five_minutes_are_ingested_without_a_finding(tmp_path):
+    made = scope(tmp_path, "sim", coins="BTC,PEPE", timeframes="5m", since="2025-05", as_of="2025-05-03")
+    report = ingest(made)
+    assert (report.exit, [one.rows for one in report.series]) == (0, [576, 576])
 
 
 def test_a_month_does_not_depend_on_what_else_is_asked():

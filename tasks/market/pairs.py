@@ -1,0 +1,228 @@
+"""The pairs of `--coins exchange`: what a source lists against USDT, chosen by kind, age and turnover.
+
+Everything is asked as of one instant: a pair counts from its first closed candle on, is left out once it was not traded
+in the last whole month before that instant, and its turnover is that month's. So a run with `--as-of` meets the pairs
+that it would have met then, also those that were delisted since: the source keeps their files.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import polars as pl
+
+from schemas.errors import CpbError
+from schemas.identity import SeriesId
+from schemas.run import ScopeSpec
+from schemas.scope import Scope
+from schemas.universe import INTERVAL_SECONDS, pair_kind
+from schemas.wording import count
+from tasks.market.client import CONNECTIONS, Limits
+from tasks.market.faults import BadFile, SourceFault
+from tasks.market.grid import DAY
+from tasks.market.layout import SourceFile, step_us, to_us
+from tasks.market.listing import Catalogue
+from tasks.market.parser import read, trim
+from tasks.market.sources import Source, open_source
+from tasks.market.unpack import fetch
+from tasks.parallel import thread_pool
+from tasks.progress import tell
+
+log = logging.getLogger("cpb")
+
+S = TypeVar("S", bound=ScopeSpec)
+T = TypeVar("T")
+
+_KINDS = {"leveraged": "leveraged", "stablecoin": "against a stablecoin or currency"}
+"""Why pairs of a kind are left out."""
+
+_INTERVAL = "1d"
+"""Candles that tell age and turnover: 2 kB a month. A source without them is asked for the scope's own."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is known of a listed pair at an instant.
+
+    `first`: when its first candle opened, µs UTC. `turnover`: quote volume of the last whole month, in USDT; 0 for a
+    pair that is younger, and where it is not asked for.
+    """
+
+    symbol: str
+    months: tuple[SourceFile, ...]
+    first: int
+    turnover: float = 0.0
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The chosen symbols in order, and how many pairs were left out for which reason."""
+
+    symbols: tuple[str, ...]
+    left_out: dict[str, int]
+    month: str
+
+    def __str__(self) -> str:
+        """Return it as one sentence."""
+        total = len(self.symbols) + sum(self.left_out.values())
+        return f"exchange: {len(self.symbols):,} of {count(total, 'listed pair')}{_because(self.left_out)}"
+
+
+def with_listed_pairs(spec: S, limits: Limits | None = None) -> tuple[S, str]:
+    """Return a specification with the pairs of its source's listing, and a sentence on them; others as they are, "".
+
+    Raises:
+        CpbError: the source has no listing, cannot be asked, or no pair is left.
+    """
+    if not spec.whole_exchange or spec.pairs is not None:
+        return spec, ""
+    found = exchange_pairs(spec, limits)
+    return spec.with_pairs(found.symbols), str(found)
+
+
+def exchange_pairs(spec: ScopeSpec, limits: Limits | None = None) -> Pairs:
+    """Ask a specification's source for its pairs and choose; errors as `with_listed_pairs`."""
+    scope = spec.scope
+    until = to_us(scope.as_of or datetime.now(UTC))
+    with open_source(scope, limits=limits) as source, thread_pool(CONNECTIONS, "list") as pool:
+        try:
+            return _Choice(spec, scope, source, pool, until).pairs()
+        except (SourceFault, BadFile) as fault:
+            raise CpbError(
+                f"{source.name} could not be asked for its pairs: {fault}; name the coins with --coins, or use another "
+                "source",
+                code="listing", field="coins",
+            ) from fault  # fmt: skip
+
+
+class _Choice:
+    """One choice among the pairs of a source, as of `until` (µs UTC)."""
+
+    def __init__(
+        self, spec: ScopeSpec, scope: Scope, source: Source, pool: ThreadPoolExecutor, until: int
+    ) -> None:
+        self._spec, self._market, self._source, self._pool = spec, scope.market, source, pool
+        self._until, self._catalogue = until, Catalogue(source)
+        others = sorted(scope.timeframes, key=lambda one: -INTERVAL_SECONDS.get(one, 0))
+        self._intervals = tuple(dict.fromkeys((_INTERVAL, *others)))
+        self._left_out: Counter[str] = Counter()
+
+    def pairs(self) -> Pairs:
+        """Return the chosen pairs."""
+        listed = self._catalogue.symbols(self._market)
+        kinds = {symbol: pair_kind(symbol) for symbol in listed}
+        self._left_out.update(_KINDS[kind] for kind in kinds.values() if kind in _KINDS)
+        coins = [symbol for symbol, kind in kinds.items() if kind == "coin"]
+        if not coins:
+            raise self._none(f"{self._source.name} lists no USDT pair in market {self._market}")
+        tell("exchange", 0, 0, "pairs", f"asking {self._source.name} for {count(len(coins), 'pair')}")
+        known = self._each(self._ask, coins, "not listed yet")
+        month = self._last_month(known)
+        traded = self._kept([p if _is_traded(p, month) else f"not traded in {month}" for p in known])
+        chosen = self._by_turnover(self._by_age(traded), month)
+        if not chosen:
+            raise self._none(f"no pair of {self._source.name} is left")
+        order = {symbol: place for place, symbol in enumerate(listed)}
+        symbols = sorted((pair.symbol for pair in chosen), key=order.__getitem__)
+        return Pairs(tuple(symbols), dict(self._left_out), month or "")
+
+    def _none(self, what: str) -> CpbError:
+        spec = self._spec
+        less = "ask for less of them with --min-days-listed and --min-quote-volume"
+        other = (
+            less
+            if spec.min_days_listed or spec.min_quote_volume
+            else "choose another --source or a later --as-of"
+        )
+        return CpbError(
+            f"{what}{_because(self._left_out)}; name the coins with --coins, or {other}",
+            code="listing", field="coins",
+        )  # fmt: skip
+
+    def _each(self, ask: Callable[[T], Pair | None], of: Sequence[T], reason: str = "") -> list[Pair]:
+        """Return what a question gives for each; None is left out for `reason`, a damaged file for being one."""
+
+        def answer(one: T) -> Pair | str:
+            try:
+                return ask(one) or reason
+            except BadFile as fault:
+                log.warning("exchange: %s is left out: %s", getattr(one, "symbol", one), fault)
+                return "with a damaged file"
+
+        return self._kept(list(self._pool.map(answer, of)))
+
+    def _kept(self, found: Sequence[Pair | str]) -> list[Pair]:
+        """Return the pairs, and count the reasons that stand in the others' places."""
+        self._left_out.update(one for one in found if isinstance(one, str))
+        return [one for one in found if isinstance(one, Pair)]
+
+    def _ask(self, symbol: str) -> Pair | None:
+        """Return what the listing says of a pair; None where its first candle had not closed yet."""
+        for interval in self._intervals:
+            series = SeriesId(self._market, symbol, interval)
+            months = self._catalogue.files(series, "monthly", 0, self._until)
+            # A pair of this month has daily files only; of an older one nobody needs them here.
+            files = months or self._catalogue.files(series, "daily", 0, self._until)
+            if files:
+                return self._dated(Pair(symbol, tuple(months), files[0].bounds[0]), files[0])
+        return None
+
+    def _dated(self, pair: Pair, first: SourceFile) -> Pair | None:
+        """Return a pair with its first candle's time: read where the month that holds it leaves its age open."""
+        begin, end = first.bounds
+        oldest = self._until - self._spec.min_days_listed * DAY
+        if end <= self._until and not begin <= oldest < end:
+            return pair
+        opened = int(self._candles(first)["open_time"].min())  # type: ignore[arg-type]
+        return (
+            replace(pair, first=opened) if opened + step_us(first.series.timeframe) <= self._until else None
+        )
+
+    def _last_month(self, pairs: Sequence[Pair]) -> str:
+        """Return the newest whole month that has been published of any pair; "" where none has."""
+        whole = (file.period for pair in pairs for file in pair.months if file.bounds[1] <= self._until)
+        return max(whole, default="")
+
+    def _by_age(self, pairs: Sequence[Pair]) -> list[Pair]:
+        days = self._spec.min_days_listed
+        reason = f"younger than {count(days, 'day')}"
+        return self._kept([pair if pair.first <= self._until - days * DAY else reason for pair in pairs])
+
+    def _by_turnover(self, pairs: list[Pair], month: str) -> list[Pair]:
+        least, number = self._spec.min_quote_volume, self._spec.number_assets
+        if not least and not number:
+            return pairs
+        tell("exchange", 0, 0, "pairs", f"reading the turnover of {count(len(pairs), 'pair')}")
+        known = self._each(lambda pair: replace(pair, turnover=self._turnover(pair, month)), pairs)
+        reason = f"below {least:,.0f} USDT in {month}"
+        enough = self._kept([pair if pair.turnover >= least else reason for pair in known])
+        ranked = sorted(enough, key=lambda pair: (-pair.turnover, pair.symbol))
+        most = number or len(ranked)
+        return self._kept([*ranked[:most], *["of smaller turnover"] * (len(ranked) - most)])
+
+    def _turnover(self, pair: Pair, month: str) -> float:
+        file = next((file for file in pair.months if file.period == month), None)
+        return float(self._candles(file)["quote_volume"].sum()) if file else 0.0
+
+    def _candles(self, file: SourceFile) -> pl.DataFrame:
+        """Return a file's candles, whose checksum holds."""
+        csv, *_ = fetch(self._source, file)
+        frame, faults = read([trim(file, csv)])
+        if faults:
+            raise faults[0]
+        return frame
+
+
+def _because(left_out: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.items())
+    return f" (left out: {reasons})" if reasons else ""
+
+
+def _is_traded(pair: Pair, month: str) -> bool:
+    """Whether a pair has candles in a month, or begins after it: one that was delisted before has its last files."""
+    periods = {file.period for file in pair.months}
+    return not month or month in periods or min(periods, default="9") > month
