@@ -6,32 +6,35 @@ from datetime import timedelta
 
 from schemas.constants import STOPPED_AFTER
 from schemas.errors import DamagedError, MemberError
-from schemas.handover import Failure, FleetJob, JobMember, SeriesRecord
+from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord
 from schemas.identity import ModelId
 from schemas.run import RunSpec
 from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.step import step
 from tasks.tracking.warm_start import continued_from
-from tasks.training.planning import member_seed, plan_job, recipe_of
+from tasks.training.planning import member_seed, plan_fleet, recipe_of
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The series that can be trained, a job per architecture, and why the other series are left out.
+    """The series that can be trained, a fleet per architecture, and why the other series are left out.
 
     `stopped`: series that are not traded any more, which is no failure.
     """
 
     series: tuple[SeriesRecord, ...]
-    jobs: tuple[FleetJob, ...]
+    fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
     stopped: tuple[SeriesRecord, ...] = ()
 
 
 @step("plan")
-def plan(spec: RunSpec, records: Sequence[SeriesRecord]) -> Plan:
-    """Return the jobs of a run; they follow from the specification and the data alone, wherever they run."""
+def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> Plan:
+    """Return the fleets of a run; they follow from the specification and the data alone, wherever they run.
+
+    `gpus`: the shards are to train on GPUs, and have sizes for these.
+    """
     records, stopped = _traded(records)
     timeframes = dict.fromkeys(r.series.timeframe for r in records)
     bounds = {t: split_bounds([r for r in records if r.series.timeframe == t]) for t in timeframes}
@@ -42,8 +45,8 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord]) -> Plan:
             usable.append(record)
         except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
-    jobs = tuple(_job(spec, name, usable, bounds) for name in spec.names) if usable else ()
-    return Plan(tuple(usable), jobs, tuple(failures), tuple(stopped))
+    fleets = tuple(_fleet(spec, name, usable, bounds, gpus) for name in spec.names) if usable else ()
+    return Plan(tuple(usable), fleets, tuple(failures), tuple(stopped))
 
 
 def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[SeriesRecord]]:
@@ -53,9 +56,13 @@ def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[S
     return [r for r in records if r.last_us >= oldest], [r for r in records if r.last_us < oldest]
 
 
-def _job(
-    spec: RunSpec, architecture: str, records: Sequence[SeriesRecord], bounds: dict[str, SplitBounds]
-) -> FleetJob:
+def _fleet(
+    spec: RunSpec,
+    architecture: str,
+    records: Sequence[SeriesRecord],
+    bounds: dict[str, SplitBounds],
+    gpu: bool,
+) -> FleetPlan:
     recipe, earlier = recipe_of(spec, architecture), continued_from(spec, architecture, records)
     members = [
         JobMember(
@@ -66,4 +73,4 @@ def _job(
         )
         for r in records
     ]
-    return plan_job(spec, architecture, members)
+    return plan_fleet(spec, architecture, members, gpu=gpu)

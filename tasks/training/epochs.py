@@ -60,6 +60,40 @@ def epoch_costs(reports: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
+def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
+    """Join the epoch costs of a fleet's shards, which trained at times and on devices of their own.
+
+    Seconds are added up, and windows/s counted in those; losses are means over all members, memory in MB the highest
+    of any device, utilisation in percent the average over the shards.
+    """
+    by_epoch: dict[float, list[dict[str, Any]]] = defaultdict(list)
+    for shard in shards:
+        for one in shard:
+            by_epoch[one["epoch"]].append(one)
+    return [found[0] if len(found) == 1 else _added(found) for _, found in sorted(by_epoch.items())]
+
+
+def _added(found: Sequence[dict[str, float]]) -> dict[str, float]:
+    seconds = sum(one["epoch_seconds"] for one in found)
+    windows = sum(one["epoch_windows_per_s"] * one["epoch_seconds"] for one in found)
+    members = sum(one["members_training"] for one in found)
+    joined = {
+        "epoch": found[0]["epoch"],
+        "members_training": members,
+        "lr": found[0]["lr"],
+        "epoch_seconds": seconds,
+        "epoch_windows_per_s": windows / seconds if seconds else 0.0,
+    }
+    for name in dict.fromkeys(name for one in found for name in one if name not in joined):
+        known = [one for one in found if name in one]
+        if name in _LOSSES:
+            weight = sum(one["members_training"] for one in known)
+            joined[name] = sum(one[name] * one["members_training"] for one in known) / weight
+        else:
+            joined[name] = (max if name.endswith("_mb") else fmean)([one[name] for one in known])
+    return joined
+
+
 def _report(record: cpbmodels.EpochRecord, ended: float) -> dict[str, Any]:
     """Return an epoch's figures. `first` tells the fleets of a job apart; `ended` in seconds since 1970."""
     losses = {name: _mean([one[name] for one in record.members]) for name in _LOSSES}

@@ -1,4 +1,4 @@
-"""Where a fleet lies: `ROOT/fleets/KEY` with its job, its result, its log and a folder per member.
+"""Where a shard of a fleet lies: `ROOT/fleets/KEY` with its job, its result, its log and a folder per member.
 
 ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets apart from Binance's (`Scope.root`).
 """
@@ -18,6 +18,9 @@ from tasks.training.planning import job_key
 from tasks.training.process import RESULT
 
 JOB = "job.json"
+TRAINED = "trained.json"
+"""The result between training and judging; then it is renamed to `RESULT`."""
+
 EPOCHS = "epochs.jsonl"
 """Of a fleet in training: what each of its epochs has cost, a line per report (`epochs.py`)."""
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -46,9 +49,10 @@ def prepare(root: Path, job: FleetJob) -> Path:
         write_record(folder / JOB, job)
     else:
         os.utime(folder / JOB)  # the most recently used fleets survive the pruning
-    result = find_record(folder / RESULT, FleetResult)
-    if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
-        set_aside(folder / RESULT, f"{path} is damaged, so this fleet is trained again")
+    for name in (TRAINED, RESULT):
+        result = find_record(folder / name, FleetResult)
+        if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
+            set_aside(folder / name, f"{path} is damaged, so this fleet is trained again")
     return folder
 
 
@@ -75,6 +79,8 @@ def progress_so_far(folder: Path) -> str:
     """Return how far the fleet had come before: trained, begun, or "" for not at all."""
     if (folder / RESULT).exists():
         return "trained before by the same command"
+    if (folder / TRAINED).exists():
+        return "trained before by the same command, judged from where it stopped"
     checkpoints = folder / "checkpoints"
     return "from its last checkpoint on" if checkpoints.is_dir() and any(checkpoints.iterdir()) else ""
 

@@ -1,13 +1,14 @@
-"""What one fleet is to learn, written down so completely that its digest names the result."""
+"""What a fleet is to learn, shard by shard, written down so completely that a shard's digest names its result."""
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import cpbmodels
-from schemas.handover import FleetJob, JobMember
+from schemas.handover import FleetJob, FleetPlan, JobMember
 from schemas.identity import SeriesId
 from schemas.run import UNIVERSAL, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
+from tasks.training.shards import cut, cut_universal, resolved, shard_seconds, shard_size
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that say where its data lies, not what it is."""
@@ -43,6 +44,29 @@ def recipe_of(spec: RunSpec, architecture: str) -> str:
 def is_universal(job: FleetJob) -> bool:
     """Whether one model learns all series of a timeframe."""
     return job.architecture.endswith(UNIVERSAL)
+
+
+def plan_fleet(
+    spec: RunSpec, architecture: str, members: Sequence[JobMember], *, gpu: bool = False
+) -> FleetPlan:
+    """Return the fleet that trains `architecture` on `members`, in shards (`tasks/training/shards.py` says which).
+
+    `gpu`: the plan is for GPUs, whichever machine has them.
+    """
+    if architecture.endswith(UNIVERSAL):
+        parts = cut_universal(members)
+    else:
+        options = resolved(spec.preset, architecture, spec.profile, spec.overrides)
+        parts = cut(members, shard_size(options, architecture, spec.copies(architecture), gpu=gpu))
+    shards = tuple(plan_job(spec, architecture, part) for part in parts)
+    return FleetPlan(
+        key=value_digest([job_key(shard) for shard in shards])[:16], architecture=architecture, shards=shards
+    )
+
+
+def shards_of(fleets: Iterable[FleetPlan]) -> list[FleetJob]:
+    """Return the shards of all fleets as they are queued: the dearest first, so that none is left for the end."""
+    return sorted((shard for fleet in fleets for shard in fleet.shards), key=shard_seconds, reverse=True)
 
 
 def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> FleetJob:

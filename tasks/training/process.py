@@ -24,8 +24,8 @@ from tasks.storage.waiting import let_ctrl_c_end_waits, pause
 from tasks.training.slots import Slot, Slots, hold_slot
 
 RESULT, PROGRESS = "result.json", "progress.json"
-WORKER = "tasks.training.worker"
-"""The module that trains: `python -m WORKER FOLDER`."""
+WORKER = "tasks.shard_worker"
+"""The module that trains and judges: `python -m WORKER FOLDER`."""
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 """glibc keeps memory that was freed; read when a process starts, so set from outside. Otherwise every large temporary

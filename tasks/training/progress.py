@@ -1,10 +1,11 @@
 """`progress.json` of a fleet in training: written by its trainer, read by the terminal and by the page.
 
 Fields: architecture; stage (`training`, then `forecasting`: the spans to be judged, with `forecasts` of `to_forecast`
-members done); since, the start of this training (ISO, UTC); device in words; data, the candles on it; members; share of
-all members' epochs that is done, and eta_s, the seconds left at the pace so far (null: not known); epoch of epochs and
-batch of batches, of the rows that trained last; train_loss and val_loss, means over the members of the last whole
-epoch; and what `cpbmodels.EpochRecord` holds (lr, windows_per_s, seconds, memory, and its members as `last`).
+members done, then `judging`, with `judged` of `to_judge`); since, the start of this training (ISO, UTC); device in
+words; data, the candles on it; members; share of all members' epochs that is done, and eta_s, the seconds left at the
+pace so far (null: not known); epoch of epochs and batch of batches, of the rows that trained last; train_loss and
+val_loss, means over the members of the last whole epoch; and what `cpbmodels.EpochRecord` holds (lr, windows_per_s,
+seconds, memory, and its members as `last`).
 """
 
 import json
@@ -100,6 +101,11 @@ class ProgressFile:
             "to_forecast": total,
         }
         self._write(now=True)
+
+    def judging(self, done: int, total: int) -> None:
+        """Tell how many members have been judged."""
+        self._state |= {"stage": "judging", "share": 1.0, "eta_s": None, "judged": done, "to_judge": total}
+        self._write(now=done in (0, total))  # also the last one: the file stays
 
     def _count(self, share: float) -> None:
         now = time.monotonic()

@@ -19,7 +19,7 @@ from schemas.identity import is_series_name
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
 from tasks.storage.records import ASIDE, EARLIER
-from tasks.training.fleet_files import JOB, RESULT, fleet_folders, read_job
+from tasks.training.fleet_files import EPOCHS, JOB, RESULT, TRAINED, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
 """Fleets kept of each kind (architecture, preset and members), the most recently used first."""
@@ -29,7 +29,8 @@ MAX_UNUSED_DAYS = 90
 
 _DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
 # done.json and history.json: of earlier versions, which had no result.json.
-_TOP = re.compile(rf"{re.escape(JOB)}|{re.escape(RESULT)}|done\.json|progress\.json|worker\.log(\.\d+)?|lock")
+_RECORDS = "|".join(map(re.escape, (JOB, TRAINED, RESULT, EPOCHS, "done.json", "progress.json")))
+_TOP = re.compile(rf"{_RECORDS}|worker\.log(\.\d+)?|lock")
 _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz|history\.json")
 
 log = logging.getLogger("cpb")
@@ -154,3 +155,12 @@ def _final_name(name: str) -> str:
     """Return the name that a draft is to get, or that a file had which was set aside as damaged."""
     draft = _DRAFT.fullmatch(name)
     return re.sub(rf"{re.escape(ASIDE)}-\d+$", "", draft["name"] if draft else name)
+
+
+def is_own(folder: Path) -> bool:
+    """Whether a fleet's folder is provably cpb's: its job can be read, and it holds no file that cpb does not write."""
+    try:
+        members = {member.name for member in read_job(folder).members}
+    except (OSError, DamagedError):
+        return False
+    return not _is_foreign(folder, members)

@@ -1,4 +1,4 @@
-"""Where fleets may run at the same time, and the locks that keep two trainings off one GPU.
+"""Where shards may run at the same time, and the locks that keep two trainings off one GPU.
 
 A GPU's slot is a file lock under the device's UUID, which is the same for every process however
 `CUDA_VISIBLE_DEVICES` renumbers the devices, and for every user of the machine. A CPU slot counts only within this
@@ -27,7 +27,7 @@ log = logging.getLogger("cpb")
 
 @dataclass(frozen=True)
 class Slots:
-    """Where fleets may run at the same time: GPUs by UUID, or a number of CPU processes."""
+    """Where shards may run at the same time: GPUs by UUID, or a number of CPU processes."""
 
     gpus: tuple[str, ...]
     workers: int
@@ -42,11 +42,16 @@ class Slot:
     lock: int | None = None
 
 
-def plan_slots(device: str, fleets: int) -> Slots:
-    """Return the slots for `fleets` jobs: one per GPU, else one process per core up to the number of jobs.
+def plans_for_gpus(device: str) -> bool:
+    """Whether a run with this device trains on GPUs here."""
+    return bool(_gpus_of(device))
 
-    The thread count follows from the plan alone, never from what is left to do: a CPU result's last bits
-    depend on it, and a run that was killed and repeated must end with the same bits.
+
+def plan_slots(device: str, shards: int) -> Slots:
+    """Return the slots for a plan of so many shards: one per GPU, else one process per core.
+
+    Where there is more than one shard, each has one thread on a CPU, however many cores there are: a CPU result's last
+    bits depend on it, and must depend neither on the machine nor on what is left to do. One shard alone has all cores.
     """
     gpus = _gpus_of(device)
     if not gpus and device != "cpu" and (unused := visible_gpus()) and torch_cuda() is None:
@@ -56,8 +61,7 @@ def plan_slots(device: str, fleets: int) -> Slots:
     if gpus:
         return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = max(1, min(cores, fleets))
-    return Slots((), workers, max(1, cores // workers))
+    return Slots((), 1, cores) if shards <= 1 else Slots((), min(cores, shards), 1)
 
 
 def check_device(device: str) -> None:

@@ -1,16 +1,10 @@
-"""The process that trains one fleet: `python -m tasks.training.worker FOLDER`, started by `run_trainer`.
+"""Trains the job in a fleet's folder, as the process of `tasks/shard_worker.py` does.
 
-Reads `job.json`, leaves a folder per member and then `result.json`; a checkpoint per epoch lets a killed
-process be continued to the same bits. Knows no orchestrator and no MLflow.
+Reads `job.json`, leaves a folder per member and then the record of what was trained; a checkpoint per epoch lets a
+killed process be continued to the same bits. Knows no orchestrator and no MLflow.
 """
 
-if __name__ == "__main__":  # before the heavy imports: a parent may die while they last
-    from tasks.training.process import die_with_parent
-
-    die_with_parent()
-
 import json
-import os
 import shutil
 import sys
 import time
@@ -29,7 +23,6 @@ from schemas.run import base_of
 from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
-from tasks.storage.locks import locked
 from tasks.storage.records import write_record
 from tasks.training.epochs import EpochReports
 from tasks.training.fleet_files import EPOCHS, RESULT, home_of, read_job
@@ -41,25 +34,17 @@ _MEMBERS_AT_ONCE = 8
 """Members whose forecasts are made and written together."""
 
 
-def main(folder: Path) -> int:
-    """Train the job in `folder`; returns the exit code."""
-    torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
-    with locked(folder / "lock"):
-        if not (folder / RESULT).exists():
-            train_job(folder)
-    return 0
-
-
-def train_job(folder: Path) -> None:
-    """Train, predict the validation and test spans, and write every member's folder, then `result.json`."""
+def train_job(folder: Path, record: str = RESULT, progress: ProgressFile | None = None) -> FleetResult:
+    """Train, predict the validation and test spans, and write every member's folder, then the result as `record`."""
     job = read_job(folder)
+    progress = progress or ProgressFile(folder, job)
     home = home_of(folder, job)
     loaded, failures = _load(job, home)
     if not loaded:
         raise CpbError(
             f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started, progress, epochs = time.perf_counter(), ProgressFile(folder, job), EpochReports(folder / EPOCHS)
+    started, epochs = time.perf_counter(), EpochReports(folder / EPOCHS)
 
     def on_epoch(record: cpbmodels.EpochRecord) -> None:
         epochs.add(record)
@@ -82,19 +67,18 @@ def train_job(folder: Path) -> None:
     failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
     with new_folder(folder / "members") as draft:
         members = _write_members(draft, job, good, progress)
-    write_record(
-        folder / RESULT,
-        FleetResult(
-            key=job_key(job),
-            architecture=job.architecture,
-            members=tuple(members),
-            failures=tuple(failures),
-            train_seconds=time.perf_counter() - started,
-            epochs=tuple(epochs.costs()),
-        ),
+    result = FleetResult(
+        key=job_key(job),
+        architecture=job.architecture,
+        members=tuple(members),
+        failures=tuple(failures),
+        train_seconds=time.perf_counter() - started,
+        epochs=tuple(epochs.costs()),
     )
+    write_record(folder / record, result)
     epochs.remove()
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return result
 
 
 def _profile(job: FleetJob) -> str | None:
@@ -208,11 +192,3 @@ def _extra(
         "code_digest": job.code,
         "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
     }
-
-
-if __name__ == "__main__":
-    try:
-        sys.exit(main(Path(sys.argv[1])))
-    except (CpbError, ValueError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        sys.exit(1)

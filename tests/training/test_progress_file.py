@@ -4,14 +4,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from planned import fleet, universe
 
 import cpbmodels
 from tasks.progress import heard_by
+from tasks.training.planning import job_key
 from tasks.training.progress import ProgressFile
-from tasks.training.slots import Slots
-from tasks.training.told import TrainerTold, telling_training
+from tasks.training.told import FleetTold, ShardTold
 
-JOB = SimpleNamespace(architecture="gru")
+PLAN = fleet()
+(JOB,) = PLAN.shards
 
 
 def step(epoch, done, members=(0, 1), of_members=4):
@@ -34,7 +36,7 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.training.progress._EVERY_S", 0.0)
     heard = []
     listener = SimpleNamespace(progress=heard.append, line=heard.append)
-    file, reader = ProgressFile(tmp_path, JOB), TrainerTold("gru")
+    file, reader = ProgressFile(tmp_path, JOB), ShardTold(FleetTold(PLAN), job_key(JOB))
 
     def read():
         heard.clear()
@@ -74,23 +76,60 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
     )
 
 
-@pytest.mark.parametrize(("gpus", "place"), [((), "core"), (("GPU-1",), "GPU")])
-def test_a_fleet_that_waits_says_for_what_and_predicting_has_a_name_of_its_own(told, gpus, place):
-    file, read = told
+def heard_of(told):
+    """What a listener hears of what is told in a call."""
     heard = []
     with heard_by(SimpleNamespace(progress=heard.append, line=heard.append)):
-        with telling_training(JOB, Slots(gpus, 1, 1)) as reader:
+        told()
+    return heard
+
+
+def ended(heard):
+    return {one.step for one in heard if one.done == one.total == 1}
+
+
+def test_a_fleet_that_waits_says_for_what_and_each_stage_has_a_name_of_its_own(told):
+    file, read = told
+
+    def wait():
+        with FleetTold(PLAN).shard(JOB) as reader:
+            reader.waiting("core")
             reader.starting()
-        assert [one.facts for one in heard[:2]] == [
-            (f"waiting for a free {place}",),
-            ("starting its trainer",),
-        ]
-        assert {one.step for one in heard if one.done == one.total == 1} == {
-            "train gru", "predict the test span with gru",
-        }  # fmt: skip
+
+    heard = heard_of(wait)
+    assert [one.facts for one in heard[:2]] == [("waiting for a free core",), ("starting its trainer",)]
+    assert ended(heard) == {"train gru", "predict the test span with gru", "judge gru"}
     file.on_step(step(1, 0))
     file.forecasting(0, 8)
     assert "predict the test span with gru" in [getattr(one, "step", "") for one in read()[1]]
+    file.judging(0, 8)
+    (last,) = [one for one in read()[1] if one.step == "judge gru"]
+    assert (last.done, last.total, last.unit) == (0, 2, "members")
+
+
+def test_shards_of_a_fleet_are_told_as_one(told):
+    file, read = told
+    plan = fleet(universe(), preset="seed-gru")
+    assert len(plan.shards) == 20
+    whole = FleetTold(plan)
+    file.on_step(step(5, 5, members=(0, 1, 2, 3)))
+    state = read()[0]
+
+    def train(shard):
+        with whole.shard(shard) as reader:
+            reader(state)
+
+    first = heard_of(lambda: train(plan.shards[0]))
+    assert [one for one in first if isinstance(one, str)] == [f"training gru on {state['device']}"]
+    (one,) = [one for one in first if not isinstance(one, str)]
+    assert (one.step, one.done, one.total, one.facts[0]) == ("train gru", 0.25, 10, "0/20 shards")
+    middle = [one for shard in plan.shards[1:-1] for one in heard_of(lambda shard=shard: train(shard))]
+    assert not [one for one in middle if isinstance(one, str)]
+    assert middle[-1].facts[0] == "18/20 shards"
+    assert not ended(middle)
+    assert ended(heard_of(lambda: train(plan.shards[-1]))) == {
+        "train gru", "predict the test span with gru", "judge gru",
+    }  # fmt: skip
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):

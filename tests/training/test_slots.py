@@ -128,7 +128,8 @@ def test_instances_of_a_divided_gpu_are_devices_of_their_own(driver, monkeypatch
 def test_slots_without_a_gpu(monkeypatch):
     monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert plan_slots("cpu", 5) == Slots((), 5, 1)
-    assert plan_slots("cpu", 2) == Slots((), 2, 4)
+    assert plan_slots("cpu", 2) == Slots((), 2, 1)
+    assert plan_slots("cpu", 1) == Slots((), 1, 8)
     assert plan_slots("cpu", 20) == Slots((), 8, 1)
 
 

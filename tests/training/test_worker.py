@@ -8,10 +8,10 @@ from schemas.errors import CpbError
 from schemas.handover import FleetResult, JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
+from tasks.shard_worker import main
 from tasks.storage.records import write_record
 from tasks.training.fleet_files import RESULT, prepare
 from tasks.training.planning import job_key, plan_job
-from tasks.training.worker import main
 
 
 def day(n):

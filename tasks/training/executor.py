@@ -1,0 +1,73 @@
+"""Who runs the shards: this machine (here), or a cluster (`ray_executor.py`)."""
+
+from pathlib import Path
+from typing import Protocol
+
+from schemas.handover import FleetJob, FleetResult
+from tasks.training.fleet_files import prepare, read_result
+from tasks.training.process import run_trainer
+from tasks.training.shared_shards import sharing
+from tasks.training.slots import Slots
+from tasks.training.told import ShardTold
+
+
+class Executor(Protocol):
+    """Runs shards."""
+
+    @property
+    def calls(self) -> int:
+        """How many shards are handed over at the same time, in as many threads."""
+        ...
+
+    @property
+    def retries(self) -> int:
+        """How often a shard whose trainer died is handed over once more; 0 where the executor does that itself."""
+        ...
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether shards wait for GPUs of this machine."""
+        ...
+
+    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardTold) -> FleetResult:
+        """Train and judge a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
+
+        Raises:
+            CpbError: the shard failed as a whole; `TrainerDied` where another try may succeed.
+        """
+        ...
+
+
+class LocalExecutor:
+    """Trainers on this machine, one for each slot; further shards wait in the order in which they are handed over.
+
+    `again`: what other machines have trained of a shard is used as well (`CPB_STORE`); False to train it anew.
+    """
+
+    retries = 1
+
+    def __init__(self, slots: Slots, *, again: bool = True) -> None:
+        self._slots, self._again = slots, again
+
+    @property
+    def calls(self) -> int:
+        """One for each slot: the queue is in the caller, who gives the dearest shards first."""
+        return self._slots.workers
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether the slots are GPUs."""
+        return bool(self._slots.gpus)
+
+    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardTold) -> FleetResult:
+        """Train and judge a shard on the next free slot; see `Executor`."""
+        folder = prepare(root, job)
+        told.waiting("GPU" if self.on_gpus else "core")
+        with sharing(folder, self._slots, use=self._again) as fetch:
+
+            def starting() -> None:
+                fetch()
+                told.starting()
+
+            run_trainer(folder, self._slots, timeout_s, told, starting)
+        return read_result(folder)

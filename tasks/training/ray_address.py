@@ -1,0 +1,91 @@
+"""`RAY_ADDRESS` and Ray's token, looked at before anything is fetched: Ray itself waits minutes for a missing cluster.
+
+Whoever reads the token runs code on every machine of the cluster, so its file is its owner's alone.
+"""
+
+import os
+import re
+import secrets
+import socket
+from pathlib import Path
+
+from schemas.errors import CpbError, UsageError
+from tasks.storage.files import write_secret
+from tasks.storage.node_cache import cache_bytes
+from tasks.storage.store_url import STORE
+
+ADDRESS = "RAY_ADDRESS"
+"""Ray's own variable, HOST:PORT of a cluster's head: where it is set, runs that name no engine train there.
+
+Ray's `auto` is not used: it tries every cluster of the machine, other people's and those that have died.
+"""
+
+AUTH_MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+HERE = ("", "local")
+"""Addresses by which a cluster is started on this machine, for one command."""
+
+_PLACE = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>[0-9]{1,5})", re.IGNORECASE)
+_ANSWER_WITHIN_S = 5.0
+_OTHERS = 0o077
+
+
+def check_cluster() -> None:
+    """Look at what names the cluster, and whether something listens there.
+
+    Raises:
+        UsageError: the address is none, or a setting of the nodes' cache is none.
+        CpbError: nothing answers at the address, or others may read the token.
+    """
+    address = os.environ.get(ADDRESS, "")
+    if os.environ.get(STORE):
+        cache_bytes()
+    if address not in HERE:
+        host, port = _place(address)
+        try:
+            socket.create_connection((host, port), _ANSWER_WITHIN_S).close()
+        except OSError as error:
+            raise unreachable(address, error.strerror or "no answer") from error
+    if os.environ.get(AUTH_MODE, "token") == "token" and not os.environ.get(TOKEN):
+        _check_token(address)
+
+
+def unreachable(address: str, reason: str) -> CpbError:
+    """Return the sentence for a cluster that cannot be used."""
+    return CpbError(
+        f"the Ray cluster {address} cannot be used ({reason}); start it as docs/scale.md says, with the same Ray, "
+        "Python and token on every machine, or train with --engine local",
+        code="ray-unreachable", field=ADDRESS,
+    )  # fmt: skip
+
+
+def _place(address: str) -> tuple[str, int]:
+    found = _PLACE.fullmatch(address)
+    if not found or not 0 < int(found["port"]) < 65536:
+        shown = "(not shown, it may hold a password)" if "@" in address else repr(address)
+        raise UsageError(
+            f"{ADDRESS} {shown} is no HOST:PORT of a cluster's head, as in 10.0.0.5:6379; cpb runs on a machine of "
+            "the cluster itself, so Ray's client addresses are not used",
+            code="ray-address", field=ADDRESS,
+        )  # fmt: skip
+    return found["host"].strip("[]"), int(found["port"])
+
+
+def _check_token(address: str) -> None:
+    """Refuse a token that others may read, and that of a cluster elsewhere which is missing; make one for here."""
+    path = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()
+    if not path.exists():
+        if address not in HERE:
+            raise CpbError(
+                f"Ray's token {path} is missing: copy it from the head of the cluster {address}, for its owner alone "
+                "(mode 600)",
+                code="ray-token", field=str(path),
+            )  # fmt: skip
+        write_secret(path, secrets.token_hex(32))  # Ray would let all read it
+        return
+    if path.stat().st_mode & _OTHERS:
+        raise CpbError(
+            f"Ray's token {path} can be read by others, who could run code on the cluster; make a new one, or, where "
+            f"nobody else uses this machine, run `chmod 600 {path}`",
+            code="ray-token", field=str(path),
+        )  # fmt: skip

@@ -1,0 +1,173 @@
+"""A Ray cluster as the place where shards are trained: found, checked before anything is fetched, and left.
+
+Ray places tasks, retries them and gives out GPUs; Prefect stays the orchestrator. The command runs on a machine of the
+cluster, on its head as a rule. Without `RAY_ADDRESS` one is started for the command, without a dashboard. Requests
+carry Ray's token (`RAY_AUTH_MODE=token`), so a cluster that was started with one lets nobody else in.
+"""
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import CpbError, UsageError
+from schemas.run import RunSpec
+from tasks.progress import tell
+from tasks.storage.store_url import STORE
+from tasks.training import ray_node
+from tasks.training.ray_address import ADDRESS, AUTH_MODE, HERE, unreachable
+from tasks.training.ray_executor import RayExecutor
+from tasks.training.slots import plan_slots
+
+log = logging.getLogger("cpb")
+
+PROBE_S = 120.0
+"""Longest time in which every node must tell its versions."""
+
+GPU, CPU, MEMORY = "GPU", "CPU", "memory"
+"""Ray's names of resources; memory in bytes."""
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """A cluster that this process is connected to. `largest`: of each resource, the most that one node has."""
+
+    ray: Any
+    spec: RunSpec
+    home: Path
+    largest: dict[str, float]
+
+    @property
+    def gpus(self) -> bool:
+        """Whether shards train on GPUs: some node has one, and the device does not ask for the CPU."""
+        return self.spec.device != "cpu" and self.largest[GPU] >= 1
+
+    def executor(self, shards: int, *, again: bool) -> RayExecutor:
+        """Return who runs a plan of so many shards on the cluster."""
+        threads = min(plan_slots("cpu", shards).threads, max(1, int(self.largest[CPU])))
+        return RayExecutor(
+            self.ray, self.home, os.environ.get(STORE) or None, self.largest,
+            threads=threads, gpu=self.gpus, shards=shards, again=again,
+        )  # fmt: skip
+
+
+@contextmanager
+def connected(spec: RunSpec) -> Iterator[RayEngine]:
+    """Connect to the cluster, check its nodes, and leave it at the end of the block: tasks still at work end.
+
+    Raises:
+        UsageError: no node has the GPU that the device names.
+        CpbError: Ray is not installed, the cluster cannot be reached, or its nodes have other versions or another home.
+    """
+    ray = _ray()
+    _init(ray)
+    try:
+        nodes = _checked_nodes(ray, spec.scope.home)
+        tell("Ray", 1, 1, "")
+        found = [node["Resources"] for node in nodes]
+        largest = {
+            name: max((one.get(name, 0.0) for one in found), default=0.0) for name in (GPU, CPU, MEMORY)
+        }
+        if not largest[CPU]:
+            raise CpbError(
+                "no node of the Ray cluster has a CPU for training: start one with `ray start --address=HEAD:6379`",
+                code="ray-empty",
+            )
+        if spec.device.startswith("cuda") and not largest[GPU]:
+            raise UsageError(
+                f"device {spec.device!r}: no node of the Ray cluster has a GPU; choose cpu or auto",
+                code="device", field="device",
+            )  # fmt: skip
+        yield RayEngine(ray, spec, spec.scope.home, largest)
+    finally:
+        ray.shutdown()
+
+
+def _ray() -> Any:
+    os.environ.setdefault(AUTH_MODE, "token")  # read when Ray is imported
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise CpbError(
+            "engine ray: the package ray is not installed; run `pip install 'cpb[ray]'`, or train with --engine local",
+            code="extra-missing", field="engine",
+        ) from error  # fmt: skip
+    return ray
+
+
+def _init(ray: Any) -> None:
+    address = os.environ.get(ADDRESS, "")
+    here = address in HERE
+    what = (
+        f"starting a cluster on this machine ({ADDRESS} names none)"
+        if here
+        else f"asking the cluster {address}"
+    )
+    tell("Ray", 0, 0, "", what)
+    quiet = {"log_to_driver": False, "logging_level": "ERROR", "namespace": f"cpb-{uuid.uuid4().hex[:8]}"}
+    try:
+        if here:
+            ray.init(address="local", include_dashboard=False, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[0].rstrip(".:") if lines else type(error).__name__
+        # Something listens there (`check_cluster`), and to a stranger Ray says no more than this.
+        hint = "" if here else "; is its token the one of that cluster?"
+        raise unreachable(address or "of this machine", f"{reason}{hint}") from error
+
+
+def _checked_nodes(ray: Any, home: Path) -> list[dict[str, Any]]:
+    """Ask every node for its versions, and, without a store, whether it sees the home; return those that answer."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    own, probe = ray_node.versions(), f".cpb-ray-{uuid.uuid4().hex[:12]}"
+    ask = ray.remote(num_cpus=0, max_retries=1)(ray_node.node_facts)
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    home.mkdir(parents=True, exist_ok=True)
+    (home / probe).touch()
+    try:
+        asked = [
+            ask.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
+            ).remote(str(home.absolute()), probe)
+            for node in nodes
+        ]
+        return [
+            node
+            for node, answer in zip(nodes, asked, strict=True)
+            if _is_usable(ray, node["NodeManagerAddress"], answer, own, home)
+        ]
+    finally:
+        (home / probe).unlink(missing_ok=True)
+
+
+def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str], home: Path) -> bool:
+    """Whether a node answers as it should; False where it was lost meanwhile; raises `CpbError` for another answer."""
+    try:
+        facts = ray.get(answer, timeout=PROBE_S)
+    except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
+        log.warning("node %s of the Ray cluster was lost while it was asked for its versions", address)
+        return False
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise CpbError(
+            f"node {address} of the Ray cluster cannot run cpb ({reason}): install the same cpb[ray] there, or stop "
+            "that node",
+            code="versions",
+        ) from error
+    name = f"{facts['name']} ({address})"
+    if differs := ray_node.difference(own, facts["versions"]):
+        raise CpbError(
+            f"node {name} of the Ray cluster has {differs}: results would differ; install the same on every machine",
+            code="versions",
+        )
+    if not facts["sees_home"] and not os.environ.get(STORE):
+        raise CpbError(ray_node.home_not_seen(name, str(home)), code="home-not-seen", field=STORE)
+    return True

@@ -1,0 +1,36 @@
+"""Members and fleets as plans have them, about candles that are nowhere."""
+
+from datetime import UTC, datetime
+
+from schemas.handover import JobMember, SeriesRecord, SplitBounds
+from schemas.identity import ModelId, SeriesId
+from schemas.run import RunSpec
+from tasks.training.planning import member_seed, plan_fleet
+
+
+def day(n):
+    return datetime(2024, 1, n, tzinfo=UTC)
+
+
+def planned(symbol="BTCUSDT", timeframe="1h", fold=0, architecture="gru"):
+    """A member of a job."""
+    bounds = SplitBounds(
+        timeframe=timeframe, train=(day(1), day(9)), validation=(day(10), day(12)), test=(day(13), day(15))
+    )
+    series = SeriesId("spot", symbol, timeframe)
+    record = SeriesRecord(
+        series=series, path=f"{symbol}.npz", digest=symbol, file_digest="f", rows=9, first_us=0, last_us=1
+    )
+    model = ModelId(architecture, "smoke", series, member_seed(1, architecture, series, fold))
+    return JobMember(model=model, features=record, bounds=bounds, fold=fold)
+
+
+def universe(coins=40, timeframes=("15m", "1h"), architecture="gru"):
+    """A member for each coin and timeframe, as a run lists them."""
+    return [planned(f"C{i:03}USDT", t, architecture=architecture) for i in range(coins) for t in timeframes]
+
+
+def fleet(members=None, architecture="gru", *, gpu=False, **options):
+    """The fleet that trains them; by default two of the preset smoke."""
+    members = members or [planned(), planned("ETHUSDT")]
+    return plan_fleet(RunSpec(**{"preset": "smoke"} | options), architecture, members, gpu=gpu)

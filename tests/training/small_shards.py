@@ -1,0 +1,54 @@
+"""A fleet of small shards on simulated candles, and what trained ones are compared by."""
+
+import shutil
+
+import numpy as np
+import pytest
+
+from schemas.run import RunSpec
+from tasks.features import features
+from tasks.ingest import ingest
+from tasks.judging.fleet import score_file
+from tasks.plan import plan
+from tasks.training import shards
+from tasks.training.fleet_files import TRAINED, fleet_folder, member_folder, read_result
+
+SPEC = {
+    "coins": "BTC,ETH", "timeframes": "1h", "architectures": "gru", "preset": "smoke", "source": "sim",
+    "since": "2025-01", "as_of": "2025-04-01", "device": "cpu",
+}  # fmt: skip
+
+
+def planned_in(home, **options):
+    """Store the simulator's candles in a home and plan a fleet there, a shard for each coin."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPB_HOME", str(home))
+        patch.setattr(shards, "MIN_MEMBERS", 1)
+        patch.setattr(shards, "MAX_MEMBERS", 1)
+        spec = RunSpec(**SPEC | options)
+        found = ingest(spec.scope)
+        records = [features(spec.scope, series) for series in found.series]
+        (fleet,) = plan(spec, records).fleets
+    assert [len(shard.members) for shard in fleet.shards] == [1] * len(found.series)
+    return fleet
+
+
+def copied(home, place):
+    """Return a copy of a home in which nothing is trained."""
+    shutil.copytree(home, place)
+    return place
+
+
+def models(root, fleet):
+    """Every trained model's weights and score: bytes and figures."""
+    found = {}
+    for shard in fleet.shards:
+        folder = fleet_folder(root, shard)
+        assert not (folder / TRAINED).exists()
+        for member in read_result(folder).members:
+            place = member_folder(folder, member.name)
+            weights = (place / "model" / "model.safetensors").read_bytes()
+            with np.load(score_file(place)) as score:
+                found[member.name] = weights, {name: score[name].tobytes() for name in score.files}
+    assert len(found) == len(fleet.members)
+    return found

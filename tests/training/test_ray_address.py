@@ -1,0 +1,80 @@
+"""What is said of a Ray cluster before anything is fetched; no Ray is needed for it."""
+
+import socket
+import stat
+
+import pytest
+
+from schemas.errors import CpbError, UsageError
+from tasks.training.ray_address import check_cluster
+
+
+@pytest.fixture
+def token(tmp_path, monkeypatch):
+    """Where Ray's token lies in this test; there is none yet."""
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "CPB_STORE", "CPB_CACHE_GB"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "ray" / "auth_token"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    "address", [":6379", "head", "auto", "head:0", "head:65536", "ray://head:10001", "http://head:6379"]
+)
+def test_what_is_no_place_is_refused(token, monkeypatch, address):
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(UsageError, match="is no HOST:PORT") as caught:
+        check_cluster()
+    assert (caught.value.code, caught.value.field) == ("ray-address", "RAY_ADDRESS")
+    assert address in str(caught.value)
+
+
+def test_what_may_be_a_password_is_not_shown(token, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "user:hunter2@head:6379")
+    with pytest.raises(UsageError) as caught:
+        check_cluster()
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_cluster_that_is_not_there_is_said_at_once(token, monkeypatch):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(CpbError, match="--engine local") as caught:
+        check_cluster()
+    assert caught.value.code == "ray-unreachable"
+    assert address in str(caught.value)
+
+
+def test_a_token_is_made_for_its_owner_alone_and_one_that_others_read_is_refused(token):
+    check_cluster()
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    made = token.read_text()
+    assert len(made) == 64
+    check_cluster()
+    assert token.read_text() == made
+    token.chmod(0o644)
+    with pytest.raises(CpbError, match="chmod 600") as caught:
+        check_cluster()
+    assert caught.value.code == "ray-token"
+    assert made not in str(caught.value)
+
+
+def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{head.getsockname()[1]}")
+        with pytest.raises(CpbError, match="copy it from the head") as caught:
+            check_cluster()
+    assert caught.value.code == "ray-token"
+    assert not token.exists()
+
+
+def test_a_cache_without_a_size_is_refused_here_and_not_by_every_node(token, monkeypatch, tmp_path):
+    monkeypatch.setenv("CPB_CACHE_GB", "abc")
+    check_cluster()  # without a store there is no cache
+    monkeypatch.setenv("CPB_STORE", tmp_path.as_uri())
+    with pytest.raises(UsageError) as caught:
+        check_cluster()
+    assert caught.value.field == "CPB_CACHE_GB"
