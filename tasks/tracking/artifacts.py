@@ -4,16 +4,18 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
+from schemas.scope import home as home_folder
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DRAFT, new_folder
+from tasks.storage.files import DRAFT, new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
+from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store, experiment_of
-from tasks.tracking.database import failure
+from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS
 from tasks.tracking.mlflow_private import delete_remote_files, local_path
 
@@ -23,16 +25,31 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
-_CACHE = Path("mlruns/champions")
-"""Where champions of a tracking server are kept on this machine."""
+_CACHE = "champions"
+"""Folder of the home with champions that were fetched from a tracking server."""
+_BY_SERVER = "mlflow-artifacts:"
+"""How places begin that a tracking server keeps."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
 def check_place(store: Store) -> None:
-    """Raise `CpbError` where the artifacts of new runs could not be written: before the training, not after it."""
-    folder = local_path(experiment_of(store).artifact_location)
+    """Raise `CpbError` where the artifacts of new runs could not be written: before the training, not after it.
+
+    Nor may they lie in a folder of one machine where others use the store: a database that is no SQLite file, or a
+    server of another machine.
+    """
+    location = experiment_of(store).artifact_location
+    if location.startswith(_BY_SERVER) and not is_server(store.uri):
+        raise CpbError(
+            f"the MLflow store {public_url(store.uri)} is the database of a tracking server, which alone reaches its "
+            "artifacts: set MLFLOW_TRACKING_URI to the server's address, as `cpb tracking-server` shows it",
+            code="artifacts", field="MLFLOW_TRACKING_URI",
+        )  # fmt: skip
+    folder = local_path(location)
     if folder is None:
         return
+    if sqlite_path(store.uri) is None and not (server_here(store.uri) and folder.is_dir()):
+        raise no_shared_place(store.uri, folder)
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise CpbError(
@@ -148,7 +165,7 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
     local = local_path(version.source or "")
     if local is not None:
         return local, damage_of(local, digests)
-    target = (_CACHE / _copy_name(version)).absolute()
+    target = (home_folder() / _CACHE / _copy_name(version)).absolute()
     if target.is_dir() and not damage_of(target, digests):
         return target, ""
     try:
@@ -158,12 +175,12 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
     return target, damage_of(target, digests)
 
 
-def stale_copies(versions: "Iterable[ModelVersion]") -> list[Path]:
+def stale_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
     """Return the folders of fetched models that belong to none of these versions."""
     known = {_copy_name(version) for version in versions}
     return [
         folder
-        for folder in _inside(_CACHE.absolute())
+        for folder in _inside((home / _CACHE).absolute())
         if _COPY.fullmatch(folder.name)
         and folder.name not in known
         and all(_is_own(file, folder, FILES) for file in _inside(folder))
@@ -180,26 +197,64 @@ def remove_stale_copies(folders: "Iterable[Path]") -> list[Path]:
     return removed
 
 
+@contextmanager
+def registered_files(store: Store, source: str) -> "Iterator[Path]":
+    """Yield a folder with all files of a registered model as they are kept: its own, or what a server has now.
+
+    Raises:
+        CpbError: they cannot be fetched.
+    """
+    local = local_path(source)
+    if local is not None:
+        yield local
+        return
+    with tempfile.TemporaryDirectory() as part:
+        yield _fetched(store, source, part)
+
+
+def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> None:
+    """Replace a file of a registered model by an intact copy.
+
+    Args:
+        source: the URI of the model's folder among the run's artifacts.
+    """
+    folder = local_path(source)
+    if folder is None:
+        below = source.removeprefix(store.client.get_run(run_id).info.artifact_uri).strip("/")
+        store.client.log_artifact(run_id, str(copy), below or None)
+        return
+    # The folder of artifacts, ROOT/RUN/artifacts, may be gone; without its ROOT, a disk is not mounted.
+    if folder.parent.parent.is_dir():
+        folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / name) as draft:
+        shutil.copyfile(copy, draft)
+
+
 def _copy_name(version: "ModelVersion") -> str:
     # The run's id, because another server has another model under the same name and number.
     return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
 
 
 def _download(store: Store, version: "ModelVersion", target: Path) -> None:
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as part:
-        try:
-            got = mlflow.artifacts.download_artifacts(version.source, dst_path=part, tracking_uri=store.uri)
-        except (MlflowException, OSError) as error:
-            raise failure(store.uri, error) from None  # the exception may hold the URI
+        got = _fetched(store, version.source or "", part)
         with new_folder(target) as draft:
             # What MLflow alone reads stays on the server.
             shutil.copytree(
                 got, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
             )
+
+
+def _fetched(store: Store, source: str, folder: str) -> Path:
+    """Fetch artifacts into a folder and return where they are."""
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return Path(mlflow.artifacts.download_artifacts(source, dst_path=folder, tracking_uri=store.uri))
+    except (MlflowException, OSError) as error:
+        raise failure(store.uri, error) from None  # the exception may hold the URI
 
 
 def _inside(folder: Path) -> list[Path]:

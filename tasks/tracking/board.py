@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 from schemas.identity import MARKETS
-from schemas.universe import coins_label
+from schemas.universe import INTERVAL_SECONDS, coins_label
 from tasks.judging.inference import relation
 from tasks.tracking.tags import SYMBOL, TIMEFRAME
 
@@ -211,7 +211,7 @@ def _weighted(shards: list[dict[str, Any]], name: str) -> float | None:
     return sum(n * v for n, v in known) / weight if weight else None
 
 
-def order(row: Mapping[str, Any]) -> tuple[int, str, bool, float]:
+def order(row: Mapping[str, Any]) -> tuple[int, int, bool, float]:
     """Sort key: by market and timeframe, whole boards first, in each the best CRPS ratio first."""
     ratio = row["crps_ratio"] if row["crps_ratio"] is not None else float("inf")
-    return MARKETS.index(row["market"]), row["timeframe"], bool(row["partial"]), ratio
+    return MARKETS.index(row["market"]), INTERVAL_SECONDS[row["timeframe"]], bool(row["partial"]), ratio

@@ -1,37 +1,53 @@
 """An opened MLflow store: the client whose failures are one sentence, the experiment, and the search for runs."""
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+import socket
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from hashlib import sha256
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from schemas.errors import CpbError
+from tasks.storage.leases import check_held, leased
+from tasks.storage.locks import locked, temporary_lock
+from tasks.storage.urls import public_url
 from tasks.tracking.database import (
+    EXPERIMENT,
     artifacts_beside,
     exclusive,
     failure,
     is_server,
     is_unavailable,
+    making_schema,
+    no_shared_place,
     sqlite_path,
 )
 from tasks.tracking.mlflow_private import quiet
+from tasks.tracking.tags import FLOW, KIND, PROCESS
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
 
-EXPERIMENT = "cpb"
 LAYOUT_TAG, LAYOUT = "cpb.layout", "2"
 """How names and tags of the experiment's runs are arranged; 2 since models carry their market."""
 MODELS_TAG, MODELS = "cpb.models", "mlflow"
 """Says that registered versions are MLflow models."""
-_TAGS = {
+TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     LAYOUT_TAG: LAYOUT,
     MODELS_TAG: MODELS,
-}  # the first: the UI need not ask
+}
+"""Of a new experiment; the first: MLflow's page need not ask what it holds."""
 _PAGE = 1000
+_IDS = 200  # of runs in one filter
+_LOOKED_AT = 50
+"""Newest flow runs that are asked which machines write to the store."""
+
+log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)
@@ -64,8 +80,9 @@ def connect(uri: str, served: str) -> Store:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        client = MlflowClient(tracking_uri=served, registry_uri=served)
-        experiment_id = _experiment(client, uri, served)
+        with making_schema(served):
+            client = MlflowClient(tracking_uri=served, registry_uri=served)
+            experiment_id = _experiment(client, uri, served)
     except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # the exception may hold the URI
     return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
@@ -86,6 +103,23 @@ def find_run(store: Store, run_id: str | None) -> "Run | None":
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
         return None
+
+
+def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
+    """Return runs by their ids, also deleted ones, hundreds in a call; ids of no run are left out."""
+    from mlflow.entities import ViewType
+
+    found, wanted = dict[str, "Run"](), sorted(set(run_ids))
+    for start in range(0, len(wanted), _IDS):
+        quoted = ", ".join(f"'{run_id}'" for run_id in wanted[start : start + _IDS])
+        page = store.client.search_runs(
+            [store.experiment_id], f"attributes.run_id IN ({quoted})", ViewType.ALL, _PAGE
+        )
+        found |= {run.info.run_id: run for run in page}
+    for run_id in wanted:  # of another experiment, as a model that somebody registered by hand
+        if run_id not in found and (run := find_run(store, run_id)):
+            found[run_id] = run
+    return found
 
 
 def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> list["Run"]:
@@ -127,6 +161,54 @@ def alone(store: Store) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def alone_everywhere(store: Store, what: str) -> Iterator[None]:
+    """Hold one part of the store against the processes of other machines too, where they may use it.
+
+    A SQLite store is this machine's: who writes it holds a lock beside it already. Of any other the hold is a lock of
+    this machine and a lease of the Prefect server that all machines ask. Without one, the others are not kept out,
+    which is said once where they have written to this store.
+
+    Args:
+        what: the part: `registry` (aliases, versions, pruning) or `runs` (which run a command continues).
+    """
+    if sqlite_path(store.uri):
+        yield
+        return
+    name = f"cpb-{what}-{_identity(store)}"
+    with locked(temporary_lock(f"{name}.lock")), leased(name) as everywhere:
+        if not everywhere:
+            _warn_of_others(store)
+        yield
+
+
+def _identity(store: Store) -> str:
+    """Return what all machines call the same store, whatever the address by which they reach it."""
+    experiment = experiment_of(store)
+    return sha256(f"{experiment.experiment_id} {experiment.creation_time}".encode()).hexdigest()[:12]
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_others(store: Store) -> None:
+    if store.uri in _warned:
+        return
+    newest = islice(
+        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _LOOKED_AT),
+        _LOOKED_AT,
+    )
+    hosts = {run.data.tags.get(PROCESS, "").partition("|")[0] for run in newest}
+    others = sorted(hosts - {"", socket.gethostname()})
+    if others:
+        _warned.add(store.uri)
+        log.warning(
+            "%s also writes to the MLflow store %s, and no Prefect server is set by which the machines wait for one "
+            "another: promote and prune on one of them at a time, or set PREFECT_API_URL on each",
+            " and ".join(others[:3]), public_url(store.uri),
+        )  # fmt: skip
+
+
 class _Client:
     """MLflow's client; where the database or server fails in the middle of a run, the error is one sentence."""
 
@@ -140,6 +222,7 @@ class _Client:
     def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*arguments: Any, **options: Any) -> Any:
+            check_held()
             try:
                 return method(*arguments, **options)
             except CpbError:
@@ -158,14 +241,30 @@ def _experiment(client: "MlflowClient", uri: str, served: str) -> str:
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
         with exclusive(served):
-            found = client.get_experiment_by_name(EXPERIMENT)
-            if found is None:
-                # A server places artifacts by itself; beside a database on this machine we say where.
-                database = None if is_server(uri) else sqlite_path(uri)
-                location = artifacts_beside(database).as_uri() if database else None
-                if database and served == uri:  # a copy of the store then has the folder, by which it is told
-                    artifacts_beside(database).mkdir(exist_ok=True)
-                return client.create_experiment(EXPERIMENT, artifact_location=location, tags=_TAGS)
+            found = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri, served)
     if found.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(found.experiment_id)
     return found.experiment_id
+
+
+def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experiment":
+    """Make the experiment and return it; that of another machine, which was faster, counts as well.
+
+    A server places artifacts by itself; beside a SQLite database we say where. Of any other database MLflow would
+    record a folder of this machine, for good and for everyone: it is refused.
+    """
+    from mlflow.exceptions import MlflowException
+
+    database = sqlite_path(uri)
+    if database is None and not is_server(uri):
+        raise no_shared_place(uri)
+    if database and served == uri:  # a copy of the store then has the folder, by which it is told
+        artifacts_beside(database).mkdir(exist_ok=True)
+    try:
+        location = artifacts_beside(database).as_uri() if database else None
+        return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
+    except MlflowException as error:
+        found = client.get_experiment_by_name(EXPERIMENT)
+        if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+            raise
+        return found

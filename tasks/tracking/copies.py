@@ -11,6 +11,7 @@ from schemas.identity import market_home, tree_of
 from tasks.storage.damage import VERIFY
 from tasks.storage.digests import file_digest
 from tasks.storage.model_folder import NEEDED
+from tasks.tracking.mlflow_private import local_path
 
 if TYPE_CHECKING:
     from tasks.tracking.registry import Champion
@@ -19,12 +20,16 @@ if TYPE_CHECKING:
 def find_copy(home: Path, champion: "Champion", name: str) -> Path | None:
     """Return a file with the registered digest of a champion's file `name`; None where there is none.
 
-    Looked through are the published folder, and the fleets of the market, trained or set aside.
+    Looked through are the published folder, the fleets of the market, trained or set aside, and what was fetched from
+    a tracking server.
     """
     series, digest = champion.series, champion.digests.get(name)
     published = tree_of(home, "hub", series.market) / series.label / series.timeframe / name
     trained = sorted(market_home(home, series.market).glob(f"fleets/*/members/*/model/{name}"))
-    found = (path for path in (published, *trained) if path.is_file() and file_digest(path) == digest)
+    fetched = [champion.folder / name] if local_path(champion.source) is None else []
+    found = (
+        path for path in (published, *trained, *fetched) if path.is_file() and file_digest(path) == digest
+    )
     return next(found, None) if digest else None
 
 

@@ -9,14 +9,19 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from schemas.errors import CpbError
 from tasks.storage.locks import locked, temporary_lock
 from tasks.storage.urls import public_url, without_credentials
 from tasks.tracking import mlflow_private
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 TIMEOUT_S = 7
 _MAX_REASON_CHARS = 300
@@ -31,8 +36,14 @@ _UNREACHABLE = {
 """What the libraries' long messages mean, by a word in them."""
 _CONNECT_TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "timeout"}
 """Name of each driver family's own time limit for connecting, in seconds."""
-_OTHER_STORE = "or set MLFLOW_TRACKING_URI to another store"
-_ENDPOINT = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb"
+_SCHEMA_LOCK = 0x637062
+"""Key of the advisory lock under which MLflow's schema is made: `cpb` in ASCII."""
+_variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
+EXPERIMENT = "cpb"
+"""Name of the experiment that holds all runs."""
+_EXTRAS = {"psycopg2": "'cpb[postgres]'"}
+"""What of cpb to install for a driver."""
+_ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
 _CAUSES = (
     ("database-locked", ("database is locked", "database table is locked")),
@@ -68,6 +79,69 @@ def is_server(uri: str) -> bool:
     return urlsplit(uri).scheme in ("http", "https")
 
 
+def server_here(uri: str) -> bool:
+    """Whether a tracking server is addressed by a loopback name: on this machine, or behind a tunnel."""
+    host = urlsplit(uri).hostname or ""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
+    """Return the error for a store whose artifacts would lie on one of the machines that use it.
+
+    Args:
+        folder: where it says that they lie; None for a database in which nothing is recorded yet.
+    """
+    shown = public_url(uri)
+    if is_server(uri):
+        where = f"the MLflow server {shown} leaves artifacts to a folder of its own machine ({folder})"
+        remedy = "start one that keeps them itself, over another database, with `cpb tracking-server`"
+    else:
+        kept = f"recorded in {folder}, a folder of one machine" if folder else "nowhere to be kept"
+        where = f"the MLflow store {shown} is a bare database: the artifacts of runs are {kept}"
+        remedy = (
+            "start a server over a database with `cpb tracking-server` and set MLFLOW_TRACKING_URI to its address, or "
+            f"make the experiment in an empty one with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
+        )
+    return CpbError(f"{where}; {remedy}", code="artifacts", field="MLFLOW_TRACKING_URI")
+
+
+@contextmanager
+def making_schema(uri: str) -> Iterator[None]:
+    """Let one process at a time, of all machines, open a PostgreSQL database that may be empty.
+
+    MLflow makes the schema when it first opens one, and fails where two do so together. The lock ends with its
+    connection, so also with a process that is killed.
+    """
+    if urlsplit(uri).scheme.partition("+")[0] != "postgresql":
+        yield
+        return
+    import sqlalchemy
+
+    with _connection(uri) as connection:
+        connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": _SCHEMA_LOCK})
+        yield
+
+
+@contextmanager
+def named_in(variable: str) -> Iterator[None]:
+    """Let sentences about a store name the environment variable that it was given in."""
+    token = _variable.set(variable)
+    try:
+        yield
+    finally:
+        _variable.reset(token)
+
+
+def _other_store() -> str:
+    return f"or set {_variable.get()} to another store"
+
+
+def is_database(uri: str) -> bool:
+    """Whether a URI names a database, SQLite's included, and neither a server nor a folder."""
+    scheme = urlsplit(uri).scheme.partition("+")[0]
+    return scheme == "sqlite" or scheme in _CONNECT_TIMEOUT
+
+
 def check(uri: str, *, write: bool) -> None:
     """Raise one sentence where the store cannot be used now.
 
@@ -94,28 +168,29 @@ def failure(uri: str, error: BaseException) -> CpbError:
     if isinstance(error, ModuleNotFoundError):
         code, reason = "missing-package", f"{error.name}"
     sentences = {
-        "database-locked": f"{store} is locked by another process; try again when that has ended, {_OTHER_STORE}",
-        "database-refused": f"{store} refuses the user or the password; correct them, {_OTHER_STORE}",
-        "database-missing": f"{store} does not exist on its server ({reason}); create the database, {_OTHER_STORE}",
-        "database-damaged": f"{store} is damaged ({reason}); restore it from a backup, {_OTHER_STORE}",
-        "disk-full": f"{store} cannot grow: its disk is full; free space there, {_OTHER_STORE}",
-        "read-only-store": f"{store} cannot be written; allow writing there, {_OTHER_STORE}",
+        "database-locked": f"{store} is locked by another process; try again when that has ended, {_other_store()}",
+        "database-refused": f"{store} refuses the user or the password; correct them, {_other_store()}",
+        "database-missing": f"{store} does not exist on its server ({reason}); create the database, {_other_store()}",
+        "database-damaged": f"{store} is damaged ({reason}); restore it from a backup, {_other_store()}",
+        "disk-full": f"{store} cannot grow: its disk is full; free space there, {_other_store()}",
+        "read-only-store": f"{store} cannot be written; allow writing there, {_other_store()}",
         "database-schema": (
             f"{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, "
-            f"{_OTHER_STORE}"
+            f"{_other_store()}"
         ),
         "plain-folder": (
             f"MLflow keeps no runs in a plain folder any more ({public_url(uri)}); "
             "set MLFLOW_TRACKING_URI to sqlite:///FILE or to a server's http address"
         ),
-        "database-unreadable": f"{store} cannot be opened; check that the file can be read, {_OTHER_STORE}",
-        "database-down": f"{store} cannot be reached ({reason}); start it, {_OTHER_STORE}",
+        "database-unreadable": f"{store} cannot be opened; check that the file can be read, {_other_store()}",
+        "database-down": f"{store} cannot be reached ({reason}); start it, {_other_store()}",
         "missing-package": (
-            f"{store} needs the Python package {reason}, which is not installed; install it with pip, {_OTHER_STORE}"
+            f"{store} needs the Python package {reason}, which is not installed; "
+            f"`pip install {_EXTRAS.get(reason, reason)}`, {_other_store()}"
         ),
     }
     return CpbError(
-        sentences.get(code, f"{store} cannot be used ({reason}); check it, {_OTHER_STORE}"), code=code
+        sentences.get(code, f"{store} cannot be used ({reason}); check it, {_other_store()}"), code=code
     )
 
 
@@ -243,28 +318,34 @@ def _check_server(uri: str) -> None:
         )
     if status not in (200, 404):  # 404: it has no experiment `cpb` yet
         raise CpbError(
-            f"{server} answers with HTTP status {status}; look at its log, {_OTHER_STORE}",
+            f"{server} answers with HTTP status {status}; look at its log, {_other_store()}",
             code="database-down",
         )
 
 
 def _check_database(uri: str) -> None:
     import sqlalchemy
-    from sqlalchemy.pool import NullPool
 
-    scheme = urlsplit(uri).scheme
-    limit = "timeout" if scheme.endswith("+pg8000") else _CONNECT_TIMEOUT[scheme.partition("+")[0]]
     try:
-        engine = sqlalchemy.create_engine(uri, poolclass=NullPool, connect_args={limit: TIMEOUT_S})
-        with engine.connect():
+        with _connection(uri):
             pass
     except (sqlalchemy.exc.SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
     except ValueError:  # as int() says it, with what may be a part of the password
         raise CpbError(
-            f"the port in the MLflow store's URL is no number; correct it, {_OTHER_STORE}",
-            code="store", field="MLFLOW_TRACKING_URI",
+            f"the port in the MLflow store's URL is no number; correct it, {_other_store()}",
+            code="store", field=_variable.get(),
         ) from None  # fmt: skip
+
+
+def _connection(uri: str) -> "Connection":
+    """Return a connection of its own to a database server, which is given up after `TIMEOUT_S`."""
+    import sqlalchemy
+    from sqlalchemy.pool import NullPool
+
+    scheme = urlsplit(uri).scheme
+    limit = "timeout" if scheme.endswith("+pg8000") else _CONNECT_TIMEOUT[scheme.partition("+")[0]]
+    return sqlalchemy.create_engine(uri, poolclass=NullPool, connect_args={limit: TIMEOUT_S}).connect()
 
 
 def _first_line(error: BaseException) -> str:

@@ -41,7 +41,9 @@ _LAST = datetime(2025, 1, 1, tzinfo=UTC)
 """Open time of the example's last candle: long closed, whatever the timeframe."""
 
 
-def add_flavour(store: Store, run: "Run", source: str, folder: Path, timeframe: str) -> dict[str, str]:
+def add_flavour(
+    store: Store, run: "Run", source: str, folder: Path, timeframe: str, kept: Path | None = None
+) -> dict[str, str]:
     """Write the files beside a model, where they are missing or damaged, and return their digests by name.
 
     A folder whose model cannot be read gets none, nor does one with an `MLmodel` that cpb did not write: then the
@@ -51,10 +53,13 @@ def add_flavour(store: Store, run: "Run", source: str, folder: Path, timeframe: 
         source: the URI of the model's folder among the run's artifacts.
         folder: that folder on this machine, or a copy of it.
         timeframe: of the series that it is registered for.
+        kept: where a server keeps the artifacts, a copy of all that it has of them now, which is checked. Without it,
+            what has been written there once is taken to be there.
     """
     digests = digests_of(run.data.tags, MLFLOW_FILES)
     here = local_path(source)
-    if digests and (here is None or not damaged(here, digests)):
+    written = here or kept
+    if digests and (written is None or not damaged(written, digests)):
         return digests
     if damage_of(folder, {}) or (not digests and (folder / ML_MODEL).exists()):
         return {}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     import requests
     from mlflow.tracking import MlflowClient
+    from starlette.types import ASGIApp
 
 CHECKED = "3.17.2"
 
@@ -34,6 +35,39 @@ SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
 
 The server hands them to its workers in the environment as well, so that they stand on no command line.
 """
+
+
+PROXIED = "mlflow-artifacts:"
+"""Scheme of artifacts that a tracking server keeps (3.17.2, `mlflow.store.artifact.mlflow_artifacts_repo`)."""
+
+SERVED = {
+    "database": "_MLFLOW_SERVER_FILE_STORE",
+    "artifacts": "_MLFLOW_SERVER_ARTIFACT_DESTINATION",
+    "root": "_MLFLOW_SERVER_ARTIFACT_ROOT",
+    "serve": "_MLFLOW_SERVER_SERVE_ARTIFACTS",
+}
+"""Variables from which the app of a server takes its options (3.17.2, `mlflow.server.constants`).
+
+They are read when `mlflow.server` is imported, so they are no imports from there.
+"""
+
+
+def served_app(database: str, artifacts: str) -> "ASGIApp":
+    """Return the app that `mlflow server` runs, with artifacts kept by it and no job runner.
+
+    Its own look at Host and Origin is left out: who serves the app looks closer.
+
+    3.17.2: `mlflow.server.fastapi_app.app`, `mlflow.server._run_server`.
+    """
+    quiet()
+    os.environ |= {
+        SERVED["database"]: database, SERVED["artifacts"]: artifacts, SERVED["root"]: f"{PROXIED}/",
+        SERVED["serve"]: "true", "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": "*",
+    }  # fmt: skip
+    from mlflow.server.fastapi_app import app
+
+    return app
 
 
 def quiet() -> None:

@@ -18,11 +18,12 @@ from schemas.handover import Record
 from schemas.identity import MARKETS, SeriesId, market_home
 from tasks.forecasting.ledger import unscored
 from tasks.market.own import set_aside_files
+from tasks.storage.leases import check_held
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.archive import make_archive, write_archive
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.cards import write_card
-from tasks.tracking.connection import Store, alone, experiment_of
+from tasks.tracking.connection import Store, alone, alone_everywhere, experiment_of
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.leaderboard import board_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
@@ -142,6 +143,7 @@ def prune_nightly(home: Path, *, now: datetime | None = None, nights: int = NIGH
 def _alone(store: Store, home: Path) -> Iterator[None]:
     """Keep every other writer of the store, and every training below the home, away for the length of the block."""
     with ExitStack() as held:
+        held.enter_context(alone_everywhere(store, "registry"))
         held.enter_context(alone(store))
         for root in _roots(home):
             try:
@@ -160,7 +162,7 @@ def _look(store: Store, home: Path, nights: int, now: datetime, report: PruneRep
     for flow in flows:
         _count(flow, report)
     report.fleets = [str(f) for root in _fleet_roots(home) for f in old_fleets(root / "fleets", now)]
-    report.files = [str(path) for path in (*_old_set_aside(home, now), *_stale_copies(store, versions))]
+    report.files = [str(path) for path in (*_old_set_aside(home, now), *_stale_copies(store, home, versions))]
 
 
 def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> bool:
@@ -183,7 +185,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
     for path in _old_set_aside(home, now):
         path.unlink(missing_ok=True)
         report.files.append(str(path))
-    report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, ()))]
+    report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, home, ()))]
     for path in _unshared(store):
         path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
@@ -234,6 +236,7 @@ def _scored(
 
 
 def _delete_version(store: Store, old: OldVersion) -> None:
+    check_held()
     if is_server(store.uri):
         store.client.delete_model_version(old.version.name, str(old.version.version))
     else:
@@ -251,6 +254,7 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
         if not run.deleted and (not final or run.id == old.flow):
             store.client.delete_run(run.id)
     if final:
+        check_held()
         for run in old.runs:
             remove_files(run.uri, run.id)
         delete_runs_for_good(store.client, [run.id for run in old.runs])
@@ -275,9 +279,9 @@ def _unshared(store: Store) -> list[Path]:
     return unused(root) if root else []
 
 
-def _stale_copies(store: Store, gone: Sequence[OldVersion]) -> list[Path]:
+def _stale_copies(store: Store, home: Path, gone: Sequence[OldVersion]) -> list[Path]:
     names = {old.name for old in gone}
-    return stale_copies([v for v in all_versions(store) if f"{v.name}/{v.version}" not in names])
+    return stale_copies(home, [v for v in all_versions(store) if f"{v.name}/{v.version}" not in names])
 
 
 def _roots(home: Path) -> list[Path]:

@@ -52,7 +52,6 @@ class MemberRecord:
     history: Sequence[Mapping[str, Any]] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
-    dataset: Dataset | None = None
     tags: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
 

@@ -4,6 +4,7 @@ The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1
 models of several markets never take one another's place.
 """
 
+import json
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,22 +16,20 @@ from schemas.identity import SeriesId
 from schemas.scope import home
 from tasks.storage.model_folder import damage_of
 from tasks.tracking.artifacts import model_folder
-from tasks.tracking.connection import Store, alone, find_run
+from tasks.tracking.connection import Store, alone, find_run, find_runs
 from tasks.tracking.copies import mending_command
 from tasks.tracking.entries import tag_texts
 from tasks.tracking.flavour import add_flavour
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
     CHALLENGER,
     add_version,
-    aliased_version,
     find_version,
-    series_with_alias,
     succeed,
     versions_of,
+    versions_with_alias,
 )
 
 if TYPE_CHECKING:
@@ -42,16 +41,18 @@ log = logging.getLogger("cpb")
 RETIRED = "retired"
 """Tag of a version that lost the alias because its series is not traded any more."""
 
+_METRICS = "metrics"
+"""Tag that holds a version's scores as JSON: in tags of their own they took 5 kB of the database a version."""
 _METRIC = "metric."
-"""Start of the tags that hold a version's scores."""
+"""Start of the tags that held them in earlier releases, a tag each."""
 
 
 @dataclass(frozen=True)
 class Champion:
     """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`). `at_home`:
-    the folder is the one that was registered, not a copy from a tracking server.
+    `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`).
+    `source`: where MLflow has the files: that folder, or a tracking server's place, of which the folder is a copy.
     """
 
     series: SeriesId
@@ -61,7 +62,7 @@ class Champion:
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     damage: str = ""
-    at_home: bool = True
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -100,8 +101,8 @@ class Champion:
 
     @property
     def mlflow_files(self) -> dict[str, str]:
-        """The sha256 of each file that makes the folder an MLflow model; empty where it is a copy from a server."""
-        return digests_of(self.tags, MLFLOW_FILES) if self.at_home else {}
+        """The sha256 of each file at `source` that makes it an MLflow model."""
+        return digests_of(self.tags, MLFLOW_FILES)
 
     def check(self) -> None:
         """Raise `DamagedError` with the command that mends it with the least work, where its files are damaged."""
@@ -163,8 +164,10 @@ def register(
     run: Run = store.client.get_run(run_id)
     _check_run(run, series)
     digests = dict(files) if files is not None else digests_of(run.data.tags)
-    scores = {f"{_METRIC}{k}": repr(float(v)) for k, v in (metrics or {}).items() if v is not None}
-    known = tag_texts({**(tags or {}), **series_tags(series), FILES: digests or None, **scores})
+    scores = {k: float(v) for k, v in (metrics or {}).items() if v is not None}
+    known = tag_texts(
+        {**(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
+    )
     mine = next((v for v in versions_of(store, series) if v.run_id == run_id), None)
     if mine:
         _renew_tags(store, mine, known)
@@ -199,18 +202,21 @@ def challengers(
 def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
     """Return a registered version of a series, champion or not; None where there is none of that number."""
     version = find_version(store, series, number)
-    return _model(store, series, version) if version else None
+    return _model(store, series, version, find_run(store, version.run_id)) if version else None
 
 
 def _aliased(
     alias: str, series: Collection[SeriesId] | None, market: str | None, store: Store | None
 ) -> list[Champion]:
     store = store or open_store(create=False)
-    return [
-        _model(store, one, aliased_version(store, one, alias))
-        for one in series_with_alias(store, alias)
-        if (series is None or one in series) and (market is None or one.market == market)
-    ]
+    wanted = None if series is None else set(series)
+    versions = {
+        one: version
+        for one, version in versions_with_alias(store, alias).items()
+        if (wanted is None or one in wanted) and (market is None or one.market == market)
+    }
+    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
+    return [_model(store, one, version, runs.get(version.run_id or "")) for one, version in versions.items()]
 
 
 def retire_champion(champion: Champion, reason: str, store: Store | None = None) -> None:
@@ -222,15 +228,16 @@ def retire_champion(champion: Champion, reason: str, store: Store | None = None)
 
 def version_metrics(version: "ModelVersion") -> dict[str, float]:
     """Return the scores that a version was registered with."""
-    return {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+    earlier = {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
+    return {**earlier, **json.loads(version.tags.get(_METRICS, "{}"))}
 
 
-def _model(store: Store, series: SeriesId, version: "ModelVersion") -> Champion:
-    run = find_run(store, version.run_id)  # None where it was deleted for good
+def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
+    """Return a version with its run, None where that was deleted for good."""
     own = version_metrics(version)
     tags = {
         **(run.data.tags if run else {}),
-        **{k: v for k, v in version.tags.items() if not k.startswith(_METRIC)},
+        **{k: v for k, v in version.tags.items() if k != _METRICS and not k.startswith(_METRIC)},
     }
     folder, damage = model_folder(store, version, digests_of(tags))
     return Champion(
@@ -241,7 +248,7 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion") -> Champion:
         metrics={**(run.data.metrics if run else {}), **own},
         tags=tags,
         damage=damage,
-        at_home=local_path(version.source or "") is not None,
+        source=version.source or "",
     )
 
 

@@ -13,7 +13,8 @@ from schemas.identity import SPOT
 from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.commit import git_commit
-from tasks.tracking.connection import Store, alone, search
+from tasks.tracking.connection import Store, alone, alone_everywhere, search
+from tasks.tracking.database import sqlite_path
 from tasks.tracking.entries import (
     dataset_input,
     metric_entries,
@@ -24,6 +25,7 @@ from tasks.tracking.entries import (
     text,
 )
 from tasks.tracking.heartbeat import heartbeat_tag, heartbeats
+from tasks.tracking.member_metrics import logged
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.records import Dataset, MemberRecord, OpenRun
 from tasks.tracking.store import open_store
@@ -90,7 +92,8 @@ def start_parent(
     store = store or open_store()
     reconcile(store)
     own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {}), **heartbeat_tag()}
-    run = _open_run(store, key, name, own, config)
+    with alone_everywhere(store, "runs"):
+        run = _open_run(store, key, name, own, config)
     if not run.finished:
         heartbeats.start(store, run.run_id)
     return run
@@ -191,9 +194,20 @@ def _open_run(
     tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
     with alone(store):
         found = search(store, condition, ["attributes.start_time DESC"])
-        if found:
-            return _continue(store, found[0], tags)
+        if usable := [run for run in found if not _is_anothers(store, run)]:
+            return _continue(store, usable[0], tags)
         return OpenRun(_create(store, name, tags, config), finished=False)
+
+
+def _is_anothers(store: Store, run: "Run") -> bool:
+    """Whether a living process that may be another machine's writes a run: the lock file beside SQLite holds here only.
+
+    `reconcile` has marked the runs of dead processes.
+    """
+    if sqlite_path(store.uri) or run.info.status != "RUNNING":
+        return False
+    owner = run.data.tags.get(PROCESS)
+    return owner is not None and owner != str(ProcessId.current())
 
 
 def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
@@ -249,8 +263,6 @@ def _log_one(
     run_id = run.info.run_id
     if record.folder:
         keep_files(store, run, record.folder)
-    if record.dataset:
-        log_datasets(run_id, [record.dataset], store)
     _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
@@ -300,7 +312,7 @@ def _log_values(store: Store, run_id: str, record: MemberRecord, shared: Mapping
     """Write params and metrics in as few batches as MLflow's limits allow (one, for 50 epochs)."""
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
     params = param_entries(texts)
-    metrics = metric_entries(record.metrics) + _history_entries(record.history)
+    metrics = metric_entries(logged(record.metrics)) + _history_entries(record.history)
     while params or metrics:
         store.client.log_batch(run_id, metrics=metrics[:_BATCH_METRICS], params=params[:_BATCH_PARAMS])
         params, metrics = params[_BATCH_PARAMS:], metrics[_BATCH_METRICS:]

@@ -44,6 +44,22 @@ def registered_models(store: Store) -> "list[RegisteredModel]":
             return found
 
 
+def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersion]":
+    """Return the version that an alias points at for every series that has it, by timeframe, symbol and market.
+
+    The registry is read in pages of a thousand models, each with its newest version; only an alias that points at an
+    older one costs a call of its own.
+    """
+    found = {}
+    for model in registered_models(store):
+        series, number = series_of(model.name), model.aliases.get(alias)
+        if series is None or number is None:
+            continue
+        newest = (v for v in model.latest_versions or () if str(v.version) == str(number))
+        found[series] = next(newest, None) or aliased_version(store, series, alias)
+    return dict(sorted(found.items(), key=lambda one: (one[0].timeframe, one[0].symbol, one[0].market)))
+
+
 def champion_version(store: Store, series: SeriesId) -> "ModelVersion":
     """Return the version that the alias `champion` of a series points at."""
     return aliased_version(store, series, ALIAS)

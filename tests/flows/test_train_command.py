@@ -87,10 +87,12 @@ def trained(tmp_path, monkeypatch):
     history = ({"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5})
     member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", files={}, history=history, report=report)
     (tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h").mkdir(parents=True)
-    judgement = Judgement(model=MODEL, run_id="r1", metrics=METRICS, verdict="better than the random walk")
+    judgement = Judgement(
+        model=MODEL, shard="0f", run_id="r1", metrics=METRICS, verdict="better than the random walk"
+    )
     training = SimpleNamespace(
         summary=SimpleNamespace(run_id="parent", failures=[]),
-        results=[FleetResult(key="0f", architecture="gru", members=(member,))],
+        results=[[FleetResult(key="0f", architecture="gru", members=(member,))]],
         judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
         fleets=SimpleNamespace(release=lambda: None),
     )

@@ -104,6 +104,20 @@ def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, f
     assert "hunt" not in out + err
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "wanted"),
+    [
+        ("seeds", "many", "a whole number"),
+        ("number_assets", 2.5, "a whole number"),
+        ("min_quote_volume", "much", "a number"),
+        ("wandb", "perhaps", "true or false"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_what_was_wanted(field, value, wanted):
+    with pytest.raises(UsageError, match=rf"^{field} {value!r} is not {wanted}$"):
+        RunSpec(coins="exchange", **{field: value})
+
+
 def test_the_end_of_today_is_not_ahead_of_the_clock():
     tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}"
     assert ScopeSpec(as_of=tomorrow).scope.as_of is not None

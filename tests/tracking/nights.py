@@ -19,7 +19,6 @@ from tasks.forecasting import store as forecasts
 from tasks.forecasting.chain import append
 from tasks.storage.model_folder import file_digests
 from tasks.tracking import (
-    Dataset,
     MemberRecord,
     finish,
     log_members,
@@ -28,6 +27,8 @@ from tasks.tracking import (
     start_fleet,
     start_parent,
 )
+from tasks.tracking.records import Dataset
+from tasks.tracking.runs import log_datasets
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
 NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -55,7 +56,6 @@ def record(folder, night, architecture, series):
         history=[{"epoch": e, "train_loss": 1.0, "val_loss": 2.0, "lr": 1e-3} for e in range(3)],
         metrics={"test_crps_ratio": ratio(architecture, night), "windows_per_s": 100.0},
         folder=folder,
-        dataset=Dataset(series.name, f"{night:04d}{series.name}"[:36].ljust(36, "d"), "f.parquet", 500, ("r",)),
         tags={"verdict": "no different", "recipe": "smoke"},
     )  # fmt: skip
 
@@ -84,6 +84,7 @@ def add_night(
     for architecture in ("gru", "har"):
         fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1}, store=store)
         fleets.append(fleet.run_id)
+        log_datasets(fleet.run_id, candles_of(market, number), store)
         records = []
         for symbol in symbols:
             series = SeriesId(market, symbol, "1h")
@@ -108,6 +109,14 @@ def add_night(
         finish(flow.run_id, store=store)
     date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members
+
+
+def candles_of(market, number):
+    """The data sets of a night's fleets: what they learned from, and were judged on."""
+    return [
+        Dataset(f"{market} 1h", f"d{number}-{context}", "features", 100, context=context)
+        for context in ("training", "test")
+    ]
 
 
 def add_forecast(home, series, version, issued_at, scored=True):

@@ -30,9 +30,28 @@ def uri(port, password="hunter2", name="mlflow"):
     return f"postgresql://cpb:{password}@127.0.0.1:{port}/{name}"
 
 
+def place_artifacts(database, folder):
+    """Make the experiment as a person does who gives a bare database a place for artifacts."""
+    from mlflow.tracking import MlflowClient
+
+    from tasks.tracking.connection import EXPERIMENT, TAGS
+
+    MlflowClient(database).create_experiment(EXPERIMENT, folder.as_uri(), TAGS)
+
+
 @pytest.fixture
 def postgres():
-    """A server with the user cpb (password hunter2) and the empty database mlflow; yields its port and a control."""
+    """A server with the empty database mlflow; see `postgres_server`."""
+    with postgres_server("mlflow") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def postgres_server(*databases):
+    """Run a server with the user cpb (password hunter2) and these empty databases; yields its port and a control.
+
+    Skips the test where PostgreSQL or its driver is not installed.
+    """
     if not DRIVER:
         pytest.skip("needs the driver psycopg2")
     if PROGRAMS is None:
@@ -51,7 +70,7 @@ def postgres():
                 shutil.chown(path, "postgres", "postgres")
 
         def run(*command):
-            subprocess.run([*as_user, *command], cwd=folder, check=True, capture_output=True, timeout=60)
+            subprocess.run([*as_user, *command], cwd=folder, check=True, capture_output=True, timeout=240)
 
         data, options = str(folder / "data"), f"-p {port} -c listen_addresses=127.0.0.1 -k {folder}"
         run(
@@ -76,8 +95,9 @@ def postgres():
         control("start")
         try:
             create = "import psycopg2, sys; c = psycopg2.connect(sys.argv[1]); c.autocommit = True; "
-            create += "c.cursor().execute('CREATE DATABASE mlflow')"
-            subprocess.run([sys.executable, "-c", create, uri(port, name="postgres")], check=True, timeout=60)
+            create += "[c.cursor().execute(f'CREATE DATABASE {name}') for name in sys.argv[2:]]"
+            command = [sys.executable, "-c", create, uri(port, name="postgres"), *databases]
+            subprocess.run(command, check=True, timeout=240)
             yield port, control
         finally:
             with contextlib.suppress(subprocess.CalledProcessError):

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from postgres_tools import needs_driver, postgres, uri  # noqa: F401
+from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
 from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, member
 
@@ -241,6 +241,8 @@ def test_a_postgres_store_and_what_can_go_wrong_with_it(postgres, tmp_path, monk
     refused(uri(port, "hunter2x"), "database-refused")
     refused(uri(port, name="nothing"), "database-missing")
 
+    refused(uri(port), "artifacts")
+    place_artifacts(uri(port), tmp_path)
     store = open_store(uri(port))
     run = start_parent("key", {"source": uri(port)}, store=store)
     assert "hunter2" not in str(store.client.get_run(run.run_id).to_dictionary())
@@ -262,6 +264,7 @@ def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres,
     from test_ui import command_lines, free_port
 
     port, _ = postgres
+    place_artifacts(uri(port), tmp_path)
     own = free_port()
     code = f"""
     import os
@@ -292,3 +295,35 @@ def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres,
         process.terminate()
         process.wait(60)
     assert "hunter2" not in process.stdout.read()
+
+
+OPEN = """
+import sys
+from tasks.tracking.head import prepare_database
+print("ready", flush=True)
+sys.stdin.readline()
+prepare_database(sys.argv[1])
+"""
+
+
+@pytest.mark.slow
+def test_machines_that_open_an_empty_postgres_at_once_make_one_schema(postgres, tmp_path):  # noqa: F811
+    """MLflow alone fails here: two processes make the same tables."""
+    from mlflow.tracking import MlflowClient
+
+    port, _ = postgres
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPEN, uri(port)], env=os.environ | {"PYTHONPATH": path}, text=True, cwd=tmp_path,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    assert [child.stdout.readline() for child in children] == ["ready\n"] * 3
+    for child in children:
+        child.stdin.write("\n")
+        child.stdin.flush()
+    assert [(child.wait(240), child.stderr.read()) for child in children] == [(0, "")] * 3
+    (found,) = [one for one in MlflowClient(uri(port)).search_experiments() if one.name == "cpb"]
+    assert found.artifact_location == "mlflow-artifacts:/cpb"

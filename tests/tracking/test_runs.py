@@ -11,7 +11,6 @@ from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
 from tasks.tracking import (
-    Dataset,
     MemberRecord,
     find_by_key,
     finish,
@@ -23,6 +22,7 @@ from tasks.tracking import (
 )
 from tasks.tracking.connection import search
 from tasks.tracking.data_sets import judged_on, learned_from
+from tasks.tracking.records import Dataset
 from tasks.tracking.runs import PARTIAL, log_datasets
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -69,7 +69,6 @@ def member(folder=None, symbol="BTCUSDT", timeframe="1h", market="spot", archite
             "test_rmse": float("nan"),
         },
         folder=folder,
-        dataset=Dataset(f"{symbol}-1h", "d" * 64, "features.parquet", 500, ("r_open",)),
     )
     return replace(record, **changes)
 
@@ -93,8 +92,7 @@ def test_a_member_run_holds_the_contract(store, folder):
     }  # fmt: skip
     assert run.data.metrics["test_crps_ratio"] == 0.98
     assert {f.path for f in store.client.list_artifacts(run.info.run_id)} == set(FILES)
-    data = run.inputs.dataset_inputs[0].dataset
-    assert (data.name, data.digest) == ("BTCUSDT-1h", "d" * 36)
+    assert not run.inputs.dataset_inputs  # the fleet's run lists the candles, a data set per timeframe
 
 
 def test_every_epoch_is_a_step(store):
@@ -245,10 +243,10 @@ def test_no_password_reaches_mlflow(store, folder, text):
         folder,
         config={"source": text},
         tags={"source": text},
-        dataset=Dataset(text, "d", text, 5, (text,)),
         reason=text,
     )
     log_member(fleet.run_id, record)
+    log_datasets(fleet.run_id, [Dataset(text, "d", text, 5, (text,))])
     finish(flow.run_id, PARTIAL, {"reason": text})
 
     database = store.uri.removeprefix("sqlite:///")

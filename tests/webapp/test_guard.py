@@ -9,10 +9,10 @@ import pytest
 from serving import client_of, serve
 
 from schemas.errors import UsageError
+from schemas.hosts import host_name
 from webapp import app as webapp_app
 from webapp import reading
 from webapp.app import ALLOWED_HOSTS, create_app, from_environment
-from webapp.guard import host_name
 
 PATHS = ["/", "/docs", "/openapi.json", "/static/page.js", "/static/nothing.js", "/nothing", "/healthz", "/api/symbols",
          "/api/forecast/BTC/1h", "/api/candles/BTC/1h?limit=0", "/redoc", "/static/../app.py"]  # fmt: skip

@@ -1,0 +1,77 @@
+"""The champions of a whole registry, read in pages, are those that one series after another gives."""
+
+from nights import model_files
+from test_runs import fleet_of, member
+
+from schemas.identity import SeriesId
+from tasks.tracking import champions, log_members, register_champion
+from tasks.tracking.connection import find_run, find_runs
+from tasks.tracking.member_metrics import LOGGED
+from tasks.tracking.registry import registered, version_metrics
+from tasks.tracking.versions import champion_version, series_with_champion
+
+SYMBOLS = ("AAAUSDT", "BBBUSDT", "CCCUSDT")
+
+
+def _registry(store, tmp_path):
+    """Three champions; that of the second is the older of its two versions."""
+    records = [
+        member(model_files(tmp_path / f"{symbol}-{n}", f"{symbol} {n}"), key=f"{symbol}{n}", symbol=symbol)
+        for symbol in SYMBOLS
+        for n in (1, 2)
+    ]
+    ids = log_members(fleet_of().run_id, records)
+    for symbol, run_id in zip(SYMBOLS, ids[::2], strict=True):
+        register_champion(SeriesId("spot", symbol, "1h"), run_id, reason="first", metrics={"test_crps": 0.1})
+    again = SeriesId("spot", SYMBOLS[1], "1h")
+    register_champion(again, ids[3], reason="second", metrics={"test_crps": 0.2})
+    register_champion(again, ids[2], reason="back", metrics={"test_crps": float("nan")})
+    return ids
+
+
+def test_pages_give_what_single_calls_give(store, tmp_path):
+    _registry(store, tmp_path)
+    found = champions()
+    assert [one.series for one in found] == series_with_champion(store)
+    single = [
+        registered(store, s, str(champion_version(store, s).version)) for s in series_with_champion(store)
+    ]
+    assert [repr(one) for one in found] == [repr(one) for one in single]  # nan is not nan
+    assert [one.version for one in found] == ["1", "1", "1"]
+
+
+def test_runs_are_found_by_hundreds_as_one_by_one(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("tasks.tracking.connection._IDS", 2)
+    ids = _registry(store, tmp_path)
+    store.client.delete_run(ids[5])
+    found = find_runs(store, [*ids, "0" * 32])
+    assert set(found) == set(ids)
+    for run_id, run in found.items():
+        assert run.to_dictionary() == find_run(store, run_id).to_dictionary()
+
+
+def test_scores_of_versions_of_earlier_releases_are_read(store, tmp_path):
+    _registry(store, tmp_path)
+    series = SeriesId("spot", SYMBOLS[0], "1h")
+    name, version = series.registered, champion_version(store, series)
+    assert version_metrics(version) == {"test_crps": 0.1}
+    store.client.delete_model_version_tag(name, str(version.version), "metrics")
+    store.client.set_model_version_tag(name, str(version.version), "metric.test_crps", "0.3")
+    assert version_metrics(champion_version(store, series)) == {"test_crps": 0.3}
+    assert not any(tag.startswith("metric") for tag in champions()[0].tags)
+
+
+def test_a_member_logs_the_contract_and_what_lists_read_and_leaves_the_rest_to_its_files(store):
+    contract = {
+        "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80",
+        "windows_per_s", "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean",
+        "rss_peak_mb",
+    }  # fmt: skip
+    assert contract <= LOGGED
+    measured = dict.fromkeys([*contract, "test_width_90", "fleet_members"], 1.0)
+    (plain,) = log_members(fleet_of("a").run_id, [member(metrics=measured)])
+    (classes,) = log_members(
+        fleet_of("b").run_id, [member(metrics={"test_accuracy": 0.4, "test_recall_up": 0.2})]
+    )
+    assert set(find_run(store, plain).data.metrics) == {*contract, "train_loss", "val_loss", "lr"}
+    assert {"test_accuracy", "test_recall_up"} <= set(find_run(store, classes).data.metrics)
