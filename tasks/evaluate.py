@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import cpbmodels
@@ -9,6 +10,7 @@ from schemas.handover import (
     Failure,
     FleetJob,
     FleetJudgement,
+    FleetPlan,
     FleetResult,
     JobMember,
     Judgement,
@@ -26,7 +28,6 @@ from tasks.tracking.run_names import run_name, scope_tags, source_tags
 from tasks.tracking.runs import (
     COMPLETE,
     PARTIAL,
-    Dataset,
     MemberRecord,
     finish,
     log_datasets,
@@ -35,68 +36,91 @@ from tasks.tracking.runs import (
     start_fleet,
 )
 from tasks.tracking.tags import FILES
+from tasks.training.epochs import fleet_epochs
 from tasks.training.fleet_files import fleet_folder, member_folder
 from tasks.training.planning import job_key, member_seed, recipe_of
 
 
-@step("evaluate", run_name="evaluate {job.architecture}")
+@step("evaluate", run_name="evaluate {fleet.architecture}")
 def evaluate(
     spec: RunSpec,
     parent: str,
-    job: FleetJob,
-    result: FleetResult,
+    fleet: FleetPlan,
+    results: Sequence[FleetResult],
     root: Path,
     earlier: Sequence[Failure] = (),
 ) -> FleetJudgement:
     """Return the fleet's judgements and their runs, logged under the flow's run `parent`.
 
-    A member that failed gets a run too, marked failed, with the reason: in training or judging, or (`earlier`)
-    because its series failed before any fleet was trained.
+    `results`: of the fleet's shards, in order. A member that failed gets a run too, marked failed, with the reason: in
+    training or judging, or (`earlier`) because its series failed before any fleet was trained.
     """
-    folder = fleet_folder(root, job)
-    score = judge_fleet(folder, job, result)
+    score = judge_fleet(root, fleet, results)
+    job = fleet.shards[0]  # the shards differ in their members alone
     failures = [
         *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),
-        *result.failures,
+        *(failure for result in results for failure in result.failures),
     ]
     failures += score.failures
-    config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in job.members]}
-    records = [m.features for m in job.members]
+    members = fleet.members
+    config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in members]}
+    records = [m.features for m in members]
     run = start_fleet(
         parent,
-        job.architecture,
-        f"{parent}/{result.key}",
+        fleet.architecture,
+        f"{parent}/{fleet.key}",
         config,
-        {"preset": spec.preset, "fleet_key": result.key, "as_of": _as_of(spec), **scope_tags(spec, records)},
-        run_name(job.architecture, spec, records),
+        {"preset": spec.preset, "fleet_key": fleet.key, "as_of": _as_of(spec), **scope_tags(spec, records)},
+        run_name(fleet.architecture, spec, records),
     )
-    specs = {m.name: m for m in job.members}
-    trained = [one for one in result.members if one.name in score.members]
-    good = [_record(spec, job, specs[one.name], one, folder, score) for one in trained]
-    ids = log_members(run.run_id, [*good, *(_failed(spec, job, f) for f in failures)])
-    pooled = _named(job, _pooled(score.pools)) | {"train_seconds": result.train_seconds}
-    log_datasets(run.run_id, [*learned_from(records), *judged_on(job.members)])
-    log_metrics(run.run_id, pooled, history=() if run.finished else result.epochs)
+    trained = [
+        _Trained(shard, planned[one.name], one)
+        for shard, result in zip(fleet.shards, results, strict=True)
+        for planned in [{m.name: m for m in shard.members}]
+        for one in result.members
+        if one.name in score.members
+    ]
+    good = [_record(spec, one, root, score) for one in trained]
+    ids = log_members(run.run_id, [*good, *(_failed(spec, fleet, f) for f in failures)])
+    seconds = sum(result.train_seconds for result in results)
+    pooled = _named(job, _pooled(score.pools)) | {"train_seconds": seconds}
+    log_datasets(run.run_id, [*learned_from(records), *judged_on(members)])
+    epochs = fleet_epochs(result.epochs for result in results)
+    log_metrics(run.run_id, pooled, history=() if run.finished else epochs)
     finish(
         run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
     )
     judgements = [
         Judgement(
-            model=one.model,
+            model=one.result.model,
+            shard=job_key(one.shard),
             run_id=run_id,
-            metrics=score.members[one.name].metrics,
-            verdict=score.members[one.name].verdict,
-            files=file_digests(member_folder(folder, one.name) / "model"),
+            metrics=score.members[one.result.name].metrics,
+            verdict=score.members[one.result.name].verdict,
+            files=file_digests(one.model_folder(root)),
         )
         for one, run_id in zip(trained, ids, strict=False)
     ]
     return FleetJudgement(
-        key=result.key,
-        architecture=job.architecture,
+        key=fleet.key,
+        architecture=fleet.architecture,
         run_id=run.run_id,
         judgements=tuple(judgements),
         failures=tuple(score.failures),
     )
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """A member with the shard that trained it."""
+
+    shard: FleetJob
+    member: JobMember
+    result: TrainedMember
+
+    def model_folder(self, root: Path) -> Path:
+        """Return the folder with its weights."""
+        return member_folder(fleet_folder(root, self.shard), self.member.name) / "model"
 
 
 def _as_member(spec: RunSpec, job: FleetJob, failure: Failure) -> Failure:
@@ -107,10 +131,9 @@ def _as_member(spec: RunSpec, job: FleetJob, failure: Failure) -> Failure:
     return failure.model_copy(update={"model": model})
 
 
-def _record(
-    spec: RunSpec, job: FleetJob, member: JobMember, trained: TrainedMember, fleet: Path, score: FleetScore
-) -> MemberRecord:
-    folder = member_folder(fleet, member.name) / "model"
+def _record(spec: RunSpec, one: _Trained, root: Path, score: FleetScore) -> MemberRecord:
+    job, member, trained = one.shard, one.member, one.result
+    folder = one.model_folder(root)
     judged = score.members[member.name]
     report = trained.report
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
@@ -127,7 +150,6 @@ def _record(
         history=trained.history,
         metrics=measured | _named(job, judged.metrics),
         folder=folder,
-        dataset=Dataset(member.name, member.features.digest, member.features.path, member.features.rows),
         tags={
             "verdict": judged.verdict,
             "source": _source(spec),
@@ -137,13 +159,14 @@ def _record(
     )
 
 
-def _failed(spec: RunSpec, job: FleetJob, failure: Failure) -> MemberRecord:
+def _failed(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> MemberRecord:
     assert failure.model is not None
+    shard = next((s for s in fleet.shards if any(m.model == failure.model for m in s.members)), None)
     return MemberRecord(
-        key=f"{job_key(job)}/{failure.model.series.name}",
+        key=f"{job_key(shard) if shard else fleet.key}/{failure.model.series.name}",
         model=failure.model,
-        device=job.device,
-        preset=job.preset,
+        device=spec.device,
+        preset=spec.preset,
         data_digest="",
         as_of=_as_of(spec),
         tags={"step": failure.step, "code": failure.code, "source": _source(spec), **source_tags(spec)},

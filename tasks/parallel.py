@@ -1,5 +1,6 @@
 """Calls side by side in threads, which one Ctrl-C ends within seconds."""
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,6 +17,11 @@ STOP_S = 2.0
 
 _SLICE_S = 0.2
 """Longest single wait of the calling thread, so that it sees an interrupt whatever handles the signal."""
+
+
+def usable_cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Exception]:

@@ -96,7 +96,7 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
     return run
 
 
-_RESULTS = ("series", "jobs", "members", "judgements", "rows")
+_RESULTS = ("series", "fleets", "members", "judgements", "rows")
 """Fields of the records of `schemas.handover` and of a plan that hold what went well."""
 
 

@@ -16,7 +16,7 @@ from schemas.handover import Failure
 from schemas.run import BacktestSpec, base_of
 from schemas.wording import count
 from tasks.backtesting import lookahead
-from tasks.backtesting.fleets import plan_fleet
+from tasks.backtesting.fleets import plan_folds
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.lookahead import LEAK
 from tasks.backtesting.models import BASELINES
@@ -156,7 +156,7 @@ def first_cut(series: Series) -> int:
 
 def _train(spec: BacktestSpec, architecture: str, one: FoldSeries, series: Series) -> cpbmodels.Member:
     """Train in this process: the series may be a changed one that lies in no file."""
-    job = plan_fleet(spec, architecture, [one])
+    (job,) = plan_folds(spec, architecture, [one]).shards
     profile = None if spec.profile == "auto" else spec.profile
     (member,) = train_members(
         job,

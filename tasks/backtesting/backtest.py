@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import COMPLETE, PARTIAL
-from schemas.handover import Failure, FleetJob, FleetResult, SeriesRecord
+from schemas.handover import Failure, FleetJob, FleetPlan, FleetResult, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
 from schemas.wording import count
 from tasks.backtesting import output
 from tasks.backtesting.audit import audit
-from tasks.backtesting.fleets import TrainedFleet, plan_fleet
+from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.backtesting.judge import Backtest, as_json, judge_models
 from tasks.backtesting.models import Model, baselines, check_installed
@@ -22,10 +22,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BacktestPlan:
-    """The series in their folds, a job per architecture, the series without any fold, and the folds without some."""
+    """The series in their folds, a fleet per architecture, the series without any fold, and the folds without some."""
 
     folds: tuple[FoldSeries, ...]
-    jobs: tuple[FleetJob, ...]
+    fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
     incomplete: tuple[str, ...]
 
@@ -36,16 +36,16 @@ def check_backtest(spec: BacktestSpec) -> None:
     check_installed(spec.baseline_names)
 
 
-def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord]) -> BacktestPlan:
-    """Return the folds of every series and the jobs that train the architectures on them.
+def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord], *, gpus: bool = False) -> BacktestPlan:
+    """Return the folds of every series and the fleets that train the architectures on them.
 
     Raises:
         UsageError: a timeframe's history is too short for so many folds.
     """
     found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
     training = found.loaded if spec.refit else _first_folds(found.loaded)
-    jobs = tuple(plan_fleet(spec, name, training) for name in spec.names) if training else ()
-    return BacktestPlan(found.loaded, jobs, found.failures, found.incomplete)
+    fleets = tuple(plan_folds(spec, name, training, gpus=gpus) for name in spec.names) if training else ()
+    return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete)
 
 
 def _first_folds(folds: Sequence[FoldSeries]) -> list[FoldSeries]:
@@ -58,7 +58,7 @@ def _first_folds(folds: Sequence[FoldSeries]) -> list[FoldSeries]:
 def finish_backtest(
     spec: BacktestSpec,
     plan: BacktestPlan,
-    results: Sequence[FleetResult | Exception],
+    results: Sequence[Sequence[FleetResult | Exception]],
     failures: Sequence[Failure],
     say: Say,
 ) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def finish_backtest(
     Args:
         spec: what is asked.
         plan: what was planned.
-        results: the fleet of each planned job, or the error that ended its training.
+        results: of each planned fleet's shards, or the error that ended a shard's training.
         failures: the series that failed before, already reported.
         say: takes a line for people.
 
@@ -75,8 +75,12 @@ def finish_backtest(
         `pooled`, `members`, `pairs`, `failures`, `folds_incomplete`, `lookahead`, `exit`.
     """
     fleets = [
-        TrainedFleet(job, _result(job, found), spec.scope.root)
-        for job, found in zip(plan.jobs, results, strict=True)
+        TrainedFleet(
+            fleet,
+            [_result(job, one) for job, one in zip(fleet.shards, found, strict=True)],
+            spec.scope.root,
+        )
+        for fleet, found in zip(plan.fleets, results, strict=True)
     ]
     models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
     with output.recorder(spec, spec.names, plan.folds) as recorder:

@@ -14,20 +14,22 @@ import numpy as np
 
 import cpbmodels
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetJob, FleetResult, JobMember
+from schemas.handover import Failure, FleetPlan, FleetResult, JobMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
 from tasks.storage.npz import read_npz
 from tasks.training.fleet_files import fleet_folder, member_folder
-from tasks.training.planning import member_seed, plan_job, recipe_of
+from tasks.training.planning import member_seed, plan_fleet, recipe_of
 
 log = logging.getLogger("cpb")
 
 
-def plan_fleet(spec: RunSpec, architecture: str, folds: Sequence[FoldSeries]) -> FleetJob:
-    """Return the job that trains an architecture on every given series and fold."""
+def plan_folds(
+    spec: RunSpec, architecture: str, folds: Sequence[FoldSeries], *, gpus: bool = False
+) -> FleetPlan:
+    """Return the fleet that trains an architecture on every given series and fold."""
     recipe = recipe_of(spec, architecture)
     members = [
         JobMember(
@@ -40,20 +42,20 @@ def plan_fleet(spec: RunSpec, architecture: str, folds: Sequence[FoldSeries]) ->
         )
         for one in folds
     ]
-    return plan_job(spec, architecture, members)
+    return plan_fleet(spec, architecture, members, gpu=gpus)
 
 
 class TrainedFleet:
-    """The models of one architecture, read from the folder of their fleet."""
+    """The models of one architecture, read from the folders of their fleet's shards."""
 
-    def __init__(self, job: FleetJob, result: FleetResult, root: Path) -> None:
-        self.name = job.architecture
-        self._folder = fleet_folder(root, job)
+    def __init__(self, plan: FleetPlan, results: Sequence[FleetResult], root: Path) -> None:
+        self.name = plan.architecture
+        self._folders = {m.name: fleet_folder(root, shard) for shard in plan.shards for m in shard.members}
         self._planned: dict[tuple[SeriesId, int], JobMember] = {
-            (m.model.series, m.fold): m for m in job.members
+            (m.model.series, m.fold): m for m in plan.members
         }
-        self._failures = {failure.model: failure for failure in result.failures}
-        self._trained = result.members
+        self._failures = {failure.model: failure for one in results for failure in one.failures}
+        self._trained = [member for one in results for member in one.members]
 
     @property
     def loss_history(self) -> tuple[str, tuple[dict[str, Any], ...]] | None:
@@ -70,7 +72,7 @@ class TrainedFleet:
         Those of the test spans stay: the same command repeated reads them, to the same last bit.
         """
         for member in self._trained:
-            (self._folder / "members" / member.name / "validation.npz").unlink(missing_ok=True)
+            (self._folders[member.name] / "members" / member.name / "validation.npz").unlink(missing_ok=True)
 
     def identity(self, one: FoldSeries) -> ModelId:
         """Return the model that was planned for a series in a fold."""
@@ -82,7 +84,8 @@ class TrainedFleet:
 
     def trained_on(self, one: FoldSeries) -> Forecaster:
         """Return the forecaster: the trainer's own forecasts of the fold's test span, the model's for later folds."""
-        folder = member_folder(self._folder, self._member(one).name)
+        name = self._member(one).name
+        folder = member_folder(self._folders[name], name)
 
         @cache
         def model() -> cpbmodels.Member:

@@ -1,45 +1,34 @@
 """The single write path of forecasts and scores: a batch of many series, and its line in the market's chain.
 
-A batch is staged in drafts, then described in `chain.pending`, then put in place: files renamed, the line appended.
-Whoever takes the chain's lock next finishes what a killed process left there, so that rows and line are there both or
-neither. Two fsyncs a file and a rename each is what it costs; a database would be as safe, but no one could check its
-rows with a few lines of Python.
+A batch is checked, staged in drafts, and put in place as one (`commit.py`). Two fsyncs a file and a rename each is what
+it costs; a database would be as safe, but no one could check its rows with a few lines of Python.
 """
 
 import hashlib
 import io
-import json
 import logging
-import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
+import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.forecasts import EARLIER_SCHEMA
 from schemas.identity import SeriesId, market_home, stored_series
-from tasks.forecasting.index import announce, forget, log_once, month_files
-from tasks.forecasting.lines import (
-    ORIGIN,
-    BatchKind,
-    Chain,
-    Entry,
-    FileRecord,
-    Line,
-    chain_path,
-    last_line,
-    line_hash,
-    parse_line,
-    rows_digest,
-)
+from tasks.forecasting.commit import WRITERS, Move, below, commit, discard, finish_pending, pending_path
+from tasks.forecasting.index import log_once, month_files
+from tasks.forecasting.lines import Chain, Entry, FileRecord, chain_path, rows_digest
 from tasks.forecasting.months import FORECASTS, LEDGER, TREES, UNREADABLE, Tree, consequence, load
+from tasks.parallel import run_each
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DiskFull, draft_name, is_disk_full, sync, write_json
+from tasks.storage.files import DiskFull, draft_name, is_disk_full, sync
 from tasks.storage.locks import locked
 from tasks.storage.records import aside_name, set_aside
 
@@ -55,24 +44,10 @@ _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 
 _NO_ROWS = hashlib.sha256().hexdigest()
 
-
 _GONE = (
     "forecasts/chain.jsonl was gone although rows had been stored with it: a new one is begun, in which they stand as "
     "stored before it; restore the old one from a backup if there is one, and compare with `cpb verify --hub USER/NAME`"
 )
-
-
-@dataclass(frozen=True)
-class Move:
-    """One rename of a batch, paths below the market's home: a draft into its place, or a lost file aside.
-
-    `sha256` is that of the bytes which move; `lost` whether the file's digest is forgotten instead of recorded.
-    """
-
-    source: str
-    target: str
-    sha256: str
-    lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,22 +88,17 @@ def append(
             now = datetime.now(UTC)
             if chain_was_gone and lost:
                 lost(next(iter(batch)), _GONE)
-            try:
-                for series, rows in batch.items():
-                    try:
-                        mine = _stage(home, series, tree, _checked(series, market, tree, rows, now), lost)
-                    except ANY_ERROR as error:
-                        done[series] = as_error(series, error)
-                    else:
-                        staged += mine
-                        done[series] = sum(one.entry.rows for one in mine)
-            except BaseException:  # Ctrl-C: what is staged already is no part of any batch
-                _discard(home, market, [one.move for one in staged])
-                raise
-            _commit(home, market, kind, [one.entry for one in staged], [one.move for one in staged], now)
+            found = _stage_all(home, market, tree, _checked_all(batch, market, tree, now), lost)
+            for series, mine in found.items():
+                if isinstance(mine, CpbError):
+                    done[series] = mine
+                else:
+                    staged += mine
+                    done[series] = sum(one.entry.rows for one in mine)
+            commit(home, market, kind, [one.entry for one in staged], [one.move for one in staged], now)
     except ANY_ERROR as error:
         # Of the whole batch: nothing is stored, or the next writer finishes it.
-        return {s: found if isinstance(found := done.get(s), CpbError) else as_error(s, error) for s in batch}
+        return {s: known if isinstance(known := done.get(s), CpbError) else as_error(s, error) for s in batch}
     return done
 
 
@@ -186,18 +156,13 @@ def lose(
     for path in places:
         digest = file_digest(path) if path.exists() else ""
         target = aside_name(path) if digest else path
-        entries.append(Entry(_below(base, path), 0, _NO_ROWS, digest))
-        moves.append(Move(_below(base, path), _below(base, target), digest, lost=True))
-    _commit(home, market, "lost", entries, moves, datetime.now(UTC))
+        entries.append(Entry(below(base, path), 0, _NO_ROWS, digest))
+        moves.append(Move(below(base, path), below(base, target), digest, lost=True))
+    commit(home, market, "lost", entries, moves, datetime.now(UTC))
     for move in moves:
         if move.sha256:
             log.warning("%s is set aside as %s: %s", base / move.source, Path(move.target).name, reason)
     return [(base / move.source, Path(move.target).name if move.sha256 else "") for move in moves]
-
-
-def pending_path(home: Path, market: str) -> Path:
-    """Return the file that describes a batch which is being put in place."""
-    return chain_path(home, market).with_name("chain.pending")
 
 
 def restart(home: Path, market: str) -> None:
@@ -216,40 +181,89 @@ def adopt(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, Path]])
     chain = Chain.read(chain_path(home, market)) or Chain()
     entries = []
     for series, tree, path in files:
-        file = _below(market_home(home, market), path)
+        file = below(market_home(home, market), path)
         rows = load(home, series, tree, path)
         known = chain.files.get(file, FileRecord()).rows
         entries.append(Entry(file, len(rows) - known, rows_digest(rows[known:]), file_digest(path)))
-    _commit(home, market, "before", entries, [], datetime.now(UTC))
+    commit(home, market, "before", entries, [], datetime.now(UTC))
 
 
-def finish_pending(home: Path, market: str) -> None:
-    """Finish the batch that a killed process left; the caller holds the lock.
+def _checked_all(
+    batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
+) -> dict[SeriesId, pl.DataFrame | CpbError]:
+    """Return the rows of each series as they are to be stored, or what is wrong with them.
 
-    Raises:
-        DiskFull, OSError: it cannot be finished now; it stays for the next call.
+    The contract's rules are asked of all rows at once, since none of them looks beyond the rows of one series; only
+    where that fails, series by series.
     """
-    pending = pending_path(home, market)
     try:
-        found = json.loads(pending.read_bytes())
-        line, offset = str(found["line"]).encode(), int(found["offset"])
-        moves = [Move(**move) for move in found["moves"]]
-        parse_line(line)
-    except FileNotFoundError:
-        return
-    except (ValueError, KeyError, TypeError, DamagedError) as error:
-        # It is written by rename, so no crash leaves a half of it. `cpb verify` finds rows that have no line.
-        aside = pending.rename(aside_name(pending))
-        log.warning("%s cannot be read (%s) and is set aside as %s", pending, error, aside.name)
-        return
-    _put_in_place(home, market, moves, line, offset)
+        whole = pl.concat([_stamped(tree, rows, now) for rows in batch.values()], how="vertical")
+        owners = np.repeat(np.arange(len(batch)), [len(rows) for rows in batch.values()])
+        names = {f: pl.Series([getattr(s, f) for s in batch]).gather(owners) for f in ("symbol", "timeframe")}
+        tree.check(whole)
+        good = all((whole[field] == expected).all() for field, expected in names.items())
+    except ANY_ERROR:
+        good = False
+    if good and all(series.market == market and len(rows) for series, rows in batch.items()):
+        ends = np.cumsum([len(rows) for rows in batch.values()]).tolist()
+        return {
+            series: whole.slice(end - len(rows), len(rows))
+            for (series, rows), end in zip(batch.items(), ends, strict=True)
+        }
+    found: dict[SeriesId, pl.DataFrame | CpbError] = {}
+    for series, rows in batch.items():
+        try:
+            found[series] = _checked(series, market, tree, rows, now)
+        except ANY_ERROR as error:
+            found[series] = as_error(series, error)
+    return found
+
+
+def _stage_all(
+    home: Path,
+    market: str,
+    tree: Tree,
+    batch: Mapping[SeriesId, pl.DataFrame | CpbError],
+    lost: Callable[[SeriesId, str], None] | None,
+) -> dict[SeriesId, list[_Staged] | CpbError]:
+    """Stage the rows of every series, side by side: most of the time goes into waiting for the disk."""
+    staged, one_at_a_time, stopped = list[_Staged](), threading.Lock(), threading.Event()
+
+    def stage(series: SeriesId, rows: pl.DataFrame | CpbError) -> list[_Staged] | CpbError:
+        if isinstance(rows, CpbError):
+            return rows
+        try:
+            mine = _stage(home, series, tree, rows, lost, one_at_a_time)
+        except ANY_ERROR as error:
+            return as_error(series, error)
+        staged.extend(mine)
+        if stopped.is_set():
+            discard(home, market, [one.move for one in mine])
+        return mine
+
+    try:
+        found = run_each([partial(stage, *one) for one in batch.items()], WRITERS)
+    except BaseException:  # Ctrl-C: what is staged already is no part of any batch
+        stopped.set()
+        discard(home, market, [one.move for one in staged])
+        raise
+    for one in found:
+        if isinstance(one, Exception) and not isinstance(one, CpbError):
+            raise one
+    return dict(zip(batch, cast("list[list[_Staged] | CpbError]", found), strict=True))
+
+
+def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
+    """Return rows with the clock's time where they have no `made_at`."""
+    if "made_at" in tree.schema and rows.schema.get("made_at") == tree.schema["made_at"]:
+        return rows.with_columns(pl.col("made_at").fill_null(now))
+    return rows
 
 
 def _checked(series: SeriesId, market: str, tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
     if series.market != market:
         raise MemberError(f"{series} is not of market {market}", code="rows", field="market")
-    if "made_at" in tree.schema and rows.schema.get("made_at") == tree.schema["made_at"]:
-        rows = rows.with_columns(pl.col("made_at").fill_null(now))
+    rows = _stamped(tree, rows, now)
     tree.check(rows)
     if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
         raise MemberError(
@@ -264,6 +278,7 @@ def _stage(
     tree: Tree,
     rows: pl.DataFrame,
     lost: Callable[[SeriesId, str], None] | None,
+    one_at_a_time: threading.Lock,
 ) -> list[_Staged]:
     """Write the months of one series with the new rows at their end into drafts; none where one fails."""
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
@@ -271,7 +286,7 @@ def _stage(
     try:
         for (month,), part in months.partition_by("month", as_dict=True).items():
             path = series.folder(home, tree.name) / f"{month}.parquet"
-            old = _load_or_lose(home, series, tree, path, lost)
+            old = _load_or_lose(home, series, tree, path, lost, one_at_a_time)
             new = part.drop("month").unique(tree.key, keep="first", maintain_order=True)
             if old is not None:
                 new = new.join(old, on=list(tree.key), how="anti")
@@ -279,7 +294,7 @@ def _stage(
                 whole = new if old is None else pl.concat([old, new])
                 staged.append(_draft(home, series.market, path, whole, new))
     except BaseException:
-        _discard(home, series.market, [one.move for one in staged])
+        discard(home, series.market, [one.move for one in staged])
         raise
     return staged
 
@@ -290,8 +305,12 @@ def _load_or_lose(
     tree: Tree,
     path: Path,
     lost: Callable[[SeriesId, str], None] | None,
+    one_at_a_time: threading.Lock,
 ) -> pl.DataFrame | None:
-    """Return a month's rows, None where there are none or they are damaged, and so are set aside."""
+    """Return a month's rows, None where there are none or they are damaged, and so are set aside.
+
+    `one_at_a_time` is held while a line is written of a loss: the chain has one end.
+    """
     try:
         return load(home, series, tree, path)
     except FileNotFoundError:
@@ -300,13 +319,12 @@ def _load_or_lose(
         if error.code == UNREADABLE:
             raise
         reason = str(error.__cause__ or error)
-    (_, aside), *_ = lose(home, series.market, [(series, tree, path.stem)], reason)
-    if lost:
-        place = path.relative_to(home)
-        lost(
-            series,
-            f"{place} was damaged ({reason}) and is set aside as {aside}; {consequence(series, tree)}",
-        )
+    with one_at_a_time:
+        (_, aside), *_ = lose(home, series.market, [(series, tree, path.stem)], reason)
+        if lost:
+            place = path.relative_to(home)
+            text = f"{place} was damaged ({reason}) and is set aside as {aside}; {consequence(series, tree)}"
+            lost(series, text)
     return None
 
 
@@ -325,8 +343,8 @@ def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.Dat
         draft.unlink(missing_ok=True)
         raise
     base = market_home(home, market)
-    file = _below(base, path)
-    return _Staged(Entry(file, len(new), rows_digest(new), digest), Move(_below(base, draft), file, digest))
+    file = below(base, path)
+    return _Staged(Entry(file, len(new), rows_digest(new), digest), Move(below(base, draft), file, digest))
 
 
 def _begin(home: Path, market: str) -> bool:
@@ -352,102 +370,11 @@ def _begin(home: Path, market: str) -> bool:
                         moves.append(staged.move)
                         continue
                     gone |= tree is FORECASTS
-                    file = _below(market_home(home, market), path)
+                    file = below(market_home(home, market), path)
                     entries.append(Entry(file, len(rows), rows_digest(rows), file_digest(path)))
-        _commit(home, market, "before", entries, moves, datetime.now(UTC))
+        commit(home, market, "before", entries, moves, datetime.now(UTC))
     except BaseException:
         if not pending_path(home, market).exists():
-            _discard(home, market, moves)
+            discard(home, market, moves)
         raise
     return gone
-
-
-def _commit(
-    home: Path, market: str, kind: BatchKind, entries: Sequence[Entry], moves: Sequence[Move], now: datetime
-) -> None:
-    """Describe a batch in the pending file, then put it in place; drafts vanish where it cannot be described."""
-    if not entries:
-        return
-    chain = chain_path(home, market)
-    chain.parent.mkdir(parents=True, exist_ok=True)
-    line = _next_line(chain, kind, entries, now).encode()
-    offset = chain.stat().st_size if chain.exists() else 0
-    try:
-        found = {"line": line.decode(), "offset": offset, "moves": [asdict(move) for move in moves]}
-        write_json(pending_path(home, market), found)
-        sync(chain.parent)
-    except BaseException:
-        if not pending_path(home, market).exists():
-            _discard(home, market, moves)
-        raise
-    _put_in_place(home, market, moves, line, offset)
-
-
-def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> Line:
-    """Return the chain's next line. Behind a damaged last line it goes on; `cpb verify` names that one."""
-    number, previous = 0, ORIGIN
-    with suppress(FileNotFoundError):
-        if raw := last_line(chain):
-            previous = line_hash(raw)  # of a damaged line: that of its text as it is
-            try:
-                number = parse_line(raw).number
-            except DamagedError as error:
-                number = len(chain.read_bytes().splitlines())
-                log_once(
-                    chain, f"the last line of {chain} is damaged ({error}); `cpb verify` says what to do"
-                )
-    time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return Line(number + 1, time, kind, tuple(entries), previous)
-
-
-def _put_in_place(home: Path, market: str, moves: Sequence[Move], line: bytes, offset: int) -> None:
-    """Rename the files, append the line, remove the pending file; can be repeated from any point on."""
-    base, chain = market_home(home, market), chain_path(home, market)
-    for move in moves:
-        source, target = base / move.source, base / move.target
-        if move.lost:
-            if move.sha256 and source.exists() and file_digest(source) == move.sha256:
-                source.rename(target)
-            forget(source.parent, source.stem)
-        elif source.exists():
-            announce(target, move.sha256)
-            source.rename(target)
-    for folder in {(base / move.target).parent for move in moves}:
-        if folder.exists():  # that of a file which is gone may be gone too
-            sync(folder)
-    _append_line(chain, line, offset)
-    pending_path(home, market).unlink()
-
-
-def _append_line(chain: Path, line: bytes, offset: int) -> None:
-    """Write a line at `offset`, over a part of it that a crash left there; behind anything else at the end."""
-    new = not chain.exists()
-    handle = os.open(chain, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    with os.fdopen(handle, "r+b") as file:
-        start = min(file.seek(0, 2), offset)
-        if start:  # a last line that lost its end is not to spoil this one
-            file.seek(start - 1)
-            line = line if file.read(1) == b"\n" else b"\n" + line
-        file.seek(start)
-        there = file.read()
-        if there == line:
-            return
-        if line.startswith(there):
-            file.truncate(start)
-        file.seek(0, 2)
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
-    if new:
-        sync(chain.parent)
-
-
-def _discard(home: Path, market: str, moves: Sequence[Move]) -> None:
-    for move in moves:
-        if not move.lost:
-            with suppress(OSError):
-                (market_home(home, market) / move.source).unlink(missing_ok=True)
-
-
-def _below(base: Path, path: Path) -> str:
-    return path.relative_to(base).as_posix()

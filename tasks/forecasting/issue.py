@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from tasks.forecasting.reference import reference_of, reference_prices
 from tasks.forecasting.store import forecast_rows
 from tasks.forecasting.versions import note_version
 from tasks.judging.recipe import recipe_of
+from tasks.parallel import run_each, usable_cores
 from tasks.signals.store import newest_series
 from tasks.storage.model_folder import read_config
 
@@ -87,16 +89,29 @@ def _forecasts(
     """Return the rows of each model's forecast, and the failures."""
     rows: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
-    for model in models:
+
+    def of(model: Champion) -> tuple[pl.DataFrame | None, list[Failure]]:
+        made, problems = None, list[Failure]()
         try:
             model.check()
             reference, missing = _reference(scope.home, model)
-            rows[model.series] = _forecast(scope, model, reference, provisional, role)
-            failures += [missing] if missing else []
+            made = _forecast(scope, model, reference, provisional, role)
+            problems += [missing] if missing else []
             recipe = recipe_of(read_config(model.folder))
             note_version(scope.home, model.series, model.model_version, str(recipe))
         except ANY_ERROR as error:
-            failures.append(failure(model.series, "forecast", error))
+            problems.append(failure(model.series, "forecast", error))
+        return made, problems
+
+    # A thread per core: reading candles, computing columns and the model itself leave the interpreter free.
+    found = run_each([partial(of, model) for model in models], workers=usable_cores())
+    for model, one in zip(models, found, strict=True):
+        if isinstance(one, Exception):
+            raise one
+        made, problems = one
+        if made is not None:
+            rows[model.series] = made
+        failures += problems
     return rows, failures
 
 

@@ -1,11 +1,14 @@
-"""Judges a trained fleet: every member's forecasts against the reference on the same rows, written beside it.
+"""Judges trained members against the reference on the same rows, shard by shard, and pools a fleet's scores.
 
 Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
 `reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`, and the metrics in
-`config.json`. A score that is there already is read, not computed again.
+`config.json`. The process that trained a shard judges it; whoever asks for a fleet's score reads what is there, and
+judges what is missing.
 """
 
+import itertools
 import logging
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +20,7 @@ from cpbmodels.member import load
 from cpbmodels.prediction import predict
 from cpbmodels.series import Series
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
+from schemas.handover import Failure, FleetJob, FleetPlan, FleetResult, JobMember, TrainedMember
 from schemas.reference import BANDS, Promise, Reference
 from tasks.judging.baselines import realised
 from tasks.judging.classes import judge_classes
@@ -26,7 +29,7 @@ from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import pinball
-from tasks.progress import tell
+from tasks.progress import tell, telling
 from tasks.signals.store import load_series
 from tasks.storage.digests import code_digest
 from tasks.storage.model_folder import (
@@ -38,7 +41,7 @@ from tasks.storage.model_folder import (
     write_reference,
 )
 from tasks.storage.npz import read_npz
-from tasks.training.fleet_files import home_of, member_folder
+from tasks.training.fleet_files import fleet_folder, home_of, member_folder
 
 log = logging.getLogger("cpb")
 
@@ -52,29 +55,62 @@ class FleetScore:
     failures: list[Failure]
 
 
-def judge_fleet(folder: Path, job: FleetJob, result: FleetResult) -> FleetScore:
-    """Judge every trained member of the fleet in `folder`; one that cannot be judged is a failure of its own."""
+def judge_fleet(root: Path, plan: FleetPlan, results: Sequence[FleetResult]) -> FleetScore:
+    """Judge every trained member of a fleet; one that cannot be judged is a failure of its own.
+
+    Args:
+        root: the market's home, which holds the shards' folders.
+        plan: the fleet.
+        results: of each of its shards, in order.
+    """
+    scores: dict[str, MemberScore] = {}
+    folders: dict[str, Path] = {}
+    failures: list[Failure] = []
+    total, done = sum(len(one.members) for one in results), itertools.count(1)
+
+    def told(judged: int, of: int) -> None:
+        if judged:
+            tell(f"judge {plan.architecture}", next(done), total, "members")
+
+    with telling(f"judge {plan.architecture}", total, "members"):
+        for job, result in zip(plan.shards, results, strict=True):
+            folder = fleet_folder(root, job)
+            found, failed = judge_shard(folder, job, result, told)
+            failures += failed
+            scores |= found
+            folders |= {name: member_folder(folder, name) for name in found}
+    corrected = apply_holm(list(scores.values()))
+    members = dict(zip(scores, corrected, strict=True))
+    for name, score in members.items():
+        write_metrics(folders[name] / "model", score.metrics, score.verdict)
+    return FleetScore(members, judge_pools(corrected) if corrected else [], failures)
+
+
+def judge_shard(
+    folder: Path, job: FleetJob, result: FleetResult, told: Callable[[int, int], None] = lambda done, of: None
+) -> tuple[dict[str, MemberScore], list[Failure]]:
+    """Judge every trained member of the job in `folder`; return the scores by folder name, and a failure per other one.
+
+    `told`: called with the number of members judged and that of all, first with none.
+    """
     specs = {m.name: m for m in job.members}
     scores: dict[str, MemberScore] = {}
     failures = []
-    for done, trained in enumerate(result.members):
-        tell(f"judge {job.architecture}", done, len(result.members), "members", trained.name)
+    told(0, len(result.members))
+    for done, trained in enumerate(result.members, start=1):
         try:
             scores[trained.name] = _judge(folder, job, specs[trained.name], trained)
         except Exception as error:  # one member's fault must not cost the others their judgement
             log.debug("%s cannot be judged", trained.model, exc_info=error)
             failures.append(Failure.of(trained.model, "evaluate", error))
-    tell(f"judge {job.architecture}", 1, 1, "members")
-    corrected = apply_holm(list(scores.values()))
-    members = dict(zip(scores, corrected, strict=True))
-    for name, score in members.items():
-        write_metrics(member_folder(folder, name) / "model", score.metrics, score.verdict)
-    return FleetScore(members, judge_pools(corrected) if corrected else [], failures)
+        told(done, len(result.members))
+    return scores, failures
 
 
-def read_scores(fleet: Path, result: FleetResult) -> list[MemberScore]:
-    """Return the scores that `judge_fleet` left of a fleet's members; those that could not be judged are left out."""
-    kept = [score_file(member_folder(fleet, one.name)) for one in result.members]
+def read_scores(root: Path, results: Iterable[FleetResult]) -> list[MemberScore]:
+    """Return the scores of a fleet's members by its shards' results; those that could not be judged are left out."""
+    places = [member_folder(root / "fleets" / one.key, m.name) for one in results for m in one.members]
+    kept = [score_file(place) for place in places]
     return apply_holm([MemberScore.from_npz(path) for path in kept if path.exists()])
 
 

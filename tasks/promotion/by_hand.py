@@ -53,7 +53,7 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
             code="reason", field="force",
         )  # fmt: skip
     store = open_store(create=False)
-    with promotion_lock(home, series.market):
+    with promotion_lock(store, home, series.market):
         aliases = aliases_of(store, series)
         if aliases is None:
             raise UsageError(

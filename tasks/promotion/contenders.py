@@ -32,11 +32,11 @@ class Candidate:
 def tonights(root: Path, fleets: Iterable[FleetJudgement]) -> Iterator[Candidate]:
     """Yield every judged model of a run; `root`: the market's home, which holds the fleets' folders."""
     for fleet in fleets:
-        folder = root / "fleets" / fleet.key
-        planned = {member.model: member for member in read_job(folder).members}
+        shards = {judgement.shard: root / "fleets" / judgement.shard for judgement in fleet.judgements}
+        planned = {member.model: member for folder in shards.values() for member in read_job(folder).members}
         for judgement in fleet.judgements:
             member = planned[judgement.model]
-            place = member_folder(folder, member.name)
+            place = member_folder(shards[judgement.shard], member.name)
             config = read_config(place / "model")
             model = contender(
                 judgement.model.series,

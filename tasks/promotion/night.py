@@ -38,7 +38,7 @@ def decide_night(
     """
     store, now = open_store(), datetime.now(UTC)
     groups: dict[str, list[Candidate]] = defaultdict(list)
-    with promotion_lock(spec.scope.home, spec.scope.market):
+    with promotion_lock(store, spec.scope.home, spec.scope.market):
         for candidate in tonights(spec.scope.root, fleets):
             groups[candidate.model.series.timeframe].append(candidate)
         served = champions(market=spec.scope.market, store=store) if groups else []

@@ -65,7 +65,7 @@ def update_trials(scope: Scope) -> Trials:
 
 def _update(home: Path, market: str, timeframe: str, now: datetime) -> list[Decision]:
     store = open_store()
-    with promotion_lock(home, market):
+    with promotion_lock(store, home, market):
         decisions: list[Decision] = []
         known = _versions(store, market, timeframe)
         for pair in pairs.pairs(home, market, timeframe):

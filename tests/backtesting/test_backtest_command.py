@@ -46,7 +46,7 @@ def test_backtest_writes_everything_it_promises(tmp_path):
         assert (out / name).stat().st_size > 100
 
     fleets = {path: path.stat().st_mtime_ns for path in (tmp_path / "home").rglob("result.json")}
-    assert len(fleets) == 2
+    assert len(fleets) == 3  # har's shard, and one of har-universal for each timeframe
     again = cpb(*asked, home=tmp_path / "home")  # finds its fleets trained, and gives the same figures
     assert json.loads(again.stdout.splitlines()[-1]) == found
     assert {path: path.stat().st_mtime_ns for path in fleets} == fleets

@@ -21,10 +21,10 @@ KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}
 class InProcess:
     """Trains in this process, without a trainer process and its slot."""
 
-    def each(self, step, calls):
+    def each(self, step, calls, workers):
         return [self._train(*call) for call in calls]
 
-    def _train(self, job, root, slots, timeout_s):
+    def _train(self, job, root, executor, timeout_s, told):
         folder = prepare(root, job)
         if not (folder / "result.json").exists():
             train_job(folder)

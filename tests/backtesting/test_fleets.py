@@ -12,7 +12,7 @@ from schemas.handover import Failure, FleetResult, TrainedMember
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
-from tasks.backtesting.fleets import TrainedFleet, plan_fleet
+from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.training.fleet_files import fleet_folder
 from tasks.training.planning import job_key
 
@@ -27,8 +27,9 @@ def spec(home, monkeypatch):
 
 def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, records, folds):
     plan = plan_backtest(spec, records)
-    assert [job.architecture for job in plan.jobs] == ["har", "har-universal"]
-    for job in plan.jobs:
+    assert [fleet.architecture for fleet in plan.fleets] == ["har", "har-universal"]
+    assert [len(fleet.shards) for fleet in plan.fleets] == [1, 2]  # a universal model is one for each fold
+    for job in plan.fleets:
         assert [m.name for m in job.members] == [
             "AUSDT-1h-fold-1", "BUSDT-1h-fold-1", "AUSDT-1h-fold-2", "BUSDT-1h-fold-2",
         ]  # fmt: skip
@@ -40,14 +41,14 @@ def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, re
 
 def test_without_refit_only_the_first_folds_are_trained(spec, records):
     plan = plan_backtest(spec.model_copy(update={"refit": False}), records)
-    assert [m.name for m in plan.jobs[0].members] == ["AUSDT-1h-fold-1", "BUSDT-1h-fold-1"]
+    assert [m.name for m in plan.fleets[0].members] == ["AUSDT-1h-fold-1", "BUSDT-1h-fold-1"]
     assert len(plan.folds) == 4
 
 
 def test_the_market_is_part_of_a_members_seed_and_name(spec, folds):
     one = folds.loaded[0]
     future = replace(one, record=one.record.model_copy(update={"series": SeriesId("um", "AUSDT", "1h")}))
-    (member,) = plan_fleet(spec, "har", [future]).members
+    (member,) = plan_folds(spec, "har", [future]).members
     assert member.model.seed == zlib.crc32(b"7/har/um-AUSDT/1h/0")
     assert member.name == "um-AUSDT-1h-fold-1"
 
@@ -61,7 +62,8 @@ def model(folds):
 @pytest.fixture
 def fleet(spec, folds, model, tmp_path):
     """A fleet of A's and B's first folds: A was trained, B was not."""
-    job = plan_fleet(spec, "har", folds.loaded[:2])
+    plan = plan_folds(spec, "har", folds.loaded[:2])
+    (job,) = plan.shards
     trained, failed = job.members
     folder = fleet_folder(tmp_path, job) / "members" / trained.name
     files = model.save(folder / "model")
@@ -80,8 +82,8 @@ def fleet(spec, folds, model, tmp_path):
     )
     failure = Failure.of(failed.model, "train", "diverged")
     return TrainedFleet(
-        job,
-        FleetResult(key=job_key(job), architecture="har", members=(member,), failures=(failure,)),
+        plan,
+        [FleetResult(key=job_key(job), architecture="har", members=(member,), failures=(failure,))],
         tmp_path,
     )
 

@@ -14,7 +14,7 @@ import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, as_earlier, flip, rows_at, write_candles
 
 from schemas.errors import CpbError
-from tasks.forecasting import chain
+from tasks.forecasting import chain, commit
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.store import read
@@ -321,7 +321,7 @@ def test_an_old_store_gets_a_chain_that_says_what_was_there_before_it(home):
 def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monkeypatch):
     written = []
     with monkeypatch.context() as patch:
-        patch.setattr(chain, "_append_line", lambda path, line, offset: written.append(line) or 1 / 0)
+        patch.setattr(commit, "_append_line", lambda path, line, offset: written.append(line) or 1 / 0)
         done = issue(home, 20)
     assert {error.code for error in done.values()} == {"unexpected"}
     with chain_path(home, "spot").open("ab") as file:
@@ -335,7 +335,7 @@ def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monk
 
 def test_a_pending_file_that_cannot_be_read_stops_nothing(home, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(chain, "_append_line", lambda *_: 1 / 0)
+        patch.setattr(commit, "_append_line", lambda *_: 1 / 0)
         issue(home, 20)
     flip(chain.pending_path(home, "spot"), 0.2)
 

@@ -71,7 +71,7 @@ def trainer(ingested, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     monkeypatch.chdir(tmp_path)
     fake = Trainer()
-    monkeypatch.setattr("tasks.train.run_trainer", fake)
+    monkeypatch.setattr("tasks.training.executor.run_trainer", fake)
     return fake
 
 

@@ -1,0 +1,111 @@
+"""Batches of many series give what one series after another gives, to the last bit."""
+
+from datetime import UTC, datetime, timedelta
+
+import polars as pl
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.chain import forecasts
+from cpbmodels.columns import feature_frame
+from schemas.errors import CpbError
+from schemas.features import _holds, _schema
+from schemas.identity import SeriesId
+from tasks.forecasting import chain
+from tasks.forecasting.lines import chain_path, parse_line
+from tasks.market.synthetic import candles
+
+FIRST = datetime(2024, 1, 31, 20, tzinfo=UTC)
+SERIES = [SeriesId("spot", f"C{i}USDT", "1h") for i in range(12)]
+
+
+def _batch():
+    """Eight hours over the end of a month: each series has rows in two files."""
+    return {one: forecasts(one, FIRST, 8, i) for i, one in enumerate(SERIES)}
+
+
+def _files(home):
+    return {str(path.relative_to(home)): path.read_bytes() for path in sorted(home.rglob("*.parquet"))}
+
+
+def test_a_batch_writes_the_bytes_that_series_by_series_would(tmp_path):
+    together = chain.append(tmp_path / "a", "spot", "forecasts", _batch())
+    for series, rows in _batch().items():
+        assert chain.append(tmp_path / "b", "spot", "forecasts", {series: rows}) == {series: together[series]}
+    assert set(together.values()) == {80}
+    assert _files(tmp_path / "a") == _files(tmp_path / "b")
+    assert len(_files(tmp_path / "a")) == 24
+
+
+def test_rows_that_break_the_contract_cost_no_other_series(tmp_path):
+    batch = _batch()
+    batch[SERIES[3]] = batch[SERIES[3]].with_columns(q50=pl.lit(-1.0))
+    batch[SERIES[5]] = batch[SERIES[5]].with_columns(symbol=pl.lit("OTHERUSDT"))
+    batch[SERIES[7]] = batch[SERIES[7]].clear()
+    done = chain.append(tmp_path, "spot", "forecasts", batch)
+    wrong = {series for series, found in done.items() if isinstance(found, CpbError)}
+    assert wrong == {SERIES[3], SERIES[5], SERIES[7]}
+    assert {done[series].code for series in wrong} == {"rows"}
+    assert {found for series, found in done.items() if series not in wrong} == {80}
+    assert list(done) == list(batch)
+
+
+def test_two_damaged_months_of_one_batch_are_both_set_aside(tmp_path):
+    chain.append(tmp_path, "spot", "forecasts", _batch())
+    for series in SERIES[:6]:
+        (series.folder(tmp_path, "forecasts") / "2024-02.parquet").write_bytes(b"no parquet")
+    told = []
+    later = {one: forecasts(one, FIRST + timedelta(hours=8), 1, i) for i, one in enumerate(SERIES)}
+    done = chain.append(tmp_path, "spot", "forecasts", later, lost=lambda series, text: told.append(series))
+    assert set(done.values()) == {10}
+    assert sorted(told, key=str) == SERIES[:6]
+    raw = chain_path(tmp_path, "spot").read_bytes().splitlines(keepends=True)
+    assert [parse_line(line).number for line in raw] == list(range(1, len(raw) + 1))
+    assert [parse_line(line).kind for line in raw] == ["forecasts", *["lost"] * 6, "forecasts"]
+
+
+FEATURES = feature_frame(
+    candles("BTCUSDT", 3_600_000_000, 1_704_067_200_000_000, 1_706_745_600_000_000), "1h"
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from(FEATURES.columns),
+    st.integers(0, len(FEATURES) - 1),
+    st.sampled_from([None, float("nan"), float("inf"), -1.0, 0.0, 1.0, 5.5, 51.0, 168.0, -21.0]),
+)
+def test_the_quick_check_of_features_holds_what_panderas_holds(column, row, value):
+    kind = FEATURES.schema[column]
+    plain = kind == pl.Float64
+    changed = pl.lit(value, pl.Float64) if plain else pl.lit(None, kind)
+    here = pl.int_range(pl.len()) == row
+    frame = FEATURES.with_columns(pl.when(here).then(changed).otherwise(pl.col(column)).alias(column))
+    assert _holds(frame) == _is_valid(frame)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda f: f.drop("segment"),
+        lambda f: f.select(*reversed(f.columns)),
+        lambda f: f.with_columns(more=pl.lit(1)),
+        lambda f: f.with_columns(pl.col("segment").cast(pl.Int64)),
+        lambda f: f.reverse(),
+        lambda f: f,
+    ],
+)
+def test_and_so_with_columns_types_and_order(change):
+    frame = change(FEATURES)
+    assert _holds(frame) == _is_valid(frame)
+
+
+def _is_valid(frame):
+    import pandera.errors
+
+    try:
+        _schema().validate(frame)
+    except pandera.errors.SchemaError:
+        return False
+    return True
