@@ -11,8 +11,9 @@ from prefect.states import Completed, State
 
 from flows.artifacts import show_failures, show_table
 from flows.console import say as say_to_people
-from flows.data import series_records
+from flows.data import series_records, with_pairs
 from flows.deploy.liveness import claim_run
+from flows.fleets import train_fleets
 from flows.parameters import takes
 from flows.prefect_server import check_server
 from flows.runner import Runner, plain_failures
@@ -20,9 +21,9 @@ from flows.summary import Say, Summary
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
-from tasks.train import train
+from tasks.training.engine import Engine, check_engine, opened_engine
 from tasks.training.retention import FleetsInUse
-from tasks.training.slots import check_device, plan_slots
+from tasks.training.shared_shards import check_shared_store
 
 
 def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
@@ -31,21 +32,23 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
     Raises:
         CpbError: no series can be used, or an output folder, the device or a baseline's package is not available.
     """
-    check_device(spec.device)
+    check_engine(spec)
+    check_shared_store(spec.scope.home)
     check_backtest(spec)
-    summary, root = Summary(), spec.scope.root
-    plan = _plan(spec, steps, say, summary)
-    in_use = FleetsInUse(root)
-    try:
-        slots = plan_slots(spec.device, len(plan.jobs))
-        calls = [(job, root, slots, spec.train_timeout_s) for job in plan.jobs]
-        return finish_backtest(spec, plan, steps.each(train, calls), summary.failures, say)
-    finally:
-        in_use.release()
+    spec = with_pairs(spec, say)
+    with opened_engine(spec) as engine:
+        summary, root = Summary(), spec.scope.root
+        plan = _plan(spec, steps, engine, say, summary)
+        in_use = FleetsInUse(root)
+        try:
+            results = train_fleets(spec, steps, engine, plan.fleets)
+            return finish_backtest(spec, plan, results, summary.failures, say)
+        finally:
+            in_use.release()
 
 
-def _plan(spec: BacktestSpec, steps: Runner, say: Say, summary: Summary) -> BacktestPlan:
-    plan = plan_backtest(spec, series_records(spec, steps, say, summary))
+def _plan(spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: Summary) -> BacktestPlan:
+    plan = plan_backtest(spec, series_records(spec, steps, say, summary), gpus=engine.gpus)
     summary.add(plan.failures, say)
     if not plan.folds:
         reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])

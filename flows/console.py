@@ -9,7 +9,7 @@ from typing import Any
 
 def say(text: str) -> None:
     """Print a line for people on stderr (stdout is for results), and into the log of the Prefect run, if any."""
-    print(text, file=sys.stderr, flush=True)
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)  # one write: other threads print too
     if "prefect.context" in sys.modules:  # not imported for this: most commands do without
         from flows.run_log import log_to_run
 
@@ -38,7 +38,7 @@ class ConsoleHandler(logging.Handler):
         """Print one record; the credentials of URLs in it are removed."""
         from tasks.storage.urls import without_credentials
 
-        print(without_credentials(f"cpb: {self.format(record)}"), file=sys.stderr, flush=True)
+        print(without_credentials(f"cpb: {self.format(record)}\n"), end="", file=sys.stderr, flush=True)
 
 
 def log_to_console() -> None:

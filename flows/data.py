@@ -1,5 +1,7 @@
 """The first two steps, as training and backtest share them: candles, then features."""
 
+from typing import TypeVar
+
 from flows.runner import Runner
 from flows.summary import Say, Summary
 from schemas.handover import Failure, SeriesRecord
@@ -7,6 +9,22 @@ from schemas.run import ScopeSpec
 from schemas.wording import count
 from tasks.features import features
 from tasks.ingest import ingest
+from tasks.market.pairs import with_listed_pairs
+
+S = TypeVar("S", bound=ScopeSpec)
+
+
+def with_pairs(spec: S, say: Say) -> S:
+    """Return a specification of the whole exchange with the pairs of its source's listing, and say which; others as
+    they are.
+
+    Raises:
+        CpbError: the listing cannot be asked, or no pair is left.
+    """
+    found, sentence = with_listed_pairs(spec)
+    if sentence:
+        say(sentence)
+    return found
 
 
 def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:

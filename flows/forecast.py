@@ -7,6 +7,7 @@ from prefect.states import Completed, State
 
 from flows.artifacts import show_failures
 from flows.console import say as say_to_people
+from flows.data import with_pairs
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
@@ -14,8 +15,8 @@ from flows.runner import Runner, plain_failures
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
+from schemas.identity import SeriesId
 from schemas.run import ForecastSpec
-from schemas.scope import Scope
 from schemas.wording import count
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
@@ -43,8 +44,8 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 
 
 def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
-    scope = spec.scope
-    check_source(scope)
+    check_source(spec.scope)
+    scope = outcome.scope = with_pairs(spec, say).scope
     found = champions(scope.series)
     if not found:  # before anything is fetched for nothing
         raise CpbError(
@@ -98,9 +99,16 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     }
 
 
-def _is_untrained(scope: Scope) -> bool:
+def _is_untrained(spec: ForecastSpec) -> bool:
     """Whether no series of the scope has a champion, or ever had a forecast: lost champions are an error."""
-    if any(one in scope.series for one in stored(scope.home, scope.market)):
+    scope, series = spec.scope, set(spec.scope.series)
+
+    def asked_for(one: SeriesId) -> bool:
+        if spec.every_pair:  # which they are is known once the source was asked
+            return one.market == scope.market and one.timeframe in scope.timeframes
+        return one in series
+
+    if any(map(asked_for, stored(scope.home, scope.market))):
         return False
     try:
         known = series_with_champion(open_store(create=False))
@@ -108,7 +116,7 @@ def _is_untrained(scope: Scope) -> bool:
         if error.code != "no-store":
             raise
         return True
-    return not any(one in scope.series for one in known)
+    return not any(map(asked_for, known))
 
 
 @flow(name="forecast", validate_parameters=False, on_running=[claim_run])
@@ -116,7 +124,7 @@ def _is_untrained(scope: Scope) -> bool:
 @takes(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast every champion of the scope from the newest candles; none before the first training."""
-    if _is_untrained(spec.scope):
+    if _is_untrained(spec):
         return Completed(
             name=NOT_YET,
             message="no champions yet: the first run of train-all makes them",

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.data import with_pairs
 from flows.runner import Runner
 from flows.summary import Say, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
@@ -42,6 +43,7 @@ def run_forecast_published(
     """
     repo, revision = _parse(model)
     target = _target(out)
+    spec = with_pairs(spec, say)
     models = _in_scope(spec, published_models(repo, revision), repo, say)
     problems: list[Failure] = []
     rows = []

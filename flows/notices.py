@@ -17,15 +17,20 @@ from tasks.notices.event import Event, message
 from tasks.notices.send import beat, senders, within
 from tasks.notices.services import HEARTBEAT_VARIABLE, VARIABLE, heartbeat_url, services
 from tasks.tracking.store import open_store
-from tasks.tracking.versions import champion_version, series_with_champion
+from tasks.tracking.versions import ALIAS, versions_with_alias
 
 log = logging.getLogger("cpb")
 
 
 @dataclass
 class Outcome:
-    """What a run has met so far, for those who are told. `serving`: the champions' versions when it began."""
+    """What a run has met so far, for those who are told.
 
+    `scope`: what it is about, with the pairs of a listing once that was asked. `serving`: the champions' versions when
+    it began.
+    """
+
+    scope: Scope
     failures: Sequence[Failure] = ()
     decisions: Sequence[Decision] = ()
     alarms: Sequence[Alarm] = ()
@@ -40,13 +45,13 @@ def tell_outcome(flow: str, scope: Scope) -> Iterator[Outcome]:
     Does nothing without `CPB_NOTIFY` (or its file) and `CPB_HEARTBEAT_URL`. Fails no run, and delays none by more
     than 10 s. An interrupted run is not told: a person has stopped it.
     """
-    outcome = Outcome(serving=_serving(scope))
+    outcome = Outcome(scope, serving=_serving(scope))
     try:
         yield outcome
     except Exception as error:
-        _tell_run(flow, scope, outcome, error)
+        _tell_run(flow, outcome, error)
         raise
-    _tell_run(flow, scope, outcome, None)
+    _tell_run(flow, outcome, None)
 
 
 def tell(home: Path, events: Sequence[Event], heartbeat: str = "") -> dict[str, str]:
@@ -104,12 +109,13 @@ def no_services() -> UsageError:
     )  # fmt: skip
 
 
-def _tell_run(flow: str, scope: Scope, outcome: Outcome, error: Exception | None) -> None:
+def _tell_run(flow: str, outcome: Outcome, error: Exception | None) -> None:
     """Tell of a run that has ended; whatever goes wrong is only logged."""
     try:
         complete = error is None and not outcome.failures
-        events = _events(flow, scope, outcome, error) if services(scope.home) else []
-        tell(scope.home, events, heartbeat_url(flow) if complete else "")
+        home = outcome.scope.home
+        events = _events(flow, outcome, error) if services(home) else []
+        tell(home, events, heartbeat_url(flow) if complete else "")
     except Exception as problem:  # noqa: BLE001 - a run never fails because people could not be told of it
         log.warning("nobody was told how %s ended: %s", flow, problem)
 
@@ -120,13 +126,14 @@ def _serving(scope: Scope) -> dict[SeriesId, str]:
         if not services(scope.home):
             return {}
         store = open_store(create=False)
-        return {one: str(champion_version(store, one).version) for one in series_with_champion(store)}
+        return {one: str(version.version) for one, version in versions_with_alias(store, ALIAS).items()}
     except Exception as problem:  # noqa: BLE001 - as in `_tell_run`; the run itself names what is wrong with its store
         log.debug("the champions in use are not known: %s", problem)
         return {}
 
 
-def _events(flow: str, scope: Scope, outcome: Outcome, error: Exception | None) -> list[Event]:
+def _events(flow: str, outcome: Outcome, error: Exception | None) -> list[Event]:
+    scope = outcome.scope
     ending = findings.of_error(flow, error) if error else findings.of_failures(flow, outcome.failures)
     return [
         *ending,

@@ -19,10 +19,12 @@ def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequ
     try:
         fleets = [
             ReportedFleet(
-                one.architecture, one.members, read_scores(spec.scope.root / "fleets" / one.key, one)
+                shards[0].architecture,
+                [member for one in shards for member in one.members],
+                read_scores(spec.scope.root, shards),
             )
-            for one in training.results
-            if one.members
+            for shards in training.results
+            if any(one.members for one in shards)
         ]
         keep_report(training.summary.run_id, fleets, decisions)
     except (CpbError, OSError) as error:  # damaged scores, a full disk

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 
 from prefect.states import Failed, State
 
+from flows.leases import share_leases
 from flows.progress import shown_progress
 from flows.run_log import logged_to_run
 from schemas.errors import CpbError
@@ -32,15 +33,22 @@ class Runner:
         """Return the result of one call; its error is raised."""
         return self._call(step)(*args)
 
-    def each(self, step: Step[..., Any], calls: Sequence[tuple[Any, ...]], unit: str = "") -> list[Any]:
+    def each(
+        self,
+        step: Step[..., Any],
+        calls: Sequence[tuple[Any, ...]],
+        unit: str = "",
+        workers: int | None = None,
+    ) -> list[Any]:
         """Return the result of every call, in order, or the exception that ended it; one stops no other.
 
         Args:
             unit: what a call is about, as in `series`; where it is given, the number of calls done is told.
+            workers: calls at the same time, where not the step's own number; they begin in order.
         """
         call = self._call(step)
         if not unit:
-            return run_each([partial(call, *args) for args in calls], step.workers)
+            return run_each([partial(call, *args) for args in calls], workers or step.workers)
         done = itertools.count(1)
 
         def counted(*args: Any) -> Any:
@@ -65,6 +73,7 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
 
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
+        share_leases()
         with logged_to_run(), shown_progress("flow"):
             try:
                 return flow(*args, **kwargs)

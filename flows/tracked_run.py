@@ -6,7 +6,7 @@ from typing import Any
 
 from flows.summary import Say
 from schemas.handover import SeriesRecord
-from schemas.run import RunSpec
+from schemas.run import FILTERS, RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
 from tasks.tracking.data_sets import learned_from
@@ -53,7 +53,19 @@ def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Digest of what was asked and of the data it met: the same command on the same data is the same run."""
-    aside = {"coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "prune", "wandb"}
+    aside = {
+        "coins",
+        "timeframes",
+        "source",
+        "since",
+        "as_of",
+        "train_timeout_s",
+        "tail",
+        "prune",
+        "wandb",
+        *FILTERS,
+        "engine",
+    }
     asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source"}
     )
@@ -63,7 +75,8 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
 
 def _params(spec: RunSpec) -> dict[str, Any]:
     source = public_url(spec.source) if spec.source else None
-    return spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
+    asked = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
+    return asked | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
 
 
 def _tags(spec: RunSpec) -> dict[str, str]:

@@ -12,6 +12,7 @@ from prefect.states import Completed, State
 
 from flows.artifacts import show_run
 from flows.console import say as say_to_people
+from flows.data import with_pairs
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.parameters import takes
@@ -41,6 +42,8 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
         if spec.repo:
             check_ready(spec.repo)  # hours before the token is needed
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
+        spec = with_pairs(spec, say)
+        outcome.scope = spec.scope
         training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):

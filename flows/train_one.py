@@ -38,7 +38,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     report_training(spec, training, say)
     finish(training.summary.run_id, COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
-    result = _result(spec, training.results[0], training.judged[0].judgements[0])
+    result = _result(spec, training.results[0][0], training.judged[0].judgements[0])
     training.fleets.release()
     return result
 
@@ -99,7 +99,7 @@ _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 def _result(spec: RunSpec, fleet: FleetResult, judgement: Judgement) -> dict[str, Any]:
     (member,) = fleet.members
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
-    folder = member_folder(spec.scope.root / "fleets" / fleet.key, member.name)
+    folder = member_folder(spec.scope.root / "fleets" / judgement.shard, member.name)
     return {
         "architecture": member.model.architecture,
         "market": series.market,

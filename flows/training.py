@@ -1,19 +1,21 @@
 """A run up to its scores, as `train` and `train-all` share it: candles, features, plan, train, evaluate."""
 
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
 from flows.console import say as say_to_people
 from flows.data import series_records
+from flows.fleets import train_fleets
 from flows.runner import Runner
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
 from flows.training_warnings import fleet_warnings
 from schemas.errors import CpbError
-from schemas.handover import FleetJob, FleetJudgement, FleetResult, SeriesRecord
+from schemas.handover import FleetJudgement, FleetPlan, FleetResult, SeriesRecord
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from schemas.wording import count
@@ -25,11 +27,12 @@ from tasks.tracking.run_ids import short_id
 from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.wandb_mirror import check_installed, is_wanted
-from tasks.train import train
+from tasks.training.engine import Engine, check_engine, opened_engine
 from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
+from tasks.training.planning import job_key
 from tasks.training.resume import Checkpoint
 from tasks.training.retention import FleetsInUse
-from tasks.training.slots import check_device, plan_slots
+from tasks.training.shared_shards import check_shared_store
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
 """What becomes of what the same command has trained before: gone on from, the same and said where there is nothing,
@@ -38,10 +41,13 @@ trained anew, or anew from a checkpoint that lies anywhere."""
 
 @dataclass
 class Training:
-    """A run up to its scores. `fleets` is to be released once nothing in the fleets' folders is needed any more."""
+    """A run up to its scores.
+
+    `results`: of each fleet's shards. `fleets` is to be released once nothing in their folders is needed any more.
+    """
 
     summary: Summary
-    results: list[FleetResult]
+    results: list[list[FleetResult]]
     judged: list[FleetJudgement]
     stopped: Sequence[SeriesRecord]
     fleets: FleetsInUse
@@ -61,7 +67,8 @@ def run_training(
         CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed. Before anything
             is fetched: the device, the source or MLflow's place cannot be used, or wandb is not installed.
     """
-    check_device(spec.device)
+    check_engine(spec)
+    check_shared_store(spec.scope.home)
     check_source(spec.scope)
     check_place(open_store())
     if is_wanted(spec.wandb):
@@ -69,14 +76,19 @@ def run_training(
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
         say(f"profile {spec.profile} with preset {spec.preset}: {used} (another model than the preset's own)")
+    with opened_engine(spec) as engine:
+        return _run(spec, steps, engine, say, earlier, name)
+
+
+def _run(spec: RunSpec, steps: Runner, engine: Engine, say: Say, earlier: Earlier, name: str) -> Training:
     summary, root = Summary(), spec.scope.root
-    planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary))
+    planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary), engine.gpus)
     summary.add(planned.failures, say)
     for record in planned.stopped:
         summary.stopped.append(record.series.name)
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
-    if not planned.jobs:
+    if not planned.fleets:
         reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
         raise CpbError(
             f"no series can be trained ({reasons}); check coins, since, as_of and source", code="no-series"
@@ -87,11 +99,11 @@ def run_training(
     summary.run_id = run.run_id
     in_use = FleetsInUse(root)
     with run_of(run.run_id):
-        results = _train(spec, steps, say, planned.jobs, summary, earlier)
+        results = _train(spec, steps, engine, say, planned.fleets, summary, earlier)
         judged = []
-        for job, result in zip(planned.jobs, results, strict=True):
-            if result.members:
-                judged.append(steps.one(evaluate, spec, run.run_id, job, result, root, left_out))
+        for fleet, found in zip(planned.fleets, results, strict=True):
+            if any(one.members for one in found):
+                judged.append(steps.one(evaluate, spec, run.run_id, fleet, found, root, left_out))
                 summary.add(judged[-1].failures, say)
         summary.members = sum(len(fleet.judgements) for fleet in judged)
         if not summary.members:
@@ -107,38 +119,51 @@ def run_training(
 def _train(
     spec: RunSpec,
     steps: Runner,
+    engine: Engine,
     say: Say,
-    jobs: Sequence[FleetJob],
+    fleets: Sequence[FleetPlan],
     summary: Summary,
     earlier: Earlier,
-) -> list[FleetResult]:
-    """Train one fleet per architecture, side by side."""
-    root, slots = spec.scope.root, plan_slots(spec.device, len(jobs))
-    folders = [fleet_folder(root, job) for job in jobs]
-    if earlier not in ("use", "expect"):
-        for folder in folders:
+) -> list[list[FleetResult]]:
+    """Train the fleets of all architectures, side by side."""
+    root = spec.scope.root
+    folders = {job_key(shard): fleet_folder(root, shard) for fleet in fleets for shard in fleet.shards}
+    again = earlier in ("use", "expect")
+    if not again:
+        for folder in folders.values():
             if not is_training(folder):  # another process's training of the same job is fresh enough
                 shutil.rmtree(folder, ignore_errors=True)
     if isinstance(earlier, Checkpoint):
-        earlier.put_into(folders[0])
-    before = [progress_so_far(folder) for folder in folders]
-    if earlier == "expect" and not any(before):
+        earlier.put_into(fleet_folder(root, fleets[0].shards[0]))
+    before = {key: progress_so_far(folder) for key, folder in folders.items()}
+    if earlier == "expect" and not any(before.values()):
         say("nothing to resume: no training with these options on these candles was begun; starting anew")
-    calls = [(job, root, slots, spec.train_timeout_s) for job in jobs]
     results = []
-    for job, known, found in zip(jobs, before, steps.each(train, calls), strict=True):
-        if isinstance(earlier, Checkpoint) and not (isinstance(found, FleetResult) and found.members):
-            earlier.take_out_of(folders[0])
-        if isinstance(found, Exception):
-            raise found
-        summary.add(found.failures, say)
-        results.append(found)
-        if found.members:
+    for fleet, found in zip(fleets, train_fleets(spec, steps, engine, fleets, again=again), strict=True):
+        good = [one for one in found if isinstance(one, FleetResult)]
+        members = sum(len(one.members) for one in good)
+        if isinstance(earlier, Checkpoint) and not members:
+            earlier.take_out_of(fleet_folder(root, fleets[0].shards[0]))
+        if error := next((one for one in found if isinstance(one, Exception)), None):
+            raise error
+        summary.add([failure for one in good for failure in one.failures], say)
+        results.append(good)
+        if members:
+            known = _known(fleet, before)
             say(
-                f"trained {job.architecture}: {count(len(found.members), 'member')}"
-                + (f" ({known})" if known else "")
+                f"trained {fleet.architecture}: {count(members, 'member')}" + (f" ({known})" if known else "")
             )
-        for sentence in fleet_warnings(found):
-            summary.warnings.append(f"{job.architecture}: {sentence}")
+        for sentence in fleet_warnings(good):
+            summary.warnings.append(f"{fleet.architecture}: {sentence}")
             say(summary.warnings[-1])
     return results
+
+
+def _known(fleet: FleetPlan, before: Mapping[str, str]) -> str:
+    """Return what of a fleet an earlier call of the same command had done, as people read it."""
+    found = Counter(text for shard in fleet.shards if (text := before[job_key(shard)]))
+    number = len(fleet.shards)
+    return ", ".join(
+        text if times == number else f"{times} of {count(number, 'shard')} {text}"
+        for text, times in found.items()
+    )

@@ -1,16 +1,18 @@
 """What a person should know of a training beside its figures: it stopped early, memory was short, the GPU was idle."""
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from schemas.handover import FleetResult
 from schemas.wording import count
 
 
-def fleet_warnings(result: FleetResult) -> list[str]:
+def fleet_warnings(shards: Sequence[FleetResult]) -> list[str]:
     """Return the warnings about a fleet's members, each sentence once, and for how many members it holds."""
-    number = len(result.members)
-    found = Counter(text for member in result.members for text in member_warnings(member.report))
+    members = [member for one in shards for member in one.members]
+    number = len(members)
+    found = Counter(text for member in members for text in member_warnings(member.report))
     return [
         text if times == number else f"{text} ({times} of {count(number, 'member')})"
         for text, times in found.items()

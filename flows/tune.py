@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import cpbmodels
-from flows.data import series_records
+from flows.data import series_records, with_pairs
 from flows.runner import Runner
 from flows.summary import Say, Summary
 from flows.tables import p_value
@@ -41,7 +41,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     tuning = _tuning()
     check_device(spec.device)
     check_place(open_store())
-    summary = Summary()
+    summary, spec = Summary(), with_pairs(spec, say)
     inner, newest = _folds(spec, steps, say, summary)
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key

@@ -1,4 +1,6 @@
 import os
+import secrets
+import signal
 import sys
 
 import pytest
@@ -8,9 +10,17 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Ray reads these once, when the first test of a process imports it; a token per run, which xdist's processes share.
+os.environ["RAY_AUTH_MODE"] = "token"
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.pop("PREFECT_API_URL", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("CPB_HOME", None)
+os.environ.pop("CPB_STORE", None)
+
+# A job in the background of a script ignores Ctrl-C, and what tests start and interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _engines: set = set()
 """SQLAlchemy engines with which this process has connected to a database."""

@@ -39,6 +39,7 @@ COMMANDS = {
         "doctor": ("flows.cli.doctor", "doctor"),
     },
     "Run every night": {
+        "tracking-server": ("flows.cli.serve", "tracking_server"),
         "notify": ("flows.cli.notify", "notify"),
     },
 }
@@ -108,9 +109,11 @@ def main() -> None:
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from flows.console import log_to_console
+    from flows.leases import share_leases
     from schemas.errors import COMPLETE, FATAL, INTERRUPTED, CpbError
 
     log_to_console()
+    share_leases()
     try:
         # Not standalone: errors of the command line come here too, so that all are printed in one place.
         code = _app()(prog_name="cpb", standalone_mode=False)

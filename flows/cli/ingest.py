@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.options import Json, Shown, takes
-from flows.console import emit
+from flows.console import emit, say
 from schemas.run import IngestSpec
 from schemas.wording import count
 
@@ -34,7 +34,7 @@ def ingest(
         from tasks.market.ingest import ingest as bring_up_to_date
         from tasks.market.report import save
 
-        scope = _with_listed_pairs(spec.scope) if spec.every_pair else spec.scope
+        scope = _with_listed_pairs(spec) if spec.every_pair else spec.scope
         found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections)
     if report and not plan:
         save(found, scope.root)
@@ -45,11 +45,16 @@ def ingest(
     raise typer.Exit(0 if plan else found.exit)
 
 
-def _with_listed_pairs(scope: "Scope") -> "Scope":
-    """Return the scope with every USDT pair that its source lists."""
+def _with_listed_pairs(spec: IngestSpec) -> "Scope":
+    """Return the scope with the pairs that its source lists: those of `exchange`, or all."""
     from tasks.market.ingest import listed_symbols
+    from tasks.market.pairs import with_listed_pairs
 
-    return scope.model_copy(update={"symbols": tuple(listed_symbols(scope))})
+    if not spec.whole_exchange:
+        return spec.scope.model_copy(update={"symbols": tuple(listed_symbols(spec.scope))})
+    found, sentence = with_listed_pairs(spec)
+    say(sentence)
+    return found.scope
 
 
 def _for_people(report: "IngestReport", plan: bool, full: bool) -> str:

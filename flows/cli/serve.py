@@ -1,6 +1,7 @@
-"""`cpb serve` (the page and the JSON API) and `cpb ui` (MLflow's interface)."""
+"""`cpb serve` (the page and the JSON API), `cpb ui` (MLflow's interface) and `cpb tracking-server`."""
 
 import os
+import shlex
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,6 +47,44 @@ def serve(
             say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
     run(host, port, ready)
+
+
+def tracking_server(
+    host: Host = "127.0.0.1",
+    port: Port = 5000,
+    allowed_hosts: Annotated[
+        str | None,
+        typer.Option("--allowed-hosts", metavar="HOST,HOST", help="names by which it may be called"),
+    ] = None,
+    artifacts: Annotated[
+        str | None,
+        typer.Option("--artifacts", metavar="URI", help="where it keeps artifacts; default: ./mlartifacts"),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="processes that answer")] = 2,
+    json: Json = False,
+) -> None:
+    """Serve MLflow to several machines, over the database in MLFLOW_BACKEND_STORE_URI and behind a password.
+
+    Example: cpb tracking-server --host 0.0.0.0 --allowed-hosts head.example.com
+    """
+    from flows.tracking_server import password_file, serve_tracking
+
+    def ready(where: "Address") -> None:
+        file = password_file().path
+        lines = [
+            f"export MLFLOW_TRACKING_URI={where.url} MLFLOW_TRACKING_USERNAME=cpb",
+            f'export MLFLOW_TRACKING_PASSWORD="$(cut -d: -f2 {shlex.quote(str(file))})"',
+        ]
+        if json:
+            emit({"url": where.url, "auth_file": str(file), "export": " && ".join(lines)})
+            return
+        say(f"MLflow for several machines: {where.url}  (stop with Ctrl-C)")
+        say("on this machine; on others with its address or name, and a copy of that file:")
+        for line in lines:
+            say(f"  {line}")
+
+    names = [name.strip() for name in (allowed_hosts or "").split(",") if name.strip()]
+    serve_tracking(host, port, workers, names, artifacts, ready)
 
 
 def ui(

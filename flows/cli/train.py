@@ -9,7 +9,7 @@ from flows.cli.options import Json, ModelOption, Shown, takes
 from flows.console import emit, quiet_libraries, say
 from schemas.errors import UsageError
 from schemas.presets import is_file
-from schemas.run import RunSpec, ScopeSpec, base_of
+from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
 
 FLEET_OPTIONS = {
     "batch_size": ModelOption("batch_size", "windows per step", names=("--batch",)),
@@ -106,7 +106,7 @@ def _default_preset(architecture: str) -> str:
 
 @takes(
     RunSpec,
-    without=("repo", "tail", "force", "prune"),
+    without=("repo", "tail", "force", "prune", *FILTERS),
     shown={
         "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
         "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),

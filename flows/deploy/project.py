@@ -49,7 +49,7 @@ def environment(api: str, home: Path) -> dict[str, str]:
     process reads it from its file.
     """
     env = os.environ | QUIET | {"PREFECT_API_URL": api, "PREFECT_HOME": str(home), "PWD": str(ROOT)}
-    for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):
+    for name in ("CPB_HOME", "CPB_CACHE_HOME", "CPB_DEPLOY_STATE"):
         if env.get(name):
             env[name] = str(Path(env[name]).absolute())
     uri = env.get("MLFLOW_TRACKING_URI", "")

@@ -30,3 +30,21 @@ def test_a_problem_is_exit_code_1_for_people_and_machines(cpb, monkeypatch):
     result = cpb("--quick")
     assert result.exit_code == 1
     assert "remedy: update it" in result.stdout
+
+
+def test_a_store_that_machines_share_is_looked_at(cpb, monkeypatch, tmp_path):
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CPB_STORE", f"file://{tmp_path}/store")
+    assert json.loads(cpb("--quick", "--json").stdout)["store"] == {
+        "url": f"file://{tmp_path}/store",
+        "writable": True,
+    }
+    monkeypatch.setenv("CPB_STORE", "s3://key:hidden@bucket")
+    result = cpb("--quick")
+    assert result.exit_code == 1
+    assert "store: s3://bucket (cannot be used)" in result.stdout
+    assert "PROBLEM: CPB_STORE s3://… must hold no user, password or parameter" in result.stdout
+    assert "hidden" not in result.stdout
+    monkeypatch.delenv("CPB_STORE")
+    assert json.loads(cpb("--quick", "--json").stdout)["store"] is None

@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-TRAINER = "tasks.training.worker"
+TRAINER = "tasks.shard_worker"
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
@@ -39,7 +39,7 @@ def serve(path: str) -> None:
 
     import flows.cli
     import flows.train_all
-    import tasks.training.worker  # noqa: F401
+    import tasks.shard_worker  # noqa: F401
 
     flows.cli._app()
     listener = socket.socket(socket.AF_UNIX)
@@ -105,7 +105,7 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
             sys.executable = environment["CPB_DOCS_PYTHON"]
             main()
         else:
-            from tasks.training.worker import main as train
+            from tasks.shard_worker import main as train
 
             code = train(Path(arguments[-1]))
     except SystemExit as end:

@@ -87,7 +87,8 @@ def run(block, place, names):
     elif block.kind == "json":
         json.loads(block.text)
     elif block.kind == "yaml":
-        automation(yaml.safe_load(block.text))
+        found = yaml.safe_load(block.text)
+        (ray_cluster if "cluster_name" in found else automation)(found)
     else:
         settings(block, tomllib.loads(block.text))
 
@@ -104,6 +105,14 @@ def settings(block, found):
     name = block.text.partition("\n")[0].removeprefix("# ").split()[0]
     Path(name).write_text(block.text)
     assert RunSpec(preset=name).overrides == found["options"]
+
+
+def ray_cluster(found):
+    """A cluster that Ray's own schema takes."""
+    schema = Path(pytest.importorskip("ray").__file__).parent / "autoscaler/ray-schema.json"
+    pytest.importorskip("jsonschema").validate(found, json.loads(schema.read_text()))
+    assert all("RAY_AUTH_MODE=token" in line for name in ("head", "worker") for line in
+               found[f"{name}_start_ray_commands"] if "ray start" in line)  # fmt: skip
 
 
 def automation(found):

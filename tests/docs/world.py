@@ -42,6 +42,13 @@ SUBSTITUTES = [
     (r"^python -m (benchmarks\.\w+) .*$", "python -m \\1 --help", "minutes; tests/benchmarks run them small"),
     (r"^(\.venv/bin/)?(cpb train-all .*--as-of .*)$", "fresh \\2",
      "an earlier training would replace newer champions: it gets a home of its own"),
+    (r"MLFLOW_BACKEND_STORE_URI=\S+", "MLFLOW_BACKEND_STORE_URI=sqlite:///tracking.db",
+     "a PostgreSQL server; tests/e2e/test_e2e_several_machines.py has one"),
+    (r"^(\.venv/bin/)?cpb tracking-server.*$",
+     "begin {port} cpb tracking-server --port {port} --workers 1 --allowed-hosts head.example.com",
+     "it runs until it is stopped"),
+    (r"http://head\.example\.com:5000", "http://127.0.0.1:{port}", "its address here"),
+    (r"--engine ray", "--engine local", "a cluster of several machines; tests/training/test_ray.py has one"),
     (r"--trials 256 --budget 10m", "--trials 4 --batch 2", "ten minutes"),
 ]  # fmt: skip
 """What is typed -> what runs instead, and what it stands for; all else runs as it is written."""
@@ -58,6 +65,7 @@ RECORDED = {
     "prefect": "a Prefect server; tests/e2e/test_e2e_deploy.py has one",
     "nvidia-smi": "a GPU and its driver",
     "aws": "a download from a host: FOLDER is there already",
+    "ray": "a cluster of several machines; tests/training/test_ray.py has one of two nodes",
     "curl": "a download from a host; calls of loopback addresses are real",
 }
 """Programs that are written down and not run, and why."""

@@ -1,0 +1,71 @@
+"""The main job on real candles on a Ray cluster of two nodes: the 200 members of the local engine, bit for bit."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from ray_cluster import ENVIRONMENT, SmallCluster
+
+from tasks.storage.digests import file_digest
+
+MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra ray"),
+    pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market"),
+]
+
+
+@pytest.fixture
+def cluster(tmp_path, monkeypatch):
+    for name in [*ENVIRONMENT, "PYTHONPATH"]:
+        monkeypatch.setenv(name, "")  # put back at the end
+    made = SmallCluster()
+    for name in "ab":
+        made.add(tmp_path / name)
+    yield made
+    made.close()
+
+
+def models(home):
+    """Digest of each model's weights and reference, of its scores, and of the forecasts that were issued."""
+    patterns = ("fleets/*/members/*/model/model.safetensors", "fleets/*/members/*/model/reference.json")
+    patterns += ("fleets/*/members/*/score-*.npz",)
+    return {
+        path.relative_to(home).as_posix(): file_digest(path)
+        for pattern in patterns
+        for path in home.glob(pattern)
+    }
+
+
+def test_the_200_members_of_the_preset_smoke(cpb, cluster, tmp_path):
+    answers, found = {}, {}
+    for engine in ("ray", "local"):
+        env = ENVIRONMENT | {
+            "CPB_HOME": str(tmp_path / engine / "data"),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/{engine}/mlflow.db",
+        }
+        if engine == "ray":
+            env["RAY_ADDRESS"] = cluster.address
+        (tmp_path / engine).mkdir()
+        asked = (
+            "train-all",
+            "--source",
+            MARKET,
+            "--as-of",
+            "2025-06-06",
+            "--preset",
+            "smoke",
+            "--engine",
+            engine,
+        )
+        answers[engine] = cpb.json(*asked, **env)
+        found[engine] = models(tmp_path / engine / "data")
+    for answer in answers.values():
+        wanted = ("series", "members", "champions", "forecast_rows")
+        assert [answer[name] for name in wanted] == [40, 200, 40, 400]
+        assert answer["failures"] == []
+    assert len(found["local"]) == 600
+    assert found["ray"] == found["local"]

@@ -1,0 +1,288 @@
+"""Two homes, one MLflow server and one Prefect server over PostgreSQL, as on several machines.
+
+Each machine is a home, a working folder and a folder for temporary files of its own: no lock file is shared.
+"""
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from deployed import Deployed, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "tracking"))
+from postgres_tools import postgres_server  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SIM = ("--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--as-of", "2025-06-06", "--json")
+TRAIN = ("train-all", *SIM, "--since", "2025-03", "--preset", "smoke", "--architectures", "har")
+FOREIGN = "https://evil.example"
+
+
+class Machine:
+    """A home that uses the servers."""
+
+    def __init__(self, folder, env):
+        self.folder = folder
+        (folder / "tmp").mkdir(parents=True)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_", "PREFECT_API"))}
+        paths = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+        self.env = kept | paths | env
+
+    def start(self, *arguments, code="", **env):
+        run = ["-c", code] if code else ["-m", "flows.cli"]
+        return subprocess.Popen(
+            [sys.executable, *run, *map(str, arguments)], cwd=self.folder, env=self.env | env, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __call__(self, *arguments, exit_code=0, **env):
+        """Run a command and return the object that it prints last."""
+        return ended(self.start(*arguments, **env), exit_code)
+
+
+def ended(process, exit_code=0, seconds=900):
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == exit_code, out + err
+    return json.loads(out.strip().splitlines()[-1]) if out.strip() else err
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """The two servers, and two machines that have just been told of them."""
+    place = tmp_path_factory.mktemp("several")
+    with postgres_server("mlflow", "prefect", "bare") as (port, _):
+
+        def database(name, driver=""):
+            return f"postgresql{driver}://cpb:hunter2@127.0.0.1:{port}/{name}"
+
+        config = {"XDG_CONFIG_HOME": str(place / "config")}
+        head = Machine(place / "head", config | {"MLFLOW_BACKEND_STORE_URI": database("mlflow")})
+        own = free_port()
+        server = head.start(
+            "tracking-server", "--port", own, "--workers", 1, "--json", "--allowed-hosts", "head.example"
+        )
+        deployed = Deployed(tmp_path_factory.mktemp("prefect"))
+        deployed.env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg"),
+                         "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "2"}  # fmt: skip
+        try:
+            deployed.up()
+            told = json.loads(server.stdout.readline())
+            password = Path(told["auth_file"]).read_text().strip().partition(":")[2]
+            shared = {
+                "MLFLOW_TRACKING_URI": told["url"], "MLFLOW_TRACKING_USERNAME": "cpb",
+                "MLFLOW_TRACKING_PASSWORD": password,
+            }  # fmt: skip
+            leases = {"PREFECT_API_URL": deployed.api, "PREFECT_API_AUTH_STRING": deployed.password,
+                      "PREFECT_HOME": str(deployed.home)}  # fmt: skip
+            machines = [Machine(place / name, shared) for name in ("one", "two")]
+            begun = [
+                machine.start(*TRAIN) for machine in machines
+            ]  # at once, on a database without a table of cpb's
+            trained = [ended(process) for process in begun]
+            yield {
+                "head": head, "url": told["url"], "password": password, "database": database, "deployed": deployed,
+                "machines": machines, "trained": trained, "leases": leases,
+            }  # fmt: skip
+        finally:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.wait(60)
+            finally:
+                server.kill()
+                assert deployed.close() == []
+
+
+def test_two_homes_that_begin_at_once_end_complete_in_one_store(world):
+    assert [one["exit"] for one in world["trained"]] == [0, 0]
+    one, two = world["machines"]
+    (champion,) = one("champions", "--json")["champions"]
+    assert two("champions", "--json")["champions"] == [champion]
+    assert (champion["symbol"], champion["architecture"]) == ("BTCUSDT", "har")
+    kept = [path for path in (world["head"].folder / "mlartifacts").rglob("*") if path.is_file()]
+    assert {"model.safetensors", "decisions.json", "report.html", "MLmodel"} <= {path.name for path in kept}
+    assert not any(
+        (machine.folder / "mlruns").exists() for machine in (one, two)
+    )  # no artifact stayed at home
+
+
+def test_a_home_that_never_trained_forecasts_with_the_servers_champion(world, tmp_path):
+    third = Machine(tmp_path / "three", world["machines"][0].env)
+    assert third("forecast", *SIM)["series"] == 1
+    assert third("forecast", *SIM)["rows"] == 0
+    assert third("prune", "--json")["exit"] == 0
+
+
+def test_a_file_that_is_damaged_on_the_server_is_found_and_put_back(world):
+    one = world["machines"][0]
+    (champion,) = one("champions", "--json")["champions"]
+    # Each machine registered a version; its copy, which the other has fetched or will, is named by its run.
+    (copy,) = (one.folder / "data/champions").glob(f"cpb-sim-BTCUSDT-1h-{champion['version']}-*")
+    (kept,) = (world["head"].folder / "mlartifacts").glob(f"*/{copy.name.rpartition('-')[2]}*/artifacts")
+    for path in (kept / "MLmodel", kept / "model.safetensors"):
+        path.write_bytes(path.read_bytes()[:-1])
+    found = one("verify", "--market", "sim", "--json", exit_code=1)["damaged"]
+    assert {Path(damage["path"]).name for damage in found} == {"MLmodel", "model.safetensors"}
+    assert all(damage["path"].startswith("mlflow-artifacts:") for damage in found)
+    one("verify", "--market", "sim", "--repair", "--json")
+    assert one("verify", "--market", "sim", "--json")["damaged"] == []
+
+
+@pytest.mark.parametrize("name", ["bare", "mlflow"])  # an empty one, and the one behind the tracking server
+def test_a_bare_database_is_refused_before_anything_is_fetched(world, tmp_path, name):
+    machine = Machine(tmp_path / "bare", {"MLFLOW_TRACKING_URI": world["database"](name)})
+    told = machine(*TRAIN, exit_code=1)
+    assert told["code"] == "artifacts"
+    assert "cpb tracking-server" in told["error"]
+    assert "hunter2" not in json.dumps(told)
+    assert not list((machine.folder / "data").rglob("*.parquet"))
+
+
+def ask(
+    world,
+    path="/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb",
+    method="GET",
+    auth="",
+    **headers,
+):
+    if auth:
+        headers["Authorization"] = f"Basic {base64.b64encode(auth.encode()).decode()}"
+    return httpx.request(method, f"{world['url']}{path}", headers=headers, timeout=30, trust_env=False)
+
+
+def test_an_attacker_of_the_tracking_server_gets_nothing(world):
+    right = f"cpb:{world['password']}"
+    assert ask(world, auth=right).status_code == 200
+    routes = ["/", "/version", "/api/2.0/mlflow/runs/search", "/ajax-api/2.0/mlflow/experiments/search",
+              "/get-artifact?path=x&run_uuid=x", "/api/2.0/mlflow-artifacts/artifacts", "/graphql", "/openapi.json",
+              "/server-info", "/static-files/index.html"]  # fmt: skip
+    for route in routes:
+        for method in ("GET", "POST", "PUT", "DELETE", "OPTIONS"):
+            for auth in ("", "cpb:guess", "admin:password1234"):
+                assert ask(world, route, method, auth).status_code == 401
+    for route in [*routes, "/health"]:
+        assert ask(world, route, auth=right, Host="evil.example").status_code == 403
+        for origin in (FOREIGN, "null", "http://localhost:3000"):
+            assert ask(world, route, "POST", right, Origin=origin).status_code == 403
+    assert ask(world, "/health").status_code == 200
+    assert ask(world, auth=right, Host="head.example:5000").status_code == 200
+    own = ask(world, "/ajax-api/2.0/mlflow/experiments/search", "POST", right, Origin=world["url"])
+    assert own.status_code != 403
+
+
+def test_no_secret_is_shown_or_kept(world):
+    shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    assert "flows.tracking_server" in shown
+    secrets = ["hunter2", world["password"], base64.b64encode(f"cpb:{world['password']}".encode()).decode()]
+    assert not [secret for secret in secrets if secret in shown]
+    folders = [world["head"].folder, *(machine.folder for machine in world["machines"]),
+               world["deployed"].home, world["deployed"].state]  # fmt: skip
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 50
+    kept = [path for path in files if any(secret.encode() in path.read_bytes() for secret in secrets)]
+    assert kept == []
+    import psycopg2
+
+    with psycopg2.connect(world["database"]("mlflow")) as connection, connection.cursor() as cursor:
+        for table in ("params", "tags", "experiment_tags"):
+            cursor.execute(f"SELECT count(*) FROM {table} WHERE value ~ %s", ("|".join(secrets[:2]),))
+            assert cursor.fetchone() == (0,)
+
+
+def test_the_page_and_mlflows_interface_answer(world):
+    one, port = world["machines"][0], free_port()
+    assert one("ui", "--json")["url"] == world["url"]
+    page = one.start("serve", "--port", port, "--json")
+    try:
+        assert json.loads(page.stdout.readline())["url"].endswith(str(port))
+        board = httpx.get(
+            f"http://127.0.0.1:{port}/api/leaderboard?market=sim", timeout=60, trust_env=False
+        ).json()
+        assert [champion["symbol"] for champion in board["champions"]] == ["BTCUSDT"]
+    finally:
+        page.terminate()
+        page.communicate(timeout=60)
+
+
+def test_flow_runs_work_on_a_prefect_server_over_postgres(world):
+    deployed = world["deployed"]
+    done = deployed.json("deploy", "run", "quick/quick", "--param", "text=PG", "--watch")
+    assert done["exit"] == 0
+    assert deployed.json("deploy", "status")["problems"] == []
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from flows.leases import share_leases
+from schemas.errors import CpbError
+from tasks.promotion.lock import promotion_lock
+from tasks.tracking.connection import alone_everywhere
+from tasks.tracking.store import open_store
+share_leases()
+store = open_store()
+hold = promotion_lock(store, Path("data"), "sim") if sys.argv[1] == "registry" else alone_everywhere(store, "runs")
+with hold:
+    print("held", flush=True)
+    sys.stdin.readline() if sys.argv[2] == "write" else time.sleep(600)
+    try:
+        store.client.set_experiment_tag(store.experiment_id, "late", "written")
+    except CpbError as error:
+        print(error.code, flush=True)
+"""
+
+
+def test_one_machine_promotes_while_the_other_waits_and_a_killed_or_sleeping_holder_lets_go(world):
+    one, two = (
+        Machine(machine.folder / "again", machine.env | world["leases"]) for machine in world["machines"]
+    )
+    killed = one.start("registry", "sleep", code=HOLD)
+    asleep = one.start("runs", "write", code=HOLD, TMPDIR=str(one.folder))
+    assert [process.stdout.readline() for process in (killed, asleep)] == ["held\n"] * 2
+    force = [
+        "promote",
+        "BTC",
+        "1h",
+        "--market",
+        "sim",
+        "--version",
+        "1",
+        "--force",
+        "a test of leases",
+        "--json",
+    ]
+    waiting = two.start(*force)
+    next_run = two.start("runs", "sleep", code=HOLD, TMPDIR=str(two.folder))
+    told = []
+    reader = threading.Thread(target=lambda: told.append(next_run.stdout.readline()), daemon=True)
+    reader.start()
+    with pytest.raises(subprocess.TimeoutExpired):
+        waiting.wait(20)  # the other machine promotes
+    assert told == []  # and begins a run
+    begun = time.monotonic()
+    killed.kill()
+    asleep.send_signal(signal.SIGSTOP)
+    try:
+        assert "a test of leases" in ended(waiting)["decision"]["reason"]
+        reader.join(300)
+        assert told == ["held\n"]
+        assert time.monotonic() - begun < 300  # within minutes
+        asleep.send_signal(signal.SIGCONT)
+        out, errors = asleep.communicate("\n", timeout=120)  # it wakes, and its lease is another's
+        assert (asleep.returncode, out) == (0, "lease-lost\n"), errors
+    finally:
+        for process in (killed, asleep, next_run, waiting):
+            process.kill()
+            process.communicate()
+    taken = [limit["active_slots"] for limit in world["deployed"].ask("v2/concurrency_limits/filter", {}).json()
+             if limit["name"].startswith("cpb-registry-")]  # fmt: skip
+    assert taken == [0]
