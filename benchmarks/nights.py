@@ -35,18 +35,18 @@ SIZES = ("database", "artifacts", "store")
 @contextmanager
 def training_in_this_process() -> Iterator[None]:
     """Train without a process per fleet, which would take longer than the training."""
-    from tasks import train
+    from tasks.training import executor
     from tasks.training.worker import train_job
 
     def run(folder: Path, *_: Any) -> None:
         if not (folder / "result.json").exists():
             train_job(folder)
 
-    before, train.run_trainer = train.run_trainer, run
+    before, executor.run_trainer = executor.run_trainer, run
     try:
         yield
     finally:
-        train.run_trainer = before
+        executor.run_trainer = before
 
 
 def night(number: int, keep: int, **options: Any) -> dict[str, Any]:

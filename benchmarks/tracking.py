@@ -17,7 +17,6 @@ from tempfile import TemporaryDirectory
 
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking import (
-    Dataset,
     MemberRecord,
     champions,
     finish,
@@ -51,7 +50,6 @@ def records(architecture: str, folder: Path | None = None) -> list[MemberRecord]
             history=history,
             metrics={f"test_{j}": j / 7 for j in range(20)} | {"test_crps_ratio": 0.9 + i / 200},
             folder=folder,
-            dataset=Dataset(f"C{i}", f"{i:064d}", f"features/{i}.parquet", 5000, ("r_close",)),
         )
         for i in range(MEMBERS)
     ]
