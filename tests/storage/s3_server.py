@@ -20,7 +20,9 @@ DENIED = b"<?xml version='1.0'?><Error><Code>AccessDenied</Code><Message>Access 
 
 
 class Faults:
-    """WSGI middleware. `plan(method, path)` names what becomes of an answer: busy, denied, cut, slow, or None.
+    """WSGI middleware. `plan(method, path)` names what becomes of a request: busy, denied, held, cut, slow, or None.
+
+    Cut and slow spoil the answer alone. What is held never reaches the store: it waits for `clear()`, then is refused.
 
     `asked`: (method, path) of every request.
     """
@@ -29,16 +31,23 @@ class Faults:
         self._app, self._lock = app, threading.Lock()
         self.asked = []
         self.plan = lambda method, path: None
+        self._released = threading.Event()
 
     def clear(self):
-        self.asked.clear()
-        self.plan = lambda method, path: None
+        with self._lock:
+            self.asked.clear()
+            self.plan = lambda method, path: None
+            self._released.set()
+            self._released = threading.Event()
 
     def __call__(self, environ, start_response):
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         with self._lock:
             self.asked.append((method, path))
-            what = self.plan(method, path)
+            what, released = self.plan(method, path), self._released
+        if what == "held":
+            released.wait()
+            what = "busy"
         if what in ("busy", "denied"):
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             status, body = ("503 Slow Down", BUSY) if what == "busy" else ("403 Forbidden", DENIED)

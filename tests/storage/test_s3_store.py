@@ -177,11 +177,9 @@ def test_bits_that_flipped_in_the_bucket_are_never_used(store, folder, tmp_path)
     assert not (tmp_path / "b/result.json").exists()
 
 
-def test_a_machine_that_dies_while_it_puts_a_tree_has_put_none(store, folder, tmp_path, faults):
-    def last_but_some(method, path):
-        return "slow" if method == "PUT" and len(faults.asked) > 4 else None
-
-    faults.plan = last_but_some
+@pytest.mark.parametrize("last_asked", ["/members/3.", "/tree-", "/result.json"])
+def test_a_machine_that_dies_while_it_puts_a_tree_has_put_none(store, folder, tmp_path, faults, last_asked):
+    faults.plan = lambda method, path: "held" if method == "PUT" and last_asked in path else None
     prefix = store.root.partition("/")[2]
     code = (
         "import sys, pathlib\nfrom tasks.storage.shared import SharedStore\n"
@@ -191,8 +189,9 @@ def test_a_machine_that_dies_while_it_puts_a_tree_has_put_none(store, folder, tm
     )
     process = subprocess.Popen([sys.executable, "-c", code])
     end = time.monotonic() + 60
-    while len(faults.asked) <= 4:
+    while not any(method == "PUT" and last_asked in path for method, path in faults.asked):
         assert time.monotonic() < end
+        assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
