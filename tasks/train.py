@@ -10,7 +10,7 @@ from prefect.context import FlowRunContext
 from schemas.errors import CpbError
 from schemas.handover import Failure, FleetJob, FleetResult
 from tasks.step import Retry, step
-from tasks.training.executor import Executor
+from tasks.training.executor import EngineLost, Executor
 from tasks.training.planning import job_key
 from tasks.training.process import TrainerDied
 from tasks.training.told import FleetTold
@@ -24,11 +24,16 @@ def train(job: FleetJob, root: Path, executor: Executor, timeout_s: float, told:
 
     Once more if its trainer died (not after its time limit: it would only run into it again). Where the trainer fails
     as a whole, every member of the shard is a failure.
+
+    Raises:
+        EngineLost: no shard of the run can be trained any more.
     """
     run = Retry(on=TrainerDied, times=executor.retries, wait_s=RETRY_WAIT_S).around(executor.run, "train")
     try:
         with told.shard(job) as shard_told, _gpu_limit(executor):
             return run(job, root, timeout_s, shard_told)
+    except EngineLost:
+        raise
     except CpbError as error:
         failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
         return FleetResult(key=job_key(job), architecture=job.architecture, failures=failures)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from schemas.errors import DamagedError
 from tasks.storage.digests import file_digest
 from tasks.storage.files import DRAFT, DiskFull, draft_name, replacing, sync, write_bytes
-from tasks.storage.store_faults import StoreFault, StoreFull, naming, retrying
+from tasks.storage.store_faults import FolderGone, StoreFault, StoreFull, naming, retrying
 from tasks.storage.store_tree import (
     Files,
     by_digest,
@@ -209,7 +209,13 @@ class SharedStore:
     def _at(self, key: str) -> str:
         return f"{self.root}/{key}".rstrip("/")
 
+    def _check_folder(self) -> None:
+        """Raise `FolderGone` where the store's folder is not there, so that none is made in place of a lost mount."""
+        if self.is_local and not Path(self.root).is_dir():
+            raise FolderGone(f"there is no folder {self.root} any more; mount it again")
+
     def _copy(self, path: Path, key: str) -> None:
+        self._check_folder()
         try:
             with replacing(Path(self._at(key))) as draft:
                 shutil.copyfile(path, draft)
@@ -272,6 +278,7 @@ class SharedStore:
         return retrying(lambda: self._once(name, size, args, kwargs), f"{name} {args[0]}")
 
     def _once(self, name: str, size: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._check_folder()
         if not self.fs.async_impl:
             return getattr(self.fs, name)(*args, **kwargs)
         limit = OBJECT_S + size / MIN_BYTES_PER_S

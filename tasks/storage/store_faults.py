@@ -48,6 +48,10 @@ class StoreFull(StoreFault):
     default_code = "store-full"
 
 
+class FolderGone(OSError):
+    """The store's folder, which was there, is not: a mount that is lost, perhaps for a moment."""
+
+
 def is_fault(error: BaseException) -> bool:
     """Whether an error is one of the store or of the way to it, and not of this program."""
     return isinstance(error, OSError | TimeoutError) or _library(error) in _LIBRARIES
@@ -126,6 +130,8 @@ def reason_of(error: BaseException) -> str:
             text = text.replace(value, "***")
     text = re.sub(r"\.$", "", text[:_MAX_REASON])
     kind = type(error).__name__
+    if isinstance(error, FolderGone):
+        return text
     if isinstance(error, TimeoutError):
         return f"no answer in time{f' ({text})' if text else ''}"
     return f"{text} ({kind})" if text else kind

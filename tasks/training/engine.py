@@ -23,6 +23,10 @@ class Engine(Protocol):
         """Return who runs a plan of so many shards; `again`: what was trained before is used."""
         ...
 
+    def leave(self) -> None:
+        """Let go of what trains shards: nothing else of the run is trained."""
+        ...
+
 
 class LocalEngine:
     """This machine."""
@@ -38,6 +42,9 @@ class LocalEngine:
     def executor(self, shards: int, *, again: bool) -> LocalExecutor:
         """Return the executor with a slot per GPU, or per core."""
         return LocalExecutor(plan_slots(self._device, shards), again=again)
+
+    def leave(self) -> None:
+        """Do nothing: slots are given back one by one."""
 
 
 def check_engine(spec: RunSpec) -> None:

@@ -3,12 +3,19 @@
 from pathlib import Path
 from typing import Protocol
 
+from schemas.errors import CpbError
 from schemas.handover import FleetJob, FleetResult
 from tasks.training.fleet_files import prepare, read_result
 from tasks.training.process import run_trainer
 from tasks.training.shared_shards import sharing
 from tasks.training.slots import Slots
 from tasks.training.told import ShardTold
+
+
+class EngineLost(CpbError):
+    """What trains the shards is gone, for this shard and all others: the run ends, and what is finished stays."""
+
+    default_code = "engine-lost"
 
 
 class Executor(Protocol):
@@ -34,6 +41,7 @@ class Executor(Protocol):
 
         Raises:
             CpbError: the shard failed as a whole; `TrainerDied` where another try may succeed.
+            EngineLost: no shard can be trained any more.
         """
         ...
 

@@ -7,9 +7,10 @@ carry Ray's token (`RAY_AUTH_MODE=token`), so a cluster that was started with on
 
 import logging
 import os
+import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,10 @@ class RayEngine:
             threads=threads, gpu=self.gpus, shards=shards, again=again,
         )  # fmt: skip
 
+    def leave(self) -> None:
+        """Leave the cluster, whose head may be lost from now on without ending this process."""
+        self.ray.shutdown()
+
 
 @contextmanager
 def connected(spec: RunSpec) -> Iterator[RayEngine]:
@@ -64,27 +69,28 @@ def connected(spec: RunSpec) -> Iterator[RayEngine]:
         CpbError: Ray is not installed, the cluster cannot be reached, or its nodes have other versions or another home.
     """
     ray = _ray()
-    _init(ray)
-    try:
-        nodes = _checked_nodes(ray, spec.scope.home)
-        tell("Ray", 1, 1, "")
-        found = [node["Resources"] for node in nodes]
-        largest = {
-            name: max((one.get(name, 0.0) for one in found), default=0.0) for name in (GPU, CPU, MEMORY)
-        }
-        if not largest[CPU]:
-            raise CpbError(
-                "no node of the Ray cluster has a CPU for training: start one with `ray start --address=HEAD:6379`",
-                code="ray-empty",
-            )
-        if spec.device.startswith("cuda") and not largest[GPU]:
-            raise UsageError(
-                f"device {spec.device!r}: no node of the Ray cluster has a GPU; choose cpu or auto",
-                code="device", field="device",
-            )  # fmt: skip
-        yield RayEngine(ray, spec, spec.scope.home, largest)
-    finally:
-        ray.shutdown()
+    with redirect_stdout(sys.stderr):  # Ray prints there what becomes of nodes, and stdout is for results
+        _init(ray)
+        try:
+            nodes = _checked_nodes(ray, spec.scope.home)
+            tell("Ray", 1, 1, "")
+            found = [node["Resources"] for node in nodes]
+            largest = {
+                name: max((one.get(name, 0.0) for one in found), default=0.0) for name in (GPU, CPU, MEMORY)
+            }
+            if not largest[CPU]:
+                raise CpbError(
+                    "no node of the Ray cluster has a CPU for training: start one with `ray start --address=HEAD:6379`",
+                    code="ray-empty",
+                )
+            if spec.device.startswith("cuda") and not largest[GPU]:
+                raise UsageError(
+                    f"device {spec.device!r}: no node of the Ray cluster has a GPU; choose cpu or auto",
+                    code="device", field="device",
+                )  # fmt: skip
+            yield RayEngine(ray, spec, spec.scope.home, largest)
+        finally:
+            ray.shutdown()
 
 
 def _ray() -> Any:

@@ -5,6 +5,9 @@ store's; a task returns nothing. Without a store the nodes work in the driver's 
 """
 
 import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +16,12 @@ from schemas.handover import FleetJob, FleetResult
 from tasks.storage.files import DiskFull
 from tasks.storage.waiting import Interrupted, pause
 from tasks.training import ray_node
+from tasks.training.executor import EngineLost
 from tasks.training.fleet_files import RESULT, prepare, read_result
 from tasks.training.process import TrainerDied
+from tasks.training.ray_address import ADDRESS, HERE
 from tasks.training.ray_board import TAKE_S, BoardReader
+from tasks.training.ray_head import Head
 from tasks.training.shards import memory_bytes
 from tasks.training.shared_shards import SharedShards, checkpoint_setting
 from tasks.training.slots import Slots
@@ -52,6 +58,7 @@ class RayExecutor:
         self._threads, self._gpu, self._again = threads, gpu, again
         self._versions = ray_node.versions()
         self._reader = BoardReader(ray)
+        self._head = Head(ray.get_runtime_context().gcs_address)
         self._full: set[str] = set()
         """Ids of nodes whose disk was full."""
 
@@ -103,14 +110,18 @@ class RayExecutor:
     def _train(self, order: ray_node.Order, job: FleetJob, told: ShardTold) -> None:
         """Let Ray train it; once more elsewhere where a node's disk was full."""
         while True:
-            task = self._submit(order, job)
+            with self._noticing_loss():
+                task = self._submit(order, job)
             try:
-                self._wait(task, order.key, told)
+                with self._noticing_loss():
+                    self._wait(task, order.key, told)
             except DiskFull as error:
                 if not self._store or not self._other_nodes(error.field):
                     raise
                 log.warning("%s; the shard goes to another node", error)
                 continue
+            except EngineLost:  # Ray could cancel nothing
+                raise
             except BaseException:
                 self._cancel(task)
                 raise
@@ -140,6 +151,8 @@ class RayExecutor:
         while not self._ray.wait([task], timeout=0)[0]:
             pause(TAKE_S)
             self._tell(key, told)
+            if self._head.is_lost():
+                raise self._lost("its head does not answer")
         try:
             self._ray.get(task)
         except errors.RayTaskError as error:
@@ -148,11 +161,30 @@ class RayExecutor:
             raise
         except errors.TaskCancelledError:
             raise Interrupted("the task was cancelled") from None
-        except errors.RayError as error:
+        except (errors.NodeDiedError, errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
             reason = str(error).strip().splitlines()[0]
             raise TrainerDied(
                 f"its node was lost {MAX_RETRIES + 1} times, the last time so: {reason}"
             ) from error
+
+    @contextmanager
+    def _noticing_loss(self) -> Iterator[None]:
+        """Raise `EngineLost` for what Ray itself meets in the block: its head, or this machine's part, has ended."""
+        try:
+            yield
+        except self._ray.exceptions.RayTaskError:  # the task's own error, a defect of cpb
+            raise
+        except self._ray.exceptions.RayError as error:
+            raise self._lost(type(error).__name__) from error
+
+    def _lost(self, reason: str) -> EngineLost:
+        address = os.environ.get(ADDRESS, "")
+        where, first = (address, "start it again, then ") if address not in HERE else ("of this command", "")
+        return EngineLost(
+            f"the Ray cluster {where} was lost ({reason}); {first}run the same command: what is finished is not "
+            "trained again",
+            field=ADDRESS,
+        )
 
     def _tell(self, key: str, told: ShardTold) -> None:
         """Tell what the node has reported of a shard since the last time."""

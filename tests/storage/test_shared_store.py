@@ -84,6 +84,41 @@ def test_a_tree_that_is_not_there_leaves_nothing(store, tmp_path):
     assert not (tmp_path / "k").exists()
 
 
+def test_a_store_whose_folder_goes_away_is_a_fault_and_no_folder_is_made_in_its_place(
+    tmp_path, folder, monkeypatch
+):
+    monkeypatch.setattr(store_faults, "WAIT_S", 0.0)
+    (tmp_path / "store").mkdir()
+    store = SharedStore.open(f"file://{tmp_path}/store")
+    store.put_tree(folder, "k", NAMES, last="result.json")
+    (tmp_path / "store").rename(tmp_path / "away")
+    tries = [
+        lambda: store.put_tree(folder, "k", NAMES, last="result.json"),
+        lambda: store.get_tree("k", tmp_path / "b", last="result.json", check=fine, allowed=anything),
+        lambda: store.has("k/result.json"),
+        lambda: store.names("k"),
+        lambda: store.remove(["k/result.json"]),
+    ]
+    for one in tries:
+        with pytest.raises(
+            StoreFault, match=r"there is no folder .*/store any more; mount it again"
+        ) as caught:
+            one()
+        assert "\n" not in str(caught.value)
+    assert not (tmp_path / "store").exists()
+    (tmp_path / "away").rename(tmp_path / "store")
+    assert store.get_tree("k", tmp_path / "b", last="result.json", check=fine, allowed=anything)
+
+
+def test_a_folder_that_is_gone_for_a_moment_is_waited_for(tmp_path, folder, monkeypatch):
+    (tmp_path / "store").mkdir()
+    store = SharedStore.open(f"file://{tmp_path}/store")
+    (tmp_path / "store").rename(tmp_path / "away")
+    monkeypatch.setattr(store_faults, "pause", lambda _s: (tmp_path / "away").rename(tmp_path / "store"))
+    store.put(folder / "result.json", "x")
+    assert store.has("x")
+
+
 class Cut(Exception):
     """The machine is gone."""
 

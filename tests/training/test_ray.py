@@ -221,6 +221,50 @@ def test_a_node_without_space_gives_its_shards_to_others(cluster, planned, tmp_p
     assert not (tmp_path / "a/sim").exists() or not list((tmp_path / "a").rglob("result.json"))
 
 
+def when(moment, do):
+    """Start a thread that waits for a moment, then does something; `join` it."""
+
+    def wait():
+        wait_until(moment, 300)
+        do()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, store, starts):
+    home, fleet, expected = planned
+    cache = tmp_path / "a"
+    cluster.add(cache)
+    killer = when(lambda: is_training(cache, store), lambda: [one.kill() for one in trainers_of(cache)])
+    there = copied(home, tmp_path / "home")
+    found = train(there, fleet)
+    killer.join(300)
+    assert all(one.members for one in found), found
+    assert models(there / "sim", fleet) == expected
+    assert sorted(starts.values()) == [1, 2]
+
+
+def test_a_store_that_is_lost_fails_shards_in_one_sentence_and_loses_nothing(
+    cluster, planned, tmp_path, store
+):
+    home, fleet, expected = planned
+    cache = tmp_path / "a"
+    cluster.add(cache)
+    away = tmp_path / "away"
+    taker = when(lambda: is_training(cache, store), lambda: store.rename(away))
+    there = copied(home, tmp_path / "home")
+    reasons = [failure.reason for one in train(there, fleet) for failure in one.failures]
+    taker.join(300)
+    assert len(reasons) == 2
+    assert all("there is no folder" in one and "\n" not in one for one in reasons), reasons
+    assert not store.exists()
+    away.rename(store)
+    assert all(one.members for one in train(there, fleet))
+    assert models(there / "sim", fleet) == expected
+
+
 def start_driver(home, store, epochs):
     """Start `cpb train-all` on the cluster, for two fleets of one shard each."""
     command = [
@@ -268,13 +312,48 @@ def test_a_killed_driver_repeated_trains_only_what_is_left(cluster, tmp_path, st
     again = start_driver(home, store, 60)
     out, said = again.communicate(timeout=600)
     assert again.returncode == 0, said
-    answer = json.loads(out.splitlines()[-1])
+    answer = json.loads(out)
     assert (answer["members"], answer["champions"], answer["failures"]) == (4, 2, [])
     assert len(list(store.glob("sim/fleets/*/result.json"))) == 2
     assert first.stat().st_mtime_ns == before
     trained = {path.parent.name for path in (tmp_path / "b").glob("sim/fleets/*/worker.log")}
     assert first.parent.name not in trained
     assert len(trained) == 1
+
+
+def test_a_lost_head_ends_the_run_in_one_sentence_and_loses_nothing(tmp_path, store, monkeypatch):
+    """Ray itself would end the driver by force, 60 s after its head."""
+    kept = dict(os.environ)
+    first, cache, home = SmallCluster(), tmp_path / "a", tmp_path / "home"
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", first.address)
+        first.add(cache)
+        driver = start_driver(home, store, 200)
+        wait_until(lambda: is_training(cache, store) or driver.poll() is not None, 300)
+        assert driver.poll() is None, driver.communicate()
+        first.cluster.head_node.kill_gcs_server(check_alive=False)
+        out, said = driver.communicate(timeout=58)
+        told = json.loads(out)
+        assert (driver.returncode, told["exit"], told["code"]) == (1, 1, "engine-lost")
+        assert "Traceback" not in said
+    finally:
+        first.close()
+        os.environ.clear()
+        os.environ.update(kept)
+    wait_until(lambda: not trainers_of(cache), 90)
+    second = SmallCluster()
+    try:
+        monkeypatch.setenv("RAY_ADDRESS", second.address)
+        second.add(cache)
+        again = start_driver(home, store, 200)
+        out, said = again.communicate(timeout=600)
+        assert again.returncode == 0, said
+        answer = json.loads(out)
+        assert (answer["members"], answer["champions"], answer["failures"]) == (4, 2, [])
+    finally:
+        second.close()
+        os.environ.clear()
+        os.environ.update(kept)
 
 
 def test_nobody_without_the_token_gets_in(cluster, tmp_path):

@@ -42,7 +42,7 @@ def train(planned, tmp_path, monkeypatch):
         if not home.exists():
             copied(planned[0], home)
         monkeypatch.setenv("CPB_HOME", str(home))
-        engine = SimpleNamespace(executor=lambda number, again: LocalExecutor(slots))
+        engine = SimpleNamespace(executor=lambda number, again: LocalExecutor(slots), leave=lambda: None)
         (found,) = train_fleets(RunSpec(**SPEC), Runner(), engine, [planned[1]])
         assert [len(one.members) for one in found if isinstance(one, FleetResult)] == [1, 1]
         return home / "sim"
