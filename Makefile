@@ -63,7 +63,7 @@ test-all: lint ## everything, with real servers, browser, kills and long trainin
 freqtrade: .venv-freqtrade/.installed ## create .venv-freqtrade, in which the slow tests run the real freqtrade
 
 test-slow: .venv/.installed-dev ## the slow tests alone: what test-all has beyond test
-	$(BIN)/pytest -n 2 -m slow
+	$(BIN)/pytest -n 3 -m slow
 
 fmt: .venv/.installed-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

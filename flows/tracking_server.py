@@ -5,7 +5,10 @@ It keeps the artifacts itself, so that no machine needs another's folders. MLflo
 """
 
 import os
+import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +19,7 @@ from flows.password_file import PasswordFile
 from flows.tracking_guard import Guard
 from schemas.errors import CpbError, UsageError
 from schemas.hosts import Hosts
+from tasks.storage.processes import ProcessId
 from tasks.storage.urls import public_url
 from tasks.tracking.mlflow_private import served_app
 from tasks.tracking.ui import Address, check_port, serve_until_stopped
@@ -27,6 +31,9 @@ DATABASE, ARTIFACTS = "MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"
 """MLflow's own variables: the database's URI may hold a password, which a command line would show."""
 _HOSTS = "CPB_TRACKING_HOSTS"
 """Hands the names to the processes that serve."""
+_LOOK_S = 1.0
+_COMMAND = "CPB_TRACKING_COMMAND"
+"""Tells them which process is the command that they serve for."""
 
 
 def password_file() -> PasswordFile:
@@ -59,8 +66,8 @@ def serve_tracking(
     database = os.environ.get(DATABASE)
     if not database:
         raise UsageError(
-            f"{DATABASE} is not set: name the database there, as in {DATABASE}=postgresql://USER:PASSWORD@HOST/NAME "
-            "(in the environment, because every user sees a command line)",
+            f"{DATABASE} is not set: name the database there, as in {DATABASE}=postgresql://HOST/NAME, with user "
+            "and password before HOST (in the environment, because every user sees a command line)",
             code="database", field=DATABASE,
         )  # fmt: skip
     from tasks.tracking.database import is_database, named_in
@@ -68,7 +75,8 @@ def serve_tracking(
 
     if not is_database(database):
         raise UsageError(
-            f"{DATABASE} {public_url(database)} is no database: give one, as in postgresql://USER:PASSWORD@HOST/NAME",
+            f"{DATABASE} {public_url(database)} is no database: give one, as in postgresql://HOST/NAME, with user and "
+            "password before HOST",
             code="database", field=DATABASE,
         )  # fmt: skip
     hosts = Hosts.of(allowed_hosts)
@@ -88,7 +96,11 @@ def serve_tracking(
     command = [sys.executable, "-m", "uvicorn", "--factory", f"{__name__}:guarded_app", "--host", host,
                "--port", str(port), "--workers", str(workers), "--log-level", "warning", "--no-access-log",
                "--no-server-header", "--no-proxy-headers"]  # fmt: skip
-    environment = os.environ | {ARTIFACTS: place, _HOSTS: ",".join(sorted(hosts.names))}
+    environment = os.environ | {
+        ARTIFACTS: place,
+        _HOSTS: ",".join(sorted(hosts.names)),
+        _COMMAND: str(ProcessId.current()),
+    }
     url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"
     serve_until_stopped(command, environment, url, log, lambda: ready(Address(url, {}, url)))
 
@@ -99,5 +111,14 @@ def guarded_app() -> "ASGIApp":
         auth = password_file().read()
     except CpbError as error:
         sys.exit(f"cpb: {error}")
+    command = ProcessId.parse(os.environ[_COMMAND])
+    threading.Thread(target=_end_with, args=(command, os.getppid()), daemon=True, name="command").start()
     hosts = [name for name in os.environ.get(_HOSTS, "").split(",") if name]
     return Guard(served_app(os.environ[DATABASE], os.environ[ARTIFACTS]), auth, hosts)
+
+
+def _end_with(command: ProcessId, parent: int) -> None:
+    """End all processes that serve once the command, or the one that started this, is gone: they hold the port."""
+    while command.is_alive() and os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os.killpg(os.getpgrp(), signal.SIGTERM)  # a session of its own, see `serve_until_stopped`

@@ -1,6 +1,6 @@
 """What all sets of options have in common: whoever builds one gets one sentence for a wrong value."""
 
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -19,6 +19,7 @@ class Spec(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _one_sentence(cls, values: Any, build: Any) -> Self:
+        _refuse_booleans(cls, values)
         try:
             return build(values)
         except ValidationError as error:
@@ -28,6 +29,15 @@ class Spec(BaseModel):
             raise UsageError(
                 _sentence(first, field, list(cls.model_fields)), code=code, field=field
             ) from None
+
+
+def _refuse_booleans(spec: type[BaseModel], values: Any) -> None:
+    """Raise `UsageError` for true or false where a number belongs: Python takes them for 1 and 0."""
+    for name, field in spec.model_fields.items() if isinstance(values, dict) else ():
+        kinds = set(get_args(field.annotation) or (field.annotation,))
+        if isinstance(values.get(name), bool) and bool not in kinds and kinds & {int, float}:
+            wanted = _WANTED["float" if float in kinds else "int"]
+            raise UsageError(f"{name} {values[name]!r} is not {wanted}", code="int-type", field=name)
 
 
 def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:

@@ -151,7 +151,7 @@ def parse_value(text: str) -> Any:
     """Return the JSON value of a text, or the text itself where it is none: `5`, `0.1`, `false`, `quantile`."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):  # also of digits by the thousand, and brackets
         return text
 
 

@@ -201,7 +201,7 @@ class _Choice:
         reason = f"below {least:,.0f} USDT in {month}"
         enough = self._kept([pair if pair.turnover >= least else reason for pair in known])
         ranked = sorted(enough, key=lambda pair: (-pair.turnover, pair.symbol))
-        most = number or len(ranked)
+        most = min(number or len(ranked), len(ranked))
         return self._kept([*ranked[:most], *["of smaller turnover"] * (len(ranked) - most)])
 
     def _turnover(self, pair: Pair, month: str) -> float:

@@ -2,6 +2,7 @@
 
 import logging
 import socket
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,7 @@ TAGS = {
 """Of a new experiment; the first: MLflow's page need not ask what it holds."""
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
+_PATIENT_S = 10.0
 _LOOKED_AT = 50
 """Newest flow runs that are asked which machines write to the store."""
 
@@ -224,7 +226,8 @@ class _Client:
         def call(*arguments: Any, **options: Any) -> Any:
             check_held()
             try:
-                return method(*arguments, **options)
+                with self._waiting():
+                    return method(*arguments, **options)
             except CpbError:
                 raise
             except Exception as error:
@@ -233,6 +236,21 @@ class _Client:
                 raise
 
         return call
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Say once that a tracking server lets this call wait: MLflow asks it again for a minute, without a word."""
+        if not is_server(self._uri):
+            yield
+            return
+        sentence = f"waiting for the MLflow server {public_url(self._uri)} since {_PATIENT_S:.0f} s"
+        timer = threading.Timer(_PATIENT_S, log.warning, (sentence,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def _experiment(client: "MlflowClient", uri: str, served: str) -> str:

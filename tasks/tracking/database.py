@@ -41,8 +41,8 @@ _SCHEMA_LOCK = 0x637062
 _variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
-_EXTRAS = {"psycopg2": "'cpb[postgres]'"}
-"""What of cpb to install for a driver."""
+_PACKAGES = {"psycopg2": "'cpb[postgres]'", "MySQLdb": "mysqlclient"}
+"""What to install for a driver that has another name."""
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
 _CAUSES = (
@@ -164,6 +164,8 @@ def failure(uri: str, error: BaseException) -> CpbError:
     code = next((code for code, words in _CAUSES if any(word in lower for word in words)), "store")
     if code == "database-down":
         reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
+        if urlsplit(uri).netloc.count("@") > 1:
+            reason += "; a user or password with @, : or / is written with %40, %3A, %2F"
     reason = reason[:_MAX_REASON_CHARS]
     if isinstance(error, ModuleNotFoundError):
         code, reason = "missing-package", f"{error.name}"
@@ -186,7 +188,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
         "database-down": f"{store} cannot be reached ({reason}); start it, {_other_store()}",
         "missing-package": (
             f"{store} needs the Python package {reason}, which is not installed; "
-            f"`pip install {_EXTRAS.get(reason, reason)}`, {_other_store()}"
+            f"`pip install {_PACKAGES.get(reason, reason)}`, {_other_store()}"
         ),
     }
     return CpbError(

@@ -78,6 +78,7 @@ def quiet() -> None:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # a minute of waiting; 7 are more than four
     for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 

@@ -5,9 +5,11 @@ cluster, on its head as a rule. Without `RAY_ADDRESS` one is started for the com
 carry Ray's token (`RAY_AUTH_MODE=token`), so a cluster that was started with one lets nobody else in.
 """
 
+import io
 import logging
 import os
-import sys
+import signal
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -69,8 +71,11 @@ def connected(spec: RunSpec) -> Iterator[RayEngine]:
         CpbError: Ray is not installed, the cluster cannot be reached, or its nodes have other versions or another home.
     """
     ray = _ray()
-    with redirect_stdout(sys.stderr):  # Ray prints there what becomes of nodes, and stdout is for results
-        _init(ray)
+    with redirect_stdout(
+        _DebugLog()
+    ):  # Ray prints there, with tracebacks, what `RayExecutor` tells in cpb's words
+        with _own_signals():
+            _init(ray)
         try:
             nodes = _checked_nodes(ray, spec.scope.home)
             tell("Ray", 1, 1, "")
@@ -91,6 +96,27 @@ def connected(spec: RunSpec) -> Iterator[RayEngine]:
             yield RayEngine(ray, spec, spec.scope.home, largest)
         finally:
             ray.shutdown()
+
+
+class _DebugLog(io.TextIOBase):
+    """Where Ray's own words go: stdout is for results."""
+
+    def write(self, text: str) -> int:
+        """Log one piece of text."""
+        if text.strip():
+            log.debug("Ray: %s", text.strip())
+        return len(text)
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Keep this process's way to end on SIGTERM: Ray's prints stacks of machine code and exits with 15."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 def _ray() -> Any:

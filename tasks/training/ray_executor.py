@@ -61,6 +61,8 @@ class RayExecutor:
         self._head = Head(ray.get_runtime_context().gcs_address)
         self._full: set[str] = set()
         """Ids of nodes whose disk was full."""
+        self._started: set[str] = set()
+        """Keys of shards that a node has begun with."""
 
     def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardTold) -> FleetResult:
         """Train and judge a shard on the cluster; see `Executor`."""
@@ -119,6 +121,7 @@ class RayExecutor:
                 if not self._store or not self._other_nodes(error.field):
                     raise
                 log.warning("%s; the shard goes to another node", error)
+                self._started.discard(order.key)
                 continue
             except EngineLost:  # Ray could cancel nothing
                 raise
@@ -190,6 +193,12 @@ class RayExecutor:
         """Tell what the node has reported of a shard since the last time."""
         for kind, value in self._reader.take(key):
             if kind == "start":
+                if key in self._started:
+                    log.warning(
+                        "%s is trained once more, from its newest checkpoint: its trainer or its node was lost",
+                        key,
+                    )
+                self._started.add(key)
                 told.starting()
             elif kind == "line":
                 log.log(*value)

@@ -90,7 +90,10 @@ def test_help_says_what_the_specification_says():
         ("quantile", "quantile"),
         ("", ""),
         ('"5"', "5"),
+        ("9" * 5000, "9" * 5000),
+        ("[" * 60_000, "[" * 60_000),
     ],
+    ids=lambda value: str(value)[:9],
 )
 def test_values_are_json_or_plain_text(text, value):
     assert parse_value(text) == value

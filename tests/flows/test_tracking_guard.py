@@ -11,6 +11,7 @@ from flows.password_file import PasswordFile
 from flows.tracking_guard import Guard
 from schemas.errors import UsageError
 from schemas.hosts import Hosts
+from tasks.storage.urls import without_credentials
 from tasks.tracking.mlflow_private import SERVED
 
 AUTH = "cpb:s3cret"
@@ -99,6 +100,12 @@ def test_without_a_database_it_says_where_to_name_one(monkeypatch, tmp_path):
     with pytest.raises(UsageError) as caught:
         tracking_server.serve_tracking("127.0.0.1", 5000, 1, (), None, print)
     assert (caught.value.code, caught.value.field) == ("database", "MLFLOW_BACKEND_STORE_URI")
+    said = str(caught.value)
+    assert without_credentials(said) == said  # what is taken for a password would be cut out of the example
+    monkeypatch.setenv(tracking_server.DATABASE, "file:///somewhere")
+    with pytest.raises(UsageError, match="is no database") as caught:
+        tracking_server.serve_tracking("127.0.0.1", 5000, 1, (), None, print)
+    assert without_credentials(str(caught.value)) == str(caught.value)
 
 
 def test_the_password_lies_in_a_file_of_its_owner(monkeypatch, tmp_path):

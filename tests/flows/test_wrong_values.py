@@ -121,3 +121,11 @@ def test_a_value_of_another_kind_is_told_what_was_wanted(field, value, wanted):
 def test_the_end_of_today_is_not_ahead_of_the_clock():
     tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}"
     assert ScopeSpec(as_of=tomorrow).scope.as_of is not None
+
+
+def test_true_is_no_number():
+    for values in ({"seeds": True}, {"folds": False}):
+        with pytest.raises(UsageError, match="is not a whole number") as found:
+            BacktestSpec(**values)
+        assert [found.value.field] == list(values)
+    assert RunSpec(preset="smoke", prune=True).prune is True

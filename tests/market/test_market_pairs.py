@@ -92,6 +92,7 @@ def test_turnover_is_that_of_the_last_whole_month_before_as_of(market):
     assert chosen(market, min_quote_volume=1).symbols == ("BTCUSDT", "JUPUSDT", "NEWUSDT")
     assert chosen(market, number_assets=1, as_of="2024-04-20").symbols == ("BTCUSDT",)
     assert chosen(market, number_assets=2).symbols == ("BTCUSDT", "JUPUSDT")
+    assert len(chosen(market, number_assets=10**24).symbols) == 3
 
 
 def test_a_pair_of_this_month_has_daily_files_only(market):
@@ -158,6 +159,8 @@ def test_a_specification_gets_its_pairs_once_and_keeps_what_was_asked(market):
         ({"coins": "BTC", "min_days_listed": 3}, "min_days_listed"),
         ({"coins": "all", "number_assets": 3}, "number_assets"),
         ({"coins": "exchange", "number_assets": 0}, "number_assets"),
+        ({"coins": "exchange", "number_assets": True}, "number_assets"),
+        ({"coins": "exchange", "min_quote_volume": True}, "min_quote_volume"),
         ({"coins": "exchange", "min_quote_volume": -1}, "min_quote_volume"),
         ({"coins": "exchange", "market": "own", "source": "candles.csv"}, "coins"),
     ],

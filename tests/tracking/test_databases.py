@@ -159,6 +159,17 @@ def test_an_unknown_host_of_a_tracking_server():
     assert "unknown host" in refused("http://me:hunter2@no-such-host.invalid:5000", "database-down")
 
 
+def test_a_password_that_is_not_percent_encoded_is_told_how():
+    text = refused("postgresql://me:hunter2@x@127.0.0.1:1/runs", "database-down")
+    assert "%40" in text
+    assert "hunter2@" not in text
+
+
+def test_a_driver_is_named_by_what_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    assert "`pip install mysqlclient`" in refused("mysql://me:hunter2@127.0.0.1:1/runs", "missing-package")
+
+
 READ = """
 import os, sys, tempfile
 from schemas.errors import CpbError

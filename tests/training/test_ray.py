@@ -233,7 +233,7 @@ def when(moment, do):
     return thread
 
 
-def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, store, starts):
+def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, store, starts, caplog, capfd):
     home, fleet, expected = planned
     cache = tmp_path / "a"
     cluster.add(cache)
@@ -244,6 +244,8 @@ def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, s
     assert all(one.members for one in found), found
     assert models(there / "sim", fleet) == expected
     assert sorted(starts.values()) == [1, 2]
+    assert "is trained once more, from its newest checkpoint" in caplog.text
+    assert "Traceback" not in "".join(capfd.readouterr())  # Ray's own words about it
 
 
 def test_a_store_that_is_lost_fails_shards_in_one_sentence_and_loses_nothing(
@@ -282,16 +284,18 @@ def start_driver(home, store, epochs):
     )  # fmt: skip
 
 
-def test_ctrl_c_ends_the_driver_and_its_trainers(cluster, tmp_path, store):
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_ctrl_c_or_sigterm_ends_the_driver_and_its_trainers(cluster, tmp_path, store, by, code):
     cache = tmp_path / "a"
     cluster.add(cache)
     driver = start_driver(tmp_path / "home", store, 400)
     wait_until(lambda: is_training(cache, store) or driver.poll() is not None, 300)
     assert driver.poll() is None, driver.communicate()
-    driver.send_signal(signal.SIGINT)
-    _, said = driver.communicate(timeout=30)
-    assert driver.returncode == 130
+    driver.send_signal(by)
+    out, said = driver.communicate(timeout=30)
+    assert driver.returncode == code
     assert "Traceback" not in said
+    assert "SIGTERM received" not in out + said  # Ray's stack of machine code
     wait_until(lambda: not trainers_of(cache), 30)
 
 
