@@ -10,6 +10,7 @@ from schemas.run import FILTERS, RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
 from tasks.tracking.data_sets import learned_from
+from tasks.tracking.database import DOWN
 from tasks.tracking.run_names import run_name, scope_tags
 from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, log_datasets, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, NEWEST
@@ -33,12 +34,17 @@ def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> Open
 def run_of(run_id: str) -> Iterator[None]:
     """Mark the flow's run as failed, with the reason, where an error ends the block, as killed where an interrupt does.
 
+    Where the store itself is away the run stays open, and is marked as killed by whatever of cpb next writes there.
+
     Interrupts (Ctrl-C, the signal by which Prefect cancels a run) are no `Exception`.
     """
     try:
         yield
     except Exception as error:
-        finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
+        if (
+            getattr(error, "code", "") != DOWN
+        ):  # else the store would be waited for once more, to tell it this
+            finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
         raise
     except BaseException as interrupt:
         kill(run_id, f"interrupted ({type(interrupt).__name__})")

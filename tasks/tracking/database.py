@@ -45,6 +45,8 @@ _PACKAGES = {"psycopg2": "'cpb[postgres]'", "MySQLdb": "mysqlclient"}
 """What to install for a driver that has another name."""
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
+DOWN = "database-down"
+"""Code of the error for a database or server that does not answer."""
 _CAUSES = (
     ("database-locked", ("database is locked", "database table is locked")),
     ("database-refused", ("password", "authentication", "access denied", "no pg_hba.conf entry", "role \"",
@@ -55,7 +57,7 @@ _CAUSES = (
     ("read-only-store", ("readonly database", "read-only", "permission denied")),
     ("database-schema", ("out-of-date database schema", "can't locate revision")),
     ("plain-folder", ("filesystem tracking backend",)),
-    ("database-down", ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable",
+    (DOWN, ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable",
                        "max retries", "connection", "server closed")),
     ("database-unreadable", ("unable to open",)),
 )  # fmt: skip
@@ -162,7 +164,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
     reason = _first_line(error)
     lower = reason.lower()
     code = next((code for code, words in _CAUSES if any(word in lower for word in words)), "store")
-    if code == "database-down":
+    if code == DOWN:
         reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
         if urlsplit(uri).netloc.count("@") > 1:
             reason += "; a user or password with @, : or / is written with %40, %3A, %2F"
@@ -185,7 +187,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
             "set MLFLOW_TRACKING_URI to sqlite:///FILE or to a server's http address"
         ),
         "database-unreadable": f"{store} cannot be opened; check that the file can be read, {_other_store()}",
-        "database-down": f"{store} cannot be reached ({reason}); start it, {_other_store()}",
+        DOWN: f"{store} cannot be reached ({reason}); start it, {_other_store()}",
         "missing-package": (
             f"{store} needs the Python package {reason}, which is not installed; "
             f"`pip install {_PACKAGES.get(reason, reason)}`, {_other_store()}"
@@ -321,7 +323,7 @@ def _check_server(uri: str) -> None:
     if status not in (200, 404):  # 404: it has no experiment `cpb` yet
         raise CpbError(
             f"{server} answers with HTTP status {status}; look at its log, {_other_store()}",
-            code="database-down",
+            code=DOWN,
         )
 
 

@@ -16,6 +16,14 @@ def store(tmp_path, monkeypatch):
     return open_store()
 
 
+def test_a_store_that_is_away_is_not_asked_again_to_mark_the_run(store):
+    run = start_parent("k", {})
+    with pytest.raises(CpbError), run_of(run.run_id):
+        raise CpbError("the MLflow store cannot be reached", code="database-down")
+    assert store.client.get_run(run.run_id).info.status == "RUNNING"
+    assert start_parent("k", {}).run_id == run.run_id  # the same command goes on with it
+
+
 def test_a_run_that_ends_in_an_error_is_marked_failed_and_can_be_repeated(store):
     run = start_parent("k", {})
     with pytest.raises(CpbError, match="no fleet"), run_of(run.run_id):
