@@ -41,11 +41,12 @@ docs: .venv/.installed-dev ## the documentation site, build/site/index.html; war
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html, or: $(BIN)/mkdocs serve"
 
-lint: .venv/.installed-dev ## ruff, mypy, import rules
+lint: .venv/.installed-dev ## ruff, mypy, import rules, limits of size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m benchmarks.size --check
 
 test: lint ## lint, types, import rules and the fast tests
 	@echo "The fast tests: 6 to 10 minutes on two cores."

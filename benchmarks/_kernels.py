@@ -28,7 +28,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cpbmodels import layers, training
+from cpbmodels import training
 from cpbmodels.device import steps
 from cpbmodels.presets import preset
 from cpbmodels.torch_private import TorchDispatchMode
@@ -171,34 +171,6 @@ def _meta_step(architecture: str, members: int, **overrides: Any) -> steps.Fleet
     empty = patch.object(training, "_new_row", lambda net, task: torch.empty(1, net.layout.size, device=meta))
     with empty:  # 40 LSTMs' initial weights are 80 million random numbers that nobody looks at
         return steps.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
-
-
-class _FlashAttention(torch.autograd.Function):
-    """As many launches as the fused kernels behind scaled_dot_product_attention: one, and three backwards."""
-
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        ctx.save_for_backward(query, key, value)
-        return query.transpose(1, 2).contiguous().transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        return tuple(one.neg() for one in ctx.saved_tensors)
-
-
-@contextmanager
-def fused_attention() -> Iterator[None]:
-    """Count with `layers.FUSED_ATTENTION`; on the meta device torch would take its attention apart."""
-    plain = torch.nn.functional.scaled_dot_product_attention
-    torch.nn.functional.scaled_dot_product_attention = lambda q, k, v, **options: _FlashAttention.apply(
-        q, k, v
-    )
-    layers.FUSED_ATTENTION = True
-    try:
-        yield
-    finally:
-        layers.FUSED_ATTENTION = False
-        torch.nn.functional.scaled_dot_product_attention = plain
 
 
 # --- Kernels that have no form on the meta device: their results' shapes, and what their CUDA code demands. ----------

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.naive import CONTEXT, HORIZON, RECIPES
+from schemas.wording import install_extra
 
 
 def missing() -> str:
     """Why the peer cannot be measured; empty where it can."""
     if importlib.util.find_spec("neuralforecast") is None:
-        return "neuralforecast is not installed: pip install 'cpb[bench]' and run this part again"
+        return f"neuralforecast is not installed: run {install_extra('bench')} and this part again"
     return ""
 
 

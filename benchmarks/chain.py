@@ -13,14 +13,14 @@ import io
 import json
 import tempfile
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import QUANTILE_COLUMNS
-from schemas.forecasts import FORECAST_SCHEMA, LEDGER_SCHEMA, REFERENCE_COLUMNS
+from benchmarks._live_record import STEPS, hourly_forecasts, walk
+from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import Kind, append
 from tasks.forecasting.index import announce, sha256
@@ -28,31 +28,8 @@ from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path,
 from tasks.forecasting.months import FORECASTS, LEDGER
 from tasks.forecasting.verify import verify
 
-FIRST = datetime(2024, 1, 1, tzinfo=UTC)
-HOUR, STEPS = timedelta(hours=1), 10
-
-
-def forecasts(series: SeriesId, first: datetime, hours: int, seed: int) -> pl.DataFrame:
-    """Return hourly forecasts [hours x 10 steps] of a random walk, as rows of the contract."""
-    random = np.random.default_rng(seed)
-    last = np.repeat(100 * np.exp(np.cumsum(random.normal(0, 0.005, hours))), STEPS)
-    step = np.tile(np.arange(1, STEPS + 1), hours)
-    spread = 0.005 * np.sqrt(step) * random.uniform(0.8, 1.2, len(step))
-    levels = np.linspace(-1.6, 1.6, len(QUANTILE_COLUMNS))
-    prices = last[:, None] * np.exp(levels * spread[:, None])
-    references = last[:, None] * np.exp(levels * 0.005 * np.sqrt(step)[:, None])
-    issued = pl.Series([first + i * HOUR for i in range(hours)], dtype=FORECAST_SCHEMA["issued_at"])
-    middle = prices[:, 9]
-    frame = pl.DataFrame({"issued_at": issued.gather(np.repeat(np.arange(hours), STEPS)), "step": step})
-    return frame.with_columns(
-        *(pl.Series(name, prices[:, i]) for i, name in enumerate(QUANTILE_COLUMNS)),
-        *(pl.Series(name, references[:, i]) for i, name in enumerate(REFERENCE_COLUMNS)),
-        symbol=pl.lit(series.symbol), timeframe=pl.lit(series.timeframe), role=pl.lit("champion"),
-        model_version=pl.lit(f"{series.registered}/1"), last_close=pl.Series(last), q50_open=pl.Series(last),
-        q50_high=pl.Series(np.maximum(last, middle)), q50_low=pl.Series(np.minimum(last, middle)),
-        made_at=pl.col("issued_at") + pl.duration(minutes=2),
-        target_time=pl.col("issued_at") + pl.duration(hours=pl.col("step")),
-    ).select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())  # fmt: skip
+FIRST = datetime(2023, 12, 31, 23, tzinfo=UTC)
+"""The first candle opens; its forecast is the first of the year."""
 
 
 def scores(rows: pl.DataFrame) -> pl.DataFrame:
@@ -66,7 +43,7 @@ def make_year(home: Path, series: list[SeriesId], days: int) -> int:
     hourly: dict[tuple[datetime, Kind], list[Entry]] = {}
     total = 0
     for number, one in enumerate(series):
-        rows = forecasts(one, FIRST, 24 * days, number)
+        rows = hourly_forecasts(one, FIRST, walk(24 * days, number), np.arange(24 * days))
         total += len(rows)
         for kind, tree, frame in (
             ("forecasts", FORECASTS, rows),
@@ -124,13 +101,14 @@ def time_verify(count: int, days: int) -> dict[str, float]:
 def time_batch(count: int, repeats: int = 5) -> dict[str, float]:
     """Return how long one hour's forecasts of `count` series take, with 360 hours of the month there already."""
     with tempfile.TemporaryDirectory() as folder:
-        home, series = Path(folder), named(count)
+        home, series, close = Path(folder), named(count), walk(360 + repeats, seed=1)
         for begin in range(0, count, 100):
-            batch = {one: forecasts(one, FIRST, 360, i) for i, one in enumerate(series[begin : begin + 100])}
+            some = series[begin : begin + 100]
+            batch = {one: hourly_forecasts(one, FIRST, close, np.arange(360)) for one in some}
             append(home, "spot", "forecasts", batch)
         times = []
         for hour in range(repeats if count < 1000 else 1):
-            batch = {one: forecasts(one, FIRST + (360 + hour) * HOUR, 1, i) for i, one in enumerate(series)}
+            batch = {one: hourly_forecasts(one, FIRST, close, np.array([360 + hour])) for one in series}
             began = time.perf_counter()
             done = append(home, "spot", "forecasts", batch)
             times.append(time.perf_counter() - began)

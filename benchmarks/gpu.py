@@ -10,7 +10,7 @@ In this order, so that what matters most is there when the call is cut off:
                 histories and early stops, and checks that the comparison is alive: losses fall, graphs were captured
                 and replayed, and a learning rate 1 % larger is told apart;
 3. kernels      what one replay launches, as the profiler sees it, beside the count of benchmarks/_kernels.py;
-4. choices      a step with and without a graph, in each precision, with fused attention, with masked rows, and with
+4. choices      a step with and without a graph, in each precision, with masked rows, and with
                 gradients collected weight by weight: alternately, medians with ranges;
 5. epochs       three epochs at full size: capture cost, and validation's share of an epoch after captures;
 6. jobs         the three seed jobs whole: 40 members, all epochs, their totals; the longest, lstm, at the very end;
@@ -45,8 +45,8 @@ from benchmarks._fleet import fleet_step, train
 from benchmarks._flops import flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
-from cpbmodels import Member, Series, layers
-from cpbmodels.device import Monitor, chips, probe
+from cpbmodels import Member, Series
+from cpbmodels.device import Monitor, probe
 from cpbmodels.device.steps import FleetStep
 from cpbmodels.fleet import Fleet
 from cpbmodels.graphs import Graphs, ValidationRunner
@@ -124,7 +124,7 @@ def measure_roof(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     precision = probe.precisions(device)[-1]
     size = 256 if tiny else 8192 if device.type == "cuda" else 512
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-    chip = chips.reference(name)
+    chip = probe.reference(name)
     return {
         "device": name,
         "precision": precision,
@@ -289,9 +289,6 @@ def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
         ways["without a graph"] = usual.eager
         with patch.object(Fleet, "_collect", _collect_by_weight):
             ways["gradients weight by weight"] = _step(args, architecture)
-        if architecture == "transformer":
-            with patch.object(layers, "FUSED_ATTENTION", True):
-                ways["fused attention"] = _step(args, architecture)
     spent: dict[str, list[float]] = {name: [] for name in ways}
     with _tf32(device):
         for turn in range(2 if args.tiny else 7):

@@ -18,7 +18,7 @@ import polars as pl
 
 from cpbmodels.columns import feature_frame
 from cpbmodels.series import Series, candle_columns
-from tasks.backtesting.pairs import all_pairs
+from tasks.backtesting.judge import all_pairs
 from tasks.judging import baselines
 from tasks.judging.member import judge_member
 from tasks.judging.pictures import forecast_png, loss_png

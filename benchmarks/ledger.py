@@ -12,13 +12,13 @@ import argparse
 import json
 import statistics
 import tempfile
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks._ledgers import made_forecasts, write_walk
+from benchmarks._live_record import HOUR, hourly_forecasts, store_candles, walk
 from benchmarks._paired import seconds, table
 from schemas.identity import SeriesId
 from tasks.forecasting import chain, daily
@@ -27,7 +27,6 @@ from tasks.forecasting.summary import SUMMARY
 from webapp import reading
 
 FIRST = datetime(2024, 1, 10, tzinfo=UTC)
-HOUR = timedelta(hours=1)
 
 
 def _version(moment: datetime) -> int:
@@ -38,15 +37,16 @@ def measure(home: Path, count: int, days: int, repeats: int) -> dict[str, Any]:
     """Fill a home with a record of `days` and return its figures."""
     everything = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(count)]
     rows = 24 * days
-    closes = {one: write_walk(home, one, FIRST, rows + 2, seed) for seed, one in enumerate(everything)}
+    closes = {one: walk(rows + 2, seed) for seed, one in enumerate(everything)}
     for one, close in closes.items():
-        made = made_forecasts(one, FIRST, close, np.arange(rows - 1), version=_version, reference=1.1)
+        store_candles(home, one, FIRST, close)
+        made = hourly_forecasts(one, FIRST, close, np.arange(rows - 1), version=_version)
         chain.append(home, "spot", "forecasts", {one: made})
     score_due(home, everything, FIRST + rows * HOUR)
     read = [seconds(lambda: reading.scored(home, everything[0], 0)) for _ in range(repeats)]
 
     new = {
-        one: made_forecasts(one, FIRST, close, np.array([rows]), version=_version, reference=1.1)
+        one: hourly_forecasts(one, FIRST, close, np.array([rows]), version=_version)
         for one, close in closes.items()
     }
     met: list[str] = []

@@ -83,7 +83,8 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
 
 def date_rows(since: float, moment: datetime) -> None:
     """Date what MLflow's database got since `since` to `moment`."""
-    from tasks.tracking.store import open_store, sqlite_path
+    from tasks.tracking.database import sqlite_path
+    from tasks.tracking.store import open_store
 
     database = sqlite_path(open_store().uri)
     assert database is not None
@@ -100,7 +101,8 @@ def date_rows(since: float, moment: datetime) -> None:
 def sizes() -> dict[str, Any]:
     """Return bytes of database, artifacts, store and the store's trees, and the number of runs and versions."""
     from schemas.scope import home
-    from tasks.tracking.store import open_store, sqlite_path
+    from tasks.tracking.database import sqlite_path
+    from tasks.tracking.store import open_store
 
     database = sqlite_path(open_store().uri)
     assert database is not None

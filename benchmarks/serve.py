@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks._ledgers import made_forecasts, write_walk
+from benchmarks._live_record import HOUR, hourly_forecasts, store_candles, walk
 from benchmarks._paired import main
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
@@ -49,12 +49,12 @@ def fill(home: Path, series: Sequence[SeriesId], days: int) -> None:
     """Store candles, hourly forecasts of a version a day with the reference beside them, and what came true."""
     rows = 24 * days
     for seed, one in enumerate(series):
-        close = write_walk(home, one, FIRST, rows + 2, seed)
-        made = made_forecasts(
-            one, FIRST, close, np.arange(rows - 1), version=lambda at: (at - FIRST).days + 1, reference=1.1
-        )
+        close = walk(rows + 2, seed)
+        store_candles(home, one, FIRST, close)
+        origins = np.arange(rows - 1)
+        made = hourly_forecasts(one, FIRST, close, origins, version=lambda at: (at - FIRST).days + 1)
         chain.append(home, "spot", "forecasts", {one: made})
-    score_due(home, series, FIRST + timedelta(hours=rows))
+    score_due(home, series, FIRST + HOUR * rows)
 
 
 @contextmanager

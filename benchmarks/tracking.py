@@ -16,18 +16,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from schemas.identity import ModelId, SeriesId
-from tasks.tracking import (
-    MemberRecord,
-    champions,
-    finish,
-    leaderboard,
-    log_members,
-    open_store,
-    register_champion,
-    start_fleet,
-    start_parent,
-)
 from tasks.tracking.database import make_sqlite
+from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.records import MemberRecord
+from tasks.tracking.registry import champions, register_champion
+from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
+from tasks.tracking.store import open_store
 
 MEMBERS, EPOCHS, FILE_BYTES = 40, 50, 100_000
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")

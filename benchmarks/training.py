@@ -210,8 +210,6 @@ def launches(args: argparse.Namespace) -> dict[str, dict[str, int]]:
             "validation_part": _kernels.validation_launches(architecture).total(),
             "host_syncs_in_an_epoch": _syncs(architecture),
         }
-    with _kernels.fused_attention():
-        out["transformer"]["step_with_fused_attention"] = _kernels.launches("transformer").total()
     return out
 
 

@@ -28,6 +28,7 @@ from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
 from schemas.tuning import TuneSpec
 from tasks.backtesting.folds import FoldSeries
+from tasks.training.progress import ProgressFile
 from tasks.tuning import trials as batches
 
 ROWS, TEST_ROWS, HOUR_US = 4000, 600, 3_600_000_000
@@ -68,9 +69,10 @@ def _tune(asked: argparse.Namespace, scored: list[batches.Scored]) -> None:
             trials = study.ask(min(asked.batch, asked.trials - study.trials))
             results = batches.train_batch(
                 parameters(trials), scored, architecture=ARCHITECTURE, preset=PRESET, overrides={}, seed=1,
-                prune=lambda *_: False, deadline=None, device="cpu",
+                prune=lambda *_: False, deadline=None, progress=ProgressFile(Path(folder), ARCHITECTURE), device="cpu",
             )  # fmt: skip
             for trial, one in zip(trials, results, strict=True):
+                assert one is not None  # without a deadline every trial has a result
                 study.tell(trial, one.ratio, one.pruned, {"losses": one.losses})
             study.save()
 

@@ -22,11 +22,10 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.options import PROFILES, Preset
     from cpbmodels.plan import why_not
     from cpbmodels.prediction import Forecast, Prediction, forecast_all, predict
-    from cpbmodels.presets import PRESETS, preset
+    from cpbmodels.presets import PRESETS, preset, without_effect
     from cpbmodels.series import Series
     from cpbmodels.student_t import QUANTILES
     from cpbmodels.training import train_fleet
-    from cpbmodels.unused import without_effect
 
 __version__ = "0.2.0"
 
@@ -41,7 +40,7 @@ _MODULE_OF = {
     "architectures": "arch",
     "architecture": "arch",
     "ArchitectureInfo": "arch",
-    "without_effect": "unused",
+    "without_effect": "presets",
     "Member": "member",
     "Forecast": "prediction",
     "load": "member",

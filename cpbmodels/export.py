@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from cpbmodels.bank import Bank, Task
+from cpbmodels.config import FORMAT
 from cpbmodels.heads import Classes
 from cpbmodels.job import Job
 from cpbmodels.loop import Loop, Progress
-from cpbmodels.member import FORMAT, Member, Report
+from cpbmodels.member import Member, Report
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
 from cpbmodels.plan import windows_in_flight

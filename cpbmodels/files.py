@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import uuid
 from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file by way of a temporary one beside it: flushed to disk, then renamed over the old one."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    # Not tempfile's, which are for their owner alone: a model's mode follows the umask, as that of any other file.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
-        with os.fdopen(handle, "wb") as out:
+        with draft.open("xb") as out:
             out.write(content)
             out.flush()
             os.fsync(out.fileno())
-        Path(temporary).replace(path)
+        draft.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise

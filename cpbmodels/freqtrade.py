@@ -21,7 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from cpbmodels.columns import PRICES
 from cpbmodels.errors import ModelError
 from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
-from cpbmodels.member import Member, load
+from cpbmodels.member import Member, load, other_symbol
 from cpbmodels.prediction import check_forecasts_prices, microseconds, predict
 from cpbmodels.rows import QUANTILE_COLUMNS
 from cpbmodels.series import Series, is_candle
@@ -82,6 +82,8 @@ def add_forecasts(
             f"{pair}: the model was trained on {member.config['timeframe']} candles and these are {timeframe}: use a "
             "model of this timeframe."
         )
+    if why := other_symbol(member, pair):  # one model for all pairs is the strategy's choice
+        log.warning("%s: %s", pair, why)
     first = _first_time(member, known_until, pair)
     wanted = _steps(steps, member.horizon)
     names = [f"cpb_{name}_{step}" for step in wanted for name in ("sigma", *QUANTILE_COLUMNS)]

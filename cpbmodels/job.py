@@ -60,7 +60,8 @@ class StepRecord:
     data_mb: float
 
 
-OnStep = Callable[[StepRecord], None]
+OnStep = Callable[[StepRecord], bool | None]
+"""May return True: the fleet's members then stop within this epoch, each with the snapshot of its best one so far."""
 
 
 class Stopped(Exception):

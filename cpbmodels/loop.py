@@ -2,11 +2,17 @@
 
 A member is active until it stops. The rows that take part in a step are the first ones (`stepped`): the active members
 and, on a GPU, a few stopped ones beside them. Those are still updated, but their result is the saved snapshot.
+
+Learning rates: cosine over all epochs, reduced every few epochs, or constant, with a linear warm-up before.
+
+A rate depends on the epoch and, while warming up, on the step of the first epoch: never on how many windows a member
+or its neighbours have, so a member's rate is the same in any fleet.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +32,6 @@ from cpbmodels.job import Stopped
 from cpbmodels.options import Preset
 from cpbmodels.per_member import IN_RATE
 from cpbmodels.plan import windows_in_flight
-from cpbmodels.schedule import learning_rate, step_rates
 
 _TELL_S = 0.3
 """Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
@@ -92,9 +97,9 @@ class Loop:
         options: Preset,
         monitor: Monitor | None = None,
         stop: Event | None = None,
-        on_step: Callable[[Loop, int, int], None] | None = None,
+        on_step: Callable[[Loop, int, int], bool] | None = None,
     ) -> None:
-        self.stop, self.on_step, self.told = stop or Event(), on_step, 0.0
+        self.stop, self.on_step, self.told, self.halted = stop or Event(), on_step, 0.0, False
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
@@ -140,9 +145,13 @@ class Loop:
         self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, EpochCost], None] | None
     ) -> None:
         """Epoch after epoch until every member has stopped."""
+        self.tell(0, max(self.steps))
         while self.active:
             started = time.perf_counter()
             windows = self.train_epoch()
+            if self.halted:
+                self.halt()
+                return
             self.validate_epoch()
             if checkpoints is not None:
                 checkpoints.save(self.epoch, self.tensors(), self.state(), force=not self.active)
@@ -164,6 +173,8 @@ class Loop:
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
+            if self.halted:
+                break
             self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
             self.tell(step + 1, max(steps))
         return int(counts.sum())
@@ -172,7 +183,13 @@ class Loop:
         """Report the steps done of this epoch, at most every `_TELL_S` seconds, from the host's side alone."""
         if self.on_step is not None and (now := time.perf_counter()) - self.told >= _TELL_S:
             self.told = now
-            self.on_step(self, step, steps)
+            self.halted = self.on_step(self, step, steps)
+
+    def halt(self) -> None:
+        """Stop all members in the middle of an epoch: their snapshots are of earlier ones, or the initial weights."""
+        for one in self.progress:
+            if not one.stopped:
+                one.stopped, one.reason = "on_request", f"stopped on request within epoch {self.epoch + 1}"
 
     def rates(self, steps: int) -> np.ndarray:
         """Learning rates of the epoch's steps: [steps], or [steps, rows] where members differ in `IN_RATE`."""
@@ -308,3 +325,29 @@ class Loop:
         self.validation = None
         self.compact()
         return True
+
+
+def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
+    """The rate of a step (counted within its epoch, from 0) of an epoch (from 0)."""
+    rate = options.lr * _factor(options, epoch)
+    if epoch == 0 and options.warmup_steps:
+        rate *= min(1.0, (step + 1) / options.warmup_steps)
+    return rate
+
+
+def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
+    """The rates [steps] that an epoch's steps take: float64, rounded to float32.
+
+    The fused optimizers read a float32 rate on a GPU and a float64 one on a CPU. Without rounding on both, the same
+    training would differ by 3e-8 of the rate between them, in float64 too.
+    """
+    rates = [learning_rate(options, epoch, step) for step in range(steps)]
+    return np.array(rates, dtype=np.float32).astype(np.float64)
+
+
+def _factor(options: Preset, epoch: int) -> float:
+    if options.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
+    if options.schedule == "step":
+        return float(options.step_gamma ** (epoch // options.step_size))
+    return 1.0

@@ -8,23 +8,39 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
-from cpbmodels.errors import DamagedModelError, ModelError
+from cpbmodels.config import (
+    DIGEST,
+    MAX_BYTES,
+    MAX_ROWS,
+    WEIGHTS_DIGEST,
+    check_fields,
+    check_whole,
+    damaged,
+    parse,
+    sealed,
+)
+from cpbmodels.errors import ModelError, shown
 from cpbmodels.figures import WARMUP
 from cpbmodels.files import write_whole
-from cpbmodels.model import Model
+from cpbmodels.model import DTYPES, Model
+from cpbmodels.net import Net
+from cpbmodels.plan import UNIVERSAL
 from cpbmodels.prediction import Forecast, forecast_all, predict_rows
+from cpbmodels.presets import check_together
 from cpbmodels.series import Series
+from cpbmodels.student_t import QUANTILES
 
 if TYPE_CHECKING:
     import polars as pl
 
-FORMAT = 1
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_HEADER_BYTES = 1_000_000  # of the weights: some 100 bytes a tensor
 
 
 class Report(TypedDict, total=False):
@@ -72,7 +88,8 @@ class Member(Model):
             go_back: where that cannot be, forecast after the last candle from which it can (`Forecast.issued_at`).
 
         Raises:
-            ModelError: the series is of another timeframe, or a gap or jump lies so near its end that the columns of
+            ModelError: the series is of another timeframe or, where the model learned one series, of another symbol;
+                the forecast is not finite; or a gap or jump lies so near its end that the columns of
                 the last candle are not known yet.
         """
         check_series(self, series)
@@ -114,14 +131,20 @@ class Member(Model):
         return f"<Member {config['architecture']}, {name}, seed {seeds}{known}>"
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
-        """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole."""
+        """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole.
+
+        Raises:
+            ModelError: `extra` has a field that `cpbmodels.config.FIELDS` does not know, or an impossible value.
+        """
         from safetensors.torch import save as to_bytes
 
-        folder = Path(folder)
+        folder, weights = Path(folder), to_bytes(self._tensors())
+        values = {**self.config, **(extra or {}), "history": self.history, "report": self.report}
+        config = sealed(values, hashlib.sha256(weights).hexdigest())
+        check_fields(config, folder)
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / "model.safetensors", to_bytes(self._tensors()))
-        config = {**self.config, **(extra or {}), "history": self.history, "report": self.report}
-        write_whole(folder / "config.json", json.dumps(config, indent=2, default=str).encode())
+        write_whole(folder / WEIGHTS, weights)
+        write_whole(folder / CONFIG, json.dumps(config, indent=2).encode())
         return folder
 
     def _tensors(self) -> dict[str, Tensor]:
@@ -131,7 +154,7 @@ class Member(Model):
 
 
 def check_series(member: Member, series: Series) -> None:
-    """Raise ModelError where `series` is no Series, or its candles are longer or shorter than those the model knows."""
+    """Raise ModelError where `series` is no Series, or not one that the model learned to forecast."""
     if not isinstance(series, Series):
         raise ModelError(
             f"A {type(series).__name__} is no Series of candles: make one with Series.from_frame."
@@ -142,75 +165,136 @@ def check_series(member: Member, series: Series) -> None:
             f"{series.label}: the model was trained on {trained} candles and these are {series.timeframe}: give it "
             f"{trained} candles."
         )
+    if why := other_symbol(member, series.symbol):
+        raise ModelError(f"{series.label}: {why}")
+
+
+def other_symbol(member: Member, symbol: str) -> str:
+    """A sentence where the model learned one series, of another symbol; "" where it serves this one.
+
+    A universal model serves any symbol, and a series without a name is any model's. `BTC/USDT:USDT` is `BTCUSDT`.
+    """
+    name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
+    # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
+    if name in ("", UNIVERSAL) or len(learned) > 1 or _bare(symbol) in {"", *map(_bare, [name, *learned])}:
+        return ""
+    return f"the model learned {name} alone: give it {name} candles, or take a universal model, which serves all."
+
+
+def _bare(symbol: str) -> str:
+    """Letters and digits of a symbol, without the settlement currency that some libraries put behind a colon."""
+    return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
 def load(folder: str | Path) -> Member:
-    """A member from its folder. Reads no pickle and runs no code from it; ModelError names what is wrong.
+    """A member from its folder. Reads no pickle and runs no code from it.
 
-    A published folder's config.json holds the sha256 of its weights, which is checked.
+    `config.json` is checked before anything is allocated (`cpbmodels.config`), then the names, shapes and dtypes in the
+    weights' header, then the sha256 of both files, then whether every weight is finite.
+
+    Raises:
+        ModelError: what is wrong and where, in one sentence.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
     folder = Path(folder)
+    if folder.is_file():
+        raise ModelError(f"{folder} is a file: give the folder that holds it, {folder.parent}.")
     try:
-        config = json.loads((folder / "config.json").read_text())
-        weights = (folder / "model.safetensors").read_bytes()
-        _check_digest(config, weights, folder)
+        with (folder / CONFIG).open("rb") as file:
+            config = parse(file.read(MAX_BYTES + 1), folder)
+        net = _net(config, folder)
+        with (folder / WEIGHTS).open("rb") as file:
+            _check_header(file, net, folder)
+            file.seek(0)
+            weights = file.read()
+        if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
+            raise damaged(folder, "the sha256 of model.safetensors is not the one in config.json")
         tensors = from_bytes(weights)
     except FileNotFoundError as missing:
         raise ModelError(
             f"{missing.filename} is missing: a model folder holds config.json and model.safetensors."
         ) from None
-    except (UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as broken:
-        raise DamagedModelError(f"{folder} is damaged ({broken}): fetch or train the model again.") from None
-    if config.get("format") != FORMAT:
-        raise ModelError(f"{folder} has model format {config.get('format')!r}, this version reads {FORMAT}.")
-    name = config.get("architecture")
-    if name not in architectures():
+    except OSError as broken:
         raise ModelError(
-            f"{folder} is a model of the architecture {name!r}, which is not installed here: install the package "
+            f"{broken.filename or folder} cannot be read ({broken.strerror}): check the folder."
+        ) from None
+    except SafetensorError as broken:
+        raise damaged(folder, str(broken)) from None
+    config.pop(DIGEST)  # both digests are those of the files: a member saved from this one has its own
+    return _member(config, net, tensors, folder)
+
+
+def _net(config: dict[str, Any], folder: Path) -> Net:
+    """The architecture and head that a checked config describes."""
+    name = config.get("architecture")
+    if name is not None and name not in architectures():
+        raise ModelError(
+            f"{folder} is a model of the architecture {shown(name)}, which is not installed here: install the package "
             f"that registers it under the entry-point group {ENTRY_POINT_GROUP}."
         )
-    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
-    # Folders written before the flag existed hold what it follows from.
-    report.setdefault("diverged", report.get("stopped") == "nan" and not report.get("best_epoch"))
-    empty = torch.zeros(0)
-    member = Member(config, empty, empty, empty, empty, history, report)
-    return _fill(member, tensors, folder)
+    options = check_whole(config, folder)
+    try:
+        check_together(config["architecture"], options)
+    except ModelError as wrong:
+        raise ModelError(f"{folder}: config.json is impossible: {wrong}") from None
+    return Net(config["architecture"], options, torch.device("cpu"), DTYPES[config["dtype"]])
 
 
-def _check_digest(config: Any, weights: bytes, folder: Path) -> None:
-    """Take `weights_sha256` out of the config: a member saved from this one has weights of its own."""
-    if not isinstance(config, dict):
-        raise DamagedModelError(
-            f"{folder} is damaged (config.json is no object): fetch or train the model again."
-        )
-    told = config.pop("weights_sha256", None)
-    if told not in (None, hashlib.sha256(weights).hexdigest()):
-        raise DamagedModelError(
-            f"{folder} is damaged (the sha256 of model.safetensors is not the one in config.json): fetch or train the "
-            "model again."
-        )
+def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model, without the axis of its rows."""
+    weights = {f"weights.{param.name}": param.shape for param in net.layout.params}
+    columns = (len(net.columns),)
+    table = (net.head.steps, len(QUANTILES))
+    return weights | {"input.mean": columns, "input.inverse": columns, "head.table": table}
 
 
-def _fill(member: Member, tensors: dict[str, Tensor], folder: Path) -> Member:
-    """Put the tensors of a file into the member's rows, after a check of names and shapes."""
-    layout = member.net().layout
-    wanted = {f"weights.{param.name}": param.shape for param in layout.params}
-    for name, shape in wanted.items():
-        if name not in tensors or tensors[name].shape[1:] != shape:
-            found = tuple(tensors[name].shape[1:]) if name in tensors else "nothing"
+def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
+    """Raise ModelError where the header of a safetensors file holds other tensors than this net has.
+
+    The header is 8 bytes with its length, then JSON: dtype, shape and place of each tensor.
+    """
+    size = int.from_bytes(file.read(8), "little")
+    try:
+        header: Any = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else None
+        found = {
+            name: (one["dtype"], tuple(one["shape"]))
+            for name, one in header.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise damaged(folder, "model.safetensors is no safetensors file") from None
+    kind = {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
+    shapes = _shapes(net)
+    rows = found.get("head.table", ("", (0,)))[1][:1]
+    if not rows or rows[0] not in range(1, MAX_ROWS + 1):
+        raise ModelError(f"{folder}: head.table should have 1 to {MAX_ROWS} rows: config and weights differ.")
+    for name, shape in shapes.items():
+        wanted = (kind, (*rows, *shape))
+        if found.get(name) != wanted:
             raise ModelError(
-                f"{folder}: {name} should have the shape {shape}, found {found}: config and weights differ."
+                f"{folder}: {name} should be {wanted}, found {shown(found.get(name))}: config and weights differ."
             )
-    first = tensors[next(iter(wanted))]
-    member.rows = first.new_zeros(len(first), layout.size)
-    for name, view in layout.views(member.rows).items():
+    if others := found.keys() - shapes.keys():
+        raise ModelError(
+            f"{folder}: {shown(min(others))} is no weight of this model: config and weights differ."
+        )
+
+
+def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder: Path) -> Member:
+    """The member of tensors whose names and shapes have been checked; ModelError where one is not finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(
+                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch another."
+            )
+    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
+    rows = tensors["head.table"].new_zeros(len(tensors["head.table"]), net.layout.size)
+    for name, view in net.layout.views(rows).items():
         view.copy_(tensors[f"weights.{name}"])
-    member.mean, member.inverse = tensors["input.mean"], tensors["input.inverse"]
-    member.table = tensors["head.table"]
-    return member
+    mean, inverse, table = (tensors[name] for name in ("input.mean", "input.inverse", "head.table"))
+    return Member(config, rows, mean, inverse, table, history, report)
 
 
 def ensemble(members: list[Member]) -> Member:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from cpbmodels.bank import Scaling
+from cpbmodels.config import OPTIONS, options_of
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
 from cpbmodels.per_member import PER_MEMBER
 
-OPTION_FIELDS = tuple(Preset().as_dict())
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -47,9 +47,7 @@ class Model:
     @property
     def options(self) -> Preset:
         """The preset it was trained with."""
-        found = {name: self.config[name] for name in OPTION_FIELDS if name in self.config}
-        values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
-        return Preset(**values)
+        return options_of(self.config)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,7 +66,7 @@ class Model:
         Options in which rows of a fleet may differ do not count, but whether a decoder learned by teacher forcing does:
         it reads its own candles then.
         """
-        names = ("architecture", "dtype", *(name for name in OPTION_FIELDS if name not in PER_MEMBER))
+        names = ("architecture", "dtype", *(name for name in OPTIONS if name not in PER_MEMBER))
         forced = bool(self.config.get("teacher_forcing"))
         return json.dumps([len(self.rows), forced, *(self.config.get(name) for name in names)], default=list)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
-from cpbmodels.errors import ModelError, unknown_choice
+from cpbmodels.errors import ModelError, shown, unknown_choice
 from cpbmodels.figures import HORIZON
 from cpbmodels.series import CANDLE_COLUMNS
 
@@ -114,6 +114,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+SWITCHES = ("checkpoint_gradients", "cuda_graph")
+MAX_FEATURES = 1024  # columns
+MAX_NAME = 200  # characters of a column's name
+
 COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "default": {
@@ -182,8 +186,16 @@ def check(options: Preset) -> Preset:
     for name, allowed in CHOICES.items():
         if getattr(options, name) not in allowed:
             raise ModelError(unknown_choice(name, getattr(options, name), allowed))
+    for name in SWITCHES:
+        if not isinstance(getattr(options, name), bool):
+            raise ModelError(f"{name} must be True or False, not {shown(getattr(options, name))}.")
+    names = (*options.features, options.calendar) if isinstance(options.features, tuple) else (None,)
+    if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
+        raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
     if not options.features:
         raise ModelError("features must name at least one column.")
+    if len(options.features) > MAX_FEATURES or len(set(options.features)) < len(options.features):
+        raise ModelError(f"features must name at most {MAX_FEATURES} columns, each once.")
     if options.batch_size % options.accumulate:
         raise ModelError(
             f"accumulate {options.accumulate} must divide batch_size {options.batch_size} evenly."
@@ -196,4 +208,4 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
     kind = int if whole else (int, float)
     if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
         what = "a whole number" if whole else "a number"
-        raise ModelError(f"{name} must be {what} from {low:,g} to {high:,g}, not {value!r}.")
+        raise ModelError(f"{name} must be {what} from {low:,g} to {high:,g}, not {shown(value)}.")

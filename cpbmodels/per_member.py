@@ -64,6 +64,15 @@ def differing(options: Sequence[Preset], device: torch.device) -> dict[str, Tens
     }
 
 
+def fleet_options(common: Preset, options: Sequence[Preset]) -> Preset:
+    """The options of the fleet of these members: `common` with the members' own values of `PER_MEMBER`.
+
+    `common` comes from the first of all members that can be rows of one fleet. They are cut into several fleets, by
+    `fleet_size`, workers or memory, and where the members of one agree its plain number is theirs, not that member's.
+    """
+    return replace(common, **{name: getattr(options[0], name) for name in PER_MEMBER})
+
+
 def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[str, Any]]:
     """The overrides of each member: a list (tuple, array) holds one value per member, anything else is for all.
 

@@ -1,4 +1,7 @@
-"""Forecasts of many models at once: models of equal options are stacked into one fleet, windows into batches."""
+"""Forecasts of many models at once: models of equal options are stacked into one fleet, windows into batches.
+
+Pictures of forecasts; matplotlib is an extra of the library.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
     from matplotlib.axes import Axes
+
 
 MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
 MAX_ONE_THREAD_WINDOWS = 256
@@ -99,7 +103,7 @@ class Forecast:
 
     def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
         """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
-        from cpbmodels.plotting import draw_forecast
+        from cpbmodels.prediction import draw_forecast
 
         return draw_forecast(self, candles, ax)
 
@@ -217,9 +221,22 @@ def _predict_group(
         whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
-    return [
+    found = [
         Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)
     ]  # without the padding
+    for forecast, one in zip(found, series, strict=True):
+        _check_finite(forecast, one)
+    return found
+
+
+def _check_finite(forecast: Prediction, series: Series) -> None:
+    """Raise ModelError for a forecast that is no number: nothing behind this could tell it from a good one."""
+    for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
+        if part is not None and not np.isfinite(part).all():
+            raise ModelError(
+                f"{series.label}: a forecast is not finite: the candles before its origin lack columns, or the model "
+                "is damaged: take origins of Series.usable, or train the model again."
+            )
 
 
 def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
@@ -345,3 +362,34 @@ def _recent(series: Series, context: int) -> Series:
     """The series' last rows if a forecast can be made from them: years of history need not be copied."""
     cut = series.tail(context + 256)
     return cut if cut.usable(context).any() else series
+
+
+INTERVALS = ((0.05, 0.95, "90 %"), (0.25, 0.75, "50 %"))
+
+
+def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
+    """Draw closes, median and intervals; see `Forecast.plot`."""
+    check_forecasts_prices(forecast.probabilities)
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ModelError("Drawing needs matplotlib: pip install matplotlib.") from None
+    if ax is None:
+        _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
+    series, row = forecast.series, forecast.issued_row
+    first = max(row - candles + 1, 0)
+    past: list[Any] = list(range(first - row, 1))
+    future: list[Any] = list(range(len(forecast.candle) + 1))
+    if series.times is not None:
+        step = timedelta(seconds=series.step_seconds)
+        past = [forecast.issued_at + step * one for one in past]
+        future = [forecast.issued_at + step * one for one in future]
+    ax.plot(past, series.prices[first : row + 1, 3], color="black", linewidth=1, label="close")
+    last = forecast.last_close
+    for alpha, (low, high, name) in zip((0.2, 0.35), INTERVALS, strict=True):
+        bottom, top = ([last, *forecast.close[level]] for level in (low, high))
+        ax.fill_between(future, bottom, top, color="tab:blue", alpha=alpha, linewidth=0, label=name)
+    ax.plot(future, [last, *forecast.close[0.5]], color="tab:blue", label="median")
+    ax.set_title(f"{series.symbol} {series.timeframe}".strip() or "forecast")
+    ax.legend(loc="best", frameon=False)
+    return ax

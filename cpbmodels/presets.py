@@ -1,15 +1,18 @@
-"""Presets: every option of a model and its training, resolved. A preset is a set of changes to the defaults."""
+"""Presets: every option of a model and its training, resolved. A preset is a set of changes to the defaults.
+
+Options that have no effect on an architecture, so that the user can be told instead of being misled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from cpbmodels.arch import architectures, find, usable
 from cpbmodels.errors import ModelError, unknown_choice
-from cpbmodels.options import COMMON_PRESETS, PROFILES, Preset, check, normalise_options
+from cpbmodels.options import ALIASES, COMMON_PRESETS, PROFILES, SIZES, Preset, check, normalise_options
 
 EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding where `calendar_dim` 0 has no effect on the head
 
@@ -34,10 +37,16 @@ def preset(
         raise ModelError(f"preset {name!r} belongs to {owners}: use preset 'default' with {architecture}.")
     values = {**spec.defaults, **own[name], **PROFILES.get(profile or "", {}), **spec.fixed}
     options = check(replace(Preset(), **values | normalise_options(overrides)))
-    conflict = _head_conflict(architecture, options) or find(architecture).conflict(architecture, options)
-    if conflict:
-        raise ModelError(conflict)
+    check_together(architecture, options)
     return _with_calendar(options)
+
+
+def check_together(architecture: str, options: Preset) -> None:
+    """Raise ModelError where options are possible each and not together, or not with this architecture."""
+    if conflict := _head_conflict(architecture, options) or find(architecture).conflict(
+        architecture, options
+    ):
+        raise ModelError(conflict)
 
 
 def all_presets() -> Mapping[str, Mapping[str, Any]]:
@@ -80,3 +89,28 @@ def _head_conflict(architecture: str, options: Preset) -> str:
     conditions = ", ".join(f"{name} {value}" for name, value in required.items())
     named = f"head {head!r} (with {conditions})" if required else f"head {head!r}"
     return f"{named} and architecture {' or '.join(map(repr, owners))} belong together."
+
+
+TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
+"""Options of gradient steps: a closed form has none."""
+
+
+def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> list[str]:
+    """A sentence for each option among the names `given` that changes nothing for this architecture."""
+    spec = find(architecture).spec
+    read = [name for name in SIZES if name in spec.sizes]
+    names = [ALIASES.get(name, name) for name in given]
+    found = [
+        f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out."
+        for name in names
+        if name in SIZES and name not in read
+    ]
+    if spec.closed_form:
+        solved = f"has no effect on {architecture}, which is solved at once: leave it out."
+        found += [f"{name} {solved}" for name in names if name in TRAINING_OPTIONS]
+    if "dropout" in names and options.n_layers == 1 and spec.dropout_between_layers:
+        found.append(
+            f"dropout has no effect on {architecture} with n_layers 1, it acts between layers: "
+            "leave it out or choose n_layers from 2 to 16."
+        )
+    return found

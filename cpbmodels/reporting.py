@@ -9,11 +9,11 @@ from cpbmodels.job import EpochRecord, Job, StepRecord
 from cpbmodels.loop import EpochCost, Loop
 
 
-def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], None]:
-    """Calls `on_step` with how far the loop has come within its epoch."""
+def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], bool]:
+    """Calls `on_step` with how far the loop has come within its epoch; whether the members shall stop now."""
     rows = bank.rows
 
-    def report(loop: Loop, step: int, steps: int) -> None:
+    def report(loop: Loop, step: int, steps: int) -> bool:
         record = StepRecord(
             epoch=loop.epoch + 1,
             epochs=max(own.epochs for own in loop.own_options),
@@ -28,7 +28,7 @@ def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], None]:
         )
         assert job.on_step is not None
         with job.lock:  # fleets side by side report one at a time
-            job.on_step(record)
+            return bool(job.on_step(record))
 
     return report
 

@@ -10,29 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import DeviceType
-from torch.utils._python_dispatch import TorchDispatchMode
-
-__all__ = [
-    "DeviceType",
-    "TorchDispatchMode",
-    "bf16_in_cpu_hardware",
-    "foreach_add_",
-    "foreach_copy_",
-    "fused_adam_",
-    "fused_adamw_",
-    "fused_gru_cell",
-    "fused_gru_cell_backward",
-    "fused_lstm_cell",
-    "fused_lstm_cell_backward",
-    "lstm_kernel",
-    "sigmoid_backward",
-    "softmax_backward",
-    "softplus_backward",
-    "tanh_backward",
-    "tanh_backward_into",
-    "version_counter",
-]
+from torch.autograd import DeviceType as DeviceType
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # --- Derivatives for backward passes written by hand: one kernel each, the ones autograd itself calls. ---------------
 

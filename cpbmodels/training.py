@@ -33,7 +33,7 @@ from cpbmodels.member import Member
 from cpbmodels.model import DTYPES
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
-from cpbmodels.per_member import differing, fleet_key, overrides_by_member
+from cpbmodels.per_member import differing, fleet_key, fleet_options, overrides_by_member
 from cpbmodels.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
 from cpbmodels.presets import preset as resolve
 from cpbmodels.reporting import epoch_reporter, step_reporter
@@ -66,7 +66,8 @@ def train_fleet(
     warm_start: trained members with equal options, one per new member, to continue from; None starts
         that member anew.
     on_epoch: called after every epoch of every fleet; it may return indices of members that shall stop now.
-    on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch.
+    on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch;
+        where it returns True, that fleet's members stop at once, each with the snapshot of its best epoch so far.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
         member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in fleets of their own.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
@@ -252,6 +253,7 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
 
 def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
+    job = replace(job, options=fleet_options(job.options, [task.options for task in tasks]))
     if find(job.architecture).spec.closed_form:
         return _solve_one(job, bank, tasks)
     net = Net(job.architecture, job.options, job.device, job.dtype)
@@ -267,8 +269,6 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
         )
         if store is not None and not (job.resume and loop.resume(store)):
             store.clear()
-        if tell is not None:
-            tell(loop, 0, max(loop.steps))
         try:
             loop.run(store, epoch_reporter(job) if job.on_epoch is not None else None)
         finally:

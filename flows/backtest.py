@@ -9,21 +9,17 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.artifacts import show_failures, show_table
 from flows.console import say as say_to_people
-from flows.data import series_records, with_pairs
 from flows.deploy.liveness import claim_run
-from flows.fleets import train_fleets
-from flows.parameters import takes
-from flows.prefect_server import check_server
-from flows.runner import Runner, plain_failures
+from flows.prefect_page import show_failures, show_table
+from flows.runner import Runner, plain_failures, series_records, takes, with_pairs
 from flows.summary import Say, Summary
+from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
 from tasks.training.engine import Engine, check_engine, opened_engine
 from tasks.training.retention import FleetsInUse
-from tasks.training.shared_shards import check_shared_store
 
 
 def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
@@ -33,7 +29,6 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
         CpbError: no series can be used, or an output folder, the device or a baseline's package is not available.
     """
     check_engine(spec)
-    check_shared_store(spec.scope.home)
     check_backtest(spec)
     spec = with_pairs(spec, say)
     with opened_engine(spec) as engine:
@@ -77,11 +72,3 @@ def backtest(spec: BacktestSpec) -> State:
         [f"{f['symbol']} {f['timeframe']} in {f['step']}: {f['reason']}" for f in result["failures"]],
     )
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)
-
-
-def in_prefect(spec: BacktestSpec) -> dict[str, Any]:
-    """Run the same backtest as a flow run on the server in use, and return what `run_backtest` returns."""
-    check_server()
-    # Called directly, a flow gives the data of the state that it returned.
-    result: Any = backtest(**spec.model_dump())
-    return dict(result)

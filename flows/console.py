@@ -2,16 +2,17 @@
 
 import json
 import logging
+import os
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 
 def say(text: str) -> None:
     """Print a line for people on stderr (stdout is for results), and into the log of the Prefect run, if any."""
     print(f"{text}\n", end="", file=sys.stderr, flush=True)  # one write: other threads print too
     if "prefect.context" in sys.modules:  # not imported for this: most commands do without
-        from flows.run_log import log_to_run
+        from flows.prefect_page import log_to_run
 
         log_to_run(text)
 
@@ -55,3 +56,15 @@ def quiet_libraries() -> None:
     for name in ("alembic", "mlflow", "prefect", "httpx", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="mlflow")
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process at once with this exit code, after Ctrl-C.
+
+    For an interrupt that has passed every `finally`. Python's own exit would wait for threads that still download
+    or compute; nothing of theirs is lost, because files appear whole or not at all. Trainers end with the process
+    that started them.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)

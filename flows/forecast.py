@@ -5,18 +5,17 @@ from typing import Any
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.artifacts import show_failures
 from flows.console import say as say_to_people
-from flows.data import with_pairs
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
-from flows.parameters import takes
-from flows.runner import Runner, plain_failures
+from flows.prefect_page import show_failures
+from flows.runner import Runner, plain_failures, takes, with_pairs
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.run import ForecastSpec
+from schemas.scope import Scope
 from schemas.wording import count
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
@@ -25,7 +24,7 @@ from tasks.ingest import ingest
 from tasks.market.sources import check_source
 from tasks.promote import trial
 from tasks.score import score
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import Champion, champions
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import series_with_champion
 from tasks.watch import watch
@@ -45,19 +44,13 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 
 def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     check_source(spec.scope)
-    scope = outcome.scope = with_pairs(spec, say).scope
-    found = champions(scope.series)
+    asked = with_pairs(spec, say).scope
+    found = _serving(spec, asked)
     if not found:  # before anything is fetched for nothing
         raise CpbError(
             f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
         )
-    symbols, timeframes = ({getattr(one.series, name) for one in found} for name in ("symbol", "timeframe"))
-    scope = scope.model_copy(
-        update={
-            "symbols": tuple(name for name in scope.symbols if name in symbols),
-            "timeframes": tuple(name for name in scope.timeframes if name in timeframes),
-        }
-    )
+    scope = outcome.scope = asked.narrowed([one.series for one in found])
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")
     scored = steps.one(score, scope, spec.tail)
@@ -97,6 +90,13 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         "failed": texts,
         "exit": PARTIAL if problems else COMPLETE,
     }
+
+
+def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
+    """Return the champions that are asked for."""
+    if not spec.every_champion:
+        return champions(scope.series)
+    return [one for one in champions(market=scope.market) if one.series.timeframe in scope.timeframes]
 
 
 def _is_untrained(spec: ForecastSpec) -> bool:

@@ -9,12 +9,11 @@ from typing import Any
 
 import polars as pl
 
-from flows.data import with_pairs
-from flows.runner import Runner
+from flows.runner import Runner, with_pairs
 from flows.summary import Say, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.handover import Failure
-from schemas.run import ScopeSpec
+from schemas.run import CHAMPIONS, ScopeSpec
 from schemas.scope import Scope
 from tasks.forecasting.staleness import find_stale
 from tasks.hub.published import PublishedModel, forecast_published, published_models
@@ -94,24 +93,27 @@ def _target(out: str | None) -> Path | None:
 
 def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say) -> list[PublishedModel]:
     """Return the models of the scope; `coins=all` is every coin of the repository, in the default universe or not."""
-    scope = spec.scope
-    all_coins = spec.coins.strip().lower() == "all"
-    wanted = [
-        one for one in models
-        if one.series.market == scope.market
-        and one.series.timeframe in scope.timeframes
-        and (all_coins or one.series.symbol in scope.symbols)
-    ]  # fmt: skip
-    others = ", ".join(str(one.series) for one in models if one not in wanted)
+    scope, symbols = spec.scope, set(spec.scope.symbols)
+    all_coins = spec.coins.strip().lower() in ("all", CHAMPIONS)
+    wanted: list[PublishedModel] = []
+    others: list[PublishedModel] = []
+    for one in models:
+        asked_for = (
+            one.series.market == scope.market
+            and one.series.timeframe in scope.timeframes
+            and (all_coins or one.series.symbol in symbols)
+        )
+        (wanted if asked_for else others).append(one)
+    rest = ", ".join(str(one.series) for one in others)
     if not wanted:
         asked = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
         raise CpbError(
-            f"{repo} has no model for {asked}; it has {others or 'none at all'}: choose with --coins, --timeframes and "
+            f"{repo} has no model for {asked}; it has {rest or 'none at all'}: choose with --coins, --timeframes and "
             "--market (--source sim for sim, a table for own)",
             code="no-model", field="model",
         )  # fmt: skip
-    if others:
-        say(f"not asked for, though published: {others}")
+    if rest:
+        say(f"not asked for, though published: {rest}")
     return wanted
 
 

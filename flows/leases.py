@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import CpbError
 from tasks.storage.leases import Lease, use
 from tasks.storage.urls import public_url
@@ -43,8 +44,6 @@ def share_leases() -> None:
 
 
 def _grant(name: str) -> AbstractContextManager[Lease] | None:
-    from flows.prefect_server import server_in_use
-
     return hold(name) if server_in_use() else None
 
 
@@ -86,8 +85,6 @@ def hold(name: str) -> Iterator[PrefectLease]:
     Raises:
         CpbError: the server cannot be reached, or refuses the credentials.
     """
-    from flows.deploy.api import client_of_settings
-
     with client_of_settings(_TIMEOUT_S) as client:
         lease = _wait_for(client, name)
         ended = threading.Event()
@@ -153,8 +150,6 @@ def _renew(lease: PrefectLease, ended: threading.Event) -> None:
     """Renew the lease until the holder has ended, or the server has given it to another."""
     import httpx
     from prefect.exceptions import ObjectNotFound
-
-    from flows.deploy.api import client_of_settings
 
     wait = _RENEW_S
     while not ended.wait(wait):

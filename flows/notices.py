@@ -12,10 +12,18 @@ from schemas.errors import UsageError
 from schemas.handover import Alarm, Decision, Failure
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.notices import findings, told
-from tasks.notices.event import Event, message
-from tasks.notices.send import beat, senders, within
-from tasks.notices.services import HEARTBEAT_VARIABLE, VARIABLE, heartbeat_url, services
+from tasks.notices import findings
+from tasks.notices.event import Event, claim, message, release
+from tasks.notices.services import (
+    HEARTBEAT_VARIABLE,
+    VARIABLE,
+    Service,
+    beat,
+    heartbeat_url,
+    senders,
+    services,
+    within,
+)
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import ALIAS, versions_with_alias
 
@@ -64,7 +72,7 @@ def tell(home: Path, events: Sequence[Event], heartbeat: str = "") -> dict[str, 
         CpbError: the services cannot be read.
     """
     known = services(home)
-    new = told.claim(home, events) if known and events else []
+    new = claim(home, events) if known and events else []
     calls = senders(known, message(new)) if new else {}
     beats = {HEARTBEAT_VARIABLE: partial(beat, heartbeat)} if heartbeat else {}
     problems = within(calls | beats)
@@ -72,7 +80,7 @@ def tell(home: Path, events: Sequence[Event], heartbeat: str = "") -> dict[str, 
         if problem:
             log.warning("no message through %s: %s", name, problem)
     if new and all(problems[name] for name in calls):
-        told.release(home, new)
+        release(home, new)
     return {name: problems[name] for name in calls}
 
 
@@ -82,8 +90,7 @@ def tell_problems(home: Path, problems: Sequence[Event]) -> dict[str, str]:
     Raises:
         CpbError: there are no services, or they cannot be read.
     """
-    if not services(home):
-        raise no_services()
+    _some_services(home)
     return tell(home, problems)
 
 
@@ -93,16 +100,16 @@ def try_services(home: Path) -> dict[str, str]:
     Raises:
         CpbError: there are no services, or they cannot be read.
     """
-    known = services(home)
-    if not known:
-        raise no_services()
+    known = _some_services(home)
     text = "a test message; failures of runs, stale data and changes of champions are told this way"
     return within(senders(known, message([Event("test", "test", text)])))
 
 
-def no_services() -> UsageError:
-    """Return the error for a command that cannot tell anyone."""
-    return UsageError(
+def _some_services(home: Path) -> list[Service]:
+    """Return the services that are told; raises `UsageError` where nobody can be."""
+    if known := services(home):
+        return known
+    raise UsageError(
         f"nobody can be told: set {VARIABLE} to one or more URLs, as in {VARIABLE}=mailto://USER:PASSWORD@HOST, or "
         "write them into the file `notify` in CPB_HOME with mode 600; see docs/notifications.md",
         code="notify-unset", field=VARIABLE,

@@ -8,9 +8,13 @@ import shlex
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
 from tasks.storage.urls import public_url
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 ANSWER_WITHIN_S = 9.0
 
@@ -30,7 +34,7 @@ def check_server() -> None:
     url = _api_url()
     failures: list[BaseException] = []
     asked = threading.Thread(
-        target=contextvars.copy_context().run, args=(_ask, url, failures), daemon=True, name="check-server"
+        target=contextvars.copy_context().run, args=(_ask, failures), daemon=True, name="check-server"
     )  # a thread: neither a name lookup nor Prefect's own retries keep to a time limit
     asked.start()
     asked.join(ANSWER_WITHIN_S)
@@ -60,6 +64,18 @@ def api_errors(url: str) -> Iterator[None]:
         raise unreachable(url, str(error) or type(error).__name__) from error
 
 
+@contextmanager
+def client_of_settings(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
+    """Yield a client of the server that Prefect's settings name; its HTTP errors become one sentence each."""
+    from prefect.client.orchestration import get_client
+
+    with (
+        api_errors(_api_url()),
+        get_client(sync_client=True, httpx_settings={"timeout": timeout_s}) as client,
+    ):
+        yield client
+
+
 def unreachable(url: str, reason: str) -> CpbError:
     """Return the error for a server that does not answer."""
     return CpbError(
@@ -71,12 +87,12 @@ def unreachable(url: str, reason: str) -> CpbError:
 
 def refused(url: str, status: int) -> CpbError:
     """Return the error for a server that does not accept the credentials."""
-    from flows.deploy.credentials import auth_file
+    from flows.deploy.project import password_file
 
     return CpbError(
         f"the Prefect server at PREFECT_API_URL={public_url(url)} refuses the credentials ({status}); set them, "
         "for the server of `cpb deploy up` with: "
-        f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(auth_file()))})"',
+        f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(password_file().path))})"',
         code="server-auth", field="PREFECT_API_AUTH_STRING",
     )  # fmt: skip
 
@@ -87,11 +103,9 @@ def _api_url() -> str:
     return get_current_settings().api.url or ""
 
 
-def _ask(url: str, failures: list[BaseException]) -> None:
-    from prefect.client.orchestration import get_client
-
+def _ask(failures: list[BaseException]) -> None:
     try:
-        with api_errors(url), get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
+        with client_of_settings(5) as client:
             client.request("POST", "/flows/filter", json={"limit": 1})
     except Exception as error:  # noqa: BLE001 - carried to the caller's thread, which raises it
         failures.append(error)

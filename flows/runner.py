@@ -1,26 +1,40 @@
-"""How a flow calls its steps: through Prefect's engine, or directly where no Prefect server is in use.
+"""How a flow is called, and calls its steps: by Prefect's engine, or directly where no Prefect server is in use.
 
 Retries, calls at once and time limits belong to the step (`tasks.step`), so both ways behave alike. The direct way
 needs no server, starts at once, and leaves nothing behind when it is killed.
 """
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, ParamSpec
+from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
 from prefect.states import Failed, State
+from pydantic.fields import FieldInfo
 
 from flows.leases import share_leases
+from flows.prefect_page import logged_to_run
+from flows.prefect_server import check_server
 from flows.progress import shown_progress
-from flows.run_log import logged_to_run
+from flows.summary import Say, Summary
 from schemas.errors import CpbError
+from schemas.handover import Failure, SeriesRecord
+from schemas.run import ScopeSpec
+from schemas.spec import Spec
+from schemas.wording import count
+from tasks.features import features
+from tasks.ingest import ingest
+from tasks.market.pairs import with_listed_pairs
 from tasks.parallel import run_each
 from tasks.progress import tell, telling
 from tasks.step import Step
 from tasks.storage.urls import without_credentials
 
 P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound=Spec)
+Scoped = TypeVar("Scoped", bound=ScopeSpec)
 
 
 class Runner:
@@ -46,9 +60,9 @@ class Runner:
             unit: what a call is about, as in `series`; where it is given, the number of calls done is told.
             workers: calls at the same time, where not the step's own number; they begin in order.
         """
-        call = self._call(step)
+        call, at_once = self._call(step), workers or step.workers
         if not unit:
-            return run_each([partial(call, *args) for args in calls], workers or step.workers)
+            return run_each([partial(call, *args) for args in calls], at_once)
         done = itertools.count(1)
 
         def counted(*args: Any) -> Any:
@@ -58,7 +72,7 @@ class Runner:
                 tell(step.name, next(done), len(calls), unit)
 
         with telling(step.name, len(calls), unit):
-            return run_each([partial(counted, *args) for args in calls], step.workers)
+            return run_each([partial(counted, *args) for args in calls], at_once)
 
     def _call(self, step: Step[..., Any]) -> Callable[..., Any]:
         return step.in_prefect if self._prefect else step.fn
@@ -81,3 +95,82 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
                 return Failed(message=without_credentials(str(error)), data=error)
 
     return run
+
+
+def takes(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
+    """Give a flow function the fields of `spec` as its parameters and call it with the built spec.
+
+        @flow(name="train-all", validate_parameters=False)
+        @plain_failures
+        @takes(RunSpec)
+        def train_all(spec: RunSpec) -> State: ...
+
+    Prefect reads a flow's signature for its run form (names, types, choices) and the `Args:` section of its docstring
+    for the descriptions. `validate_parameters=False`: the specification checks the values, with its own sentences.
+
+    Raises (when the flow is called):
+        UsageError: a wrong value, with the specification's own sentence.
+    """
+
+    def decorate(function: Callable[[S], R]) -> Callable[..., R]:
+        @wraps(function)
+        def run(**parameters: Any) -> R:
+            return function(spec(**parameters))
+
+        declared = inspect.signature(function).return_annotation
+        parameters = [_parameter(name, field) for name, field in spec.model_fields.items()]
+        run.__dict__["__signature__"] = inspect.Signature(parameters, return_annotation=declared)
+        run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": declared}
+        run.__doc__ = f"{inspect.getdoc(function) or ''}\n\nArgs:\n" + "\n".join(
+            f"    {name}: {field.description}" for name, field in spec.model_fields.items()
+        )
+        return run
+
+    return decorate
+
+
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
+    annotation: Any = field.annotation
+    extra = field.json_schema_extra
+    if isinstance(extra, dict) and isinstance(choices := extra.get("enum"), list):
+        annotation = Literal[tuple(choices)]
+    for limit in field.metadata:  # ranges and patterns, which the run form shows and the server checks
+        annotation = Annotated[annotation, limit]
+    default = field.get_default(call_default_factory=True)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
+    """Run a flow on the server in use, and return what the same job returns without one."""
+    check_server()
+    # Called directly, a flow gives the data of the state that it returned.
+    result: Any = flow(**spec.model_dump())
+    return dict(result)
+
+
+def with_pairs(spec: Scoped, say: Say) -> Scoped:
+    """Return a specification of the whole exchange with the pairs of its source's listing, and say which; others as
+    they are.
+
+    Raises:
+        CpbError: the listing cannot be asked, or no pair is left.
+    """
+    found, sentence = with_listed_pairs(spec)
+    if sentence:
+        say(sentence)
+    return found
+
+
+def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:
+    """Ingest the scope and compute its features; what fails is added to the summary."""
+    found = steps.one(ingest, spec.scope, spec.tail)
+    summary.add(found.failures, say)
+    say(
+        f"ingested {count(len(found.series), 'series')} ({count(found.requests, 'request')}, {found.seconds:.1f} s)"
+    )
+    outcomes = steps.each(features, [(spec.scope, series) for series in found.series], "series")
+    records = [one for one in outcomes if isinstance(one, SeriesRecord)]
+    for series, one in zip(found.series, outcomes, strict=True):
+        if not isinstance(one, SeriesRecord):
+            summary.add([one if isinstance(one, Failure) else Failure.of(series, "features", one)], say)
+    return records

@@ -1,23 +1,31 @@
 """Tables for people, on stdout: whole columns or none, so that no figure is ever cut."""
 
+import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 from flows.console import say
+from schemas.errors import UsageError
 from schemas.wording import count
 
 _GAP = 3
+_FOLDED = 23
 _PIPE_WIDTH = 200
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, whether it is of text, and whether it stays however narrow the terminal is."""
+    """A column: its title, whether it is of text, and whether it stays however narrow the terminal is.
+
+    `folds`: a long text goes on in the next line.
+    """
 
     title: str
     text: bool = False
     stays: bool = False
+    folds: bool = False
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -30,7 +38,9 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     shown = fitting(columns, rows, console.width)
     table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     for i in shown:
-        table.add_column(columns[i].title, justify="left" if columns[i].text else "right", no_wrap=True)
+        one = columns[i]
+        justify: Literal["left", "right"] = "left" if one.text else "right"
+        table.add_column(one.title, justify=justify, no_wrap=not one.folds, overflow="fold")
     for row in rows:
         table.add_row(*(row[i] for i in shown))
     console.print(table)
@@ -38,9 +48,25 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
         say(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
 
 
+def check_one_form(json: bool, as_csv: bool) -> None:
+    """Refuse `--json` together with `--csv`."""
+    if json and as_csv:
+        raise UsageError(
+            "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
+        )
+
+
+def print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows with the same fields as CSV."""
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
+    writer.writeheader()
+    writer.writerows(rows)
+
+
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
     """Return the columns that fit into `width`: those that need not stay leave, the last ones first."""
     widths = [max(map(len, cells)) + _GAP for cells in zip([c.title for c in columns], *rows, strict=True)]
+    widths = [min(w, _FOLDED) if one.folds else w for w, one in zip(widths, columns, strict=True)]
     shown = list(range(len(columns)))
     for i in reversed(shown[:]):
         if sum(widths[j] for j in shown) <= width - 2:

@@ -9,11 +9,11 @@ from schemas.handover import SeriesRecord
 from schemas.run import FILTERS, RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
-from tasks.tracking.data_sets import learned_from
 from tasks.tracking.database import DOWN
-from tasks.tracking.run_names import run_name, scope_tags
-from tasks.tracking.runs import FAILED, REASON, OpenRun, finish, kill, log_datasets, start_parent
-from tasks.tracking.tags import AS_OF, COMMAND, NEWEST
+from tasks.tracking.records import OpenRun
+from tasks.tracking.run_names import learned_from, run_name, scope_tags
+from tasks.tracking.runs import FAILED, finish, kill, log_datasets, start_parent
+from tasks.tracking.tags import AS_OF, COMMAND, NEWEST, REASON
 from tasks.tracking.wandb_mirror import is_wanted, mirror
 from tasks.training.planning import training_code
 

@@ -5,23 +5,17 @@ the flow ends partial. Every step finds its own finished work by digest, so the 
 does only what is left.
 """
 
-from typing import Any
-
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.artifacts import show_run
 from flows.console import say as say_to_people
-from flows.data import with_pairs
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
-from flows.parameters import takes
-from flows.prefect_server import check_server
-from flows.report import report_training
-from flows.runner import Runner, plain_failures
+from flows.prefect_page import show_run
+from flows.runner import Runner, plain_failures, takes, with_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.tracked_run import mirror_to_wandb, run_of
-from flows.training import Training, run_training
+from flows.training import Training, report_training, run_training
 from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure
 from schemas.identity import tree_of
@@ -33,7 +27,8 @@ from tasks.hub.tree import check_replaceable
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.tracking.prune import prune_nightly
-from tasks.tracking.runs import COMPLETE, PARTIAL, WARNINGS, finish
+from tasks.tracking.runs import COMPLETE, PARTIAL, finish
+from tasks.tracking.tags import WARNINGS
 
 
 def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
@@ -58,7 +53,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     )
     for line in decision_lines(decisions):
         say(line)
-    summary.champions = sum(d.outcome != "retired" and d.series in scope.series for d in decisions)
+    trained = set(scope.series)
+    summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
     report_training(spec, training, say, decisions)
     training.fleets.release()
     if summary.champions:  # none: classifiers forecast no price
@@ -106,11 +102,3 @@ def train_all(spec: RunSpec) -> State:
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())
-
-
-def in_prefect(spec: RunSpec) -> dict[str, Any]:
-    """Run the same job as a Prefect flow run on the server in use; returns what `--json` prints."""
-    check_server()
-    # Called directly, a flow gives the data of the state that it returned.
-    result: Any = train_all(**spec.model_dump())
-    return dict(result)

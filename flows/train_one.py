@@ -6,18 +6,16 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from flows.report import report_training
 from flows.runner import Runner
 from flows.summary import Say
 from flows.tracked_run import mirror_to_wandb
-from flows.training import Earlier, run_training
+from flows.training import Earlier, report_training, run_training
 from schemas.errors import CpbError
 from schemas.handover import FleetResult, Judgement
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, finish
-from tasks.training.fleet_files import member_folder
-from tasks.training.resume import LATEST, Checkpoint
+from tasks.training.fleet_files import LATEST, Checkpoint, member_folder
 
 
 def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:

@@ -5,34 +5,34 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 from flows.console import say as say_to_people
-from flows.data import series_records
-from flows.fleets import train_fleets
-from flows.runner import Runner
+from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
-from flows.training_warnings import fleet_warnings
 from schemas.errors import CpbError
-from schemas.handover import FleetJudgement, FleetPlan, FleetResult, SeriesRecord
+from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, FleetResult, SeriesRecord
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from schemas.wording import count
 from tasks.evaluate import evaluate
+from tasks.judging.fleet import read_scores
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.tracking.artifacts import check_place
-from tasks.tracking.run_ids import short_id
+from tasks.tracking.flow_report import ReportedFleet, keep_report
+from tasks.tracking.run_list import short_id
 from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.wandb_mirror import check_installed, is_wanted
+from tasks.train import train
 from tasks.training.engine import Engine, check_engine, opened_engine
-from tasks.training.fleet_files import fleet_folder, is_training, progress_so_far
-from tasks.training.planning import job_key
-from tasks.training.resume import Checkpoint
+from tasks.training.executor import EngineLost
+from tasks.training.fleet_files import Checkpoint, fleet_folder, is_training, progress_so_far
+from tasks.training.planning import job_key, shards_of
 from tasks.training.retention import FleetsInUse
-from tasks.training.shared_shards import check_shared_store
+from tasks.training.told import FleetTold
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
 """What becomes of what the same command has trained before: gone on from, the same and said where there is nothing,
@@ -68,7 +68,6 @@ def run_training(
             is fetched: the device, the source or MLflow's place cannot be used, or wandb is not installed.
     """
     check_engine(spec)
-    check_shared_store(spec.scope.home)
     check_source(spec.scope)
     check_place(open_store())
     if is_wanted(spec.wandb):
@@ -128,8 +127,7 @@ def _train(
     """Train the fleets of all architectures, side by side."""
     root = spec.scope.root
     folders = {job_key(shard): fleet_folder(root, shard) for fleet in fleets for shard in fleet.shards}
-    again = earlier in ("use", "expect")
-    if not again:
+    if earlier not in ("use", "expect"):
         for folder in folders.values():
             if not is_training(folder):  # another process's training of the same job is fresh enough
                 shutil.rmtree(folder, ignore_errors=True)
@@ -139,7 +137,7 @@ def _train(
     if earlier == "expect" and not any(before.values()):
         say("nothing to resume: no training with these options on these candles was begun; starting anew")
     results = []
-    for fleet, found in zip(fleets, train_fleets(spec, steps, engine, fleets, again=again), strict=True):
+    for fleet, found in zip(fleets, train_fleets(spec, steps, engine, fleets), strict=True):
         good = [one for one in found if isinstance(one, FleetResult)]
         members = sum(len(one.members) for one in good)
         if isinstance(earlier, Checkpoint) and not members:
@@ -167,3 +165,69 @@ def _known(fleet: FleetPlan, before: Mapping[str, str]) -> str:
         text if times == number else f"{times} of {count(number, 'shard')} {text}"
         for text, times in found.items()
     )
+
+
+def train_fleets(
+    spec: RunSpec, steps: Runner, engine: Engine, fleets: Sequence[FleetPlan]
+) -> list[list[FleetResult | Exception]]:
+    """Train planned fleets, their shards in one queue, and leave the engine.
+
+    Returns:
+        What became of each fleet's shards, in order, or the step's error.
+
+    Raises:
+        EngineLost: the run's engine is gone; what was finished is used by the next call.
+    """
+    queue, told = shards_of(fleets), {fleet.architecture: FleetTold(fleet) for fleet in fleets}
+    executor = engine.executor(len(queue))
+    calls = [
+        (shard, spec.scope.root, executor, spec.train_timeout_s, told[shard.architecture]) for shard in queue
+    ]
+    found = dict(zip(map(job_key, queue), steps.each(train, calls, workers=executor.calls), strict=True))
+    engine.leave()
+    if lost := next((one for one in found.values() if isinstance(one, EngineLost)), None):
+        raise lost
+    return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
+
+
+def fleet_warnings(shards: Sequence[FleetResult]) -> list[str]:
+    """Return the warnings about a fleet's members, each sentence once, and for how many members it holds."""
+    members = [member for one in shards for member in one.members]
+    number = len(members)
+    found = Counter(text for member in members for text in member_warnings(member.report))
+    return [
+        text if times == number else f"{text} ({times} of {count(number, 'member')})"
+        for text, times in found.items()
+    ]
+
+
+def member_warnings(report: dict[str, Any]) -> list[str]:
+    """Return the warnings in the report of one member's training (`TrainedMember.report`)."""
+    found = []
+    if report.get("stopped") == "nan":
+        found.append(f"stopped early: {report['reason']}")
+    if at_once := report.get("halved_to"):
+        found.append(f"memory was short: the fleet was halved, to {count(at_once, 'model')} at once")
+    if report.get("accumulate", 1) > 1:
+        found.append(f"memory was short: each batch was split into {report['accumulate']} parts")
+    return [*found, *filter(None, [report.get("device_warning")])]
+
+
+def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequence[Decision] = ()) -> None:
+    """Write the report of what the fleets left on disk; before these are released, whose scores it reads.
+
+    One that cannot be written is a failure of the run's, and stops nothing: models, scores and decisions stand.
+    """
+    try:
+        fleets = [
+            ReportedFleet(
+                shards[0].architecture,
+                [member for one in shards for member in one.members],
+                read_scores(spec.scope.root, shards),
+            )
+            for shards in training.results
+            if any(one.members for one in shards)
+        ]
+        keep_report(training.summary.run_id, fleets, decisions)
+    except (CpbError, OSError) as error:  # damaged scores, a full disk
+        training.summary.add([Failure.of(None, "evaluate", error)], say)

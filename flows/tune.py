@@ -7,25 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import cpbmodels
-from flows.data import series_records, with_pairs
-from flows.runner import Runner
+from flows.runner import Runner, series_records, with_pairs
 from flows.summary import Say, Summary
 from flows.tables import p_value
 from flows.tracked_run import run_of
 from schemas.errors import COMPLETE, PARTIAL, CpbError
 from schemas.presets import own_presets_folder
 from schemas.tuning import TuneSpec
-from schemas.wording import count
+from schemas.wording import count, install_extra
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.progress import tell
 from tasks.storage.digests import value_digest
 from tasks.storage.files import write_bytes, write_json
 from tasks.storage.locks import locked
+from tasks.storage.records import write_record
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.store import open_store
 from tasks.tracking.studies import TrialRecord, finish_study, log_trials, start_study
+from tasks.tracking.tags import AS_OF, NEWEST
 from tasks.training.planning import training_code
+from tasks.training.process import PROGRESS
+from tasks.training.progress import ProgressFile
 from tasks.training.slots import check_device, hold_slot, plan_slots
+from tasks.tuning.at_work import LOCK, SEARCH, Search
 
 _FIRST_BATCH = 16
 """Trials of a call's first batch under a budget: it tells how many fit into the rest."""
@@ -46,18 +50,25 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
+    with locked(folder / LOCK):
+        (folder / PROGRESS).unlink(missing_ok=True)  # of an earlier call
+        write_record(folder / SEARCH, _asked(spec, inner + newest))
         study = tuning.Study(spec.scope.root / "tuning" / "optuna.db", key, spec)
         run = start_study(
             f"tune-{key}",
             spec.model_dump(mode="json") | {"space": tuning.space_as_json(spec.space)},
-            {"architecture": spec.names[0], "preset": spec.preset, "market": spec.market},
+            {
+                "architecture": spec.names[0],
+                "preset": spec.preset,
+                "market": spec.market,
+                AS_OF: spec.as_of or NEWEST,
+            },
         )
         with run_of(run.run_id):
             deadline = started + spec.budget_s if spec.budget_s is not None else None
             how = {"device": spec.device, "dtype": spec.dtype, "profile": _profile(spec)}
             with hold_slot(plan_slots(spec.device, 1)):
-                scored = _search(spec, study, inner, deadline, how, run.run_id, say)
+                scored = _search(spec, study, inner, deadline, how, run.run_id, folder, say)
                 answer = _conclude(spec, study, scored, newest, how, folder, say)
             answer |= {
                 "study": key,
@@ -81,7 +92,7 @@ def _tuning() -> Any:
         if error.name and error.name.split(".")[0] != "optuna":
             raise
         raise CpbError(
-            "tune: the package optuna is not installed; run `pip install -e '.[tune]'` in the project's folder",
+            f"tune: the package optuna is not installed; run {install_extra('tune')}",
             code="extra-missing", field="tune",
         ) from error  # fmt: skip
     return study
@@ -119,6 +130,18 @@ def _why_not(spec: TuneSpec, one: FoldSeries) -> str:
     return cpbmodels.why_not(one.series, spec.names[0], spec.preset, **spec.overrides)
 
 
+def _asked(spec: TuneSpec, folds: Sequence[FoldSeries]) -> Search:
+    """What the page shows of a search."""
+    return Search(
+        market=spec.scope.market,
+        architecture=spec.names[0],
+        preset=spec.preset,
+        device=spec.device,
+        symbols=tuple(dict.fromkeys(one.id.symbol for one in folds)),
+        timeframes=tuple(dict.fromkeys(one.id.timeframe for one in folds)),
+    )
+
+
 def _profile(spec: TuneSpec) -> str | None:
     return None if spec.profile == "auto" else spec.profile
 
@@ -137,6 +160,7 @@ def _search(
     deadline: float | None,
     how: dict[str, Any],
     run_id: str,
+    folder: Path,
     say: Say,
 ) -> list[Any]:
     """Batch after batch until there are enough trials or the time is up; return the folds as they are scored."""
@@ -145,7 +169,7 @@ def _search(
 
     name = spec.names[0]
     scored = prepare(inner, cpbmodels.preset(spec.preset, name, **spec.overrides))
-    study.note("reference", sums_by_block(scored, [one.losses for one in scored]).tolist())
+    study.stored.set_user_attr("reference", sums_by_block(scored, [one.losses for one in scored]).tolist())
     each: float | None = None  # seconds of a trial in the slowest batch so far
     while wanted := _next_batch(spec, study.trials, deadline, each):
         began = time.monotonic()
@@ -160,10 +184,13 @@ def _search(
             seed=spec.seed,
             prune=_prune(study, trials),
             deadline=deadline,
+            progress=ProgressFile(folder, name),
             **how,
         )
+        told = [one for one in results if one is not None]
         for trial, one in zip(trials, results, strict=True):
-            study.tell(trial, one.ratio, one.pruned, {BLOCKS: one.losses, "epochs": one.epochs})
+            if one is not None:
+                study.tell(trial, one.ratio, one.pruned, {BLOCKS: one.losses, "epochs": one.epochs})
         new = study.save()
         log_trials(
             run_id,
@@ -172,15 +199,18 @@ def _search(
                     t.number, t.params, state_of(t), {"crps_ratio": one.ratio, "epochs_run": one.epochs},
                     sorted(t.intermediate_values.items()),
                 )
-                for t, one in zip(new, results, strict=True)
+                for t, one in zip(new, told, strict=True)
             ],
         )  # fmt: skip
         each = max(each or 0.0, (time.monotonic() - began) / wanted)
         best = study.best()
         say(
-            f"{count(study.trials, 'trial')}, {sum(one.pruned for one in results)} of the last "
-            f"{len(results)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
+            f"{count(study.trials, 'trial')}, {sum(one.pruned for one in told)} of the last "
+            f"{len(told)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
         )
+        if len(told) < wanted:
+            say(f"the budget ended before {count(wanted - len(told), 'trial')} had a whole epoch; left out")
+            break
     tell("tune", 1, 1, "trials")
     return scored
 
@@ -210,9 +240,8 @@ def _conclude(
     """The winner against luck, on the test span, as a preset and in figures."""
     import numpy as np
 
-    from tasks.tuning.luck import best_of_null_trials
     from tasks.tuning.study import BLOCKS, figures, state_of
-    from tasks.tuning.winner import score_on_test, write_preset
+    from tasks.tuning.winner import best_of_null_trials, score_on_test, write_preset
 
     best, trials = study.best(), study.finished()
     states = [state_of(one) for one in trials]
@@ -224,14 +253,14 @@ def _conclude(
         )
     made = [one for one, state in zip(trials, states, strict=True) if state != "failed"]
     losses = np.array([one.user_attrs[BLOCKS] for one in made])
-    luck = best_of_null_trials(losses, np.array(study.noted("reference")), best.value, spec.seed)
-    known = study.noted("test")
+    luck = best_of_null_trials(losses, np.array(study.stored.user_attrs["reference"]), best.value, spec.seed)
+    known = study.stored.user_attrs.get("test")
     if known is None or known["trial"] != best.number:
         say(f"scoring trial {best.number} on the test span")
         times = 1 if known is None else known["times_scored"] + 1
         known = {"trial": best.number, "times_scored": times}
         known["pools"] = score_on_test(spec, best.params, newest, **how)
-        study.note("test", known)
+        study.stored.set_user_attr("test", known)
     timeframes = "-".join(dict.fromkeys(one.id.timeframe for one in newest))
     preset = own_presets_folder() / f"{spec.names[0]}-{timeframes}-{study.stored.study_name[:8]}.toml"
     about = f"{spec.names[0]}: best of {count(len(trials), 'trial')} of cpb tune, validation ratio {best.value:.4f}"

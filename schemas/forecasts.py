@@ -51,9 +51,6 @@ stored, by the clock: it tells live forecasts from replays, which `issued_at` ca
 has the same); null where that is not known, which counts as a replay. The reference's quantiles are all there or all
 null, as in rows that were stored before it was stored too."""
 
-EARLIER_SCHEMA = _PREDICTION
-"""Columns of month files of forecasts that earlier versions wrote, with `made_at` in files of their own."""
-
 LEDGER_SCHEMA: dict[str, Any] = {
     **{name: FORECAST_SCHEMA[name] for name in KEY},
     "realised_close": pl.Float64,

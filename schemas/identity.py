@@ -153,14 +153,6 @@ class ModelId:
         """All of it, as one text: `har/default/BTCUSDT-1h/123`."""
         return f"{self.architecture}/{self.recipe}/{self.series.name}/{self.seed}"
 
-    @classmethod
-    def parse(cls, name: str) -> "ModelId":
-        """Return the model behind a `name`; raises `UsageError` for any other text."""
-        parts = name.split("/")
-        if len(parts) != 4 or not parts[3].isdigit():
-            raise UsageError(f"{name!r} names no model: write har/default/BTCUSDT-1h/123", code="model")
-        return cls(parts[0], parts[1], SeriesId.parse(parts[2]), int(parts[3]))
-
 
 @dataclass(frozen=True, order=True)
 class Recipe:

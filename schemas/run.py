@@ -1,5 +1,5 @@
 """What a run is asked to do. Each option is declared once, here: command line, flow parameters and Prefect's run
-form follow from these classes (`flows/parameters.py`), and whoever builds one gets the same sentence for a wrong value.
+form follow from these classes (`flows/runner.py`), and whoever builds one gets the same sentence for a wrong value.
 """
 
 import re
@@ -17,7 +17,7 @@ from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file
 from schemas.scope import Scope, implied_market, parse_instant
 from schemas.spec import Spec
 from schemas.tables import tables_of
-from schemas.universe import EXCHANGE, parse_coins, parse_timeframes
+from schemas.universe import EXCHANGE, INTERVAL_SECONDS, parse_coins, parse_timeframes
 
 UNIVERSAL = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
@@ -111,7 +111,8 @@ class ScopeSpec(Spec):
                 f"{', '.join(missing)}; name one of these",
                 code="timeframes", field="timeframes",
             )  # fmt: skip
-        return {"coins": held.coins(values.get("coins", fields["coins"].default)), "timeframes": timeframes}
+        coins = values.get("coins", fields["coins"].default)
+        return {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
 
     @property
     def whole_exchange(self) -> bool:
@@ -122,6 +123,11 @@ class ScopeSpec(Spec):
     def every_pair(self) -> bool:
         """Whether the source's listing says which the symbols are; the scope's are empty until it is asked."""
         return self.whole_exchange
+
+    @property
+    def intervals(self) -> list[str]:
+        """The timeframes, each once."""
+        return parse_timeframes(self.timeframes, self.months_allowed)
 
     @property
     def pairs(self) -> tuple[str, ...] | None:
@@ -177,7 +183,7 @@ class ScopeSpec(Spec):
     def _coins_and_time_range(self) -> Self:
         if not self.every_pair:
             parse_coins(self.coins, quoted=self.market == OWN)
-        parse_timeframes(self.timeframes, self.months_allowed)
+        _ = self.intervals
         start = parse_instant(self.since, "since") if self.since else None
         end = parse_instant(self.as_of, "as_of") if self.as_of else None
         if start and end and end - start < timedelta(days=1):
@@ -200,17 +206,46 @@ class ScopeSpec(Spec):
         """The same options resolved: symbols, instants, the home of this machine."""
         made = Scope.of(
             "all" if self.every_pair else self.coins,
-            self.timeframes, self.source, self.market, self.since, self.as_of, months=self.months_allowed,
+            ",".join(self.intervals),
+            self.source, self.market, self.since, self.as_of, months=self.months_allowed,
         )  # fmt: skip
         return made.model_copy(update={"symbols": self._pairs or ()}) if self.every_pair else made
+
+
+CHAMPIONS = "champions"
+"""Value of `coins` and `timeframes` of a forecast: those that have a champion."""
 
 
 class ForecastSpec(ScopeSpec):
     """What `cpb forecast` is asked to do."""
 
+    coins: str = Field(
+        CHAMPIONS,
+        description="BTC,ETH, all (the default universe), exchange (every listed USDT pair) or champions (every coin "
+        "that has one)",
+    )
+    timeframes: str = Field(
+        CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each that has one)"
+    )
     fallback: Literal["on", "off"] = Field(
         "off", description="on: robust-har forecasts as well where a champion has drifted, and is shown"
     )
+
+    @property
+    def every_champion(self) -> bool:
+        """Whether the registry says which the coins are."""
+        return self.coins.strip().lower() == CHAMPIONS
+
+    @property
+    def every_pair(self) -> bool:
+        """Whether listing or registry say which the symbols are; the scope's are empty until they are asked."""
+        return self.whole_exchange or self.every_champion
+
+    @property
+    def intervals(self) -> list[str]:
+        """The timeframes, each once: where the registry says which they are, all that a model can be of."""
+        asked = self.timeframes.strip().lower()
+        return list(INTERVAL_SECONDS) if asked == CHAMPIONS else super().intervals
 
 
 class IngestSpec(ScopeSpec):
@@ -346,6 +381,16 @@ class RunSpec(ScopeSpec):
         return self.seeds or PRESET_SEEDS.get(self.preset, 1)
 
 
+_NOT_IN_BACKTESTS = {
+    "warm_start": "champions have seen the test spans of a backtest",
+    "repo": "a backtest publishes nothing",
+    "force": "a backtest promotes nothing",
+    "wandb": "a backtest leaves no runs behind",
+    "prune": "a backtest leaves no runs behind",
+}
+"""Options of a run that a backtest refuses, and why."""
+
+
 class BacktestSpec(RunSpec):
     """What `cpb backtest` is asked besides."""
 
@@ -379,23 +424,11 @@ class BacktestSpec(RunSpec):
                 f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
                 code="classifier", field="architectures",
             )  # fmt: skip
-        if self.warm_start:
-            raise UsageError("warm_start: champions have seen the test spans of a backtest; leave warm_start out",
-                             code="warm-start", field="warm_start")  # fmt: skip
-        if self.repo:
-            raise UsageError("repo: a backtest publishes nothing; leave repo out", code="repo", field="repo")
-        if self.force:
-            raise UsageError(
-                "force: a backtest promotes nothing; leave force out", code="force", field="force"
-            )
-        if self.wandb:
-            raise UsageError(
-                "wandb: a backtest leaves no runs behind; leave wandb out", code="wandb", field="wandb"
-            )
-        if self.prune:
-            raise UsageError(
-                "prune: a backtest leaves no runs behind; leave prune out", code="prune", field="prune"
-            )
+        for name, reason in _NOT_IN_BACKTESTS.items():
+            if getattr(self, name):
+                raise UsageError(
+                    f"{name}: {reason}; leave {name} out", code=name.replace("_", "-"), field=name
+                )
         return self
 
     @property
@@ -408,7 +441,9 @@ class BoardSpec(Spec):
     """Which rows `cpb leaderboard` shows: those of one run, or what stands now, of these markets and series."""
 
     run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
-    market: Market | None = Field(None, description="spot, um, cm, own or sim; default: all real ones")
+    market: Market | None = Field(
+        None, description="spot, um, cm, own or sim; default: all real ones, sim where there are none"
+    )
     coins: str | None = Field(None, description="BTC,ETH or all; default: every coin that was trained")
     timeframes: str | None = Field(None, description="as in 15m,1h; default: all")
 
@@ -425,9 +460,9 @@ class BoardSpec(Spec):
         return self
 
     @property
-    def symbols(self) -> list[str] | None:
+    def symbols(self) -> set[str] | None:
         """The coins' symbols; None for all."""
-        return parse_coins(self.coins, quoted=self.market == OWN) if self.coins is not None else None
+        return set(parse_coins(self.coins, quoted=self.market == OWN)) if self.coins is not None else None
 
     @property
     def intervals(self) -> list[str] | None:

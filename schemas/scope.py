@@ -1,12 +1,13 @@
 """A command's part of the market, resolved: symbols, timeframes, instants, and the home of this machine."""
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from schemas.errors import CpbError, UsageError
+from schemas.errors import UsageError
 from schemas.identity import OWN, SIM, Market, SeriesId, market_home
 from schemas.tables import is_table, tables_of
 from schemas.universe import parse_coins, parse_timeframes
@@ -15,17 +16,6 @@ from schemas.universe import parse_coins, parse_timeframes
 def home() -> Path:
     """Return the store's folder: `CPB_HOME`, or `./data`."""
     return Path(os.environ.get("CPB_HOME") or "data")
-
-
-def stored_home() -> Path:
-    """Return the store's folder, for what only looks at what is stored; raises `CpbError` where there is none."""
-    folder = home()
-    if not folder.is_dir():
-        raise CpbError(
-            f"nothing is stored in {folder}: there is no such folder; correct CPB_HOME, or fill it with `cpb demo`",
-            code="no-home", field="CPB_HOME",
-        )  # fmt: skip
-    return folder
 
 
 def parse_instant(text: str, option: str) -> datetime:
@@ -55,7 +45,8 @@ class Scope(BaseModel):
 
     `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
     with `open_time`; `as_of` with the candle's end: no candle that closes after it is seen. `home` is `CPB_HOME`; what
-    belongs to one market alone (manifest, fleets, packages) lies in `root`.
+    belongs to one market alone (manifest, fleets, packages) lies in `root`. `chosen`: the series, where they are not
+    every symbol at every timeframe.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -67,6 +58,7 @@ class Scope(BaseModel):
     since: datetime | None = None
     as_of: datetime | None = None
     home: Path
+    chosen: tuple[SeriesId, ...] | None = None
 
     @classmethod
     def of(
@@ -98,12 +90,24 @@ class Scope(BaseModel):
 
     @property
     def series(self) -> list[SeriesId]:
-        """Every series of the scope, symbol by symbol."""
+        """Every series of the scope, symbol by symbol; a new list each time: make a set of it to look series up."""
+        if self.chosen is not None:
+            return list(self.chosen)
         return [
             SeriesId(self.market, symbol, timeframe)
             for symbol in self.symbols
             for timeframe in self.timeframes
         ]
+
+    def narrowed(self, series: Sequence[SeriesId]) -> "Scope":
+        """Return the scope of exactly these series of its market."""
+        return self.model_copy(
+            update={
+                "chosen": tuple(series),
+                "symbols": tuple(dict.fromkeys(one.symbol for one in series)),
+                "timeframes": tuple(dict.fromkeys(one.timeframe for one in series)),
+            }
+        )
 
     @property
     def root(self) -> Path:

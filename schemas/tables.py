@@ -32,7 +32,9 @@ def is_table(source: str | None) -> bool:
     if not source or "://" in source:
         return False
     path = Path(source)
-    return _is_named_table(path) or (path.is_dir() and not (path / "data").is_dir() and bool(_files(path)))
+    if path.is_dir():
+        return not (path / "data").is_dir() and bool(_files(path))
+    return path.name.lower().endswith(SUFFIXES)
 
 
 def tables_of(source: str) -> "Tables":
@@ -118,7 +120,8 @@ class Tables:
         if text.strip().lower() == "all":
             return ",".join(self.symbols)
         names = [part for part in text.split(",") if part.strip()]
-        found = [next((n for n in (_clean(one), symbol_of(one)) if n in self.symbols), "") for one in names]
+        held = set(self.symbols)
+        found = [next((n for n in (_clean(one), symbol_of(one)) if n in held), "") for one in names]
         missing = [name.strip() for name, symbol in zip(names, found, strict=True) if not symbol]
         if missing or not names:
             raise UsageError(
@@ -266,12 +269,10 @@ def _clean(text: str) -> str:
     return re.sub(r"[-/_ ]", "", text.partition(":")[0]).upper()
 
 
-def _is_named_table(path: Path) -> bool:
-    return path.name.lower().endswith(SUFFIXES)
-
-
 def _files(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _is_named_table(path) and path.is_file())
+    return sorted(
+        path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES) and path.is_file()
+    )
 
 
 def _stem(file: Path) -> str:

@@ -13,9 +13,6 @@ COINS = (
 )  # fmt: skip
 """The default universe, each against USDT."""
 
-TIMEFRAMES = ("15m", "1h")
-"""The default timeframes."""
-
 EXCHANGE = "exchange"
 """Value of `--coins` for every pair that a source lists against USDT, as `ScopeSpec` filters them."""
 

@@ -23,18 +23,9 @@ from tasks.judging.pool import PoolScore
 from tasks.step import step
 from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
 from tasks.storage.urls import public_url
-from tasks.tracking.data_sets import judged_on, learned_from
-from tasks.tracking.run_names import run_name, scope_tags, source_tags
-from tasks.tracking.runs import (
-    COMPLETE,
-    PARTIAL,
-    MemberRecord,
-    finish,
-    log_datasets,
-    log_members,
-    log_metrics,
-    start_fleet,
-)
+from tasks.tracking.records import MemberRecord
+from tasks.tracking.run_names import judged_on, learned_from, run_name, scope_tags, source_tags
+from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES
 from tasks.training.epochs import fleet_epochs
 from tasks.training.fleet_files import fleet_folder, member_folder

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from schemas.constants import STOPPED_AFTER
 from schemas.errors import DamagedError, MemberError
 from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord
 from schemas.identity import ModelId
 from schemas.run import RunSpec
+from tasks.forecasting.staleness import STOPPED_AFTER
 from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.step import step
-from tasks.tracking.warm_start import continued_from
+from tasks.tracking.registry import continued_from
 from tasks.training.planning import member_seed, plan_fleet, recipe_of
 
 

@@ -39,8 +39,10 @@ def main(folder: Path) -> int:
 def train_and_judge(folder: Path) -> None:
     """Do what of the job in `folder` is not done yet; raises `CpbError` where none of its members can be trained."""
     job = read_job(folder)
-    progress = ProgressFile(folder, job)
-    result = find_record(folder / TRAINED, FleetResult) or train_job(folder, TRAINED, progress)
+    progress = ProgressFile(folder, job.architecture)
+    result = find_record(folder / TRAINED, FleetResult, of=folder.name) or train_job(
+        folder, TRAINED, progress
+    )
     if not any(member.fold for member in job.members):
         judge_shard(folder, job, result, progress.judging)
     rename(folder / TRAINED, folder / RESULT)

@@ -3,7 +3,6 @@
 Not a step of the DAG: `cpb verify` runs it beside it. What damage keeps one kind from being checked stops no other.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,11 +12,12 @@ from typing import Any
 from schemas.errors import CpbError
 from schemas.handover import Damage
 from tasks.forecasting.verify import verify as verify_forecasts
-from tasks.hub.verify import verify as verify_published
+from tasks.hub.tree import verify as verify_published
 from tasks.market.verify import verify as verify_market
 from tasks.promotion.verify import verify as verify_records
 from tasks.signals.verify import verify as verify_features
 from tasks.storage.damage import Seen, unseen
+from tasks.storage.files import check_writable
 from tasks.tracking.cards import verify as verify_cards
 from tasks.tracking.verify import verify as verify_champions
 from tasks.training.verify import verify as verify_fleets
@@ -35,21 +35,16 @@ KINDS: dict[str, Callable[..., Iterator[Damage]]] = {
 }
 """What is checked, in this order."""
 
-_WITHOUT_RECORDS = ("candles", "champions", "published models")
-"""Kinds that are no records of steps, so that no earlier version wrote them otherwise."""
-
 
 @dataclass
 class Verification:
     """What was found: files checked, damaged ones, and a sentence for each kind that could not be checked.
 
-    `earlier`: how many fleets or files of each kind an earlier version wrote and this one does not use. No damage.
     `rows_before`: by market, how many forecast and score rows were stored before their chain began, so that it does
     not say when.
     """
 
     checked: int = 0
-    earlier: Counter[str] = field(default_factory=Counter)
     rows_before: dict[str, int] = field(default_factory=dict)
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
@@ -78,23 +73,23 @@ def verify_all(
     Args:
         source: where damaged candles are fetched from; None: Binance Vision (the simulator's from itself).
         seen: called with each file that is checked.
+
+    Raises:
+        UsageError: `repair`, and the home cannot be written to.
     """
+    if repair:
+        check_writable(home)
     result = Verification()
 
     def count(path: Path) -> None:
         result.checked += 1
         seen(path)
 
-    def count_earlier(kind: str, _path: Path) -> None:
-        result.earlier[kind] += 1
-
     for market in markets:
         for kind, verify in KINDS.items():
             options: dict[str, Any] = {"source": source} if kind == "candles" else {}
             if kind == "forecasts":
                 options["before"] = partial(result.rows_before.__setitem__, market)
-            if kind not in _WITHOUT_RECORDS:
-                options["earlier"] = partial(count_earlier, kind)
             try:
                 result.damaged += verify(home, market, repair=repair, seen=count, **options)
             except (CpbError, OSError) as error:

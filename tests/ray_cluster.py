@@ -16,7 +16,7 @@ ENVIRONMENT = {
 
 
 class SmallCluster:
-    """Nodes of one core each; the cache of a node lies in the folder that it is added with."""
+    """Nodes of one core each; what a node works on lies below the temporary folder that it is added with."""
 
     def __init__(self):
         os.environ.update(ENVIRONMENT)  # before Ray is imported
@@ -29,22 +29,19 @@ class SmallCluster:
         self.address = self.cluster.address
         self.nodes = {}
 
-    def add(self, cache, **env):
+    def add(self, place, **env):
         """Start a node."""
-        self.nodes[cache] = self.cluster.add_node(num_cpus=1, env_vars={"CPB_CACHE_HOME": str(cache), **env})
+        place.mkdir(exist_ok=True)
+        self.nodes[place] = self.cluster.add_node(num_cpus=1, env_vars={"TMPDIR": str(place), **env})
 
-    def kill(self, cache):
+    def kill(self, place):
         """Kill a node's processes, all at once."""
-        self.cluster.remove_node(self.nodes.pop(cache), allow_graceful=False)
-
-    def at_work(self):
-        """The caches of the nodes that a trainer works on."""
-        return [one for one in self.nodes if trainers_of(one)]
+        self.cluster.remove_node(self.nodes.pop(place), allow_graceful=False)
 
     def clear(self):
         """Remove all nodes but the head."""
-        for cache in list(self.nodes):
-            self.kill(cache)
+        for place in list(self.nodes):
+            self.kill(place)
 
     def close(self):
         """End the cluster."""
@@ -52,14 +49,14 @@ class SmallCluster:
         self.cluster.shutdown()
 
 
-def trainers_of(cache):
-    """The trainers of the node with this cache."""
+def trainers_of(place):
+    """The trainers of the node with this temporary folder."""
     found = []
     for one in psutil.process_iter(["cmdline", "status"]):
         command = one.info["cmdline"] or []
         if "tasks.shard_worker" in command and one.info["status"] != "zombie":
             with suppress(psutil.Error):
-                if one.environ().get("CPB_CACHE_HOME") == str(cache):
+                if one.environ().get("TMPDIR") == str(place):
                     found.append(one)
     return found
 

@@ -13,23 +13,77 @@ from schemas.identity import MARKETS, OWN, Market, SeriesId
 from schemas.universe import INTERVAL_SECONDS, symbol_of
 from webapp import overview as overviews
 from webapp import reading, registry, trainings
-from webapp.answers import Candles, Forecast, Health, Leaderboard, Ledger, SeriesList
-from webapp.answers_lists import Changes, Decisions, Forecasts, Models, Overview, Runs
-from webapp.options import (
-    CSV,
-    OPTIONS,
-    SERIES,
-    Form,
-    IssuedAt,
-    IssuedUntil,
-    Limit,
-    MarketOption,
-    RunOption,
-    TimeframeOption,
-    Until,
+from webapp.answers import (
+    Candles,
+    Changes,
+    Decisions,
+    Forecast,
+    Forecasts,
+    Health,
+    Leaderboard,
+    Ledger,
+    Models,
+    Overview,
+    Problem,
+    Runs,
+    SeriesList,
 )
-from webapp.replies import Answer, Format, Replies, respond
-from webapp.states import State, market_state, series_state, tree_state
+from webapp.replies import Answer, Format, Replies, State, market_state, respond, series_state, tree_state
+
+OPTIONS: dict[int | str, dict[str, Any]] = {422: {"model": Problem, "description": "impossible option"}}
+SERIES: dict[int | str, dict[str, Any]] = {
+    404: {"model": Problem, "description": "unknown series"},
+    **OPTIONS,
+}
+CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+
+MarketOption = Annotated[
+    Market | None,
+    Query(description="default: spot, or the market that something is stored of; sim where that is all"),
+]
+Form = Annotated[Format, Query(alias="format", description="csv: the list in the answer as a table")]
+Limit = Annotated[int, Query(ge=1, le=5000)]
+TimeframeOption = Annotated[str | None, Query(description="only this candle length", max_length=3)]
+RunOption = Annotated[
+    str | None,
+    Query(description="rows of this run alone: its id, or how that begins", pattern="^[0-9a-f]{4,32}$"),
+]
+
+
+_YEARS = r"^(19[7-9]|2[01]\d|22[0-5])\d-"
+"""How an instant begins, for the description: JSON Schema has no range of times."""
+
+
+def moment(name: str, text: str) -> Callable[..., datetime | None]:
+    """Return a dependency for an instant in the query, in UTC; it raises `UsageError` for years without candles."""
+
+    def instant(
+        given: Annotated[
+            datetime | None, Query(alias=name, description=text, json_schema_extra={"pattern": _YEARS})
+        ] = None,
+    ) -> datetime | None:
+        if given is None:
+            return None
+        try:
+            found = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
+        except OverflowError:
+            found = None
+        if found is None or not 1970 <= found.year < 2262:  # what nanoseconds since 1970 can say
+            raise UsageError(
+                f"{name} {given.isoformat()} is out of range: use a date from 1970 to 2261",
+                code="date",
+                field=name,
+            )
+        return found
+
+    return instant
+
+
+Until = Annotated[datetime | None, Depends(moment("until", "newest close; UTC where no zone is given"))]
+IssuedUntil = Annotated[datetime | None, Depends(moment("until", "newest issue; UTC where no zone is given"))]
+IssuedAt = Annotated[
+    datetime | None, Depends(moment("issued_at", "the forecast of this instant; default: the newest"))
+]
 
 
 class Api:

@@ -7,13 +7,20 @@ from fastapi import Depends, FastAPI, Path, Query, Request, Response
 
 from schemas.identity import Market, SeriesId
 from webapp import figures, registry
-from webapp.answers_lists import Figure
-from webapp.api import Api
+from webapp.answers import Figure
+from webapp.api import OPTIONS, SERIES, Api, IssuedAt, Limit, MarketOption, TimeframeOption, Until
 from webapp.figures import MAX_EARLIER, ThemeName
-from webapp.options import OPTIONS, SERIES, IssuedAt, Limit, MarketOption, TimeframeOption, Until
-from webapp.states import State, series_state
+from webapp.replies import State, series_state
 
 Theme = Annotated[ThemeName, Query(description="of the colours")]
+TwoModels = Annotated[
+    str,
+    Query(
+        description="two models: har,gru or har,gru/smoke",
+        max_length=200,
+        json_schema_extra={"pattern": r"^[^,]*[^,\s][^,]*,[^,]*[^,\s][^,]*$"},
+    ),
+]
 
 
 def add_figures(app: FastAPI, api: Api) -> None:
@@ -68,18 +75,26 @@ def add_figures(app: FastAPI, api: Api) -> None:
             request, "losses", None, (run_id,), registry.state(), lambda: figures.losses(run_id), theme
         )
 
-    @app.get("/api/figures/{name}", response_model=Figure, responses=OPTIONS)
-    def of_board(
-        request: Request, name: Literal["board", "coins", "compare"], market: MarketOption = None,
-        timeframe: TimeframeOption = None,
-        models: Annotated[str, Query(description="two models: har,gru or har,gru/smoke", max_length=200)] = "",
+    @app.get("/api/figures/compare", response_model=Figure, responses=OPTIONS)
+    def compare(
+        request: Request, models: TwoModels, market: MarketOption = None, timeframe: TimeframeOption = None,
         theme: Theme = "light",
     ) -> Response:  # fmt: skip
-        """Return the leaderboard's architectures, its coins, or two models side by side."""
+        """Return two models side by side, on the coins that both were judged on over the same test span."""
         chosen = api.market(market)
-        make = {
-            "board": lambda: figures.board(chosen, timeframe),
-            "coins": lambda: figures.coins(chosen, timeframe),
-            "compare": lambda: figures.compare(chosen, timeframe, models),
-        }[name]
-        return reply(request, name, chosen, (timeframe, models), registry.state(), make, theme)
+        return reply(
+            request, "compare", chosen, (timeframe, models), registry.state(),
+            lambda: figures.compare(chosen, timeframe, models), theme,
+        )  # fmt: skip
+
+    @app.get("/api/figures/{name}", response_model=Figure, responses=OPTIONS)
+    def of_board(
+        request: Request, name: Literal["board", "coins"], market: MarketOption = None,
+        timeframe: TimeframeOption = None, theme: Theme = "light",
+    ) -> Response:  # fmt: skip
+        """Return the leaderboard's architectures, or its coins."""
+        chosen = api.market(market)
+        make = figures.board if name == "board" else figures.coins
+        return reply(
+            request, name, chosen, (timeframe,), registry.state(), lambda: make(chosen, timeframe), theme
+        )

@@ -1,31 +1,29 @@
 """The HTTP service: `/api/…` for programs, `/` for people. No request writes; on loopback unless told otherwise."""
 
-import os
-from collections.abc import AsyncIterator, Sequence
+import gzip
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
-from starlette.types import ASGIApp
+from starlette.types import Receive, Scope, Send
 
 from schemas.errors import CpbError, MemberError, UsageError
-from schemas.scope import home as home_folder
 from webapp import registry
 from webapp.answers import Problem
 from webapp.api import Api, add_api
 from webapp.api_figures import add_figures
-from webapp.bundle import add_bundle
-from webapp.guard import Guard
-
-ALLOWED_HOSTS = "CPB_ALLOWED_HOSTS"
-"""Environment variable of `cpb serve --allowed-hosts`: names separated by commas."""
+from webapp.replies import Reply, is_known
 
 _STATIC = Path(__file__).parent / "static"
+_YEAR_S = 31_536_000
 _PAGE_HEADERS = {"Cache-Control": "no-cache"}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     421: {"model": Problem, "description": "the Host is not this service's"},
@@ -34,20 +32,19 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 class Service(FastAPI):
-    """FastAPI behind a guard that sees every request first and every answer last, those to faults included."""
+    """FastAPI that answers HEAD as GET, without the body (uvicorn leaves it out): its routes for GET refuse HEAD."""
 
-    allowed_hosts: Sequence[str] = ()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await super().__call__(scope, receive, send)
 
-    def build_middleware_stack(self) -> ASGIApp:
-        """Put the guard outermost: FastAPI's own middleware lies inside the handler of unexpected errors."""
-        return Guard(super().build_middleware_stack(), self.allowed_hosts)
 
-
-def create_app(home: Path, allowed_hosts: Sequence[str] = ()) -> FastAPI:
+def create_app(home: Path) -> FastAPI:
     """Build the service over the store in `home`; runs come from the MLflow store.
 
-    Args:
-        allowed_hosts: names by which the service may be asked, besides loopback and the address it is asked at.
+    `cpb serve` runs it behind the guard of `flows/ops`.
     """
     app = Service(
         title="cpb",
@@ -58,9 +55,7 @@ def create_app(home: Path, allowed_hosts: Sequence[str] = ()) -> FastAPI:
         responses=_PROBLEMS,
         lifespan=_warmed,
     )
-    app.allowed_hosts = allowed_hosts
-    Guard(app, allowed_hosts)  # a name that cannot be one is refused now, not at the first request
-    add_bundle(app)
+    _add_bundle(app)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     _add_problems(app)
     _add_pages(app)
@@ -68,12 +63,6 @@ def create_app(home: Path, allowed_hosts: Sequence[str] = ()) -> FastAPI:
     add_api(app, api)
     add_figures(app, api)
     return app
-
-
-def from_environment() -> FastAPI:
-    """Build the service over `CPB_HOME`, for `uvicorn --factory` and `cpb serve`."""
-    names = os.environ.get(ALLOWED_HOSTS, "").split(",")
-    return create_app(home_folder(), [name.strip() for name in names if name.strip()])
 
 
 @asynccontextmanager
@@ -114,3 +103,32 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/docs", include_in_schema=False)
     def docs() -> FileResponse:
         return FileResponse(_STATIC / "docs.html", headers=_PAGE_HEADERS)
+
+
+def _add_bundle(app: FastAPI) -> None:
+    """Serve plotly from the installed wheel, not a CDN; with `?v=` and its version a browser need not ask again."""
+
+    @app.get("/static/plotly.min.js", include_in_schema=False)
+    def bundle(request: Request, v: str = "") -> Response:
+        packed = "gzip" in request.headers.get("accept-encoding", "")
+        reply = _plotly(packed)
+        fixed = v == version("plotly")
+        headers = {
+            "ETag": reply.etag,
+            "Vary": "Accept-Encoding",
+            "Cache-Control": f"public, max-age={_YEAR_S}, immutable" if fixed else "no-cache",
+        }
+        if is_known(request, reply.etag):
+            return Response(status_code=304, headers=headers)
+        if packed:
+            headers["Content-Encoding"] = "gzip"
+        return Response(reply.body, headers=headers, media_type="text/javascript")
+
+
+@cache
+def _plotly(packed: bool) -> Reply:
+    """Return the bundle's bytes, packed once per process: 4.8 MB become 1.5."""
+    import plotly
+
+    content = (Path(plotly.__file__).parent / "package_data/plotly.min.js").read_bytes()
+    return Reply.of(gzip.compress(content, 6, mtime=0) if packed else content)

@@ -16,13 +16,12 @@ from tasks.figures.record import coverage_figure, decisions_figure, record_figur
 from tasks.figures.theme import THEMES, themed
 from tasks.figures.training import losses_figure
 from tasks.forecasting import store as forecast_store
-from tasks.forecasting.by_day import SCHEMA, record_by_day
 from tasks.forecasting.daily import read_sums
+from tasks.forecasting.summary import SCHEMA, record_by_day
 from webapp import registry
-from webapp.answers_lists import Figure
+from webapp.answers import Figure
 from webapp.reading import candle_rows, forecast_at, newest, summary
-from webapp.replies import Answer
-from webapp.states import State, series_state
+from webapp.replies import Answer, State, series_state
 
 ThemeName = Literal["light", "dark"]
 

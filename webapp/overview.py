@@ -15,10 +15,9 @@ from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.watch import alarms
 from webapp import registry
-from webapp.answers_lists import MarketInfo, Overview, OverviewRow
+from webapp.answers import MarketInfo, Overview, OverviewRow
 from webapp.reading import candle_rows, default_market, identity, newest, summary, too_old
-from webapp.replies import Answer
-from webapp.states import State, series_state
+from webapp.replies import Answer, State, series_state
 
 SPARKLINE = 48
 """Closes in a row's sparkline."""

@@ -22,6 +22,7 @@ from tasks.market.store import read_klines
 from webapp.answers import (
     Candles,
     Forecast,
+    Forecasts,
     Health,
     Ledger,
     LedgerRow,
@@ -29,9 +30,7 @@ from webapp.answers import (
     RecordEntry,
     SeriesInfo,
 )
-from webapp.answers_lists import Forecasts
-from webapp.replies import Answer
-from webapp.states import State, market_state, series_state, tree_state
+from webapp.replies import Answer, State, market_state, series_state, tree_state
 
 CANDLE = ("open", "high", "low", "close", "volume")
 

@@ -6,20 +6,29 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from schemas.errors import CpbError
 from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
-from tasks.tracking.store import tracking_uri
-from webapp.answers import ChampionInfo, Leaderboard
-from webapp.answers_lists import Decisions, FlowRun, Models
+from tasks.hub.card import verdict
+from tasks.tracking.board import COLUMNS
+from tasks.tracking.decisions import decisions_on, newest_decisions
+from tasks.tracking.judged import (
+    FlowRunInfo,
+    JudgedModel,
+    coin_ratios,
+    judged_models,
+    loss_histories,
+    newest_flow_runs,
+)
+from tasks.tracking.leaderboard import leaderboard as read_board
+from tasks.tracking.reconcile import dead_runs
+from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store, tracking_uri
+from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
-from webapp.replies import Answer
-from webapp.states import State, database_state
-
-if TYPE_CHECKING:
-    from tasks.tracking.judged import FlowRunInfo, JudgedModel
+from webapp.replies import Answer, State, database_state
 
 PACE_S = 5.0
 """A training writes to the store all the time, and reading 40 champions takes a second: seconds between two looks."""
@@ -42,8 +51,6 @@ def state() -> tuple[str, State]:
 
 def load() -> None:
     """Load MLflow and open its store, so that no request has to wait for that; what is wrong a request will say."""
-    from tasks.tracking.store import open_store
-
     with _reading, suppress(CpbError):
         open_store(tracking_uri(), create=False)
 
@@ -54,9 +61,6 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     Args:
         run: the id of a flow's run, or how one begins, for its rows alone.
     """
-    from tasks.hub.card import verdict
-    from tasks.tracking.leaderboard import COLUMNS
-
     rows: list[dict[str, Any]] = []
     served: list[Any] = []
     decided: dict[SeriesId, Decision] = {}
@@ -91,11 +95,8 @@ def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[d
 def _board_rows(
     market: Market, timeframe: str | None, run: str | None, uri: str, _state: State
 ) -> list[dict[str, Any]]:
-    from tasks.tracking.leaderboard import leaderboard as rows_of
-    from tasks.tracking.store import open_store
-
     wanted = [timeframe] if timeframe else None
-    rows = rows_of(run, open_store(uri, create=False), market=market, timeframes=wanted)
+    rows = read_board(run, open_store(uri, create=False), market=market, timeframes=wanted)
     of_market = [row for row in rows if row["market"] == market]  # a run's rows are not filtered
     if not of_market:
         raise CpbError(
@@ -106,9 +107,6 @@ def _board_rows(
 
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each coin by each architecture of the leaderboard; empty where there are none."""
-    from tasks.tracking.judged import coin_ratios
-    from tasks.tracking.store import open_store
-
     with _reading, suppress(CpbError):
         return coin_ratios(open_store(tracking_uri(), create=False), board_rows(market, timeframe, None))
     return []
@@ -116,9 +114,6 @@ def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
 
 def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
     """Return the losses per epoch of a run's models; errors as in `judged.loss_histories`."""
-    from tasks.tracking.judged import loss_histories
-    from tasks.tracking.store import open_store
-
     with _reading:
         return loss_histories(open_store(tracking_uri(), create=False), run_id)
 
@@ -135,19 +130,12 @@ def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
 
 @lru_cache(maxsize=8)
 def _champions_of(market: Market, uri: str, _state: State) -> tuple[list[Any], dict[SeriesId, Decision]]:
-    from tasks.tracking.decisions import newest_decisions
-    from tasks.tracking.registry import champions
-    from tasks.tracking.store import open_store
-
     store = open_store(uri, create=False)
     return champions(market=market, store=store), newest_decisions(store)
 
 
 def models(series: SeriesId) -> Answer:
     """Return the newest judged model of each architecture and preset on a series; a note says why there are none."""
-    from tasks.tracking.judged import judged_models
-    from tasks.tracking.store import open_store
-
     found: list[JudgedModel] = []
     note = None
     with _reading:
@@ -163,9 +151,6 @@ def models(series: SeriesId) -> Answer:
 
 def decided_on(series: SeriesId, limit: int) -> list[Decision]:
     """Return the newest decisions on a series, newest first; raises `CpbError` where the store cannot be read."""
-    from tasks.tracking.decisions import decisions_on
-    from tasks.tracking.store import open_store
-
     with _reading:
         return decisions_on(open_store(tracking_uri(), create=False), series, limit)
 
@@ -185,10 +170,6 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and why there are none."""
-    from tasks.tracking.judged import newest_flow_runs
-    from tasks.tracking.reconcile import dead_runs
-    from tasks.tracking.store import open_store
-
     with _reading:
         try:
             store = open_store(tracking_uri(), create=False)
@@ -199,7 +180,7 @@ def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
             return [], str(error)
 
 
-def _flow_run(run: "FlowRunInfo", died: str | None) -> FlowRun:
+def _flow_run(run: FlowRunInfo, died: str | None) -> FlowRun:
     values = vars(run) | {
         name: _names(getattr(run, name)) for name in ("coins", "timeframes", "architectures")
     }

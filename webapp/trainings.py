@@ -1,4 +1,4 @@
-"""What is being trained on this machine, by the files that trainers write, and the newest runs of the flow."""
+"""What is being trained on this machine, searches included, by trainers' files, and the newest runs of the flow."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,29 +10,37 @@ from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
 from tasks.training.fleet_files import JOB, RESULT, fleet_folders, is_training, read_job
 from tasks.training.process import PROGRESS
+from tasks.tuning.at_work import SEARCH, Search, searches_at_work
 from webapp import registry
-from webapp.answers_lists import Runs, Training
-from webapp.replies import Answer
-from webapp.states import State, file_state
+from webapp.answers import Runs, Training
+from webapp.replies import Answer, State, file_state
 
 
 def runs(home: Path, limit: int) -> Answer:
     """Return the trainings at work, and the newest `limit` runs of the flow."""
     found, note = registry.flow_runs(limit)
     trainings = [_training(folder, job) for folder, job in _at_work(home)]
+    trainings += [_search(folder, search) for folder, search in _searches(home)]
     return Answer(Runs(trainings=trainings, runs=found, note=note), "runs")
 
 
 def trainings_state(home: Path) -> State:
     """Return the state of the fleets that have no result yet: which are at work, and how far they have come."""
-    return tuple(
-        (folder.name, file_state(folder / PROGRESS), is_training(folder)) for folder in _unfinished(home)
-    )
+    fleets = ((folder, is_training(folder)) for folder in _unfinished(home))
+    searches = ((folder, True) for folder, _ in _searches(home))
+    return tuple((folder.name, file_state(folder / PROGRESS), on) for folder, on in (*fleets, *searches))
+
+
+def _roots(home: Path) -> list[Path]:
+    return [market_home(home, market) for market in (SPOT, *APART)]
 
 
 def _unfinished(home: Path) -> list[Path]:
-    roots = [market_home(home, market) for market in (SPOT, *APART)]
-    return [f for root in roots for f in fleet_folders(root) if not (f / RESULT).exists()]
+    return [f for root in _roots(home) for f in fleet_folders(root) if not (f / RESULT).exists()]
+
+
+def _searches(home: Path) -> list[tuple[Path, Search]]:
+    return [found for root in _roots(home) for found in searches_at_work(root)]
 
 
 def _at_work(home: Path) -> list[tuple[Path, FleetJob]]:
@@ -57,18 +65,35 @@ def _training(folder: Path, job: FleetJob) -> Training:
         members=len(series),
         symbols=sorted({one.symbol for one in series}),
         timeframes=sorted({one.timeframe for one in series}),
-        since=datetime.fromtimestamp((folder / JOB).stat().st_mtime, UTC),
-        **_progress(folder),
+        **_progress(folder, folder / JOB),
     )
 
 
-def _progress(folder: Path) -> dict[str, Any]:
-    """Return how far a fleet has come since it was started this time."""
+def _search(folder: Path, search: Search) -> Training:
+    """Return the batch of trials that a search trains now; its members are its trials on every series and fold."""
+    known: dict[str, Any] = read_json_or_none(folder / PROGRESS) or {}
+    return Training(
+        market=search.market,
+        fleet=folder.name,
+        architecture=f"search of {search.architecture}",
+        preset=search.preset,
+        device=search.device,
+        members=known.get("members", 0),
+        symbols=sorted(search.symbols),
+        timeframes=sorted(search.timeframes),
+        **_progress(folder, folder / SEARCH),
+    )
+
+
+def _progress(folder: Path, began: Path) -> dict[str, Any]:
+    """Return how far a training has come since it was started this time, when the file `began` was written."""
     path = folder / PROGRESS
     known: dict[str, Any] | None = read_json_or_none(path)
-    if known is None or path.stat().st_mtime < (folder / JOB).stat().st_mtime:
-        return {}  # the trainer has not begun; what an earlier process left is not this one's
-    return {
+    started = began.stat().st_mtime
+    since = {"since": datetime.fromtimestamp(started, UTC)}
+    if known is None or path.stat().st_mtime < started:
+        return since  # the trainer has not begun; what an earlier process left is not this one's
+    return since | {
         "epoch": known["epoch"],
         "epochs": known["epochs"],
         "train_loss": known["train_loss"],

@@ -29,8 +29,8 @@ _BUILT_IN = {
     "lstm-manual": "cpbmodels.arch.lstm:LstmManual",
     "linear": "cpbmodels.arch.linear:Linear",
     "har": "cpbmodels.arch.har:Har",
-    "robust-har": "cpbmodels.arch.robust_har:RobustHar",
-    "classifier-gru": "cpbmodels.arch.classifier_gru:ClassifierGru",
+    "robust-har": "cpbmodels.arch.har:RobustHar",
+    "classifier-gru": "cpbmodels.arch.gru:ClassifierGru",
 }
 
 

@@ -120,7 +120,13 @@ class Architecture(ABC):
     @classmethod
     def conflict(cls, name: str, options: Preset) -> str:
         """A sentence about options that this architecture, registered as `name`, cannot have; "" where all are fine."""
+        if "n_heads" in cls.spec.sizes and options.hidden_dim % options.n_heads:
+            return f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}."
         return ""
+
+    def layers(self, part: str) -> list[str]:
+        """Names of the recurrent layers of "encoder" or "decoder"."""
+        return [f"{part}.{depth}" for depth in range(self.options.n_layers)]
 
     @abstractmethod
     def params(self) -> list[Param]:
@@ -191,13 +197,6 @@ class _Forced(torch.autograd.Function):
 def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
     """A zero that is made once: from a number, `where` would make one in every step."""
     return torch.zeros((), dtype=dtype, device=device)
-
-
-def heads_conflict(options: Preset) -> str:
-    """A sentence about a `hidden_dim` that attention cannot share out evenly among its heads, or ""."""
-    if options.hidden_dim % options.n_heads:
-        return f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}."
-    return ""
 
 
 def check_definition(candidate: Any) -> type[Architecture]:

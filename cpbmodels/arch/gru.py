@@ -1,4 +1,7 @@
-"""`gru`: GRU encoder, GRU decoder with attention over the encoder, keys projected once per window."""
+"""`gru`: GRU encoder, GRU decoder with attention over the encoder, keys projected once per window.
+
+`classifier-gru`: a GRU over the window and one linear map to up, flat or down over the next candle.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing_extensions import override
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
 from cpbmodels.cells import GRU_GATES, cell_params, gru_cell
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, step_params
-from cpbmodels.draws import Draws
+from cpbmodels.draws import Draws, dropout
 from cpbmodels.layers import linear
 from cpbmodels.recurrent import gru
 from cpbmodels.weights import Param, Weights, linear_params
@@ -43,22 +46,18 @@ class Gru(Architecture):
         bf16_on_cpu=True,
     )
 
-    def names(self, part: str) -> list[str]:
-        """Layer names of "encoder" or "decoder"."""
-        return [f"{part}.{depth}" for depth in range(self.options.n_layers)]
-
     @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
         out = []
         for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
-            for depth, name in enumerate(self.names(part)):
+            for depth, name in enumerate(self.layers(part)):
                 out += cell_params(name, GRU_GATES, H if depth else inputs, H)
         return [*out, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        states, last = gru(batch.inputs, w, self.names("encoder"), self.options.dropout, draws)
+        states, last = gru(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws)
         K, B, T, H = states.shape
         states = states.reshape(K, B * T, H)
         keys = linear(states, w, "key").view(K * B, T, H)
@@ -76,7 +75,7 @@ class Gru(Architecture):
         """The decoder's linear maps, each used at every step."""
         uses = self.head.steps
         maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"], uses)}
-        for name in self.names("decoder"):
+        for name in self.layers("decoder"):
             for side in ("ih", "hh"):
                 maps[f"{name}.{side}"] = DeferredLinear(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"], uses)
         return maps
@@ -91,7 +90,7 @@ class Gru(Architecture):
     ) -> tuple[Tensor, list[Tensor]]:
         """One step: candle read [K, B, 4] and states [K, B, H] per layer -> raw [K, B, size] and states."""
         x, states = read, []
-        for depth, (name, h) in enumerate(zip(self.names("decoder"), last, strict=True)):
+        for depth, (name, h) in enumerate(zip(self.layers("decoder"), last, strict=True)):
             factor = factors[depth]
             x = x if factor is None else x * factor
             x = gru_cell(maps[f"{name}.ih"](x), maps[f"{name}.hh"](h), h)
@@ -99,3 +98,29 @@ class Gru(Architecture):
         K, B, H = x.shape
         attended = memory(x.reshape(K * B, 1, H)).view(K, B, H)
         return maps["out"](torch.cat([x, attended], -1)), states
+
+
+class ClassifierGru(Architecture):
+    """Sequence classification from the encoder's last state. It has no decoder: H is 1 in its outputs."""
+
+    spec = ArchitectureSpec(
+        sizes=("hidden_dim", "n_layers", "dropout"),
+        defaults={"hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
+        fixed={"head": "classes"},
+        presets=SEED_PRESETS,
+        default_preset="seed-gru",
+        bf16_on_cpu=True,
+    )
+
+    @override
+    def params(self) -> list[Param]:
+        H = self.options.hidden_dim
+        out = []
+        for depth, name in enumerate(self.layers("encoder")):
+            out += cell_params(name, GRU_GATES, H if depth else self.inputs, H)
+        return [*out, *linear_params("out", H, self.head.size)]
+
+    @override
+    def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        _, last = gru(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws)
+        return linear(dropout(last[-1], self.options.dropout, draws), w, "out").unsqueeze(2)

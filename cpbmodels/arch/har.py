@@ -3,6 +3,8 @@
 With the Student-t head a straight line from the inputs to the log-scale runs beside the perceptron. It starts as the
 robust HAR's solution (`initial_weights`), so that the few hundred steps before validation turns are spent on what the
 line misses.
+
+`robust-har`: one linear map to the log of the coming range, fitted in closed form. The reference to beat.
 """
 
 from __future__ import annotations
@@ -35,7 +37,18 @@ QUARTILE_DISTANCE = float(2 * t_quantiles(np.array(START_DF), np.array([0.75]))[
 """Between the quartiles of the standard t distribution with which a Student-t head starts."""
 
 
-class Har(Architecture):
+class _OfOneCandle(Architecture):
+    """Reads the rolling columns of the last candle alone."""
+
+    @override
+    @classmethod
+    def conflict(cls, name: str, options: Preset) -> str:
+        if options.context != 1:
+            return f"context must be 1 for {name}: it reads the rolling columns of the last candle alone."
+        return super().conflict(name, options)
+
+
+class Har(_OfOneCandle):
     """A two-layer perceptron; with the Student-t head it is a heterogeneous autoregression of the volatility."""
 
     spec = ArchitectureSpec(
@@ -56,11 +69,6 @@ class Har(Architecture):
         fixed={"context": 1},
         exportable=True,
     )
-
-    @override
-    @classmethod
-    def conflict(cls, name: str, options: Preset) -> str:
-        return context_conflict(name, options)
 
     @override
     def params(self) -> list[Param]:
@@ -112,8 +120,54 @@ def has_line(options: Preset) -> bool:
     return options.head == "student-t"
 
 
-def context_conflict(name: str, options: Preset) -> str:
-    """A sentence about a context of more than one candle, or ""."""
-    if options.context != 1:
-        return f"context must be 1 for {name}: it reads the rolling columns of the last candle alone."
-    return ""
+class RobustHar(_OfOneCandle):
+    """Serves what `cpbmodels.ranges` fits; the hour of the week is added to its log-scale by the net."""
+
+    spec = ArchitectureSpec(
+        defaults={
+            "features": (
+                *(f"log_range_mean_{n}" for n in ROLLING),
+                *(f"abs_return_mean_{n}" for n in ROLLING),
+                "log_sigma",
+            ),
+            "calendar": "hour_of_week_ny",
+            "input_clip": 100.0,
+        },
+        fixed={"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"},
+        closed_form=True,
+        exportable=True,
+    )
+
+    @override
+    def params(self) -> list[Param]:
+        steps = self.head.steps
+        return [
+            Param("out.weight", (self.inputs, steps)),
+            Param("out.bias", (1, steps)),
+            Param("candle", (3, steps)),  # open, high, low in units of the scale
+        ]
+
+    @override
+    def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        log_scale = linear(batch.inputs.flatten(2), w, "out")
+        open_, high, low = (row.unsqueeze(1).expand_as(log_scale) for row in w["candle"].unbind(1))
+        return torch.stack([open_, log_scale, high, low], -1)
+
+    @override
+    def solve(self, data: MemberData) -> dict[str, np.ndarray]:
+        fitted = fit_ranges(
+            data.origins(),
+            data.columns,
+            self.options.calendar,
+            self.options.horizon,
+            self.options.input_clip,
+        )
+        weights = {
+            "out.weight": fitted.slopes,
+            "out.bias": fitted.level[None],
+            "candle": fitted.candle.T,
+            "head.table": fitted.table,
+        }
+        if fitted.calendar:
+            weights["calendar"] = fitted.hours
+        return weights

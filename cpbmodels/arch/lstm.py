@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch, heads_conflict
+from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
 from cpbmodels.cells import LSTM_GATES, State, cell_params
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
 from cpbmodels.draws import Draws
 from cpbmodels.layers import linear
-from cpbmodels.options import Preset
 from cpbmodels.recurrent import lstm
 from cpbmodels.weights import Param, Weights, linear_params
 
@@ -51,34 +50,25 @@ class Lstm(Architecture):
     manual = False
 
     @override
-    @classmethod
-    def conflict(cls, name: str, options: Preset) -> str:
-        return heads_conflict(options)
-
-    def names(self, part: str) -> list[str]:
-        """Layer names of "encoder" or "decoder"."""
-        return [f"{part}.{depth}" for depth in range(self.options.n_layers)]
-
-    @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
         out = []
         for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
-            for depth, name in enumerate(self.names(part)):
+            for depth, name in enumerate(self.layers(part)):
                 out += cell_params(name, LSTM_GATES, H if depth else inputs, H)
         out += [*step_params("query", H, H), *linear_params("memory", H, 2 * H)]
         return [*out, *step_params("mix", H, H), *step_params("out", 2 * H, self.head.size)]
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        states, last = lstm(batch.inputs, w, self.names("encoder"), self.options.dropout, draws, self.manual)
+        states, last = lstm(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws, self.manual)
         memory = self.project(states, w)
         uses = self.head.steps
         maps = {
             name: DeferredLinear(w[f"{name}.weight"], w[f"{name}.bias"], uses)
             for name in ("query", "mix", "out")
         }
-        cells = [lstm_step(w, name, uses, self.manual) for name in self.names("decoder")]
+        cells = [lstm_step(w, name, uses, self.manual) for name in self.layers("decoder")]
         masks = self.decoder_masks(last[-1][0], draws)
         forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):

@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch, heads_conflict
+from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
 from cpbmodels.draws import Draws, dropout
-from cpbmodels.layers import attend, fuses_attention, linear, normalise
-from cpbmodels.options import Preset
+from cpbmodels.layers import attend, linear, normalise
 from cpbmodels.per_member import is_exactly
 from cpbmodels.weights import Param, Weights, linear_params
 
 Cache = list[tuple[Tensor, Tensor]]
-"""Keys and values [K x B x heads, T, d / heads] per decoder layer, or as `layers.fuses_attention` has them."""
+"""Keys and values [K x B x heads, T, d / heads] per decoder layer."""
 
 
 SEED_TRANSFORMER: dict[str, Any] = {
@@ -56,11 +55,6 @@ class Transformer(Architecture):
         bf16_on_cpu=True,
         threads_from_width=128,
     )
-
-    @override
-    @classmethod
-    def conflict(cls, name: str, options: Preset) -> str:
-        return heads_conflict(options)
 
     @override
     def params(self) -> list[Param]:
@@ -149,7 +143,7 @@ class Transformer(Architecture):
         self, x: Tensor, keys: Tensor, values: Tensor, w: Weights, name: str, draws: Draws | None
     ) -> Tensor:
         K = x.shape[0]
-        B = keys.shape[:-2].numel() // (K * self.options.n_heads)
+        B = keys.shape[0] // (K * self.options.n_heads)
         (query,) = self._split(linear(normalise(x), w, f"{name}.query"), B, 1)
         return self._add(x, self._join(attend(query, keys, values), K, B), w, f"{name}.found", draws)
 
@@ -165,15 +159,13 @@ class Transformer(Architecture):
         return (x.view(K, B, T, d) + positions.unsqueeze(1)).view(K, B * T, d)
 
     def _split(self, x: Tensor, B: int, parts: int) -> tuple[Tensor, ...]:
-        """[K, B x T, parts x d] -> `parts` tensors [K x B x heads, T, d / heads], or views [K x B, heads, T, ..]."""
+        """[K, B x T, parts x d] -> `parts` tensors [K x B x heads, T, d / heads]."""
         K, heads = x.shape[0], self.options.n_heads
         width = self.options.hidden_dim // heads
-        if fuses_attention(x):
-            return x.view(K * B, -1, parts, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
         x = x.view(K, B, -1, parts, heads, width).permute(3, 0, 1, 4, 2, 5)
         return x.reshape(parts, K * B * heads, -1, width).unbind(0)
 
     def _join(self, x: Tensor, K: int, B: int) -> Tensor:
-        """[K x B x heads, T, d / heads] (or [K x B, heads, T, ..]) -> [K, B x T, d]."""
+        """[K x B x heads, T, d / heads] -> [K, B x T, d]."""
         heads, (T, width) = self.options.n_heads, x.shape[-2:]
         return x.view(K, B, heads, T, width).transpose(2, 3).reshape(K, B * T, heads * width)

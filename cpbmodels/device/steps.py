@@ -16,11 +16,11 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet, rate_tensor
 from cpbmodels.graphs import WARM_UP, Graphs, StepRunner
 from cpbmodels.job import Job
+from cpbmodels.loop import step_rates
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
 from cpbmodels.plan import compute_dtype
 from cpbmodels.presets import preset
-from cpbmodels.schedule import step_rates
 from cpbmodels.series import Series
 from cpbmodels.training import make_fleet
 

@@ -1,4 +1,4 @@
-"""The command line. Only names are imported here; each command imports what it needs when it runs."""
+"""The command line. Only what is light is imported here; each command imports what it needs when it runs."""
 
 import errno
 import os
@@ -10,18 +10,23 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flows.console import emit, exit_now, log_to_console
+from schemas import __version__
+from schemas.errors import COMPLETE, FATAL, INTERRUPTED, USAGE, CpbError, UsageError
+from tasks.storage.urls import without_credentials
+
 COMMANDS = {
     "Train and judge": {
         "demo": ("flows.cli.train", "demo"),
         "train": ("flows.cli.train", "train"),
         "train-all": ("flows.cli.train", "train_all"),
         "backtest": ("flows.cli.backtest", "backtest"),
-        "tune": ("flows.cli.tune", "tune"),
+        "tune": ("flows.cli.backtest", "tune"),
         "presets": ("flows.cli.presets", "presets"),
     },
     "Forecast and see": {
         "forecast": ("flows.cli.models", "forecast"),
-        "ledger": ("flows.cli.ledger", "ledger"),
+        "ledger": ("flows.cli.models", "ledger"),
         "leaderboard": ("flows.cli.models", "leaderboard"),
         "serve": ("flows.cli.serve", "serve"),
         "ui": ("flows.cli.serve", "ui"),
@@ -29,18 +34,18 @@ COMMANDS = {
     "Champions and publishing": {
         "champions": ("flows.cli.champions", "champions"),
         "promote": ("flows.cli.champions", "promote"),
-        "publish": ("flows.cli.models", "publish"),
-        "export": ("flows.cli.export", "export"),
+        "publish": ("flows.cli.champions", "publish"),
+        "export": ("flows.cli.champions", "export"),
     },
     "Data and machine": {
-        "ingest": ("flows.cli.ingest", "ingest"),
-        "verify": ("flows.cli.verify", "verify"),
-        "prune": ("flows.cli.prune", "prune"),
-        "doctor": ("flows.cli.doctor", "doctor"),
+        "ingest": ("flows.cli.data", "ingest"),
+        "verify": ("flows.cli.data", "verify"),
+        "prune": ("flows.cli.data", "prune"),
+        "doctor": ("flows.cli.data", "doctor"),
     },
     "Run every night": {
         "tracking-server": ("flows.cli.serve", "tracking_server"),
-        "notify": ("flows.cli.notify", "notify"),
+        "notify": ("flows.cli.deploy", "notify"),
     },
 }
 """Panel of the help -> command -> (module, function), in the order in which help shows them."""
@@ -65,15 +70,16 @@ _REMEDIES = {
 """What to do about an error of the operating system, by its number."""
 
 
+_MIN_ADDRESS_SPACE = 2_500_000_000
+"""Bytes: `cpb verify` ends well with 2.56 GB (torch's CPU build); with 2.05 GB torch cannot be mapped."""
+
 _NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to allocate", re.IGNORECASE)
 """What libraries say that have an error of their own for it: CUDA, torch on the host, numpy."""
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"cpb {version('cpb')}")
+        print(f"cpb {__version__}")
         raise typer.Exit
 
 
@@ -83,7 +89,27 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end"),
     ] = False,
 ) -> None:
-    """Options of `cpb` itself."""
+    """Options of `cpb` itself; refuses too little memory, and a setting that would have no effect."""
+    _check_address_space()
+    if os.environ.get("CPB_STORE"):
+        raise UsageError(
+            "CPB_STORE is set, and cpb shares no store between machines: unset it; several machines train with "
+            "--engine ray, which needs none (docs/scale.md)",
+            code="store", field="CPB_STORE",
+        )  # fmt: skip
+
+
+def _check_address_space() -> None:
+    """Refuse to start where polars and torch cannot be loaded: they end the process by a signal, not by an error."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
+        raise CpbError(
+            f"the address space of this process is limited to {limit / 1e9:.1f} GB, and cpb's libraries need "
+            f"{_MIN_ADDRESS_SPACE / 1e9:.1f} GB to start; raise the limit, as with `ulimit -v unlimited`",
+            code="out-of-memory",
+        )
 
 
 def _app() -> typer.Typer:
@@ -108,9 +134,7 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from flows.console import log_to_console
     from flows.leases import share_leases
-    from schemas.errors import COMPLETE, FATAL, INTERRUPTED, CpbError
 
     log_to_console()
     share_leases()
@@ -137,7 +161,6 @@ def main() -> None:
 
 def _end_exhausted(error: Exception) -> None:
     """End in one sentence where memory or disk ran out; numpy, torch, polars and SQLite each have their own error."""
-    from schemas.errors import FATAL
     from tasks.storage.files import is_disk_full
 
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
@@ -152,7 +175,6 @@ def _end_exhausted(error: Exception) -> None:
 
 def _end_usage(error: typer.TyperException) -> NoReturn:
     """End after an error of the command line's parser: an unknown option, a missing argument."""
-    from schemas.errors import USAGE
 
     context = getattr(error, "ctx", None)
     text = error.format_message()
@@ -172,17 +194,11 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 
 def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     """Print why the command ends in one sentence; with `--json` also as the object that programs wait for."""
-    from schemas.errors import INTERRUPTED
-    from tasks.storage.urls import without_credentials
 
     text = without_credentials(text)
     print(f"cpb: {text}", file=sys.stderr)
     if "--json" in sys.argv:
-        from flows.console import emit
-
         emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
     if exit_code == INTERRUPTED:
-        from flows.interrupt import exit_now
-
         exit_now(exit_code)
     sys.exit(exit_code)

@@ -1,4 +1,4 @@
-"""`cpb backtest`: what is a method worth, over several periods, and how sure are we?"""
+"""`cpb backtest` and `cpb tune`: what is a method worth, over several periods, and with which options?"""
 
 from typing import Any
 
@@ -6,8 +6,11 @@ import typer
 
 from flows.cli.options import Json, Shown, takes
 from flows.console import emit, quiet_libraries, say
+from flows.prefect_server import server_in_use
+from flows.progress import shown_progress
 from flows.tables import Column, finding, p_value, print_table
 from schemas.run import BacktestSpec
+from schemas.tuning import TuneSpec
 
 _COLUMNS = (
     Column("", text=True, stays=True), Column("model", text=True, stays=True), Column("CRPS ratio", stays=True),
@@ -28,14 +31,11 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
     Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --report report
     """
     quiet_libraries()
-    from flows.progress import shown_progress
-
     with shown_progress("backtest"):
-        from flows.backtest import in_prefect, run_backtest
-        from flows.prefect_server import server_in_use
-        from flows.runner import Runner
+        from flows import backtest as job
+        from flows.runner import Runner, in_prefect
 
-        result = in_prefect(spec) if server_in_use() else run_backtest(spec, Runner(), say)
+        result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, Runner(), say)
     if json:
         emit(result)
     else:
@@ -67,3 +67,31 @@ def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
         f"{row['directional_accuracy']:.3f}", f"{row['coverage_80']:.3f}", f"{row['coverage_90']:.3f}",
         f"{row['tail_pinball_ratio']:.4f}", f"{row['n']:,}",
     ]  # fmt: skip
+
+
+@takes(
+    TuneSpec,
+    without=("repo", "tail", "warm_start", "prune", "wandb", "seeds", "train_timeout_s"),
+    shown={"architectures": Shown(names=("--arch",))},
+)
+def tune(
+    spec: TuneSpec,
+    json: Json = False,
+) -> None:
+    """Search options with Optuna: fleets train a batch of trials at once, rolling folds before the test span choose.
+
+    The winner is scored on the test span once and written as a preset. The same command goes on with its study.
+
+    Example: cpb tune --arch gru --coins BTC,ETH --timeframes 1h --trials 256 --budget 10m
+    """
+    quiet_libraries()
+    with shown_progress("tune"):
+        from flows.runner import Runner
+        from flows.tune import run_tune
+
+        result = run_tune(spec, Runner(), say)
+    if json:
+        emit(result)
+    else:
+        say(f"preset: {result['preset']}\nreport: {result['report']}")
+    raise typer.Exit(result["exit"])

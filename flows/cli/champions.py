@@ -1,15 +1,18 @@
-"""`cpb champions` and `cpb promote`: who serves each series and why, and another version in its place."""
+"""`cpb champions`, `promote`, `publish` and `export`: who serves each series and why, another version, others' use."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, takes
+from flows.cli.options import Json, Shown, takes
 from flows.console import emit, quiet_libraries, say
-from flows.tables import finding
-from schemas.errors import COMPLETE, UsageError
-from schemas.run import BoardSpec, ScopeSpec
+from flows.summary import plain_reason
+from flows.tables import Column, finding, print_table
+from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
+from schemas.run import BoardSpec, RunSpec, ScopeSpec
 from schemas.wording import count
+from tasks.storage.home import checked_home
 
 if TYPE_CHECKING:
     from schemas.handover import Alarm, Decision
@@ -28,21 +31,21 @@ def champions(
     Example: cpb champions --why --coins BTC --timeframes 1h
     """
     quiet_libraries()
-    from schemas.scope import home
     from tasks.forecasting.watch import alarms
     from tasks.promotion.by_hand import served
 
+    symbols, timeframes = spec.symbols, spec.intervals
     found = [
         one
         for one in served(spec.market)
-        if (spec.symbols is None or one.champion.series.symbol in spec.symbols)
-        and (spec.intervals is None or one.champion.series.timeframe in spec.intervals)
+        if (symbols is None or one.champion.series.symbol in symbols)
+        and (timeframes is None or one.champion.series.timeframe in timeframes)
     ]
     if json:
         emit({"champions": [_row(one) for one in found], "exit": COMPLETE})
         return
     markets = {one.champion.series.market for one in found}
-    watched = {alarm.series: alarm for market in markets for alarm in alarms(home(), market)}
+    watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
     if why:
         for one in found:
             print("\n".join(_explained(one, watched.get(one.champion.series))))
@@ -84,10 +87,9 @@ def promote(
             "promote moves one series: name one coin and one timeframe", code="one-series", field="coin"
         )
     quiet_libraries()
-    from schemas.scope import home
     from tasks.promotion.by_hand import promote_by_hand
 
-    decision = promote_by_hand(home(), asked[0], version, force)
+    decision = promote_by_hand(checked_home(), asked[0], version, force)
     if json:
         emit({"decision": decision.model_dump(mode="json"), "exit": COMPLETE})
     else:
@@ -131,7 +133,7 @@ def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
     told = [d for d in (one.became, one.newest) if d]
     lines += [f"  {decision}" for decision in dict.fromkeys(map(_told, told))]
     if not told:
-        lines.append("  no decision is recorded: an older release made it champion")
+        lines.append("  no decision is recorded: it was made champion in MLflow")
     return lines
 
 
@@ -145,19 +147,105 @@ def _live(alarm: "Alarm | None") -> str:
 
 
 def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for name in ("series", "version", "architecture", "preset", "decision", "test span", "live"):
-        table.add_column(name)
+    rows = []
     for one in found:
         champion, newest = one.champion, one.newest
         decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
-        table.add_row(
-            str(champion.series), champion.version, champion.architecture, champion.preset, decision,
-            (champion.damage and "damaged") or finding(champion.verdict),
-            _live(watched.get(champion.series)),
-        )  # fmt: skip
-    Console().print(table)
+        finding_ = "damaged" if champion.damage else finding(champion.verdict)
+        names = (str(champion.series), champion.version, champion.architecture, champion.preset)
+        rows.append([*names, decision, finding_, _live(watched.get(champion.series))])
+    print_table("", _TABLE, rows)
+
+
+_TABLE = tuple(
+    Column(title, text=True, stays=title not in ("architecture", "preset"))
+    for title in ("series", "version", "architecture", "preset", "decision", "test span", "live")
+)
+
+
+@takes(RunSpec, only=("market", "repo"))
+def publish(
+    spec: RunSpec,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
+    json: Json = False,
+) -> None:
+    """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
+
+    Damaged champions are left out (exit 3).
+
+    Example: cpb publish --dry-run
+    """
+    quiet_libraries()
+    from tasks.publish import publish as step
+
+    repo = None if dry_run else spec.repo
+    result = step(checked_home(), spec.market, repo)
+    for failure in result.failures:
+        say(f"FAILED {failure.subject}: {plain_reason(failure)}")
+    code = PARTIAL if result.failures else COMPLETE
+    if json:
+        failures = [f.as_json() for f in result.failures]
+        emit(
+            {
+                "published": result.place,
+                "repo": spec.repo,
+                "dry_run": repo is None,
+                "failures": failures,
+                "exit": code,
+            }
+        )
+    else:
+        say(f"published: {result.place}" if repo else f"written, not published: {result.place}")
+    raise typer.Exit(code)
+
+
+FORMATS = ("onnx",)
+
+
+@takes(
+    ScopeSpec,
+    only=("coins", "timeframes", "market"),
+    shown={
+        "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
+        "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
+    },
+)
+def export(
+    spec: ScopeSpec,
+    form: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
+    out: Annotated[Path | None, typer.Option(help="folder; default: export/COIN-TIMEFRAME")] = None,
+    json: Json = False,
+) -> None:
+    """Write a champion (har, robust-har or linear) as model.onnx, with model.json that defines its columns.
+
+    Example: cpb export BTC 1h --format onnx
+    """
+    if form not in FORMATS:
+        raise UsageError(
+            f"format {form!r} is unknown: choose from {', '.join(FORMATS)}", code="format", field="format"
+        )
+    if len(spec.scope.series) != 1:
+        raise UsageError("`cpb export` writes one model: name one coin and one timeframe", code="one-model")
+    quiet_libraries()
+    import cpbmodels
+    from cpbmodels.onnx_export import export_onnx
+    from tasks.signals.store import newest_series
+    from tasks.tracking.registry import champions
+
+    series = spec.scope.series[0]
+    found = champions([series])
+    if not found:
+        raise CpbError(
+            f"{series} has no champion yet; train first, as in `cpb train-all {series.options}`",
+            code="no-champion",
+        )
+    found[0].check()
+    folder = out or Path("export", series.name)
+    try:
+        paths = export_onnx(cpbmodels.load(found[0].folder), folder, newest_series(checked_home(), series))
+    except cpbmodels.ModelError as error:
+        raise CpbError(str(error), code="export") from None
+    if json:
+        emit({"exported": found[0].model_version, "files": [str(path) for path in paths], "exit": 0})
+    else:
+        say(f"exported {found[0].model_version}: {' and '.join(map(str, paths))}")

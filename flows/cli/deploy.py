@@ -1,12 +1,17 @@
-"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server."""
+"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: who is told."""
 
 import shlex
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.console import emit, say
+from flows.cli.options import Json
+from flows.console import emit, quiet_libraries, say
+from schemas.scope import home
+from schemas.wording import count
+from tasks.notices.services import services
 
 if TYPE_CHECKING:
     from flows.deploy.status import Deployment, Status
@@ -15,7 +20,6 @@ app = typer.Typer(
     help="Run the flows on a Prefect server and a schedule.\n\nExample: cpb deploy up && cpb deploy run train-all",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
 Port = Annotated[
     int | None,
     typer.Option(min=1, max=65535, help="default: that of the last `up`, else 4200", show_default=False),
@@ -32,14 +36,13 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
 
     Example: cpb deploy up && cpb deploy run train-all
     """
-    from flows.console import quiet_libraries
     from flows.deploy import control
-    from flows.deploy.credentials import auth_file
+    from flows.deploy.project import password_file
 
     quiet_libraries()
     say("starting what does not run of server, worker and deployments (10 to 30 s) …")
     found = control.up(port, workers)
-    server, password = found.server, auth_file(found.server.home)
+    server, password = found.server, password_file(found.server.home).path
     show_password = f"cat {shlex.quote(str(password))}"
     export = f'export PREFECT_API_URL={server.api} PREFECT_API_AUTH_STRING="$({show_password})"'
     page = server.api.removesuffix("/api")
@@ -99,7 +102,6 @@ def status(
 
     Example: cpb deploy status
     """
-    from flows.console import quiet_libraries
     from flows.deploy.status import status as look
 
     quiet_libraries()
@@ -123,7 +125,6 @@ def down(json: Json = False) -> None:
 
     Example: cpb deploy down
     """
-    from flows.console import quiet_libraries
     from flows.deploy import control
 
     quiet_libraries()
@@ -139,7 +140,6 @@ def prepare(json: Json = False) -> None:
 
     Example: cpb deploy prepare
     """
-    from flows.console import quiet_libraries
     from flows.deploy import control
 
     quiet_libraries()
@@ -166,7 +166,6 @@ def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None
 
 
 def _as_json(found: "Status") -> dict[str, Any]:
-    from dataclasses import asdict
 
     processes = {
         str(name): {"alive": one.alive, "pid": one.process.pid, "since": one.since} if one else None
@@ -205,7 +204,6 @@ def _lines(found: "Status") -> list[str]:
 
 def _state(found: "Status") -> str:
     """Return the first words of the status: that all runs is not yet that all is well."""
-    from schemas.wording import count
 
     wrong = f", but {count(len(found.problems), 'problem')} (WRONG below)" if found.problems else ""
     return f"up{wrong}" if found.up else "not up"
@@ -226,3 +224,35 @@ def _age(seconds: float) -> str:
         if seconds >= unit_s:
             return f"{seconds / unit_s:.0f} {name}"
     return f"{seconds:.0f} s"
+
+
+def notify(
+    test: Annotated[bool, typer.Option("--test", help="send a test message to every service")] = False,
+    json: Json = False,
+) -> None:
+    """List the services of CPB_NOTIFY that are told of failures; with --test, send each a message.
+
+    Example: cpb notify --test
+    """
+    from flows.notices import try_services
+
+    if not test:
+        names = [one.name for one in services(home())]
+        for name in names:
+            say(name)
+        if json:
+            emit({"services": names, "exit": 0})
+        elif not names:
+            say("nobody is told: set CPB_NOTIFY, as docs/notifications.md says")
+        return
+    problems = try_services(home())
+    for name, problem in problems.items():
+        say(f"{name}: {problem or 'accepted'}")
+    code = 0 if not all(problems.values()) else 1
+    if json:
+        found = [
+            {"service": name, "accepted": not problem, "problem": problem}
+            for name, problem in problems.items()
+        ]
+        emit({"services": found, "exit": code})
+    raise typer.Exit(code)

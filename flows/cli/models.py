@@ -1,18 +1,18 @@
-"""`cpb leaderboard`, `cpb forecast` and `cpb publish`: what there is after a training."""
+"""`cpb leaderboard`, `cpb forecast` and `cpb ledger`: what there is after a training."""
 
-import csv
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli.options import Json, takes
 from flows.console import emit, quiet_libraries, say
-from flows.summary import plain_reason
-from schemas.errors import COMPLETE, PARTIAL, UsageError
+from flows.progress import shown_progress
+from flows.tables import Column, check_one_form, print_csv, print_table
+from schemas.errors import UsageError
 from schemas.identity import SIM, SPOT
-from schemas.run import BoardSpec, ForecastSpec, RunSpec
+from schemas.run import BoardSpec, ForecastSpec
 from schemas.wording import count
+from tasks.storage.home import stored_home
 
 
 @takes(BoardSpec)
@@ -32,10 +32,7 @@ def leaderboard(
 
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
-    if json and as_csv:
-        raise UsageError(
-            "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
-        )
+    check_one_form(json, as_csv)
     if as_list and (given := [name for name, value in spec if value is not None]):
         raise UsageError(f"list shows all runs: leave {', '.join(given)} out", code="list", field=given[0])
     quiet_libraries()
@@ -43,9 +40,7 @@ def leaderboard(
     if json:
         emit({"runs" if as_list else "leaderboard": rows, "exit": 0})
     elif as_csv:
-        writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
-        writer.writeheader()
-        writer.writerows(rows)
+        print_csv(rows)
     elif as_list:
         print_runs(rows)
     else:
@@ -90,8 +85,6 @@ def forecast(
             "out goes with --model: forecasts of the own champions are in the forecast store",
             code="out", field="out",
         )  # fmt: skip
-    from flows.progress import shown_progress
-
     with shown_progress("forecast"):
         from flows.forecast import run_forecast
         from flows.forecast_published import run_forecast_published
@@ -118,90 +111,42 @@ def _forecast_line(forecast: dict[str, Any]) -> str:
     )
 
 
-@takes(RunSpec, only=("market", "repo"))
-def publish(
-    spec: RunSpec,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
-    json: Json = False,
-) -> None:
-    """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
-
-    Damaged champions are left out (exit 3).
-
-    Example: cpb publish --dry-run
-    """
-    quiet_libraries()
-    from schemas.scope import home
-    from tasks.publish import publish as step
-
-    repo = None if dry_run else spec.repo
-    result = step(home(), spec.market, repo)
-    for failure in result.failures:
-        say(f"FAILED {failure.subject}: {plain_reason(failure)}")
-    code = PARTIAL if result.failures else COMPLETE
-    if json:
-        failures = [f.as_json() for f in result.failures]
-        emit(
-            {
-                "published": result.place,
-                "repo": spec.repo,
-                "dry_run": repo is None,
-                "failures": failures,
-                "exit": code,
-            }
-        )
-    else:
-        say(f"published: {result.place}" if repo else f"written, not published: {result.place}")
-    raise typer.Exit(code)
-
-
 def print_board(rows: list[dict[str, Any]]) -> None:
     """Print the leaderboard for people, on stdout."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
     markets = {row["market"] for row in rows}
     title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
-    columns = ["", "architecture", "preset", "coins", "CRPS ratio", "95 % interval", "verdict",
-               "coins < 1", "MAE ratio", "direction", "80 % band", "windows/s", "train s", "RSS MB"]  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    cells = [_cells(row, with_market=len(markets) > 1) for row in rows]
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    shown = _fitting([columns, *cells], console.width)
-    for i in shown:
-        left = columns[i] in ("", "architecture", "preset", "coins", "verdict")
-        table.add_column(columns[i], justify="left" if left else "right", no_wrap=True)
-    for line in cells:
-        table.add_row(*(line[i] for i in shown))
-    console.print(table)
-    if len(shown) < len(columns):
-        hidden = count(len(columns) - len(shown), "column")
-        say(f"{hidden} left out: use a wider terminal, --csv or --json")
+    print_table(title, BOARD, [_board_cells(row, with_market=len(markets) > 1) for row in rows])
+
+
+BOARD = (
+    Column("", text=True, stays=True), Column("architecture", text=True, stays=True), Column("preset", text=True),
+    Column("coins", text=True), Column("CRPS ratio", stays=True), Column("95 % interval", stays=True),
+    Column("verdict", text=True, stays=True), Column("coins < 1"), Column("MAE ratio"), Column("direction"),
+    Column("80 % band"), Column("windows/s"), Column("train s"), Column("RSS MB"),
+)  # fmt: skip
 
 
 def print_runs(rows: list[dict[str, Any]]) -> None:
     """Print the training runs for people, on stdout."""
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-
     if not rows:
         say("no training run in the MLflow store yet; start one with `cpb train-all`")
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for name in ("run", "began (UTC)", "command", "source", "coins", "timeframes", "architectures", "preset", "as of",
-                 "members", "outcome"):  # fmt: skip
-        table.add_column(name, justify="right" if name == "members" else "left")
-    for row in rows:
-        table.add_row(*_run_cells(row))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table("", _RUNS, [_run_cells(row) for row in rows])
     say("one of them: `cpb leaderboard --run RUN`")
 
 
+_RUNS = (
+    Column("run", text=True, stays=True), Column("began (UTC)", text=True, stays=True),
+    Column("command", text=True, stays=True), Column("source", text=True), Column("coins", text=True, folds=True),
+    Column("timeframes", text=True, folds=True), Column("architectures", text=True, folds=True),
+    Column("preset", text=True), Column("candles until", text=True), Column("members"),
+    Column("outcome", text=True, stays=True),
+)  # fmt: skip
+
+
 def _run_cells(row: dict[str, Any]) -> list[str]:
-    from tasks.tracking.run_ids import short_id
+    from tasks.tracking.run_list import short_id
 
     market = row["market"] if row["market"] not in (SPOT, SIM) else ""
     members = "-" if row["members"] is None else f"{row['members']:,}"
@@ -209,26 +154,12 @@ def _run_cells(row: dict[str, Any]) -> list[str]:
     return [
         short_id(row["id"]), row["started_at"][:16].replace("T", " "), row["command"],
         f"{row['source']} {market}".strip(), row["coins"] or "-", row["timeframes"] or "-",
-        row["architectures"] or "-", row["preset"] or "-", (row["as_of"] or "-")[:10], members + failed,
-        row["outcome"],
+        row["architectures"] or "-", row["preset"] or "-", (row["candles_until"] or row["as_of"])[:10],
+        members + failed, row["outcome"],
     ]  # fmt: skip
 
 
-_DESCRIBING, _VERDICT = (2, 3), 6
-"""Indices of the board's columns: preset and coins leave last; up to the verdict the others stay."""
-
-
-def _fitting(lines: list[list[str]], width: int) -> list[int]:
-    """Indices of the columns that fit: the last ones go first, a ratio is never cut."""
-    widths = [max(map(len, column)) + 3 for column in zip(*lines, strict=True)]
-    shown = list(range(len(widths)))
-    for column in (*range(len(widths) - 1, _VERDICT, -1), *_DESCRIBING):
-        if sum(widths[i] for i in shown) > width - 2:
-            shown.remove(column)
-    return shown
-
-
-def _cells(row: dict[str, Any], with_market: bool) -> list[str]:
+def _board_cells(row: dict[str, Any], with_market: bool) -> list[str]:
     def number(name: str, form: str) -> str:
         return format(row[name], form) if row.get(name) is not None else "-"
 
@@ -247,3 +178,70 @@ def _coins(row: dict[str, Any]) -> str:
     """Return which coins a row is about, and how many of their models failed."""
     failed = f", {row['failed']} failed" if row["failed"] else ""
     return f"{row['coins'] or count(row['members'], 'model')}{failed}"
+
+
+@takes(BoardSpec, only=("market", "coins", "timeframes"))
+def ledger(
+    spec: BoardSpec,
+    history: Annotated[
+        bool, typer.Option("--history", help="every version there was, not the newest alone")
+    ] = False,
+    json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
+) -> None:
+    """Show what came true of the stored forecasts: live ones and replays apart, against the random walk.
+
+    A ratio below 1 is better than the random walk with EWMA volatility. Its interval holds at any time that one looks.
+
+    Example: cpb ledger --coins BTC --timeframes 1h
+    """
+    check_one_form(json, as_csv)
+    from tasks.forecasting.store import stored
+    from tasks.forecasting.summary import ledger_rows
+
+    home = stored_home()
+    rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
+    if json:
+        emit({"ledger": rows, "exit": 0})
+    elif as_csv:
+        print_csv(rows)
+    elif rows:
+        for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
+            if lines := [_ledger_cells(row) for row in rows if row["live"] == live]:
+                title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
+                print_table(title, _LEDGER, lines)
+    elif stored(home):
+        say(
+            "nothing has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
+        )
+    else:
+        say(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
+
+
+_LEDGER = (
+    Column("", text=True, stays=True), Column("forecasts of", text=True, stays=True, folds=True),
+    Column("CRPS ratio", stays=True), Column("95 % interval", stays=True), Column("verdict", text=True),
+    *map(Column, ("days", "forecasts", "tails", "in 50 %", "in 80 %", "in 90 %")),
+)  # fmt: skip
+
+
+def _ledger_cells(row: dict[str, Any]) -> list[str]:
+    def number(name: str, form: str) -> str:
+        return format(row[name], form) if row[name] is not None else "-"
+
+    known = row["crps_ratio_low"] is not None
+    of = {
+        "pooled": "all champions",
+        "recipe": f"{row['recipe']} ({row['role']})",
+        "series": f"{row['symbol']} champions",
+        "version": f"{row['model_version']} ({row['role']})",
+    }[row["kind"]]
+    market = "" if row["market"] == "spot" else f"{row['market']} "
+    return [
+        f"{market}{row['timeframe']}", of,
+        number("crps_ratio", ".4f") if known else "-",
+        f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]" if known else "-",
+        row["verdict"].removesuffix(" than the random walk"), str(row["days"]), str(row["forecasts"]),
+        number("tail_ratio", ".4f") if known else "-",
+        number("coverage_50", ".3f"), number("coverage_80", ".3f"), number("coverage_90", ".3f"),
+    ]  # fmt: skip

@@ -177,14 +177,24 @@ def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:
-    found = {}
+    from cpbmodels.options import ALIASES
+
+    found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.strip():
             raise UsageError(
                 f"overrides {text!r} is not NAME=VALUE, as in epochs=5", code="overrides", field=OVERRIDES
             )
-        found[name.strip().replace("-", "_")] = parse_value(value)
+        field = name.strip().replace("-", "_")
+        field = ALIASES.get(field, field)
+        if field in found:
+            raise UsageError(
+                f"overrides: {field} is given twice by --set; leave one out",
+                code="overrides",
+                field=OVERRIDES,
+            )
+        found[field] = parse_value(value)
     return found
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ from flows.cli.options import Json
 from flows.console import emit, say
 
 if TYPE_CHECKING:
-    from tasks.tracking.ui import Address
+    from flows.ops.ui import Address
 
 Host = Annotated[str, typer.Option("--host", help="address to listen on; the default is this machine only")]
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")]
@@ -31,22 +32,23 @@ def serve(
 
     Example: cpb serve --port 8000
     """
-    from flows.page_server import run
-    from tasks.tracking.ui import check_port
+    from flows.ops.listeners import PAGE
+    from flows.ops.serving import serve as serve_app
+    from tasks.storage.home import checked_home
+    from webapp.app import create_app
 
-    check_port(host, port)
-    # The app is made by uvicorn, which hands nothing over. The name that it listens on is allowed too.
-    known = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
-    os.environ["CPB_ALLOWED_HOSTS"] = ",".join([*filter(None, known.split(",")), host])
-    url = f"http://{host}:{port}"
-
-    def ready() -> None:
+    def ready(url: str) -> None:
         if json:
             emit({"url": url, "docs": f"{url}/docs"})
         else:
             say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
-    run(host, port, ready)
+    known = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
+    serve_app(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(known))
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def tracking_server(
@@ -67,24 +69,23 @@ def tracking_server(
 
     Example: cpb tracking-server --host 0.0.0.0 --allowed-hosts head.example.com
     """
-    from flows.tracking_server import password_file, serve_tracking
+    from flows.ops.tracking_server import password_file, serve_tracking
 
-    def ready(where: "Address") -> None:
+    def ready(url: str) -> None:
         file = password_file().path
         lines = [
-            f"export MLFLOW_TRACKING_URI={where.url} MLFLOW_TRACKING_USERNAME=cpb",
+            f"export MLFLOW_TRACKING_URI={url} MLFLOW_TRACKING_USERNAME=cpb",
             f'export MLFLOW_TRACKING_PASSWORD="$(cut -d: -f2 {shlex.quote(str(file))})"',
         ]
         if json:
-            emit({"url": where.url, "auth_file": str(file), "export": " && ".join(lines)})
+            emit({"url": url, "auth_file": str(file), "export": " && ".join(lines)})
             return
-        say(f"MLflow for several machines: {where.url}  (stop with Ctrl-C)")
+        say(f"MLflow for several machines: {url}  (stop with Ctrl-C)")
         say("on this machine; on others with its address or name, and a copy of that file:")
         for line in lines:
             say(f"  {line}")
 
-    names = [name.strip() for name in (allowed_hosts or "").split(",") if name.strip()]
-    serve_tracking(host, port, workers, names, artifacts, ready)
+    serve_tracking(host, port, workers, _names(allowed_hosts or ""), artifacts, ready)
 
 
 def ui(
@@ -92,19 +93,23 @@ def ui(
     port: Port = 5000,
     json: Json = False,
 ) -> None:
-    """Start MLflow's interface to compare architectures, and print its address.
+    """Start MLflow's interface to compare architectures, for you alone, and print a link that signs a browser in.
 
     Example: cpb ui
     """
-    from tasks.tracking.ui import serve_ui
+    from flows.ops.ui import FILTER, serve_ui
 
     def ready(where: "Address") -> None:
-        from tasks.tracking.ui import FILTER
-
         if json:
-            emit({"url": where.url, "views": where.views, "filter": FILTER})
+            signing_in = {"sign_in": where.sign_in or None, "auth_file": where.auth_file}
+            emit({"url": where.url, **signing_in, "views": where.views, "filter": FILTER})
             return
-        say(f"MLflow: {where.url}  (stop with Ctrl-C)")
+        if where.sign_in:
+            say(f"MLflow: {where.sign_in}  (good once, for a minute; stop with Ctrl-C)")
+            say(f"later, or in another browser: {where.url}, user and password in {where.auth_file}")
+            say("in the browser that is signed in:")
+        else:
+            say(f"MLflow: {where.url}")
         for about, link in where.views.items():
             say(f"{about}: {link}")
         say(f"filter for members that beat the random walk: {FILTER}")

@@ -5,11 +5,15 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.cli.models import print_board
 from flows.cli.options import Json, ModelOption, Shown, takes
 from flows.console import emit, quiet_libraries, say
+from flows.prefect_server import server_in_use
+from flows.progress import shown_progress
 from schemas.errors import UsageError
 from schemas.presets import is_file
 from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
+from tasks.storage.urls import public_url
 
 FLEET_OPTIONS = {
     "batch_size": ModelOption("batch_size", "windows per step", names=("--batch",)),
@@ -51,8 +55,6 @@ def demo(json: Json = False) -> None:
 
     Example: cpb demo
     """
-    from flows.progress import shown_progress
-
     with shown_progress("demo", "reading the options"):
         spec = RunSpec(coins="BTC,ETH", timeframes="15m,1h", preset="smoke", source="sim")
     result = _train_all(spec, "demo", direct=True)
@@ -135,8 +137,6 @@ def train(
 
     Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
     """
-    from flows.progress import shown_progress
-
     quiet_libraries()
     try:
         with shown_progress("train"):
@@ -156,27 +156,22 @@ def train(
 
 def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:
     quiet_libraries()
-    from flows.progress import shown_progress
-
     with shown_progress(command):
-        from flows.prefect_server import server_in_use
-        from flows.runner import Runner
-        from flows.train_all import in_prefect, run_train_all
+        from flows import train_all as job
+        from flows.runner import Runner, in_prefect
 
         if server_in_use() and not direct:
-            return in_prefect(spec)
-        return run_train_all(spec, Runner(), say).as_json()
+            return in_prefect(job.train_all, spec)
+        return job.run_train_all(spec, Runner(), say).as_json()
 
 
 def _show_board(run_id: str) -> None:
-    from flows.cli.models import print_board
     from tasks.tracking.leaderboard import leaderboard
 
     print_board(leaderboard(run_id))
 
 
 def _next_steps() -> None:
-    from tasks.storage.urls import public_url
     from tasks.tracking.store import tracking_uri
 
     cpb = "cpb" if os.environ.get("VIRTUAL_ENV") else ".venv/bin/cpb"

@@ -1,16 +1,15 @@
 """`up` starts what does not run and leaves what runs; `down` stops both processes and what they were doing."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+from prefect.client.orchestration import SyncPrefectClient
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from flows.deploy import services
-from flows.deploy.api import answers_without_password, client_of
-from flows.deploy.credentials import make_auth
 from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
 from flows.deploy.prepare import (
     POOL,
@@ -19,14 +18,12 @@ from flows.deploy.prepare import (
     forget_dead_workers,
     make_pool_and_limit,
 )
-from flows.deploy.project import prefect_home, project_folder, state_folder
-from flows.deploy.services import Name, Service, until
+from flows.deploy.project import password_file, prefect_home, project_folder, state_folder
+from flows.deploy.services import Name, Service, client_of, until
+from flows.ops.serving import check_port
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
 from tasks.storage.processes import ProcessId
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
 
 PORT, WORKERS = 4200, 2
 _START_S = 120.0
@@ -124,7 +121,7 @@ def down(grace_s: float = 30) -> list[Name]:
 
 
 def _server(port: int | None, started: list[Name]) -> Service:
-    """Return the running server; started where none runs, restarted where it asks for no password."""
+    """Return the running server; started where none runs, restarted where it does not answer."""
     old = services.find("server")
     if old and old.alive:
         if port not in (None, old.port):
@@ -132,18 +129,19 @@ def _server(port: int | None, started: list[Name]) -> Service:
                 f"the server runs on port {old.port}; stop it with `cpb deploy down` before you choose port {port}",
                 code="already-up", field="port",
             )  # fmt: skip
-        if not answers_without_password(old) and until(lambda: _is_ready(old), _START_S):
+        if until(lambda: _is_ready(old), _START_S):
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
-    if not until(lambda: not _taken(port), _FREE_S):  # a server that was just killed holds it for a moment
-        raise CpbError(
-            f"port {port} is taken by another program; choose another with --port",
-            code="port-taken",
-            field="port",
-        )
+    waiting = Retrying(
+        retry=retry_if_exception_type(CpbError),
+        stop=stop_after_delay(_FREE_S),
+        wait=wait_fixed(0.2),
+        reraise=True,
+    )  # a server that was just killed holds it for a moment
+    waiting(check_port, "127.0.0.1", port)
     home = prefect_home()
-    make_auth(home)
+    password_file(home).make()
     _await_start("server", services.start("server", port, home), _is_ready, started)
     return _found("server")
 
@@ -190,7 +188,7 @@ def _await_start(
         raise late
 
 
-def _set_up(client: "SyncPrefectClient", server: Service) -> tuple[list[EndedRun], int]:
+def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun], int]:
     """Make pool and limit, end runs whose process is gone, drop missed schedules; return the runs and how many."""
     make_pool_and_limit(client)
     forget_dead_workers(client)
@@ -234,13 +232,3 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
     start = time.monotonic()
     yield
     seconds[phase] = round(time.monotonic() - start, 1)
-
-
-def _taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-    return False

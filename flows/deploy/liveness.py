@@ -13,18 +13,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from flows.deploy.api import PAGE
+from prefect import Flow
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.events.filters import EventFilter
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Cancelled, Crashed, State
+
 from flows.deploy.prepare import POOL, worker_process
 from flows.deploy.project import prefect_home
+from flows.deploy.services import PAGE
 from tasks.storage.processes import ProcessId
 
 if TYPE_CHECKING:
-    from prefect import Flow
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
     from prefect.server.concurrency.lease_storage import ConcurrencyLimitLeaseMetadata
     from prefect.server.utilities.leasing import ResourceLease
-    from prefect.states import State
 
     Lease = ResourceLease[ConcurrencyLimitLeaseMetadata]
 
@@ -44,9 +48,8 @@ class EndedRun:
     state: str
 
 
-def claim_run(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State") -> None:
+def claim_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Label a flow run with the calling process, and end runs that others left; a flow's `on_running` hook."""
-    from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(flow_run.id, {LABEL: str(ProcessId.current())})
@@ -54,7 +57,7 @@ def claim_run(flow: "Flow[..., Any]", flow_run: "FlowRun", state: "State") -> No
 
 
 def end_dead_runs(
-    client: "SyncPrefectClient", home: Path, server_since: datetime | None = None
+    client: SyncPrefectClient, home: Path, server_since: datetime | None = None
 ) -> list[EndedRun]:
     """Mark every run as Crashed (one that was being cancelled as Cancelled) whose process is gone; free its slots.
 
@@ -69,9 +72,8 @@ def end_dead_runs(
     return ended
 
 
-def open_runs(client: "SyncPrefectClient") -> list["FlowRun"]:
+def open_runs(client: SyncPrefectClient) -> list[FlowRun]:
     """Return all flow runs that were started and have not ended."""
-    from prefect.client.schemas.filters import FlowRunFilter
 
     some = FlowRunFilter.model_validate({"state": {"type": {"any_": _OPEN}}})
     found: list[FlowRun] = []
@@ -82,7 +84,7 @@ def open_runs(client: "SyncPrefectClient") -> list["FlowRun"]:
     return found
 
 
-def process_of(run: "FlowRun") -> ProcessId | None:
+def process_of(run: FlowRun) -> ProcessId | None:
     """Return the process that a run belongs to: its own, or the worker's that is about to start it."""
     labels = run.labels or {}
     for text in (labels.get(LABEL), labels.get(_WORKER_LABEL)):
@@ -91,7 +93,7 @@ def process_of(run: "FlowRun") -> ProcessId | None:
     return None
 
 
-def runs_of_worker(client: "SyncPrefectClient", worker: ProcessId | None) -> list["FlowRun"]:
+def runs_of_worker(client: SyncPrefectClient, worker: ProcessId | None) -> list[FlowRun]:
     """Return the open runs that a worker started, and those of dead workers, whose processes may live on alone.
 
     Runs of another living worker are left out: several project folders may share one Prefect database.
@@ -104,9 +106,8 @@ def runs_of_worker(client: "SyncPrefectClient", worker: ProcessId | None) -> lis
     return found
 
 
-def end_run(client: "SyncPrefectClient", run: "FlowRun", why: str, cancel: bool = False) -> EndedRun:
+def end_run(client: SyncPrefectClient, run: FlowRun, why: str, cancel: bool = False) -> EndedRun:
     """Mark a run as Crashed or Cancelled."""
-    from prefect.states import Cancelled, Crashed
 
     cancel = cancel or bool(run.state and run.state.is_cancelling())
     process = process_of(run)
@@ -116,16 +117,14 @@ def end_run(client: "SyncPrefectClient", run: "FlowRun", why: str, cancel: bool 
     return EndedRun(run.name, run.id, str(state.name))
 
 
-def clean_up(client: "SyncPrefectClient", home: Path) -> None:
+def clean_up(client: SyncPrefectClient, home: Path) -> None:
     """End the task runs, and free the slots, of flow runs that were killed: neither ends by itself."""
     end_task_runs(client)
     free_slots(client, home)
 
 
-def end_task_runs(client: "SyncPrefectClient") -> None:
+def end_task_runs(client: SyncPrefectClient) -> None:
     """Mark task runs that are open, although their flow run has crashed or was cancelled."""
-    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-    from prefect.states import Crashed
 
     killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
     still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
@@ -135,11 +134,11 @@ def end_task_runs(client: "SyncPrefectClient") -> None:
             client.set_task_run_state(task.id, crashed, force=True)
 
 
-def _is_ours(run: "FlowRun") -> bool:
+def _is_ours(run: FlowRun) -> bool:
     return run.work_pool_name == POOL or process_of(run) is not None
 
 
-def _is_dead(client: "SyncPrefectClient", run: "FlowRun", server_since: datetime | None) -> bool:
+def _is_dead(client: SyncPrefectClient, run: FlowRun, server_since: datetime | None) -> bool:
     process = process_of(run)
     alive = process.is_alive() if process else None
     if alive is not None:
@@ -152,9 +151,8 @@ def _is_dead(client: "SyncPrefectClient", run: "FlowRun", server_since: datetime
     return bool(changed and changed < silent_since) and not _beats(client, run, silent_since)
 
 
-def _beats(client: "SyncPrefectClient", run: "FlowRun", since: datetime) -> bool:
+def _beats(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
     """Whether a run has sent a heartbeat."""
-    from prefect.events.filters import EventFilter
 
     wanted = EventFilter.model_validate(
         {
@@ -166,7 +164,7 @@ def _beats(client: "SyncPrefectClient", run: "FlowRun", since: datetime) -> bool
     return bool(client.read_events(wanted, limit=1).events)
 
 
-def free_slots(client: "SyncPrefectClient", home: Path) -> int:
+def free_slots(client: SyncPrefectClient, home: Path) -> int:
     """Free the slots of concurrency limits whose holder, a flow run, has ended; return how many.
 
     A killed process does not give its slot back, and neither does the worker that sees it die: it would stay taken
@@ -193,8 +191,7 @@ def _leases(home: Path) -> list["Lease"]:
     return asyncio.run(read())
 
 
-def _has_ended(client: "SyncPrefectClient", lease: "Lease") -> bool:
-    from prefect.exceptions import ObjectNotFound
+def _has_ended(client: SyncPrefectClient, lease: "Lease") -> bool:
 
     holder = lease.metadata.holder if lease.metadata else None
     if holder is None or holder.type != "flow_run":

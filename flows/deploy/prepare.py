@@ -9,10 +9,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from flows.deploy.api import PAGE
-from flows.deploy.credentials import read_auth
-from flows.deploy.project import environment, project_folder
-from flows.deploy.services import Service, log_file
+from flows.deploy.project import environment, password_file, project_folder
+from flows.deploy.services import PAGE, Service, log_file
 from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
 
@@ -30,13 +28,13 @@ def make_pool_and_limit(client: "SyncPrefectClient") -> None:
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
-    from tasks.training.slots import count_gpus
+    from tasks.training.slots import visible_gpus
 
     template = ProcessWorker.get_default_base_job_template()
     client.create_work_pool(
         WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True
     )
-    client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, max(1, count_gpus()))
+    client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, max(1, len(visible_gpus())))
 
 
 def forget_dead_workers(client: "SyncPrefectClient") -> None:
@@ -66,7 +64,7 @@ def deploying(server: Service, timeout_s: float) -> Iterator[None]:
     Raises:
         CpbError: it fails, or does not end within `timeout_s` after the block.
     """
-    secret = {"PREFECT_API_AUTH_STRING": read_auth(server.home)}
+    secret = {"PREFECT_API_AUTH_STRING": password_file(server.home).read()}
     with log_file("deploy").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
@@ -98,14 +96,14 @@ def drop_missed_runs(client: "SyncPrefectClient") -> int:
         {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": {"before_": datetime.now(UTC)}}
     )
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
-    dropped = 0
-    while True:
-        runs = client.read_flow_runs(flow_run_filter=due, work_pool_filter=pool, limit=PAGE)
+    dropped = kept = 0
+    while True:  # in the server's order, by id: runs that were asked for stay, and fill the first places
+        runs = client.read_flow_runs(flow_run_filter=due, work_pool_filter=pool, limit=PAGE, offset=kept)
         missed = [run for run in runs if run.auto_scheduled]
         for run in missed:
             client.delete_flow_run(run.id)
-        dropped += len(missed)
-        if len(missed) < PAGE:
+        dropped, kept = dropped + len(missed), kept + len(runs) - len(missed)
+        if len(runs) < PAGE:
             break
     if dropped:
         log.warning("%d scheduled runs were missed while nothing was up; they are dropped", dropped)

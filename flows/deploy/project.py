@@ -1,8 +1,9 @@
-"""Where a deployment lives: the project's folder, the state folder, and the environment of its processes."""
+"""Where a deployment lives: the project's folder, the state folder, the password, the environment of its processes."""
 
 import os
 from pathlib import Path
 
+from flows.ops.password_file import PasswordFile
 from schemas.errors import CpbError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +38,16 @@ def prefect_home() -> Path:
     return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
 
 
+def password_file(home: Path | None = None) -> PasswordFile:
+    """Return where the API's password lies: in Prefect's folder. Whoever holds it can run commands as this user."""
+    return PasswordFile(
+        (home or prefect_home()) / "cpb-api-auth",
+        missing="no server of `cpb deploy` has run with this PREFECT_HOME, or the file was deleted; run "
+        "`cpb deploy down`, then `cpb deploy up`",
+        remedy="run `cpb deploy down`, delete it, and run `cpb deploy up`, which makes a new one",
+    )
+
+
 def data_home() -> Path:
     """Return the store that deployed flows use: `CPB_HOME`, or `data` in the project."""
     return Path(os.environ.get("CPB_HOME") or ROOT / "data").absolute()
@@ -49,7 +60,7 @@ def environment(api: str, home: Path) -> dict[str, str]:
     process reads it from its file.
     """
     env = os.environ | QUIET | {"PREFECT_API_URL": api, "PREFECT_HOME": str(home), "PWD": str(ROOT)}
-    for name in ("CPB_HOME", "CPB_CACHE_HOME", "CPB_DEPLOY_STATE"):
+    for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):
         if env.get(name):
             env[name] = str(Path(env[name]).absolute())
     uri = env.get("MLFLOW_TRACKING_URI", "")

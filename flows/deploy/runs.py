@@ -4,22 +4,22 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
+from prefect.exceptions import ObjectNotFound
 from tenacity import Retrying, retry_if_result, wait_fixed
 
 from flows.deploy import services
-from flows.deploy.api import client_of, client_of_settings
 from flows.deploy.liveness import end_dead_runs
 from flows.deploy.project import prefect_home
-from flows.prefect_server import server_in_use
+from flows.deploy.services import client_of
+from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
 from schemas.presets import with_preset_file
 from schemas.run import ForecastSpec, RunSpec, ScopeSpec
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
 
 NAMES = {
     "train-all": "train-all/train-all",
@@ -95,7 +95,7 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _client() -> Iterator["SyncPrefectClient"]:
+def _client() -> Iterator[SyncPrefectClient]:
     """Yield a client of this project's server while it runs, else of the server that Prefect's settings name."""
     server = services.find("server")
     if server and server.alive:
@@ -112,9 +112,7 @@ def _client() -> Iterator["SyncPrefectClient"]:
         )
 
 
-def _create(client: "SyncPrefectClient", name: str, parameters: dict[str, Any]) -> "FlowRun":
-    import httpx
-    from prefect.exceptions import ObjectNotFound
+def _create(client: SyncPrefectClient, name: str, parameters: dict[str, Any]) -> FlowRun:
 
     try:
         deployment = client.read_deployment_by_name(name)
@@ -132,7 +130,7 @@ def _create(client: "SyncPrefectClient", name: str, parameters: dict[str, Any]) 
         raise UsageError(f"{name} refuses the parameters: {said}", code="parameter", field="param") from error
 
 
-def _await_end(client: "SyncPrefectClient", flow_run: "FlowRun") -> "FlowRun":
+def _await_end(client: SyncPrefectClient, flow_run: FlowRun) -> FlowRun:
     ended = Retrying(
         retry=retry_if_result(lambda run: not (run.state and run.state.is_final())), wait=wait_fixed(_POLL_S)
     )

@@ -4,29 +4,40 @@ Each writes a record of itself into the state folder when it starts, by hand, by
 says that the process should run: it stays when the process dies, and `down` removes it.
 """
 
+import argparse
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from flows.deploy.logfile import last_lines, rotate
-from flows.deploy.project import ROOT, data_home, environment, prefect_home, state_folder
+from flows.deploy.project import ROOT, data_home, environment, password_file, state_folder
+from flows.prefect_server import client_of_settings
 from schemas.errors import CpbError
 from schemas.handover import Record
-from tasks.storage.files import read_json
 from tasks.storage.processes import ProcessId
 from tasks.storage.records import find_record, write_record
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
 _POLL_S = 0.2
+PAGE = 200
+"""Rows that the server returns to one request, at most."""
+MAX_BYTES, MAX_OLD_FILES = 5_000_000, 3
+CHECK_EVERY_S = 10.0
+"""Length of a log, number of older ones that are kept, and how often a process looks at its own."""
 
 
 class Service(Record):
@@ -61,7 +72,7 @@ def api_of(port: int) -> str:
 
 def find(name: Name) -> Service | None:
     """Return the record of a process that should run, alive or not."""
-    return find_record(_record_file(name), Service) or _of_older_version(name)
+    return find_record(_record_file(name), Service)
 
 
 def log_file(name: str) -> Path:
@@ -78,10 +89,24 @@ def announce(name: Name, port: int, home: Path, workers: int = 0) -> None:
     write_record(_record_file(name), found)
 
 
+def entry_options(name: Name, about: str | None) -> argparse.Namespace:
+    """Return the options of a process's entry point, and keep its log short from now on."""
+    parser = argparse.ArgumentParser(prog=f"python -m flows.deploy.{name}", description=about)
+    parser.add_argument("--port", type=int, default=4200)
+    if name == "worker":
+        parser.add_argument("--workers", type=int, default=2, help="flow runs at the same time")
+    parser.add_argument(
+        "--log", type=Path, help="the file that stdout and stderr go to; its length is limited"
+    )
+    options = parser.parse_args()
+    if options.log:
+        cap_log(options.log)
+    return options
+
+
 def forget(name: Name) -> None:
     """Remove the record of a process that need not run any more."""
     _record_file(name).unlink(missing_ok=True)
-    (state_folder() / _OLD).unlink(missing_ok=True)
 
 
 def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[bytes]:
@@ -117,14 +142,11 @@ def stop(process: ProcessId, grace_s: float = 30) -> bool:
     except psutil.NoSuchProcess:
         return False
     until(lambda: not _running([first]), grace_s)
-    for member in _running(family):
-        with suppress(psutil.NoSuchProcess):
-            member.terminate()
-    until(lambda: not _running(family), 5)
-    for member in _running(family):
-        with suppress(psutil.NoSuchProcess):
-            member.kill()
-    until(lambda: not _running(family), 5)
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        for member in _running(family):
+            with suppress(psutil.NoSuchProcess):
+                end(member)
+        until(lambda: not _running(family), 5)
     return True
 
 
@@ -158,21 +180,64 @@ def _record_file(name: Name) -> Path:
     return state_folder() / f"{name}.json"
 
 
-_OLD = "deploy.json"
+@contextmanager
+def client_of(server: Service, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
+    """Yield a client of this deployment's server.
+
+    Raises:
+        CpbError: the server cannot be reached, refuses the password, or answers with an error.
+    """
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES
+    from prefect.settings import temporary_settings as settings
+
+    chosen = {
+        PREFECT_API_URL: server.api,
+        PREFECT_API_AUTH_STRING: password_file(server.home).read(),
+        PREFECT_CLIENT_MAX_RETRIES: 2,
+    }
+    with settings(chosen), client_of_settings(timeout_s) as client:
+        yield client
 
 
-def _of_older_version(name: Name) -> Service | None:
-    """Return a process that cpb 0.1 recorded: its server asks for no password, so `up` and `down` must find it."""
-    path = state_folder() / _OLD
+def cap_log(path: Path) -> None:
+    """Keep a log of this process below about `MAX_BYTES`, from a thread, as long as the process lives."""
+    threading.Thread(target=_watch, args=(path,), daemon=True, name="log-cap").start()
+
+
+def rotate(path: Path, max_bytes: int = MAX_BYTES) -> bool:
+    """Move the content of a log that is too long to `NAME.1`, older ones to `.2` …; return whether it was.
+
+    A process and all its children write to the same open file. So the file is not renamed, which would need each of
+    them to open it again, but copied and cut: they append, and go on at the new end. A pump between process and file
+    would block or kill the process when the pump dies. What is written between copy and cut is lost.
+    """
+    if not path.exists() or path.stat().st_size <= max_bytes:
+        return False
+    for number in range(MAX_OLD_FILES, 1, -1):
+        with suppress(FileNotFoundError):
+            _old(path, number - 1).replace(_old(path, number))
+    shutil.copyfile(path, _old(path, 1))
+    with path.open("r+b") as file:
+        file.truncate(0)
+    return True
+
+
+def last_lines(path: Path, count: int = 3) -> str:
+    """Return the last lines of a log as one text, for an error message."""
     if not path.exists():
-        return None
-    state = read_json(path)
-    for old in state["processes"]:
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if old["name"] == name and abs(psutil.Process(old["pid"]).create_time() - old["started"]) < 1:
-                since = datetime.fromtimestamp(old["started"], UTC)
-                return Service(
-                    name=name, process=ProcessId.of(old["pid"]), since=since, port=state["port"], home=prefect_home(),
-                    data_home=data_home(),
-                )  # fmt: skip
-    return None
+        return "it wrote nothing"
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 4096))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return " / ".join(line.strip() for line in lines[-count:]) or "it wrote nothing"
+
+
+def _old(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def _watch(path: Path) -> None:
+    while True:
+        time.sleep(CHECK_EVERY_S)
+        with suppress(OSError):  # a full disk must not end the thread: there may be room later
+            rotate(path)

@@ -1,27 +1,29 @@
 """`status`: what runs, how each deployment's last run ended, how fresh the data is, and what is wrong."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from flows.deploy import services, stored
-from flows.deploy.api import PAGE, answers_without_password, client_of
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+
+from flows.deploy import services
 from flows.deploy.liveness import EndedRun, end_dead_runs
 from flows.deploy.prepare import POOL
-from flows.deploy.project import data_home
-from flows.deploy.services import Name, Service
+from flows.deploy.project import ROOT, data_home, prefect_home, state_folder
+from flows.deploy.services import PAGE, Name, Service, client_of
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import stored_series
+from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting.watch import alarms
 from tasks.notices import findings
 from tasks.notices.event import Event, Kind
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
 
 LATE_AFTER = timedelta(minutes=15)
 """A scheduled run that no worker has taken for so long is missing; a worker looks every 10 seconds."""
@@ -29,8 +31,28 @@ LATE_AFTER = timedelta(minutes=15)
 BETWEEN_RUNS = timedelta(hours=2)
 """How much older than after a run the data may be: an hourly run comes within the hour, and takes its time."""
 
+MIN_FREE_BYTES = 1_000_000_000
+
 _ENDED = ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]
 _ACTIVE = ["RUNNING", "PENDING", "CANCELLING"]
+
+
+@dataclass(frozen=True)
+class Newest:
+    """The newest of all series of one market's timeframe. Both are ends of candles, UTC; None: there is none yet."""
+
+    market: str
+    timeframe: str
+    candle: datetime | None
+    forecast: datetime | None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Bytes in use, by folder, and bytes free where the store lies."""
+
+    used: dict[str, int]
+    free: int
 
 
 @dataclass(frozen=True)
@@ -63,8 +85,8 @@ class Status:
     home: Path
     services: dict[Name, Service | None]
     deployments: list[Deployment] = field(default_factory=list)
-    data: list[stored.Newest] = field(default_factory=list)
-    disk: stored.Disk | None = None
+    data: list[Newest] = field(default_factory=list)
+    disk: Disk | None = None
     ended: list[EndedRun] = field(default_factory=list)
     problems: list[Event] = field(default_factory=list)
 
@@ -83,31 +105,26 @@ def status() -> Status:
             _ask(server, worker, result)
         except CpbError as error:
             result.problems.append(_problem(error.code, str(error)))
-    result.data, damaged = stored.newest(home)
+    result.data, damaged = newest(home)
     result.problems += [_problem(text, text) for text in damaged]
     if server:
         result.problems += findings.of_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
     for market in sorted({series.market for series in stored_series(home, "forecasts")}):
         result.problems += findings.of_alarms(alarms(home, market))
-    result.disk = stored.disk(home)
-    if result.disk.free < stored.MIN_FREE_BYTES:
+    result.disk = disk(home)
+    if result.disk.free < MIN_FREE_BYTES:
         free = f"only {result.disk.free / 1e6:.0f} MB are free where {home} lies; free some"
         result.problems.append(_problem("disk", free))
     return result
 
 
 def _ask(server: Service, worker: Service | None, result: Status) -> None:
-    if answers_without_password(server):
-        open_to_all = "the server asks for no password; `cpb deploy up` starts one that does"
-        result.problems.append(_problem("no password", open_to_all))
-        return
     with client_of(server) as client:
         result.ended = end_dead_runs(client, server.home, server.since)
         if worker and worker.alive and not _polls(client, worker):
             log = services.log_file("worker")
             result.problems.append(_problem("polls", f"the worker does not reach the server; see {log}"))
-        for deployment in _deployments(client):
-            result.deployments.append(deployment)
+        result.deployments += _deployments(client)
         result.problems += [*_bad_endings(result.deployments), *_late_runs(client)]
 
 
@@ -121,12 +138,12 @@ def _dead(service: Service) -> Event:
     return Event("service dead", service.name, text)
 
 
-def _polls(client: "SyncPrefectClient", worker: Service) -> bool:
+def _polls(client: SyncPrefectClient, worker: Service) -> bool:
     listed = {one.name: one.status for one in client.read_workers_for_work_pool(POOL)}
     return str(listed.get(str(worker.process), "")).endswith("ONLINE")
 
 
-def _deployments(client: "SyncPrefectClient") -> Iterator[Deployment]:
+def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
     flows = {flow.id: flow.name for flow in client.read_flows(limit=PAGE)}
     for deployment in client.read_deployments(limit=PAGE):
         if deployment.work_pool_name != POOL:
@@ -139,10 +156,8 @@ def _deployments(client: "SyncPrefectClient") -> Iterator[Deployment]:
 
 
 def _runs(
-    client: "SyncPrefectClient", deployment: object, states: list[str], sort: str, limit: int
-) -> list["FlowRun"]:
-    from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.sorting import FlowRunSort
+    client: SyncPrefectClient, deployment: object, states: list[str], sort: str, limit: int
+) -> list[FlowRun]:
 
     some = FlowRunFilter.model_validate(
         {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": states}}}
@@ -150,7 +165,7 @@ def _runs(
     return client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort[sort], limit=limit)
 
 
-def _last(runs: list["FlowRun"]) -> LastRun | None:
+def _last(runs: list[FlowRun]) -> LastRun | None:
     if not runs or not runs[0].state:
         return None
     run, state = runs[0], runs[0].state
@@ -171,8 +186,7 @@ def _bad_endings(deployments: list[Deployment]) -> Iterator[Event]:
             yield Event(kind, f"{flow} Crashed" if last.outcome == "Crashed" else flow, text)
 
 
-def _late_runs(client: "SyncPrefectClient") -> Iterator[Event]:
-    from prefect.client.schemas.filters import FlowRunFilter
+def _late_runs(client: SyncPrefectClient) -> Iterator[Event]:
 
     before = datetime.now(UTC) - LATE_AFTER
     late = FlowRunFilter.model_validate(
@@ -184,3 +198,56 @@ def _late_runs(client: "SyncPrefectClient") -> Iterator[Event]:
                 f"run {run.name} was due at {run.expected_start_time:%Y-%m-%d %H:%M} UTC and has not started"
             )
             yield Event("run missing", str(run.deployment_id), text)
+
+
+def newest(home: Path) -> tuple[list[Newest], list[str]]:
+    """Return the newest data of each market and timeframe, and a sentence per file that cannot be read."""
+    damaged: list[str] = []
+    candles: dict[tuple[str, str], datetime] = {}
+    forecasts: dict[tuple[str, str], datetime] = {}
+    for tree, column, found in (("klines", "open_time", candles), ("provisional", "open_time", candles),
+                                ("forecasts", "issued_at", forecasts)):  # fmt: skip
+        for series in stored_series(home, tree):
+            time = _newest_of(series.folder(home, tree), column, damaged)
+            if time is None:
+                continue
+            if column == "open_time":
+                time += timedelta(seconds=INTERVAL_SECONDS.get(series.timeframe, 0))
+            key = series.market, series.timeframe
+            found[key] = max(time, found.get(key, time))
+    keys = sorted(candles.keys() | forecasts.keys())
+    return [Newest(*key, candles.get(key), forecasts.get(key)) for key in keys], damaged
+
+
+def disk(home: Path) -> Disk:
+    """Return the disk space that the deployment uses."""
+    folders = {"store": home, "runs": ROOT / "mlruns", "prefect": prefect_home(), "logs": state_folder()}
+    place = next(folder for folder in (home, *home.parents) if folder.exists())
+    return Disk(
+        {name: sum(_sizes(folder)) for name, folder in folders.items()}, shutil.disk_usage(place).free
+    )
+
+
+def _newest_of(folder: Path, column: str, damaged: list[str]) -> datetime | None:
+    """Return the largest value of a time column in a series' last file."""
+    import polars as pl
+
+    files = sorted(folder.glob("*.parquet"))
+    if not files:
+        return None
+    try:
+        frame = pl.read_parquet(files[-1], columns=[column], glob=False, hive_partitioning=False)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        damaged.append(f"{files[-1]} cannot be read ({str(error).splitlines()[0][:100]}); run `cpb verify`")
+        return None
+    time = frame[column].max()
+    return time if isinstance(time, datetime) else None
+
+
+def _sizes(folder: Path) -> Iterator[int]:
+    for path, _, names in os.walk(folder):
+        for name in names:
+            try:
+                yield (Path(path) / name).lstat().st_size
+            except OSError:  # removed meanwhile, as temporary files are
+                continue

@@ -5,9 +5,6 @@ import shlex
 import sys
 
 from flows.deploy.project import prefect_home, project_folder, state_folder
-from tasks.storage.node_cache import CACHE_HOME
-from tasks.storage.store_url import STORE
-from tasks.storage.urls import public_url
 
 _FOLDER = "~/.config/systemd/user"
 
@@ -79,12 +76,8 @@ def _service(
 def _environment() -> dict[str, str]:
     """Return the variables that say where things lie; never one that may hold a secret."""
     places = {"PREFECT_HOME": str(prefect_home()), "CPB_DEPLOY_STATE": str(state_folder())}
-    for name in ("CPB_HOME", CACHE_HOME):
-        if folder := os.environ.get(name):
-            places[name] = os.path.abspath(folder)  # noqa: PTH100 - resolves no links
-    store = os.environ.get(STORE, "")
-    if store and public_url(store) == store:  # one with a password in it would be refused anyway
-        places[STORE] = store
+    if folder := os.environ.get("CPB_HOME"):
+        places["CPB_HOME"] = os.path.abspath(folder)  # noqa: PTH100 - resolves no links
     return places
 
 

@@ -1,34 +1,22 @@
 """Entry point of the worker process: `python -m flows.deploy.worker --port 4200 --workers 2`."""
 
-import argparse
 import asyncio
 import os
-from pathlib import Path
 
-from flows.deploy.credentials import read_auth
-from flows.deploy.logfile import cap_log
 from flows.deploy.prepare import POOL
-from flows.deploy.project import QUIET, prefect_home
-from flows.deploy.services import announce, api_of
+from flows.deploy.project import QUIET, password_file, prefect_home
+from flows.deploy.services import announce, api_of, entry_options
 from tasks.storage.processes import ProcessId
 
 
 def main() -> None:
     """Do the pool's flow runs until SIGINT or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m flows.deploy.worker", description=__doc__)
-    parser.add_argument("--port", type=int, default=4200)
-    parser.add_argument("--workers", type=int, default=2, help="flow runs at the same time")
-    parser.add_argument(
-        "--log", type=Path, help="the file that stdout and stderr go to; its length is limited"
-    )
-    options = parser.parse_args()
-    if options.log:
-        cap_log(options.log)
+    options = entry_options("worker", __doc__)
     home = prefect_home()
     os.environ |= QUIET | {
         "PREFECT_HOME": str(home),
         "PREFECT_API_URL": api_of(options.port),
-        "PREFECT_API_AUTH_STRING": read_auth(home),
+        "PREFECT_API_AUTH_STRING": password_file(home).read(),
     }
     announce("worker", options.port, home, options.workers)
 

@@ -2,12 +2,15 @@
 
 Knows no trainer: a `Model` forecasts what it was trained for, wherever that was done. Models and series are taken one
 after the other, so that the forecasts of one series at most are in memory.
+
+Comparison of every two models on the rows both have forecast: is a network better than the linear model?
 """
 
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,12 +21,12 @@ from schemas.identity import SeriesId
 from schemas.wording import count
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecasts, Model
-from tasks.backtesting.pairs import Pair, all_pairs
-from tasks.judging import scores
+from tasks.judging import inference, scores
 from tasks.judging.baselines import realised, reference
 from tasks.judging.member import MemberScore, judge_member, training_returns
-from tasks.judging.pool import PoolScore, apply_holm, judge_pools
+from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools
 from tasks.judging.scores import MEDIAN, Array
+from tasks.judging.table import title_of
 from tasks.progress import tell
 
 log = logging.getLogger("cpb")
@@ -33,6 +36,53 @@ TOO_SHORT = "too-short"
 
 RecordFold = Callable[[str, FoldSeries, Forecasts], None]
 """Receives a model's name, the fold and the forecasts of every fold that was judged."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models compared.
+
+    `ratio`: CRPS of `first` / that of `second`, every coin with the same weight. `p`: Diebold-Mariano, corrected by
+    Holm over the pairs. `n`: common forecast rows.
+    """
+
+    first: str
+    second: str
+    timeframe: str
+    ratio: float
+    p: float
+    n: int
+
+    @property
+    def verdict(self) -> str:
+        """The finding as a sentence."""
+        relation = inference.relation(self.ratio, self.ratio, self.p)
+        return (
+            f"{title_of(self.first)} {self.timeframe} is {relation} {title_of(self.second)} "
+            f"(CRPS ratio {self.ratio:.4f}, {inference.shown_p(self.p)}, n={self.n:,})"
+        )
+
+
+def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
+    """Return every pair of architectures of a timeframe that share rows; p is corrected over the timeframe's pairs."""
+    groups: dict[str, dict[str, list[MemberScore]]] = defaultdict(lambda: defaultdict(list))
+    for member in members:
+        groups[member.timeframe][member.architecture].append(member)
+    return [pair for timeframe, own in groups.items() for pair in _of_timeframe(timeframe, own)]
+
+
+def _of_timeframe(timeframe: str, models: dict[str, list[MemberScore]]) -> list[Pair]:
+    names = [(a, b) for a, b in combinations(models, 2) if _coins(models[a]) & _coins(models[b])]
+    found = [compare(models[a], models[b]) for a, b in names]
+    corrected = inference.holm([p for _, p, _ in found])
+    return [
+        Pair(a, b, timeframe, ratio, p, n)
+        for (a, b), (ratio, _, n), p in zip(names, found, corrected, strict=True)
+    ]
+
+
+def _coins(members: list[MemberScore]) -> set[str]:
+    return {member.symbol for member in members}
 
 
 @dataclass

@@ -79,16 +79,6 @@ def check_lookahead(
     return list(found.values())
 
 
-def feature_columns(timeframe: str) -> Computation:
-    """Return the computation of all feature columns, the volatility and the segments."""
-
-    def compute(klines: pl.DataFrame) -> dict[str, Array]:
-        frame = feature_frame(klines, timeframe).drop("open_time")
-        return {name: frame[name].to_numpy().astype(np.float64) for name in frame.columns}
-
-    return compute
-
-
 def pipeline(
     series: SeriesId,
     bounds: SplitBounds,

@@ -14,9 +14,7 @@ from schemas.handover import Failure
 from schemas.identity import ModelId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import Fit, import_extra, random_walk
-from tasks.judging.boosted import boosted
-from tasks.judging.garch import garch
-from tasks.judging.robust_har import robust_har
+from tasks.judging.fitted import boosted, garch, robust_har
 from tasks.judging.scores import Array
 from tasks.signals.splits import HORIZON
 

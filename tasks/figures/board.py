@@ -56,12 +56,7 @@ def board_figure(rows: Sequence[Row]) -> Figure:
         f"{label}, run {str(row.get('flow_run'))[:8]}" if several[label] > 1 else label
         for label, row in zip(labels, rows, strict=True)
     ]
-    return _forest(labels, rows, "models")
-
-
-def forest_figure(rows: Sequence[Row]) -> Figure:
-    """Return a forest plot of one model's coins: rows as in `board_figure`, with `symbol`, not `architecture`."""
-    return _forest([str(row["symbol"]) for row in rows], rows, "coins")
+    return _forest(labels, rows)
 
 
 def coins_figure(rows: Sequence[Row]) -> Figure:
@@ -152,7 +147,7 @@ def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int =
     return figure(traces, f"{alt} {apart}".strip(), **layout)
 
 
-def _forest(labels: list[str], rows: Sequence[Row], what: str) -> Figure:
+def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
     """Return rows of points with intervals, the best on top."""
     judged = [
         (label, row) for label, row in zip(labels, rows, strict=True) if number(row["crps_ratio"]) is not None
@@ -171,7 +166,7 @@ def _forest(labels: list[str], rows: Sequence[Row], what: str) -> Figure:
     best = ordered[0]
     better = sum(_kind(row) == 0 for _, row in ordered)
     alt = (
-        f"CRPS ratio of {len(ordered)} {what} with 95 % intervals; the lowest is {best[0]} with "
+        f"CRPS ratio of {len(ordered)} models with 95 % intervals; the lowest is {best[0]} with "
         f"{best[1]['crps_ratio']:.4f}; {better} lie wholly below 1."
     )
     return figure(traces, alt, **_rows_layout([label for label, _ in ordered]))

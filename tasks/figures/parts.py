@@ -43,16 +43,16 @@ def nothing(reason: str) -> Figure:
     return figure([], reason, annotations=[note], xaxis=hidden, yaxis=hidden)
 
 
-def numbers(values: Iterable[Any], digits: int = 6) -> list[float | None]:
-    """Return numbers with so many significant digits; None for what is missing or not finite, as JSON has neither."""
-    return [number(value, digits) for value in values]
+def numbers(values: Iterable[Any]) -> list[float | None]:
+    """Return numbers with six significant digits; None for what is missing or not finite, as JSON has neither."""
+    return [number(value) for value in values]
 
 
-def number(value: Any, digits: int = 6) -> float | None:
+def number(value: Any) -> float | None:
     """Return one of `numbers`."""
     if value is None or not abs(value) < MAX_VALUE:
         return None
-    return float(f"{float(value):.{digits}g}")
+    return float(f"{float(value):.6g}")
 
 
 def prices(values: pl.Series) -> list[float | None]:

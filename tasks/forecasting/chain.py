@@ -20,9 +20,8 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.forecasts import EARLIER_SCHEMA
 from schemas.identity import SeriesId, market_home, stored_series
-from tasks.forecasting.commit import WRITERS, Move, below, commit, discard, finish_pending, pending_path
+from tasks.forecasting.commit import WRITERS, Move, below, commit, discard, finish_pending
 from tasks.forecasting.index import log_once, month_files
 from tasks.forecasting.lines import Chain, Entry, FileRecord, chain_path, rows_digest
 from tasks.forecasting.months import FORECASTS, LEDGER, TREES, UNREADABLE, Tree, consequence, load
@@ -102,7 +101,7 @@ def append(
     return done
 
 
-def as_error(series: SeriesId, error: BaseException) -> CpbError:
+def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
     """Return an error as a sentence of ours; one that nobody foresaw is also logged with its traceback."""
     if isinstance(error, CpbError):
         return error
@@ -348,33 +347,23 @@ def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.Dat
 
 
 def _begin(home: Path, market: str) -> bool:
-    """Begin a chain with one line for all months that are stored; those of earlier versions get today's columns.
+    """Begin a chain with one line for all months that are stored.
 
-    Returns whether a month has them already: it was written with a chain, which is gone.
+    Returns whether forecasts are among them: they were written with a chain, which is gone.
     """
-    entries, moves, gone = [], [], False
-    try:
-        for tree in TREES:
-            for series in stored_series(home, tree.name):
-                for path in month_files(series.folder(home, tree.name)) if series.market == market else ():
-                    try:
-                        rows = load(home, series, tree, path)
-                    except DamagedError as error:  # its next writer, or `cpb verify --repair`, sets it aside
-                        log_once(path, f"{error}; it is left out of the chain")
-                        continue
-                    if rows.is_empty():
-                        continue
-                    if tree is FORECASTS and pl.read_parquet_schema(path).keys() == EARLIER_SCHEMA.keys():
-                        staged = _draft(home, market, path, rows, rows)
-                        entries.append(staged.entry)
-                        moves.append(staged.move)
-                        continue
-                    gone |= tree is FORECASTS
-                    file = below(market_home(home, market), path)
-                    entries.append(Entry(file, len(rows), rows_digest(rows), file_digest(path)))
-        commit(home, market, "before", entries, moves, datetime.now(UTC))
-    except BaseException:
-        if not pending_path(home, market).exists():
-            discard(home, market, moves)
-        raise
+    entries, gone = [], False
+    for tree in TREES:
+        for series in stored_series(home, tree.name):
+            for path in month_files(series.folder(home, tree.name)) if series.market == market else ():
+                try:
+                    rows = load(home, series, tree, path)
+                except DamagedError as error:  # its next writer, or `cpb verify --repair`, sets it aside
+                    log_once(path, f"{error}; it is left out of the chain")
+                    continue
+                if rows.is_empty():
+                    continue
+                gone |= tree is FORECASTS
+                file = below(market_home(home, market), path)
+                entries.append(Entry(file, len(rows), rows_digest(rows), file_digest(path)))
+    commit(home, market, "before", entries, [], datetime.now(UTC))
     return gone

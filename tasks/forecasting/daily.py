@@ -2,6 +2,10 @@
 
 Derived: made from the month files of forecasts and scores, again for each month whose files have changed, and from the
 start where the sums are missing or damaged. So an hour's scoring reads the month that it wrote to and no other.
+
+The recipe of each version that has issued forecasts of a series, `versions.json`: rows name the version alone.
+
+A registry forgets versions that are pruned; their record stays.
 """
 
 import io
@@ -12,14 +16,14 @@ import polars as pl
 
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId
-from schemas.ledger import DailyState
+from schemas.ledger import DailyState, KnownVersions
 from tasks.forecasting.index import month_files, read_index, sha256
 from tasks.forecasting.losses import BANDS, scored_rows
 from tasks.forecasting.months import FORECASTS, LEDGER, Tree, read_month
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.records import read_record, write_record
+from tasks.storage.records import find_record, read_record, write_record
 
 DAILY, STATE = "daily.parquet", "daily.json"
 LOCK = ".lock"
@@ -83,7 +87,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
         return pl.DataFrame(schema=SCHEMA)
     with locked(folder / LOCK):  # of those who make the sums; the month files may be written to meanwhile
         months = _digests(home, series)
-        known, made_of = _read(folder)
+        known, made_of = _read(folder, series)
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]
         if not changed and made_of.keys() == months.keys():
             return known
@@ -94,15 +98,14 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
         buffer = io.BytesIO()
         sums.write_parquet(buffer, compression="zstd", statistics=False)
         write_bytes(folder / DAILY, buffer.getvalue())
-        write_record(
-            folder / STATE, DailyState(digest=sha256(buffer.getvalue()), months=months), compact=True
-        )
+        state = DailyState(digest=sha256(buffer.getvalue()), months=months)
+        write_record(folder / STATE, state, of=series.name, compact=True)
     return sums
 
 
 def read_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     """Return a series' daily sums as the last scoring left them, for readers that write nothing; empty without any."""
-    return _read(series.folder(home, LEDGER.name))[0]
+    return _read(series.folder(home, LEDGER.name), series)[0]
 
 
 def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
@@ -112,10 +115,10 @@ def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
     return day_sums(scored_rows(rows, scores))
 
 
-def _read(folder: Path) -> tuple[pl.DataFrame, dict[str, tuple[str, str]]]:
+def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple[str, str]]]:
     """Return the sums and the digests of the files that they are of; nothing of either where they are damaged."""
     try:
-        state = read_record(folder / STATE, DailyState)
+        state = read_record(folder / STATE, DailyState, of=series.name)
         data = (folder / DAILY).read_bytes()
     except (
         FileNotFoundError,
@@ -149,3 +152,23 @@ def _digests_of(folder: Path) -> dict[str, str]:
         path.stem: known[path.stem].digest if path.stem in known else sha256(path.read_bytes())
         for path in month_files(folder)
     }
+
+
+_FILE = "versions.json"
+
+
+def recipes_of(home: Path, series: SeriesId) -> dict[str, str]:
+    """Return the known recipes by version (`cpb-BTCUSDT-1h/3`)."""
+    known = find_record(series.folder(home, LEDGER.name) / _FILE, KnownVersions, of=series.name)
+    return dict(known.recipes) if known else {}
+
+
+def note_version(home: Path, series: SeriesId, model_version: str, recipe: str) -> None:
+    """Keep the recipe of a version that issues forecasts; that of another writer at the same time stays too."""
+    if recipes_of(home, series).get(model_version) == recipe:
+        return
+    path = series.folder(home, LEDGER.name) / _FILE
+    with locked(path.with_name(LOCK)):
+        known = recipes_of(home, series)
+        kept = KnownVersions(recipes={**known, model_version: recipe})
+        write_record(path, kept, of=series.name, compact=True)

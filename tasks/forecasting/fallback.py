@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from cpbmodels.figures import HORIZON
 from cpbmodels.ranges import RangeModel
-from schemas.constants import HORIZON
 from schemas.errors import MemberError
 from schemas.forecasts import FALLBACK
 from schemas.handover import Failure
@@ -21,7 +21,7 @@ from tasks.forecasting.issue import ANY_ERROR, Champion, failure, store_batch
 from tasks.forecasting.reference import reference_of, reference_prices
 from tasks.forecasting.store import forecast_rows
 from tasks.forecasting.watch import is_drifted
-from tasks.judging.robust_har import robust_har
+from tasks.judging.fitted import robust_har
 from tasks.signals.store import newest_series
 
 MAX_ROWS = 20_000

@@ -48,28 +48,28 @@ def announce(path: Path, digest: str) -> None:
     previous = file_digest(path) if path.exists() else ""
     known = _to_extend(path.parent)
     known[path.stem] = FileDigest(digest=digest, previous=previous)
-    write_record(path.parent / INDEX, MonthIndex(months=known))
+    _write(path.parent, known)
 
 
 def record_missing(folder: Path) -> None:
     """Record the digests of files that have none, as they are now."""
     before, known = read_index(folder), _to_extend(folder)
     if before is None or before.months != known:
-        write_record(folder / INDEX, MonthIndex(months=known))
+        _write(folder, known)
 
 
 def forget(folder: Path, month: str) -> None:
     """Remove a month whose file is gone."""
-    known = dict((find_record(folder / INDEX, MonthIndex) or MonthIndex()).months)
+    known = dict(_usable(folder).months)
     if known.pop(month, None):
-        write_record(folder / INDEX, MonthIndex(months=known))
+        _write(folder, known)
 
 
 def read_index(folder: Path) -> MonthIndex | None:
     """Return the recorded digests; None where there are none, or where the index cannot be used (which is logged)."""
     path = folder / INDEX
     try:
-        return read_record(path, MonthIndex)
+        return read_record(path, MonthIndex, of=index_subject(folder))
     except FileNotFoundError:
         return None
     except (DamagedError, OSError):
@@ -100,6 +100,20 @@ def intact(path: Path) -> bytes:
         if entry == before:  # the index has not changed between two looks, so no writer is at work
             raise DamagedError("its sha256 is not the recorded one")
     raise BusyError(f"{path} is being replaced too often to be read; try again when its writers are done")
+
+
+def index_subject(folder: Path) -> str:
+    """Return what the index in a folder is about: `forecasts/interval=1h/symbol=BTCUSDT`."""
+    return "/".join(folder.parts[-3:])
+
+
+def _usable(folder: Path) -> MonthIndex:
+    """Return the recorded digests; a damaged index is set aside first."""
+    return find_record(folder / INDEX, MonthIndex, of=index_subject(folder)) or MonthIndex()
+
+
+def _write(folder: Path, months: dict[str, FileDigest]) -> None:
+    write_record(folder / INDEX, MonthIndex(months=months), of=index_subject(folder))
 
 
 def log_once(path: Path, text: str) -> None:
@@ -139,6 +153,6 @@ def _entry(path: Path) -> FileDigest | None:
 
 def _to_extend(folder: Path) -> dict[str, FileDigest]:
     """Return the digests by month, those of files without one included; a damaged index is set aside first."""
-    found = find_record(folder / INDEX, MonthIndex) or MonthIndex()
+    found = _usable(folder)
     unknown = [f for f in month_files(folder) if f.stem not in found.months]
     return {**found.months, **{f.stem: FileDigest(digest=file_digest(f)) for f in unknown}}

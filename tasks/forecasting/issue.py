@@ -17,16 +17,12 @@ from schemas.identity import SeriesId
 from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
+from tasks.forecasting.daily import note_version
 from tasks.forecasting.reference import reference_of, reference_prices
 from tasks.forecasting.store import forecast_rows
-from tasks.forecasting.versions import note_version
-from tasks.judging.recipe import recipe_of
 from tasks.parallel import run_each, usable_cores
 from tasks.signals.store import newest_series
-from tasks.storage.model_folder import read_config
-
-NO_REFERENCE = "reference"
-"""Code of the failure that says that rows were stored without the reference's quantiles."""
+from tasks.storage.model_folder import read_config, recipe_of
 
 LEARNT = "learnt"
 """Code of the failure for an origin within what a model has learnt or was chosen on."""
@@ -63,7 +59,7 @@ def issue_forecasts(
     """Forecast with the champions; whatever fails in one series is its `Failure`, the others are forecast.
 
     A series whose older forecasts were damaged is forecast too; that they were set aside is its `Failure`, of the code
-    `LOST`. So is one whose reference is not known (code `NO_REFERENCE`); its rows have none. `provisional` reads on
+    `LOST`. So is one whose reference is not known (code `reference`); its rows have none. `provisional` reads on
     into the newest candles that `ingest --tail` fetched.
 
     Args:

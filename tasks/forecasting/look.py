@@ -15,10 +15,9 @@ from tasks.forecasting.issue import ANY_ERROR, Champion, failure
 from tasks.forecasting.reference import reference_of
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.watch import SeriesWatch, Watched, alarm_of, follow, judge, keep, read_watch, take
-from tasks.judging.recipe import recipe_of
 from tasks.judging.reference import population_stability
 from tasks.signals.store import newest_series
-from tasks.storage.model_folder import read_config
+from tasks.storage.model_folder import read_config, recipe_of
 
 STABILITY_DAYS = 30
 """The newest days whose columns are compared with the training span."""

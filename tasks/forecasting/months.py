@@ -15,8 +15,6 @@ import polars as pl
 
 from schemas.errors import DamagedError, MemberError
 from schemas.forecasts import (
-    CHAMPION,
-    EARLIER_SCHEMA,
     FORECAST_SCHEMA,
     KEY,
     LEDGER_SCHEMA,
@@ -53,9 +51,6 @@ class Tree:
 LEDGER = Tree("ledger", LEDGER_SCHEMA, KEY, check_ledger)
 FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=(LEDGER,))
 TREES = (LEDGER, FORECASTS)
-
-_EARLIER_ISSUED = "issued"
-"""The tree in which earlier versions kept when a forecast was stored."""
 
 
 def month_of(moment: datetime) -> str:
@@ -110,7 +105,7 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
             reason and a command.
     """
     try:
-        return read_file(home, series, tree, path)
+        return parse_rows(tree, read_bytes(path))
     except DamagedError as error:
         place = path.relative_to(home)
         if error.code == UNREADABLE:
@@ -118,11 +113,6 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
         raise DamagedError(
             f"{place} is damaged: {error}; {remedy(series, tree)}", field=place.as_posix()
         ) from error
-
-
-def read_file(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
-    """Return a month file's rows; errors as in `load`, but the message is the bare reason."""
-    return parse_rows(home, series, tree, path, read_bytes(path))
 
 
 def read_bytes(path: Path) -> bytes:
@@ -142,12 +132,10 @@ def read_bytes(path: Path) -> bytes:
         raise _no_rows(error) from error
 
 
-def parse_rows(home: Path, series: SeriesId, tree: Tree, path: Path, content: bytes) -> pl.DataFrame:
+def parse_rows(tree: Tree, content: bytes) -> pl.DataFrame:
     """Return the rows in a month file's bytes; the message of a `DamagedError` is the bare reason."""
     try:
         rows = pl.read_parquet(io.BytesIO(content), hive_partitioning=False)
-        if tree is FORECASTS and dict(rows.schema) == EARLIER_SCHEMA:
-            return _upgraded(rows, series.folder(home, _EARLIER_ISSUED) / path.name)
         return check_columns(rows, tree.schema)
     except MemberError as error:
         raise DamagedError(str(error)) from error
@@ -158,25 +146,6 @@ def parse_rows(home: Path, series: SeriesId, tree: Tree, path: Path, content: by
 def _no_rows(error: BaseException) -> DamagedError:
     text = (str(error).splitlines() or [type(error).__name__])[0][:80]
     return DamagedError(f"no rows can be read from it ({text})")
-
-
-def _upgraded(rows: pl.DataFrame, issued: Path) -> pl.DataFrame:
-    """Return the rows of an earlier version with the columns of this one.
-
-    Only champions forecast then. Where the file with the times of storing is gone or damaged they are replays.
-    """
-    key = [*KEY[:-1]]
-    times = pl.DataFrame(schema={n: FORECAST_SCHEMA[n] for n in [*key, "made_at"]})
-    try:
-        found = pl.read_parquet(io.BytesIO(intact(issued)), hive_partitioning=False)
-        times = check_columns(found, times.schema)
-    except FileNotFoundError:
-        pass
-    except (DamagedError, MemberError, *NO_PARQUET) as error:
-        log_once(issued, f"{issued} cannot be read ({error}), so its forecasts count as replays")
-    known = rows.join(times, on=key, how="left", maintain_order="left").with_columns(role=pl.lit(CHAMPION))
-    missing = [pl.lit(None, kind).alias(n) for n, kind in FORECAST_SCHEMA.items() if n not in known.columns]
-    return known.with_columns(missing).select(*FORECAST_SCHEMA)
 
 
 def remedy(series: SeriesId, tree: Tree) -> str:

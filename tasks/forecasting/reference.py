@@ -1,17 +1,18 @@
 """The reference beside a forecast: the model's own record of it, or one fitted from stored candles for older models."""
 
 import logging
+import re
 from pathlib import Path
 
 import numpy as np
 from pydantic import ValidationError
 
 from cpbmodels.columns import feature_frame
+from cpbmodels.figures import HORIZON
 from cpbmodels.series import LAMBDA, Series
-from schemas.constants import HORIZON
 from schemas.errors import DamagedError, MemberError
 from schemas.handover import SplitBounds
-from schemas.identity import SeriesId, tree_of
+from schemas.identity import SeriesId, is_series_name, tree_of
 from schemas.reference import BANDS, Promise, Reference
 from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import Array
@@ -43,17 +44,31 @@ def reference_of(home: Path, series: SeriesId, folder: Path) -> Reference:
         return known
     config = read_config(folder)
     key = value_digest([series.name, config.bounds, config.horizon, config.features, LAMBDA])[:16]
-    path = tree_of(home, "ledger", series.market) / "references" / f"{series.name}-{key}.json"
-    if kept := find_record(path, Reference):
+    path = _folder(home, series.market) / f"{series.name}-{key}.json"
+    if kept := find_record(path, Reference, of=path.stem):
         return kept
     made = _fitted(home, series, config)
-    write_record(path, made, compact=True)
+    write_record(path, made, of=path.stem, compact=True)
     log.warning(
-        "the model of %s has no record of its reference (an earlier version trained it): fitted from the %d stored "
+        "the model of %s has no record of its reference: fitted from the %d stored "
         "origins of its training span",
         series, made.origins,
     )  # fmt: skip
     return made
+
+
+def reference_files(home: Path, market: str) -> list[Path]:
+    """Return the files of a market's references; others' files beside them are left out."""
+    return sorted(path for path in _folder(home, market).glob("*.json") if _is_own(path.stem))
+
+
+def _is_own(stem: str) -> bool:
+    name, _, key = stem.rpartition("-")
+    return re.fullmatch(r"[0-9a-f]{16}", key) is not None and is_series_name(name)
+
+
+def _folder(home: Path, market: str) -> Path:
+    return tree_of(home, "ledger", market) / "references"
 
 
 def _fitted(home: Path, series: SeriesId, config: ModelConfig) -> Reference:

@@ -12,7 +12,6 @@ from typing import Literal
 
 import polars as pl
 
-from schemas.constants import STOPPED_AFTER
 from schemas.errors import CpbError
 from schemas.identity import OWN, SIM, SeriesId
 from schemas.universe import INTERVAL_SECONDS
@@ -24,6 +23,9 @@ PUBLISHING_DELAY = timedelta(hours=6)
 """From the end of a day to its file, at most, on a usual day."""
 
 INTERVALS_ALLOWED = 2
+
+STOPPED_AFTER = timedelta(days=14)
+"""A coin whose newest candle is this far behind the newest of its market has stopped trading: that is no failure."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A row once written never changes: what came true later stands in the ledger's ow
 market lie in a tree of their own (`SeriesId.folder`), so those of spot, futures and the simulator never meet.
 """
 
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -84,15 +85,7 @@ def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.Da
     Of several champions at the same instant, the one written last. While the champion has drifted, its fallback's
     forecast where there is one for that instant. A challenger's forecasts are never shown.
     """
-    roles = [CHAMPION, FALLBACK] if is_drifted(home, series) else [CHAMPION]
-    for path in reversed(month_files(series.folder(home, FORECASTS.name))):
-        if until and path.stem > month_of(until):
-            continue
-        rows = read_month(home, series, FORECASTS, path.stem)
-        if rows is None:
-            continue
-        shown = pl.col("role").is_in(roles)
-        rows = rows.filter(shown & (pl.col("issued_at") <= until) if until else shown)
+    for rows in _shown(home, series, until):
         if not rows.is_empty():
             newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
             fallback = newest.filter(pl.col("role") == FALLBACK)
@@ -107,27 +100,31 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
     Columns: `issued_at`, `model_version`, `role`, `made_at`, and `live`: made before the first candle that it is about
     had closed. Months are read from the newest one back, and no more of them than that takes.
     """
-    roles = [CHAMPION, FALLBACK] if is_drifted(home, series) else [CHAMPION]
     columns = ["issued_at", "model_version", "role", "made_at"]
     live = (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live")
     found = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
-    for path in reversed(month_files(series.folder(home, FORECASTS.name))):
-        if len(found) >= limit:
-            break
-        rows = (
-            None if until and path.stem > month_of(until) else read_month(home, series, FORECASTS, path.stem)
-        )
-        if rows is None:
-            continue
-        of_month = rows.filter(pl.col("step") == 1, pl.col("role").is_in(roles)).select(*columns, live)
-        if until:
-            of_month = of_month.filter(pl.col("issued_at") <= until)
+    for rows in _shown(home, series, until):
+        of_month = rows.filter(pl.col("step") == 1).select(*columns, live)
         order = ["issued_at", pl.col("role") == FALLBACK]
         shown = of_month.sort(order, maintain_order=True).unique(
             "issued_at", keep="last", maintain_order=True
         )
         found = pl.concat([shown, found])
+        if len(found) >= limit:
+            break
     return found.tail(limit)
+
+
+def _shown(home: Path, series: SeriesId, until: datetime | None) -> Iterator[pl.DataFrame]:
+    """Yield the rows (issued by `until`) of the roles that are shown, month by month from the newest one back."""
+    roles = [CHAMPION, FALLBACK] if is_drifted(home, series) else [CHAMPION]
+    for path in reversed(month_files(series.folder(home, FORECASTS.name))):
+        if until and path.stem > month_of(until):
+            continue
+        rows = read_month(home, series, FORECASTS, path.stem)
+        if rows is not None:
+            shown = pl.col("role").is_in(roles)
+            yield rows.filter(shown & (pl.col("issued_at") <= until) if until else shown)
 
 
 def stored(home: Path, market: str | None = None) -> list[SeriesId]:

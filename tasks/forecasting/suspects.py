@@ -95,7 +95,7 @@ def _look(asked: dict[str, object]) -> Finding:
         if "tree" in asked:
             tree = next(tree for tree in TREES if tree.name == asked["tree"])
             series = SeriesId.parse(str(asked["series"]))
-            rows = parse_rows(Path(str(asked["home"])), series, tree, path, content)
+            rows = parse_rows(tree, content)
             contract = rows_fault(rows, series, tree, path.stem)
         else:
             rows = pl.read_parquet(io.BytesIO(content), hive_partitioning=False)

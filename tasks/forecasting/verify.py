@@ -1,6 +1,5 @@
 """Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
 
-import io
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
@@ -8,19 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import polars as pl
-
 from schemas.errors import DamagedError
-from schemas.forecasts import FORECAST_SCHEMA
 from schemas.handover import Damage
 from schemas.identity import SPOT, SeriesId, market_home, stored_series
-from tasks.forecasting.chain import adopt, chain_lock, lose, pending_path, restart
-from tasks.forecasting.index import INDEX, MonthIndex, month_files, record_missing, sha256
+from tasks.forecasting.chain import adopt, chain_lock, lose, restart
+from tasks.forecasting.commit import pending_path
+from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing, sha256
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import (
-    FORECASTS,
     LEDGER,
-    NO_PARQUET,
     TREES,
     UNREADABLE,
     Tree,
@@ -31,7 +26,7 @@ from tasks.forecasting.months import (
 )
 from tasks.forecasting.suspects import described, inspect, rows_fault
 from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
-from tasks.storage.records import EARLIER, parse_record, set_aside
+from tasks.storage.records import parse_record, set_aside
 
 _THREADS = 2  # of Python; polars and the hashes run beside them
 _PLACE = re.compile(r"interval=\w+/symbol=\w+/[0-9]{4}-[0-9]{2}\.parquet")
@@ -67,7 +62,6 @@ def verify(
     *,
     repair: bool = False,
     seen: Seen = unseen,
-    earlier: Seen = unseen,
     before: Callable[[int], None] = lambda _rows: None,
 ) -> Iterator[Damage]:
     """Yield what is damaged in a market's forecasts, its scores and their chain.
@@ -78,14 +72,13 @@ def verify(
             In place of a damaged chain a new one begins. Files without a digest, written before digests were
             recorded, get one.
         seen: called with each file that is checked.
-        earlier: called with each record of digests that an earlier version wrote.
         before: called with the number of rows that the chain only found there, where there are any.
     """
     if pending_path(home, market).exists():
         with chain_lock(home, market, begin=False):  # finishes it
             pass
     files = _month_files(home, market)
-    faults, chain = _find(home, market, files, seen, earlier)
+    faults, chain = _find(home, market, files, seen)
     if faults or (repair and files):
         with chain_lock(home, market, begin=False):
             if faults:  # again while no writer is at work: one may have replaced files between two looks
@@ -115,16 +108,15 @@ def _find(
     market: str,
     files: dict[str, _MonthFile],
     seen: Seen = unseen,
-    earlier: Seen = unseen,
     only: Collection[Path] | None = None,
 ) -> tuple[list[_Fault], Chain | None]:
     """Return all that is wrong (with the files `only`, whose rows are then looked for), and what the chain says."""
     path = chain_path(home, market)
     chain = Chain.read(path)
-    faults = [*_index_faults(home, market, files, chain, earlier)]
-    if chain is None and _was_chained(files):
+    faults = [*_index_faults(home, market, files, chain)]
+    if chain is None and files:
         faults.append(_Fault(path, "the file is missing, though rows were stored with lines in it"))
-    elif chain is not None and chain.fault:
+    elif chain is not None and chain.fault and (files or chain.lines):  # else nothing says that it is cpb's
         faults.append(_Fault(path, chain.fault))
     looked = [name for name, file in files.items() if only is None or file.path in only]
     with ThreadPoolExecutor(_THREADS) as pool:
@@ -138,23 +130,8 @@ def _find(
     return faults, chain
 
 
-def _was_chained(files: dict[str, _MonthFile]) -> bool:
-    """Whether forecasts have columns that only came with the chain, or all forecasts of the scores are gone."""
-    if files and all(file.tree is not FORECASTS for file in files.values()):
-        return True
-    for file in files.values():
-        if file.tree is FORECASTS:
-            try:
-                content = io.BytesIO(read_bytes(file.path))
-                if list(pl.read_parquet_schema(content)) == list(FORECAST_SCHEMA):
-                    return True
-            except (DamagedError, *NO_PARQUET):
-                continue  # it is named as damaged by itself
-    return False
-
-
 def _index_faults(
-    home: Path, market: str, files: dict[str, _MonthFile], chain: Chain | None, earlier: Seen
+    home: Path, market: str, files: dict[str, _MonthFile], chain: Chain | None
 ) -> Iterator[_Fault]:
     """Yield records of digests that cannot be read, and files that they or the chain speak of, but that are gone."""
     base = market_home(home, market)
@@ -165,14 +142,11 @@ def _index_faults(
                 continue
             folder = series.folder(home, tree.name)
             try:
-                known = parse_record(folder / INDEX, MonthIndex)
+                known = parse_record(folder / INDEX, MonthIndex, of=index_subject(folder))
             except FileNotFoundError:
                 continue
             except DamagedError as error:
-                if error.code == EARLIER:
-                    earlier(folder / INDEX)
-                else:
-                    yield _Fault(folder / INDEX, f"the record of digests cannot be read: {error}")
+                yield _Fault(folder / INDEX, f"the record of digests cannot be read: {error}")
                 continue
             # Without an older digest a file may never have been written: the index is written first.
             for month in (month for month, entry in known.months.items() if entry.previous):
@@ -215,7 +189,7 @@ def _look(home: Path, name: str, file: _MonthFile, chain: Chain | None, explain:
         reason, is_whole = _suspect(home, file, record) if explain else ("", False)
         return _Fault(file.path, reason, file, is_whole=is_whole)
     try:
-        rows = parse_rows(home, file.series, file.tree, file.path, content)
+        rows = parse_rows(file.tree, content)
     except DamagedError as error:
         return _Fault(file.path, str(error), file, error.code)
     if reason := rows_fault(rows, file.series, file.tree, file.path.stem):

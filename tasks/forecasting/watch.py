@@ -5,7 +5,7 @@ far. A forecast is taken once, in the order of its origins, when all its steps a
 the newest month of each series, whatever the age of the ledger.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ FILE_NAME = "watch.json"
 MAX_STABILITY = 1.0
 """Population stability index of a column, 30 days against the training span, above which the input is unusual. The
 common limit of 0.25 is for independent rows: of the range columns, 1 in 10 real months of 30 days passes 0.4 and 1 in
-100 passes 0.9 (benchmarks/drift.py)."""
+100 passes 0.9 (research/drift.py)."""
 MAX_STABILITY_OF = {"log_sigma": 6.0}
 """The level of the volatility moves for years: its median is 1.4, and 1 real month in 100 passes 5.6."""
 
@@ -88,17 +88,6 @@ class Watched:
     reference: Reference
 
 
-def begin(champion: Watched) -> SeriesWatch:
-    """Return the state of a champion of which no forecast has been taken."""
-    return SeriesWatch(
-        series=champion.series,
-        recipe=champion.recipe,
-        model_version=champion.version,
-        promises={champion.version: champion.reference.promised},
-        crps=(0.0,) * champion.reference.horizon,
-    )
-
-
 def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
     """Return the state to go on from under the present champion.
 
@@ -106,7 +95,13 @@ def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
     come to anything. Each forecast is held to the promise of the version that made it. Another recipe begins anew.
     """
     if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon:
-        return begin(champion)
+        return SeriesWatch(
+            series=champion.series,
+            recipe=champion.recipe,
+            model_version=champion.version,
+            promises={champion.version: champion.reference.promised},
+            crps=(0.0,) * champion.reference.horizon,
+        )
     if known.model_version == champion.version:
         return known
     promises = {
@@ -128,8 +123,7 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     new = new.unique("issued_at", keep="last", maintain_order=True)
     if new.is_empty():
         return known
-    capital = Capital(len(known.crps))
-    capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
+    capital = _capital(known)
     recent, seconds = known.recent, known.series.seconds
     fade = 0.5 ** (seconds / (RECENT_DAYS * 86_400))
     for row in new.iter_rows(named=True):
@@ -181,11 +175,15 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
     return known.model_copy(update={"state": state, "reason": "; ".join(reasons), "since": since})
 
 
-def evidence_of(known: SeriesWatch) -> dict[str, float]:
-    """Return the evidence by bet: `bands` (misses at step 1) and `crps`."""
+def _capital(known: SeriesWatch) -> Capital:
     capital = Capital(len(known.crps))
     capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
-    return {name: float(value) for name, value in capital.evidence.items()}
+    return capital
+
+
+def evidence_of(known: SeriesWatch) -> dict[str, float]:
+    """Return the evidence by bet: `bands` (misses at step 1) and `crps`."""
+    return {name: float(value) for name, value in _capital(known).evidence.items()}
 
 
 def alarm_of(known: SeriesWatch) -> Alarm:
@@ -205,7 +203,7 @@ def alarm_of(known: SeriesWatch) -> Alarm:
 
 def read_watch(home: Path, market: str) -> Watch:
     """Return the record of a market; an empty one where there is none yet, or a damaged one, which is set aside."""
-    return find_record(_path(home, market), Watch) or Watch()
+    return find_record(_path(home, market), Watch, of=market) or Watch()
 
 
 def alarms(home: Path, market: str) -> list[Alarm]:
@@ -219,14 +217,11 @@ def is_drifted(home: Path, series: SeriesId) -> bool:
     return found is not None and found.state == "drifted"
 
 
-def _drifted(known: Mapping[str, SeriesWatch]) -> set[str]:
-    return {name for name, one in known.items() if one.state == "drifted"}
-
-
 def drifted_first(home: Path, series: Sequence[SeriesId]) -> list[SeriesId]:
     """Return the series with those first whose champion has drifted; the order stays otherwise."""
-    known = {market: read_watch(home, market).series for market in {one.market for one in series}}
-    return sorted(series, key=lambda one: one.name not in _drifted(known[one.market]))
+    watches = [read_watch(home, market) for market in {one.market for one in series}]
+    drifted = {one.series for watch in watches for one in watch.series.values() if one.state == "drifted"}
+    return sorted(series, key=lambda one: one not in drifted)
 
 
 def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
@@ -239,7 +234,7 @@ def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
             before = known.get(one.series.name)
             if before is None or not _is_behind(one, before):
                 known[one.series.name] = one
-        write_record(path, Watch(series=dict(sorted(known.items()))), compact=True)
+        write_record(path, Watch(series=dict(sorted(known.items()))), of=market, compact=True)
 
 
 def _is_behind(one: SeriesWatch, stored: SeriesWatch) -> bool:

@@ -304,7 +304,7 @@ def _row(champion: Champion) -> list[str]:
 
 
 def _decision_row(champion: Champion) -> list[str]:
-    """Return how a model became champion; an older release kept no record of it."""
+    """Return how a model became champion."""
     series, found = champion.series, decision_in(champion.tags)
     if found is None:
         return [series.label, series.timeframe, "–", "–", "no decision is recorded"]

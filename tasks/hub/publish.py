@@ -8,13 +8,14 @@ repeated; files that were uploaded already are recognised by their hash and not 
 import logging
 import os
 import re
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from schemas.errors import CpbError, UsageError
 from tasks.hub.card import is_card
@@ -71,30 +72,28 @@ def publish(
         raise CpbError(
             f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`", code="no-tree"
         )
+    import httpx2  # what huggingface_hub 2 speaks HTTP with
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
     api, secret = _api(token)
-    for attempt in range(attempts):
-        failure = _try(lambda: _commit(api, tree, repo, check_head))
-        if isinstance(failure, Published):
-            return failure
-        if not _worth_repeating(failure) or attempt == attempts - 1:
-            # `from None`: the cause holds the request and with it the token.
-            raise CpbError(
-                _sentence(failure, repo, api.endpoint).replace(secret, "***"), code=_code(failure)
-            ) from None
-        time.sleep(pause * 2**attempt)
-    raise UsageError(f"attempts must be 1 or more, got {attempts}", code="range", field="attempts")
+    patiently = Retrying(
+        retry=retry_if_exception(_worth_repeating), stop=stop_after_attempt(attempts),
+        wait=wait_exponential(pause), reraise=True,
+    )  # fmt: skip
+    try:
+        return patiently(_commit, api, tree, repo, check_head)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
+        # `from None`: the cause holds the request and with it the token.
+        raise CpbError(
+            _sentence(error, repo, api.endpoint).replace(secret, "***"), code=_code(error)
+        ) from None
 
 
 def check_ready(repo: str, token: str | None = None) -> None:
     """Raise what `publish` would raise for a wrong name or a missing token, without asking any server."""
-    check_name(repo)
-    _api(token)
-
-
-def check_name(repo: str) -> None:
-    """Raise `UsageError` where `repo` is not USER/NAME."""
     if not _REPO.fullmatch(repo):
         raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field="repo")
+    _api(token)
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":
@@ -173,22 +172,12 @@ def _head(api: "HfApi", repo: str) -> tuple[str | None, list[str]]:
     return found.sha, [file.rfilename for file in found.siblings or ()]
 
 
-def _try(action: Callable[[], Published]) -> "Published | Exception":
-    import httpx2  # what huggingface_hub 2 speaks HTTP with
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-
-    try:
-        return action()
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
-        return error
-
-
 def _status(error: Any) -> int | None:
     response = getattr(error, "response", None)
     return response.status_code if response is not None else None
 
 
-def _worth_repeating(error: Exception) -> bool:
+def _worth_repeating(error: BaseException) -> bool:
     import httpx2
 
     interrupted = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)

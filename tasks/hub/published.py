@@ -9,13 +9,14 @@ import polars as pl
 
 from cpbmodels import ModelError, from_hub
 from cpbmodels.hub import list_models
-from schemas.errors import CpbError, UsageError
+from schemas.errors import CpbError
 from schemas.forecasts import FORECAST_SCHEMA, check_forecasts
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import failure, forecast_with
+from tasks.tracking.versions import series_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def published_models(repo: str, revision: str | None = None) -> list[PublishedMo
     """
     with _one_error():
         found = list_models(repo, revision)
-    series = (_series_of(name) for name in found.models)
+    series = (series_of(name.replace("/", "-")) for name in found.models)
     return [PublishedModel(one, repo, found.commit) for one in series if one]
 
 
@@ -66,14 +67,6 @@ def forecast_published(
         except ANY_ERROR as error:
             failures.append(failure(one, "forecast", error))
     return pl.concat(parts), failures
-
-
-def _series_of(folder: str) -> SeriesId | None:
-    label, _, timeframe = folder.partition("/")
-    try:
-        return SeriesId.parse(f"{label}-{timeframe}")
-    except UsageError:
-        return None
 
 
 @contextmanager

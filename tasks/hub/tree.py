@@ -1,4 +1,4 @@
-"""The folder that is published: model folders `SYMBOL/IV/`, the card, the light library, the record in `ledger/`.
+"""The folder that is published: model folders `SYMBOL/IV/`, the card, the light library, the record in `ledger/`, sums.
 
 Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is there so
 that whoever installs it gets the one that the models were made with, by a URL with its hash.
@@ -9,16 +9,27 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import CpbError
-from schemas.identity import is_series_name
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import Damage
+from schemas.identity import SPOT, Market, is_series_name, tree_of
 from tasks.hub.card import is_card, model_card
 from tasks.hub.ledger import FOLDER, copy_ledger, is_ledger_file
+from tasks.storage.damage import Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
-from tasks.storage.model_folder import FILES, METRICS, PICTURES, REFERENCE, WEIGHTS, write_published_config
+from tasks.storage.model_folder import (
+    CONFIG,
+    FILES,
+    METRICS,
+    PICTURES,
+    REFERENCE,
+    WEIGHTS,
+    write_published_config,
+)
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.registry import Champion
 
@@ -26,6 +37,10 @@ CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
 """Names of the light library's wheel, of any version."""
 
+SUMS = "SHA256SUMS"
+"""The sha256 of every other file of the tree, as `sha256sum` writes it."""
+
+_SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 _PICTURE = PICTURES[0]
 
 log = logging.getLogger("cpb")
@@ -62,7 +77,28 @@ def build_tree(
         (draft / CARD).write_text(card, encoding="utf-8")
         if home is not None:
             copy_ledger(home, champions[0].series.market, draft / FOLDER)
+        _write_sums(draft)
     return folder
+
+
+def _write_sums(tree: Path) -> None:
+    """List every file with its sha256, so that anyone can check the folder with `sha256sum -c`."""
+    files = {p.relative_to(tree).as_posix(): file_digest(p) for p in sorted(tree.rglob("*")) if p.is_file()}
+    (tree / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()))
+
+
+def read_sums(tree: Path) -> dict[str, str]:
+    """Return the recorded sha256 of each file by its path in the tree.
+
+    Raises:
+        FileNotFoundError: there is no list.
+        DamagedError: it is not what `_write_sums` wrote.
+    """
+    lines = (tree / SUMS).read_text(errors="replace").splitlines()
+    found = [_SUM.fullmatch(line) for line in lines]
+    if not lines or not all(found):
+        raise DamagedError("it is not a list of sha256 and paths", field=str(tree / SUMS))
+    return {match["name"]: match["digest"] for match in found if match}
 
 
 def _pictures(tree: Path, champions: Sequence[Champion]) -> list[Path]:
@@ -90,7 +126,7 @@ def check_replaceable(folder: Path, market: str) -> None:
     """Raise `CpbError` where the folder holds anything but a tree that cpb wrote."""
     if not folder.exists() and not folder.is_symlink():
         return
-    foreign = folder if folder.is_symlink() or not folder.is_dir() else _foreign_file(folder)
+    foreign = _foreign_file(folder) if folder.is_dir() else folder
     if foreign is not None:
         raise CpbError(
             f"{folder} is to be replaced by the models to publish, but {foreign} is damaged or was not written by cpb; "
@@ -116,7 +152,7 @@ def _foreign_file(folder: Path) -> Path | None:
 
 def _is_tree_file(folder: Path, path: Path) -> bool:
     match path.relative_to(folder).parts:
-        case [name] if WHEEL.fullmatch(name):
+        case [name] if WHEEL.fullmatch(name) or name == SUMS:
             return True
         case [name]:
             return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
@@ -125,3 +161,43 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
         case parts:
             return is_ledger_file("/".join(parts))
     return False
+
+
+def verify(
+    home: Path, market: Market, *, repair: bool = False, seen: Seen = unseen, **_: Any
+) -> Iterator[Damage]:
+    """Yield each file of a market's published folder that is not what was written: models, card, library, record.
+
+    Nothing is repaired here: the folder is a copy of the champions, which `cpb publish --dry-run` makes again.
+    """
+    tree = tree_of(home, "hub", market)
+    command = "cpb publish --dry-run" if market == SPOT else f"cpb publish --dry-run --market {market}"
+    for name, reason in _faults(tree, seen):
+        yield damage_at(home, tree / name, reason, command)
+
+
+def _faults(tree: Path, seen: Seen) -> Iterator[tuple[str, str]]:
+    """Yield the name of each wrong file and the reason; a folder without list and models is not cpb's."""
+    if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
+        return
+    seen(tree / SUMS)
+    try:
+        sums = read_sums(tree)
+    except FileNotFoundError:
+        yield SUMS, "it is missing"
+        return
+    except (DamagedError, OSError) as error:
+        yield SUMS, str(error)
+        return
+    for name, digest in sums.items():
+        seen(tree / name)
+        try:
+            if file_digest(tree / name) != digest:
+                yield name, "it is not the file that was written (its sha256 differs)"
+        except FileNotFoundError:
+            yield name, "it is missing"
+        except OSError as error:
+            yield name, f"it cannot be read ({error.strerror})"
+    there = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
+    for name in sorted(there - sums.keys() - {SUMS}):
+        yield name, f"{SUMS} does not list it"

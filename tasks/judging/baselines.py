@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from cpbmodels.series import Series
 from schemas.errors import CpbError
+from schemas.wording import install_extra
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]
@@ -96,8 +97,7 @@ def import_extra(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise CpbError(
-            f"baselines: the package {package} is not installed; run `pip install -e '.[judging]'` in the "
-            "project's folder",
+            f"baselines: the package {package} is not installed; run {install_extra('judging')}",
             code="extra-missing",
             field="baselines",
         ) from error

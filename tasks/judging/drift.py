@@ -9,7 +9,7 @@ Where the claims hold, bets gain nothing in expectation: capital minus the money
 and however often one looks, the capital of a series reaches `ALARM` for the first time within a year with probability
 1 / `ALARM` at most, even if it sits right at the limit of what is tolerated; where the promise itself is kept, far more
 seldom. This sum of e-processes over all starting times is an e-detector (Shin, Ramdas, Rinaldo, "E-detectors", arXiv
-2203.03532). `benchmarks/drift.py`, which chose the constants, measures it on real blocks, where claims hold on average.
+2203.03532). `research/drift.py`, which chose the constants, measures it on real blocks, where claims hold on average.
 """
 
 from dataclasses import dataclass

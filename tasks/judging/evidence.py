@@ -31,7 +31,7 @@ three pairs of models, most of it from one of six test spans)."""
 
 @dataclass(frozen=True)
 class Betting:
-    """How the gambler of `e_process` bets. The figures are tuned in benchmarks/promotion.py.
+    """How the gambler of `e_process` bets. The figures are tuned in research/promotion.py.
 
     round_lags, min_round: length of a round in lags, and the least in origins: the cut of z relies on sums of many.
     stakes, weights: wealth starts divided into accounts; each bets one share of itself on every round.

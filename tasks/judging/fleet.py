@@ -34,6 +34,7 @@ from tasks.signals.store import load_series
 from tasks.storage.digests import code_digest
 from tasks.storage.model_folder import (
     PICTURES,
+    REFERENCE,
     picture_damage,
     read_config,
     read_reference,
@@ -41,6 +42,7 @@ from tasks.storage.model_folder import (
     write_reference,
 )
 from tasks.storage.npz import read_npz
+from tasks.storage.records import member_subject
 from tasks.training.fleet_files import fleet_folder, home_of, member_folder
 
 log = logging.getLogger("cpb")
@@ -127,7 +129,8 @@ def _known_score(folder: Path, kept: Path) -> MemberScore | None:
     try:
         score = MemberScore.from_npz(kept)
         is_classifier = "test_accuracy" in score.metrics
-        return score if is_classifier or read_reference(folder / "model") else None
+        subject = member_subject(folder / "model" / REFERENCE)
+        return score if is_classifier or read_reference(folder / "model", of=subject) else None
     except FileNotFoundError:
         return None
     except DamagedError as error:

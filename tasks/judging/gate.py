@@ -14,8 +14,7 @@ from typing import Any
 
 from schemas.handover import Compared, ModelRef, Outcome
 from schemas.identity import Recipe, SeriesId
-from tasks.judging.recipe import recipe_of
-from tasks.storage.model_folder import ModelConfig
+from tasks.storage.model_folder import ModelConfig, recipe_of
 
 PROVISIONAL = "smoke"
 """The preset whose champions are provisional: it may be first, and any other preset replaces it unless worse."""

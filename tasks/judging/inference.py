@@ -5,7 +5,7 @@ independent: intervals resample blocks of time, variances include autocovariance
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,16 +99,22 @@ def relation(low: float, high: float, p: float, alpha: float = 0.05) -> str:
     return "worse than" if p < alpha and low > 1 else "no different from"
 
 
-def verdict(
-    ratio: float, low: float, high: float, p: float, n: int, alpha: float = 0.05, classes: bool = False
-) -> str:
+def shown_p(p: float) -> str:
+    """Return a p-value as sentences show it."""
+    return f"p={p:.3f}" if p >= 0.001 else "p<0.001"
+
+
+def verdict(metrics: Mapping[str, float]) -> str:
     """Return the finding as a sentence: better than, worse than or no different from the reference (see `relation`).
 
-    `classes`: of a classifier, whose reference is the class frequencies of the training span.
+    Args:
+        metrics: of a member or a pool (`test_…`), with the Holm-corrected p where the correction has been applied. A
+            classifier has `test_accuracy`; its reference is the class frequencies of the training span.
     """
-    shown = f"p={p:.3f}" if p >= 0.001 else "p<0.001"
+    ratio, low, high = (metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high"))
+    p, classes = metrics.get("test_p_holm", metrics["test_p"]), "test_accuracy" in metrics
     against = "the class frequencies" if classes else "the random walk with EWMA volatility"
     return (
-        f"{relation(low, high, p, alpha)} {against} "
-        f"({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} [{low:.4f}, {high:.4f}], {shown}, n={n:,})"
+        f"{relation(low, high, p)} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
+        f"[{low:.4f}, {high:.4f}], {shown_p(p)}, n={int(metrics['test_n']):,})"
     )

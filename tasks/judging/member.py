@@ -1,6 +1,5 @@
 """The score of one model on one series: its losses and the reference's on the same rows, with interval and test."""
 
-import io
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,8 +13,7 @@ from schemas.errors import MemberError
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array
-from tasks.storage.files import write_bytes
-from tasks.storage.npz import read_npz
+from tasks.storage.npz import read_npz, write_npz
 
 
 class Prediction(Protocol):
@@ -61,26 +59,14 @@ class MemberScore:
     @property
     def verdict(self) -> str:
         """The finding as a sentence, with the Holm-corrected p where the correction has been applied."""
-        m = self.metrics
-        p = m.get("test_p_holm", m["test_p"])
-        return inference.verdict(
-            m["test_crps_ratio"],
-            m["test_crps_ratio_low"],
-            m["test_crps_ratio_high"],
-            p,
-            int(m["test_n"]),
-            classes="test_accuracy" in m,
-        )
+        return inference.verdict(self.metrics)
 
     def to_npz(self, path: Path) -> None:
         """Write the score as one npz without pickle, atomically."""
         head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps")}
         arrays: dict[str, Any] = {f"losses.{k}": v for k, v in self.losses.items()}
         arrays |= {f"steps.{k}": v for k, v in self.steps.items()}
-        buffer = io.BytesIO()
-        arrays |= {"head": np.asarray(json.dumps(head)), "times": self.times}
-        np.savez(buffer, allow_pickle=False, **arrays)
-        write_bytes(path, buffer.getvalue())
+        write_npz(path, arrays | {"head": np.asarray(json.dumps(head)), "times": self.times})
 
     @classmethod
     def from_npz(cls, path: Path) -> "MemberScore":

@@ -20,6 +20,8 @@ from tasks.judging.classes import NAMES as CLASSES
 from tasks.judging.member import Prediction
 from tasks.judging.scores import LEVELS, MEDIAN, Array
 from tasks.storage.files import write_bytes
+from tasks.storage.model_folder import PICTURE_SUBJECT
+from tasks.storage.records import member_subject
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 
@@ -27,21 +29,21 @@ CANDLES_SHOWN = 48
 """Candles before the forecast in a fan chart."""
 
 
-def png(figure: Figure) -> bytes:
-    """Return the figure as PNG."""
+def _write(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG, with what it is about, so that exchanged pictures are found (`picture_damage`)."""
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    return buffer.getvalue()
+    FigureCanvasAgg(figure).print_png(buffer, metadata={PICTURE_SUBJECT: member_subject(path)})
+    write_bytes(path, buffer.getbuffer())
 
 
 def forecast_png(path: Path, series: Series, prediction: Prediction, index: int = -1) -> None:
     """Write the forecast of one origin (the newest by default) as a fan chart with the realised closes."""
-    write_bytes(path, png(forecast_figure(series, prediction, index)))
+    _write(path, forecast_figure(series, prediction, index))
 
 
 def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
     """Write the training and validation loss per epoch; an empty history gives empty axes."""
-    write_bytes(path, png(loss_figure(history)))
+    _write(path, loss_figure(history))
 
 
 def confusion_png(path: Path, metrics: dict[str, float]) -> None:
@@ -60,7 +62,7 @@ def confusion_png(path: Path, metrics: dict[str, float]) -> None:
     axes.set_yticks(range(3), CLASSES)
     axes.set(xlabel="predicted", ylabel="actual")
     axes.set_title("Next move on the test span", fontsize=9)
-    write_bytes(path, png(figure))
+    _write(path, figure)
 
 
 def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:

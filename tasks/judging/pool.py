@@ -25,15 +25,7 @@ class PoolScore:
     @property
     def verdict(self) -> str:
         """The finding as a sentence."""
-        m = self.metrics
-        return inference.verdict(
-            m["test_crps_ratio"],
-            m["test_crps_ratio_low"],
-            m["test_crps_ratio_high"],
-            m["test_p"],
-            int(m["test_n"]),
-            classes="test_accuracy" in m,
-        )
+        return inference.verdict(self.metrics)
 
 
 def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:

@@ -96,12 +96,6 @@ def direction_hits(median: Array, realised: Array) -> tuple[Array, Array]:
     return np.where(moved, hit, 0.0).sum(axis=0), moved.sum(axis=0).astype(float)
 
 
-def directional_accuracy(median: Array, realised: Array) -> Array:
-    """Return the share [H] of moves whose sign the median has (`direction_hits`); 0.5 where nothing moved."""
-    hits, counted = direction_hits(median, realised)
-    return np.where(counted > 0, hits / np.maximum(counted, 1), 0.5)
-
-
 def classification(
     predicted: NDArray[np.int64], actual: NDArray[np.int64], classes: int = 3
 ) -> dict[str, Array]:

@@ -22,8 +22,6 @@ MAX_ROWS = 2_000_000
 """Larger series (years of 1m) are read from their parts: a second copy would be too large."""
 
 NAME = re.compile(r"(?P<parts>[0-9a-f]{24})-(?P<crc>[0-9a-f]{8})\.arrow")
-OLD_NAME = re.compile(r"[0-9a-f]{24}\.arrow")
-"""Caches of earlier versions, without a CRC: never read, and deleted when the series is cached again."""
 
 log = logging.getLogger("cpb")
 _checked: set[tuple[Path, int, int, int]] = set()  # files that this process found undamaged
@@ -53,7 +51,7 @@ def save(folder: Path, state: str, frame: pl.DataFrame) -> None:
     """
     with suppress(OSError, DiskFull, pl.exceptions.ComputeError):
         folder.mkdir(parents=True, exist_ok=True)
-        old = [p for p in folder.glob("*.arrow") if NAME.fullmatch(p.name) or OLD_NAME.fullmatch(p.name)]
+        old = [p for p in folder.glob("*.arrow") if NAME.fullmatch(p.name)]
         buffer = frame.write_ipc(None, compression="uncompressed").getbuffer()
         path = folder / f"{state}-{zlib.crc32(buffer):08x}.arrow"
         with replacing(path) as draft:

@@ -18,7 +18,6 @@ from operator import itemgetter
 import numpy as np
 import polars as pl
 
-from schemas.constants import FILE_JUMP
 from schemas.identity import SeriesId
 from schemas.klines import KLINES, PRICES, TAKER_SLACK
 from tasks.market.faults import BadFile
@@ -31,6 +30,13 @@ OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
 
 MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 """From here on spot files are in microseconds; futures files stayed in milliseconds."""
+
+FILE_JUMP = 1.1
+"""|ln(open / close before)| between two adjoining source files beyond which one of them holds another symbol.
+
+About ln 3, as `cpbmodels.figures.SEGMENT_JUMP`, but a figure of its own: it decides which files are refused, not how
+features are cut.
+"""
 
 _WICK_RATIO = 1.5  # a high (or low) this many times beyond open and close is a wild wick
 _WICK_SHARE = 0.01  # of the candles with a wild wick, above which a file may be a test network's

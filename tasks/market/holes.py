@@ -11,7 +11,6 @@ from math import log
 
 import numpy as np
 
-from schemas.constants import RELISTING_JUMP
 from schemas.identity import SeriesId
 from tasks.market.grid import DAY, Grid, grid_of, whole_candles
 from tasks.market.layout import SourceFile
@@ -29,11 +28,16 @@ QUARANTINED, FAILED, CONFLICT, ENDED = (
 )
 LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
 """Causes that make a series partial: the source should have had these candles."""
-SUSPICIOUS = (ABSENT, QUARANTINED, CONFLICT)
-"""Causes worth looking elsewhere for."""
 
 _CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
+RELISTING_JUMP = log(5)
+"""|ln(open / close before)| across a pause of a day or more beyond which it is another coin under the old name.
+
+Higher than `cpbmodels.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains a
+hole in a report; the features start anew after every hole, whatever the price did.
+"""
+
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
 _DELISTED_AFTER = (

@@ -17,23 +17,31 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
-from tasks.market.continuity import refuse_other_tables
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
 from tasks.market.layout import to_us
 from tasks.market.listing import Catalogue
-from tasks.market.migrate import adopt_simulated
-from tasks.market.plan import Plan, to_fetch, wanted_files
 from tasks.market.repair import repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.rest import refresh_tail
-from tasks.market.run import SEARCH_AGAIN, Run, calendars, holdings_of, open_manifest
+from tasks.market.run import (
+    SEARCH_AGAIN,
+    Plan,
+    Run,
+    calendars,
+    holdings_of,
+    open_manifest,
+    to_fetch,
+    wanted_files,
+)
 from tasks.market.sources import Source, open_source
 from tasks.market.store import sweep, writer_lock
+from tasks.market.tables import TableSource, refuse_other_tables
 from tasks.market.transfer import batches, store_all
 from tasks.market.writer import set_part_aside
 from tasks.parallel import thread_pool
 from tasks.progress import tell
+from tasks.storage.home import check_home, mark_home
 
 _LISTINGS_AHEAD = 24  # series whose listings are asked for while earlier ones are stored
 
@@ -59,16 +67,18 @@ def ingest(
     tell("ingest", 0, 0, "files", "asking what there is")
     with ExitStack() as stack:
         stack.callback(tell, "ingest", 1, 1, "files")
+        check_home(scope.home)
         source = stack.enter_context(open_source(scope, connections, limits))
         if not plan:
-            adopt_simulated(scope.home)
             stack.enter_context(writer_lock(scope.root))
+            mark_home(scope.home)
             sweep(scope.root)
         manifest = stack.enter_context(open_manifest(scope.root, plan))
         threads = stack.enter_context(thread_pool(connections, "fetch"))
         probes = stack.enter_context(thread_pool(connections, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
-        refuse_other_tables(run)
+        if isinstance(source, TableSource):
+            refuse_other_tables(source, scope, manifest)
         report = _plan_only(run) if plan else _bring_up_to_date(run, tail)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market

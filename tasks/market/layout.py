@@ -5,14 +5,14 @@ All times in this package are integers: microseconds since 1970, UTC.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 import numpy as np
 
 from schemas.identity import SeriesId
-from schemas.universe import INTERVAL_SECONDS, MARKET_FOLDERS, SYMBOL
+from schemas.universe import INTERVAL_SECONDS, MARKET_FOLDERS
 from tasks.market.grid import DAY, US, Grid, grid_of
 
 _NAME = re.compile(r"(?P<symbol>\w+)-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{4}-[0-9]{2}(-[0-9]{2})?)\.zip")
@@ -130,26 +130,11 @@ class SourceFile:
         return max(1, grid_of(self.series.timeframe).count(start, end))
 
 
-def source_file(
-    series: SeriesId,
-    period: str,
-    *,
-    etag: str = "",
-    size: int = -1,
-    modified: str = "",
-    since: int = -1,
-    until: int = -1,
-    table: str = "",
-) -> SourceFile:
-    """Return the file of a month or a day of a series."""
+def source_file(series: SeriesId, period: str) -> SourceFile:
+    """Return the file of a month or a day of a series, of which nothing but its name is known."""
     kind = "daily" if len(period) == 10 else "monthly"
     key = f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{period}.zip"
-    return SourceFile(series, kind, period, key, etag, size, modified, since, until, table)
-
-
-def is_symbol(name: str) -> bool:
-    """Whether a name from a listing can be a symbol, and hence a folder of the store."""
-    return SYMBOL.fullmatch(name) is not None
+    return SourceFile(series, kind, period, key)
 
 
 @dataclass(frozen=True)
@@ -160,9 +145,6 @@ class Remote:
     etag: str = ""
     size: int = -1
     modified: str = ""
-    since: int = -1
-    until: int = -1
-    table: str = ""
 
 
 def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
@@ -170,18 +152,9 @@ def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
     match = _NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
     if not match or (match["symbol"], match["interval"]) != (series.symbol, series.timeframe):
         return None
-    found = source_file(
-        series,
-        match["period"],
-        etag=remote.etag,
-        size=remote.size,
-        modified=remote.modified,
-        since=remote.since,
-        until=remote.until,
-        table=remote.table,
-    )
+    found = source_file(series, match["period"])
     try:
         found.bounds  # noqa: B018
     except (ValueError, OverflowError):  # there is no such month or day
         return None
-    return found if found.key == remote.key else None
+    return replace(found, **vars(remote)) if found.key == remote.key else None

@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from schemas.identity import SeriesId
-from schemas.universe import MARKET_FOLDERS, MONTH
+from schemas.universe import MARKET_FOLDERS, MONTH, SYMBOL
 from tasks.market.client import HttpSource
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.layout import (
@@ -17,7 +17,6 @@ from tasks.market.layout import (
     SourceFile,
     day_of,
     days,
-    is_symbol,
     listed_file,
     listing_prefix,
     month_of,
@@ -25,7 +24,8 @@ from tasks.market.layout import (
     period_bounds,
     source_file,
 )
-from tasks.market.sources import Source
+from tasks.market.sources import FolderSource, Source
+from tasks.market.tables import TableSource
 from tasks.market.wire import whole_number
 
 _FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used where names must be guessed
@@ -52,8 +52,11 @@ class Catalogue:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
         if (kind, series.timeframe) == ("daily", MONTH):  # there are none
             return []
-        found = self._listed(series, kind, start, end)
-        files = [f for r in found if (f := listed_file(series, r))]
+        if isinstance(self.source, TableSource):
+            files = self.source.files(series) if kind == "monthly" else []
+        else:
+            found = self._listed(self.source, series, kind, start, end)
+            files = [f for r in found if (f := listed_file(series, r))]
         once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
         return sorted(once.values())
 
@@ -90,17 +93,21 @@ class Catalogue:
         names: set[str] = set()
         for kind in ("monthly", "daily"):
             prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
-            if not isinstance(self.source, HttpSource):
+            if isinstance(self.source, TableSource):
+                names |= set(self.source.tables.symbols)
+            elif isinstance(self.source, FolderSource):
                 names |= set(self.source.folders(prefix))
             else:
                 found = (folder for page in _pages(self.source, prefix, "", "") for folder in page.folders)
                 names |= {folder.removeprefix(prefix).strip("/") for folder in found}
-        return sorted(name for name in names if is_symbol(name))
+        return sorted(name for name in names if SYMBOL.fullmatch(name))
 
-    def _listed(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
+    def _listed(
+        self, source: HttpSource | FolderSource, series: SeriesId, kind: str, start: int, end: int
+    ) -> list[Remote]:
         prefix = listing_prefix(series, kind)
-        if not isinstance(self.source, HttpSource):
-            return list(self.source.files(prefix))
+        if isinstance(source, FolderSource):
+            return list(source.files(prefix))
         marker = _marker(series, kind, start).get("marker", "")
         last = f"{prefix}{series.symbol}-{series.timeframe}-{day_of(end)}"
         if self.lists is not False:

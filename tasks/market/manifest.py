@@ -6,8 +6,8 @@ part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
 
 import json
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -36,7 +36,6 @@ CREATE TABLE searched (
   market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, asked INTEGER,
   PRIMARY KEY (market, symbol, interval, start)) WITHOUT ROWID;
 """
-TABLES = ("files", "parts", "oddities", "searched")
 _SERIES = "market=? AND symbol=? AND interval=?"
 
 
@@ -106,17 +105,13 @@ class Manifest:
             raise
 
     def _open(self, path: Path) -> None:
-        found = _columns(self._db)
-        if not found:
+        version = self._db.execute("PRAGMA user_version").fetchone()[0]
+        if not version and not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
             self._db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
-        elif (version := self._db.execute("PRAGMA user_version").fetchone()[0]) != VERSION:
+        elif version != VERSION:
             raise CpbError(
                 f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {REBUILD}",
                 code="manifest-version",
-            )
-        elif found != _expected():
-            raise CpbError(
-                f"{path} lacks tables or columns of this version of cpb; {REBUILD}", code="manifest-version"
             )
 
     def close(self) -> None:
@@ -194,24 +189,17 @@ class Manifest:
                 overlapping = f"DELETE FROM searched WHERE {_SERIES} AND start<? AND until>?"
                 self._db.execute(overlapping, (*name, until, start))
 
-    def discard_part(self, series: SeriesId, month: str, reason: str) -> None:
-        """Remove a part that is no longer there; its files count as failed, so that the next run fetches them."""
-        with self._transaction():
-            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
-            self._fail_files(series, month, reason)
-
-    def fail_files(self, series: SeriesId, month: str, reason: str) -> None:
+    def fail_files(self, series: SeriesId, month: str, reason: str, part_is_gone: bool = False) -> None:
         """Let the files of a month count as failed, so that the next run fetches them."""
         with self._transaction():
-            self._fail_files(series, month, reason)
-
-    def _fail_files(self, series: SeriesId, month: str, reason: str) -> None:
-        failed = [
-            replace(record, status="failed", reason=reason)
-            for period, record in self.files(series).items()
-            if period.startswith(month)
-        ]
-        self._insert("files", [(*_name(series), *_flat(f)) for f in failed])
+            if part_is_gone:
+                self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
+            failed = [
+                replace(record, status="failed", reason=reason)
+                for period, record in self.files(series).items()
+                if period.startswith(month)
+            ]
+            self._insert("files", [(*_name(series), *_flat(f)) for f in failed])
 
     def save_searched(self, series: SeriesId, holes: list[tuple[int, int, int]]) -> None:
         """Remember holes `(start, until, asked)` that were searched without result."""
@@ -229,14 +217,6 @@ class Manifest:
             with self._transaction():
                 self._insert("searched", rows)
 
-    def rename_market(self, old: str, new: str) -> int:
-        """Give the rows of one market to another; return how many parts that were."""
-        with self._transaction():
-            moved = self._db.execute("SELECT count(*) FROM parts WHERE market=?", (old,)).fetchone()[0]
-            for table in TABLES:
-                self._db.execute(f"UPDATE OR REPLACE {table} SET market=? WHERE market=?", (new, old))
-        return int(moved)
-
     def _select(self, columns: str, table: str, series: SeriesId) -> list[tuple]:
         query = f"SELECT {columns} FROM {table} WHERE {_SERIES}"
         return self._db.execute(query, _name(series)).fetchall()
@@ -246,14 +226,22 @@ class Manifest:
             marks = ",".join("?" * len(rows[0]))
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
 
-    def _transaction(self) -> "_Transaction":
-        return _Transaction(self._db)
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """BEGIN IMMEDIATE … COMMIT; sqlite3's own context manager would take the write lock too late."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
 
 
-def manifest_damage(path: Path) -> str:
-    """Return what is wrong with a manifest file, empty if nothing; other errors as of `Manifest`."""
+def manifest_damage(path: Path, read_only: bool = False) -> str:
+    """Return what is wrong with a manifest file, empty if nothing; `read_only` and other errors as of `Manifest`."""
     try:
-        with Manifest(path) as manifest:
+        with Manifest(path, read_only) as manifest:
             return "; ".join(manifest.problems())
     except CpbError as error:
         if error.code != "damaged":
@@ -275,31 +263,6 @@ def is_corrupt(error: BaseException) -> bool:
 
 def _name(series: SeriesId) -> tuple[str, str, str]:
     return series.market, series.symbol, series.timeframe
-
-
-def _columns(db: sqlite3.Connection) -> list[tuple[str, str]]:
-    """Return (table, column) of every table."""
-    query = "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c WHERE t.type = 'table'"
-    return sorted(db.execute(query))
-
-
-def _expected() -> list[tuple[str, str]]:
-    with closing(sqlite3.connect(":memory:")) as empty:
-        empty.executescript(_TABLES)
-        return _columns(empty)
-
-
-@dataclass
-class _Transaction:
-    """BEGIN IMMEDIATE … COMMIT; sqlite3's own context manager would take the write lock too late."""
-
-    db: sqlite3.Connection
-
-    def __enter__(self) -> None:
-        self.db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        self.db.execute("ROLLBACK" if kind else "COMMIT")
 
 
 def _pairs(text: str) -> list:

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -66,28 +65,6 @@ def to_zip(name: str, csv: bytes, level: int = 6) -> bytes:
 def to_checksum(name: str, payload: bytes) -> bytes:
     """Return the contents of a CHECKSUM file."""
     return f"{hashlib.sha256(payload).hexdigest()}  {name}".encode()
-
-
-class FolderMirror:
-    """The files of a folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return the files under a prefix; the ETag is the MD5, as S3 has it."""
-        folder = self.root / prefix
-        paths = sorted(p for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else []
-        return [(str(p.relative_to(self.root)), _md5(p), p.stat().st_size) for p in paths]
-
-    def read(self, key: str) -> bytes | None:
-        """Return a file's bytes."""
-        path = self.root / key
-        return path.read_bytes() if path.is_file() and ".." not in key else None
-
-
-def _md5(path: Path) -> str:
-    return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
 def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, delimiter: str) -> bytes:

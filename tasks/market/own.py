@@ -11,17 +11,16 @@ from pathlib import Path
 from schemas.identity import MARKETS, SPOT
 from schemas.universe import INTERVAL_SECONDS, MONTH, SYMBOL
 from tasks.storage.files import DRAFT
-from tasks.storage.records import ASIDE
+from tasks.storage.records import SET_ASIDE
 
 _MONTH_FILE = r"[0-9]{4}-[0-9]{2}\.parquet"
 TREES = {
     "klines": re.compile(_MONTH_FILE),
     "offgrid": re.compile(_MONTH_FILE),
     "provisional": re.compile(r"tail\.parquet"),
-    "cache": re.compile(r"[0-9a-f]{24}(-[0-9a-f]{8})?\.arrow"),
-    "features": re.compile(r"[0-9a-f]{16,}(-[0-9a-f]+)*\.parquet"),
+    "cache": re.compile(r"[0-9a-f]{24}-[0-9a-f]{8}\.arrow"),
+    "features": re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet"),
     "forecasts": re.compile(rf"{_MONTH_FILE}|\.lock"),
-    "issued": re.compile(rf"{_MONTH_FILE}|\.lock"),
     "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
 }
 """Trees of series folders and the names of cpb's files in them."""
@@ -31,8 +30,6 @@ RECORDS = re.compile(r"index\.json|[0-9a-f]{16}-[0-9a-f]{8}\.json")
 
 QUARANTINE = "quarantine"
 _REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip|json)(\.reason\.txt)?")
-_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
-_OLD_DRAFT = ".tmp"  # ending of a draft in earlier versions
 
 
 def series_folders(root: Path, tree: str) -> Iterator[Path]:
@@ -52,20 +49,20 @@ def own_files(root: Path, tree: str) -> Iterator[Path]:
         yield from sorted(p for p in folder.iterdir() if TREES[tree].fullmatch(p.name) and p.is_file())
 
 
+def is_own(root: Path) -> bool:
+    """Whether a market home holds candles of cpb's, so that the manifest in it is cpb's too."""
+    return any(True for tree in ("klines", "offgrid", "provisional") for _ in own_files(root, tree))
+
+
 def set_aside_files(root: Path) -> Iterator[Path]:
     """Yield cpb's own files in trees of series folders that were set aside because they were damaged."""
     for tree, names in TREES.items():
         for folder in series_folders(root, tree):
             for path in sorted(folder.iterdir()):
-                found = _ASIDE.fullmatch(path.name)
+                found = SET_ASIDE.fullmatch(path.name)
                 own = found and (names.fullmatch(found["name"]) or RECORDS.fullmatch(found["name"]))
                 if own and path.is_file() and not path.is_symlink():
                     yield path
-
-
-def refused_files(root: Path) -> Iterator[Path]:
-    """Yield cpb's own files in the quarantine: they lie as at the source, `spot/monthly/klines/BTCUSDT/1h/…`."""
-    return (path for path in _quarantined(root) if _is_refused(path, path.name))
 
 
 def drafts(root: Path, tree: str) -> Iterator[Path]:
@@ -96,6 +93,5 @@ def _is_refused(path: Path, name: str) -> bool:
 
 def _final_name(draft: Path) -> str:
     """Return the name that a draft was to get; empty for any other file."""
-    if match := DRAFT.fullmatch(draft.name):
-        return match["name"]
-    return draft.name.removesuffix(_OLD_DRAFT) if draft.name.endswith(_OLD_DRAFT) else ""
+    match = DRAFT.fullmatch(draft.name)
+    return match["name"] if match else ""

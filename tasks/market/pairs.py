@@ -28,7 +28,7 @@ from tasks.market.layout import SourceFile, step_us, to_us
 from tasks.market.listing import Catalogue
 from tasks.market.parser import read, trim
 from tasks.market.sources import Source, open_source
-from tasks.market.unpack import fetch
+from tasks.market.transfer import fetch
 from tasks.parallel import thread_pool
 from tasks.progress import tell
 
@@ -64,7 +64,6 @@ class Pairs:
 
     symbols: tuple[str, ...]
     left_out: dict[str, int]
-    month: str
 
     def __str__(self) -> str:
         """Return it as one sentence."""
@@ -72,7 +71,7 @@ class Pairs:
         return f"exchange: {len(self.symbols):,} of {count(total, 'listed pair')}{_because(self.left_out)}"
 
 
-def with_listed_pairs(spec: S, limits: Limits | None = None) -> tuple[S, str]:
+def with_listed_pairs(spec: S) -> tuple[S, str]:
     """Return a specification with the pairs of its source's listing, and a sentence on them; others as they are, "".
 
     Raises:
@@ -80,7 +79,7 @@ def with_listed_pairs(spec: S, limits: Limits | None = None) -> tuple[S, str]:
     """
     if not spec.whole_exchange or spec.pairs is not None:
         return spec, ""
-    found = exchange_pairs(spec, limits)
+    found = exchange_pairs(spec)
     return spec.with_pairs(found.symbols), str(found)
 
 
@@ -128,7 +127,7 @@ class _Choice:
             raise self._none(f"no pair of {self._source.name} is left")
         order = {symbol: place for place, symbol in enumerate(listed)}
         symbols = sorted((pair.symbol for pair in chosen), key=order.__getitem__)
-        return Pairs(tuple(symbols), dict(self._left_out), month or "")
+        return Pairs(tuple(symbols), dict(self._left_out))
 
     def _none(self, what: str) -> CpbError:
         spec = self._spec
@@ -210,8 +209,7 @@ class _Choice:
 
     def _candles(self, file: SourceFile) -> pl.DataFrame:
         """Return a file's candles, whose checksum holds."""
-        csv, *_ = fetch(self._source, file)
-        frame, faults = read([trim(file, csv)])
+        frame, faults = read([trim(file, fetch(self._source, file).csv)])
         if faults:
             raise faults[0]
         return frame

@@ -83,9 +83,9 @@ def _wrong_days(run: Run, series: SeriesId) -> set[str]:
 def _from_daily_files(run: Run, series: SeriesId, wanted: list[str]) -> list[str]:
     """Store the daily files published for these days; return the days that came in good order."""
     start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
-    listed = run.catalogue.files(series, "daily", start, end)
+    listed, days = run.catalogue.files(series, "daily", start, end), set(wanted)
     known = {p: r for p, r in run.manifest.files(series).items() if len(p) == 10}
-    files = [f for f in listed if f.period in set(wanted) and not _seen(f, known)]
+    files = [f for f in listed if f.period in days and not _seen(f, known)]
     bad = store_all(run, [batches(series, files)], "repaired")
     return [f.period for f in files if f not in bad]
 

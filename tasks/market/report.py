@@ -8,7 +8,7 @@ from schemas.errors import COMPLETE, PARTIAL
 from schemas.identity import SeriesId
 from schemas.wording import count
 from tasks.market.grid import DAY, grid_of
-from tasks.market.holes import LACKING, RELISTING, SUSPICIOUS, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.holes import LACKING, RELISTING, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.layout import text
 from tasks.market.store import provisional_rows, series_digest, zeros_of
 from tasks.storage.files import write_bytes
@@ -121,14 +121,17 @@ def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: 
     report.off_grid = len(report.off_grid_times)
     report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
     report.zero_volume = sum(zeros_of(home, holdings.series, p, holdings.first, last) for p in holdings.parts)
-    report.provisional = provisional_rows(home, holdings.series, holdings.first, last)
+    confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
+    report.provisional = provisional_rows(home, holdings.series, max(holdings.first, confirmed), last)
     report.relistings = [text(h.end) for h in holes if h.cause == RELISTING]
 
 
 def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
-    for hole in holes:
-        if hole.cause in SUSPICIOUS or hole.cause in LACKING:
-            report.notes.append(_short(holdings, hole))
+    lacking = [h for h in holes if h.cause in LACKING]
+    report.notes += [
+        f"{holdings.series}: {count(h.bars, 'candle')} from {text(h.start)} on missing ({h.cause})"
+        for h in lacking
+    ]
     runs, last = holdings.runs, holdings.last
     if (
         runs
@@ -139,20 +142,12 @@ def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], rea
         report.notes.append(
             f"{holdings.series}: data ends {report.last}, {count(behind, 'day')} before the end asked for"
         )
-    lacking = [h for h in holes if h.cause in LACKING]
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
     elif reason or lacking:
         causes = ", ".join(sorted({h.cause for h in lacking}))
         summary = f"{count(sum(h.bars for h in lacking), 'candle')} lacking: {causes}"
         report.status, report.reason = PARTIAL_SERIES, reason or summary
-
-
-def _short(holdings: Holdings, hole: Hole) -> str:
-    """Return `BTCUSDT 15m: 48 candles from 2024-01-08 00:00 on missing (absent at source)`."""
-    return (
-        f"{holdings.series}: {count(hole.bars, 'candle')} from {text(hole.start)} on missing ({hole.cause})"
-    )
 
 
 def table(report: IngestReport) -> str:

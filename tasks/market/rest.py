@@ -7,17 +7,17 @@ for the rest of a run after one refusal or malformed reply.
 import polars as pl
 
 from schemas.identity import SeriesId
-from schemas.klines import KLINES, validate_klines
+from schemas.klines import validate_klines
 from schemas.universe import MONTH
 from tasks.market.checks import check
 from tasks.market.client import HttpSource
-from tasks.market.faults import BadFile, NotFound, Rejected, SourceFault
+from tasks.market.faults import NotFound, Rejected, SourceFault
 from tasks.market.grid import DAY, grid_of
 from tasks.market.layout import SourceFile, day_of, opening_days, period_bounds, text
-from tasks.market.parser import Block, read, trim
+from tasks.market.parser import read
 from tasks.market.run import Run
 from tasks.market.store import write_parquet
-from tasks.market.writer import Fetched
+from tasks.market.writer import Fetched, trim_all, with_stored_columns
 
 PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
 _PAGE = {
@@ -121,15 +121,9 @@ def refresh_tail(run: Run) -> None:
 
 def _clean(run: Run, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
     """Parse and check REST candles like those of a file."""
-    blocks: list[Block] = []
-    for item in fetched:
-        try:
-            blocks.append(trim(item.file, item.csv))
-        except BadFile as fault:
-            run.notes.append(f"{item.file}: {fault}")
+    blocks, _ = trim_all(fetched)
+    run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
     frame, faults = read(blocks)
     checked, more = check(series, blocks, frame) if blocks else (None, {})
     run.notes += [f"{blocks[index].file}: {fault}" for index, fault in (faults | more).items()]
-    rows = checked.rows if checked else frame
-    clean = rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
-    return validate_klines(clean, series.timeframe)
+    return validate_klines(with_stored_columns(checked.rows if checked else frame), series.timeframe)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import cached_property
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from schemas.errors import UsageError
 from schemas.identity import APART, OWN, SIM
@@ -79,8 +80,6 @@ class FolderSource:
 
 Source = HttpSource | FolderSource | TableSource
 
-_URLS = ("http://", "https://")
-
 
 def check_source(scope: Scope) -> None:
     """Raise `UsageError` where a scope's source is neither a URL nor a folder or table of this machine."""
@@ -91,7 +90,7 @@ def check_source(scope: Scope) -> None:
             f"(now {public_url(source) if source else 'none'})",
             code="source", field="source",
         )  # fmt: skip
-    if scope.market in APART or not source or source.startswith(_URLS) or Path(source).is_dir():
+    if scope.market in APART or not source or _is_url(source) or Path(source).is_dir():
         return
     raise UsageError(
         f"source {public_url(source)!r} is neither a URL nor a folder or table; give one, or sim, or leave it out",
@@ -121,9 +120,17 @@ def open_source(
             )
         elif scope.market == OWN:
             opened = TableSource(Path(source))
-        elif source.startswith(_URLS):
+        elif _is_url(source):
             opened = HttpSource(source, connections=connections, limits=limits)
         else:
             opened = FolderSource(Path(source))
         stack.callback(opened.close)
         yield opened
+
+
+def _is_url(source: str) -> bool:
+    try:
+        parts = urlsplit(source)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets or a port that are none
+        return False

@@ -29,8 +29,8 @@ from tasks.market.own import TREES, drafts, refused_drafts
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import acquire, open_lock
 
-PART = TREES["klines"]
 DIGEST = "cpb.digest"  # in a file's metadata: of its candles' values
+SUBJECT = "cpb.of"  # in a file's metadata: tree, series and month, so that two exchanged files are found
 
 READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 """What polars raises for a damaged file; damaged lengths make it panic."""
@@ -48,8 +48,9 @@ def read_klines(
 ) -> pl.DataFrame:
     """Return stored candles: sorted, unique, on the grid, `since <= open_time`, closed by `as_of` (UTC).
 
-    `home` is CPB_HOME: the series decides in which tree below it to look. `provisional` adds the unconfirmed newest
-    candles that `ingest --tail` fetched.
+    `home` is CPB_HOME: the series decides in which tree below it to look. `provisional` adds the unconfirmed candles
+    that `ingest --tail` fetched, those after the last confirmed candle only: up to there the files decide, also where
+    they lack a candle that the tail has.
 
     Raises:
         MemberError: the store holds nothing of this series, or a part of it is damaged.
@@ -63,10 +64,13 @@ def read_klines(
             f"{series}: no candles in {home}; fetch them first with `{ingest_command(series)}`",
             code="no-candles",
         )
-    frame = _between(_load(home, series, parts, first, last, columns), first, last)
-    if provisional and (newest := _tail(home, series)) is not None:
-        newest = _between(newest, first, last).select(_names(columns))
-        frame = pl.concat([frame, newest]).unique("open_time", keep="first", maintain_order=True)
+    tail = _tail(home, series) if provisional else None
+    stored = _load(home, series, parts, first, last if tail is None else 1 << 62, columns)
+    frame = _between(stored, first, last)
+    if tail is not None:
+        confirmed = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all of them
+        unconfirmed = _between(tail, max(first, confirmed + 1), last)
+        frame = pl.concat([frame, unconfirmed.select(_names(columns))])
     return frame
 
 
@@ -94,6 +98,9 @@ def _load(
 
 def _read_parts(series: SeriesId, parts: list[Path], columns: list[str] | None) -> pl.DataFrame:
     try:
+        for path in parts:
+            if reason := _foreign(path, pl.read_parquet_metadata(path)):
+                raise damaged(series, path, reason)
         return _read(parts, columns)
     except READ_ERRORS as error:
         raise _first_damaged(series, parts, (parts[0], str(error).splitlines()[0][:80])) from error
@@ -103,7 +110,7 @@ def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> 
     """Compare each month of a series just read with the digest in its part's metadata."""
     rows = dict(split_months(whole))
     for path in parts:
-        expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts of earlier versions have none
+        expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts that another program wrote have none
         if expected and digest_of(rows.get(path.stem, whole.clear())) != expected:
             # One wrong time shifts where the months before and after it are cut: another part may be the damaged one.
             raise _first_damaged(series, parts, (path, "its candles are not those that were written"))
@@ -123,24 +130,35 @@ def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
     )  # fmt: skip
 
 
-def damage_of(path: Path, on_record: str | None = None) -> str:
-    """Return what is wrong with a stored file, empty if nothing.
+def damage_of(path: Path) -> str:
+    """Return what is wrong with a stored file, empty if nothing: its candles are compared with its own digest.
 
-    Its candles are compared with the digest in its metadata. Files of earlier versions have none: there the
-    manifest's, `on_record`, is used. (A killed run may have written a part that is not on record yet.)
+    A file that another program wrote has none. The manifest's says nothing here: a killed run may have written a part
+    that is not on record yet.
     """
     try:
         content = path.read_bytes()
-        expected = pl.read_parquet_metadata(io.BytesIO(content)).get(DIGEST, on_record)
+        metadata = pl.read_parquet_metadata(io.BytesIO(content))
         rows = pl.read_parquet(io.BytesIO(content), columns=list(KLINES))
-        intact = expected is None or digest_of(rows) == expected
+        intact = DIGEST not in metadata or digest_of(rows) == metadata[DIGEST]
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     except (*READ_ERRORS, ValueError, TypeError) as error:
         return f"it is no parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
-    return "" if intact else "its candles are not those that were written"
+    return _foreign(path, metadata) if intact else "its candles are not those that were written"
+
+
+def _subject(path: Path) -> str:
+    """Return what a file is about, by its place: `klines/interval=1h/symbol=BTCUSDT/2024-01.parquet`."""
+    return "/".join(path.parts[-4:])
+
+
+def _foreign(path: Path, metadata: dict[str, str]) -> str:
+    """Return what is wrong with a file that was written elsewhere, empty for one in its place."""
+    found = metadata.get(SUBJECT, _subject(path))
+    return "" if found == _subject(path) else f"it is {found}"
 
 
 def _tail(home: Path, series: SeriesId) -> pl.DataFrame | None:
@@ -160,7 +178,7 @@ def part_paths(home: Path, series: SeriesId) -> list[Path]:
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
-    return [folder / n for n in names if PART.fullmatch(n)]
+    return [folder / n for n in names if TREES["klines"].fullmatch(n)]
 
 
 def _overlaps(month: str, first: int, last: int) -> bool:
@@ -182,7 +200,8 @@ def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
     """Cut sorted candles by binary search: a filter would copy every column."""
     times = times_of(frame)
     start, end = np.searchsorted(times, [first, last + 1])
-    return frame if (start, end) == (0, len(times)) else frame.slice(start, end - start)
+    # A negative length would count from the end: candles after `last`.
+    return frame if (start, end) == (0, len(times)) else frame.slice(start, max(0, end - start))
 
 
 def part_path(home: Path, series: SeriesId, month: str) -> Path:
@@ -208,7 +227,7 @@ def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame, ori
 def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str], digest: str = "") -> int:
     """Write a parquet file so that it is there whole or not at all; return its size in bytes."""
     buffer = io.BytesIO()  # polars writing to a full disk does not always say that it is full
-    metadata = metadata | {DIGEST: digest or digest_of(rows)}
+    metadata = metadata | {DIGEST: digest or digest_of(rows), SUBJECT: _subject(path)}
     rows.write_parquet(buffer, compression="zstd", compression_level=3, metadata=metadata)
     write_bytes(path, buffer.getbuffer())
     return buffer.tell()
@@ -260,7 +279,7 @@ def zeros_of(home: Path, series: SeriesId, part: Part, first: int, last: int) ->
 
 
 def provisional_rows(home: Path, series: SeriesId, first: int, last: int) -> int:
-    """Return how many unconfirmed candles lie in `[first, last]`."""
+    """Return how many candles of the tail lie in `[first, last]`, whether or not files hold them by now."""
     tail = _tail(home, series)
     return 0 if tail is None else _between(tail, first, last).height
 

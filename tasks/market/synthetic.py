@@ -27,7 +27,6 @@ MINUTE = 60 * US
 _PER_STEP = STEP // MINUTE
 
 _ORIGIN = period_bounds("2017-01")[0]
-_PER_DAY = DAY // STEP
 _PRICES = {
     "BTC": 60_000,
     "ETH": 3_000,

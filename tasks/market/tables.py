@@ -2,13 +2,17 @@
 
 So they pass the same checks, and are stored, mended, reported and verified like Binance's, in a market of their own
 (`own`). A month's version says which file it came from and a digest of its candles: only months that have changed are
-stored again. Whether a table is the one that a stored series came from is told in `continuity.py`.
+stored again.
+
+A series of this market belongs to one table: another table of its symbol is refused, never joined to it. A table goes
+on with what is stored where both have candles and most of these are the same: so it may grow at its ends, lose its
+oldest candles and put some right. Two exchanges' candles of one coin are hardly ever equal.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -16,12 +20,14 @@ import polars as pl
 
 from schemas.errors import UsageError
 from schemas.identity import OWN, SeriesId
-from schemas.klines import KLINES
+from schemas.klines import KLINES, PRICES
+from schemas.scope import Scope
 from schemas.tables import Table, Tables, tables_of
-from tasks.market import mirror
-from tasks.market.faults import NotFound
 from tasks.market.grid import grid_of
-from tasks.market.layout import Remote, SourceFile, period_bounds, source_file
+from tasks.market.layout import SourceFile, period_bounds, source_file, text
+from tasks.market.manifest import Manifest
+from tasks.market.mirror import to_csv
+from tasks.market.store import damage_of, part_path, read_part
 
 _TOTAL = {"taker_buy_volume": "volume", "taker_buy_quote_volume": "quote_volume"}
 """Amounts that mean nothing without the one that they are a part of."""
@@ -37,16 +43,13 @@ class Month:
 
 @dataclass
 class TableSource:
-    """A file or folder of tables, seen as a mirror of Binance Vision's layout."""
+    """A file or folder of tables."""
 
     root: Path
     requests: int = 0
     waits: list[str] = field(default_factory=list)  # sentences for the report
     _lock: Lock = field(default_factory=Lock, repr=False)
     _months: dict[str, dict[str, Month]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        self._zip = lru_cache(maxsize=8)(self._zipped)  # asked for twice: the CHECKSUM, then the zip
 
     @property
     def name(self) -> str:
@@ -58,41 +61,24 @@ class TableSource:
         """What it holds."""
         return tables_of(str(self.root))
 
-    def files(self, prefix: str) -> Iterable[Remote]:
-        """Yield a month's file for each month in which a series has candles; there are no daily ones."""
-        self.requests += 1
-        _, _, kind, _, symbol, timeframe = prefix.strip("/").split("/")
-        if kind != "monthly" or (symbol, timeframe) not in self.tables.series:
-            return
-        for key, month in self.months(SeriesId(OWN, symbol, timeframe)).items():
-            file = month.file
-            yield Remote(key, file.etag, since=file.since, until=file.until, table=file.table)
+    def holds(self, series: SeriesId) -> bool:
+        """Whether one of its tables is of a series."""
+        return (series.symbol, series.timeframe) in self.tables.series
 
-    def folders(self, prefix: str) -> list[str]:
-        """Return its symbols."""
-        return sorted(self.tables.symbols)
+    def files(self, series: SeriesId) -> list[SourceFile]:
+        """Return a month's file for each month in which a series has candles."""
+        return [month.file for month in self.months(series).values()] if self.holds(series) else []
 
-    def get(self, key: str, max_bytes: int = 0) -> bytes:
-        """Return the zip of a month, or its CHECKSUM; raises `NotFound`."""
-        self.requests += 1
-        zipped = key.removesuffix(".CHECKSUM")
-        symbol, timeframe = key.split("/")[4:6]
-        if zipped not in self.months(SeriesId(OWN, symbol, timeframe)):
-            raise NotFound(f"{key} is not there")
-        payload = self._zip(zipped, symbol, timeframe)
-        return payload if zipped == key else mirror.to_checksum(zipped.rsplit("/", 1)[-1], payload)
+    def csv(self, file: SourceFile) -> bytes:
+        """Return a month's candles as Binance prints them, with all their digits."""
+        month = self.months(SeriesId(OWN, file.series.symbol, file.series.timeframe))[file.period]
+        return to_csv(month.candles, file.series.timeframe, decimals=None)
 
     def close(self) -> None:
         """Nothing to close."""
 
-    def _zipped(self, key: str, symbol: str, timeframe: str) -> bytes:
-        month = self.months(SeriesId(OWN, symbol, timeframe))[key]
-        return mirror.to_zip(
-            month.file.member, mirror.to_csv(month.candles, timeframe, decimals=None), level=1
-        )
-
     def months(self, series: SeriesId) -> Mapping[str, Month]:
-        """Return the months of a series by the key of their file, oldest first; errors as of `klines`."""
+        """Return the months of a series by their period, oldest first; errors as of `klines`."""
         with self._lock:
             if series.name not in self._months:
                 table = self.tables.series[series.symbol, series.timeframe]
@@ -145,11 +131,11 @@ def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[
     by_month = candles.with_columns(month=candles["open_time"].dt.strftime("%Y-%m"))
     for (name,), part in by_month.partition_by("month", as_dict=True, include_key=False).items():
         first, last = period_bounds(str(name))
-        file = source_file(
-            series, str(name), etag=f"{path.name}@{_digest(part)}",
+        file = replace(
+            source_file(series, str(name)), etag=f"{path.name}@{_digest(part)}",
             since=max(begin, first), until=min(end, last), table=str(path.absolute()),
         )  # fmt: skip
-        yield file.key, Month(file, part)
+        yield file.period, Month(file, part)
 
 
 def _digest(part: pl.DataFrame) -> str:
@@ -157,3 +143,48 @@ def _digest(part: pl.DataFrame) -> str:
     for column in part:
         digest.update(column.to_physical().to_numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:
+    """Compare the tables of a scope with what is stored of their series, before anything is stored.
+
+    Raises:
+        UsageError: naming both tables and what to do: one is not the table that its series came from.
+    """
+    for series in scope.series:
+        if not manifest.parts(series) or not source.holds(series):
+            continue
+        if why := _contradiction(source, scope.home, series, list(manifest.parts(series))):
+            known = manifest.files(series).values()
+            stored = next((one.facts["table"] for one in known if "table" in one.facts), "another file")
+            runs = [run for part in manifest.parts(series).values() for run in part.runs]
+            raise UsageError(
+                f"{series}: {source.files(series)[0].table} {why}, so it is another table than {stored}, from which "
+                f"{text(runs[0][0])} to {text(runs[-1][1])} are stored: give its coin another symbol, set CPB_HOME to "
+                f"another folder, or remove {scope.root} and all that was learned from it",
+                code="another-table", field="source",
+            )  # fmt: skip
+
+
+def _contradiction(source: TableSource, home: Path, series: SeriesId, stored: list[str]) -> str:
+    """Return why a table cannot go on with the stored months, empty if it does.
+
+    Damaged months, which are stored again, speak for no table. A stored volume of 0 is one that a table did not have.
+    """
+    sound = [month for month in stored if not damage_of(part_path(home, series, month))]
+    if not sound:
+        return ""
+    table = pl.concat([month.candles for month in source.months(series).values()])
+    old = pl.concat([read_part(home, series, month) for month in sound])
+    old = old.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
+    if old.is_empty():
+        why = "has no candle at the time of one of these, by which it would be known as the same"
+        return why if sound == stored else ""
+    both = old.join(table, on=["open_time", *PRICES], suffix="_now")
+    before, now = pl.col("volume"), pl.col("volume_now")
+    differing = old.height - both.filter((before == now) | (before == 0) | (now == 0)).height
+    return (
+        f"differs in {differing:,} of the {old.height:,} candles to compare"
+        if 2 * differing > old.height
+        else ""
+    )

@@ -1,19 +1,25 @@
 """Getting files: downloads run ahead of parsing, but never by more than a fixed number of bytes.
 
 Memory does not grow with the number of files. Series are checked one after another in the calling thread; while
-one is checked, the months of the one before are written.
+one is checked, the months of the one before are written. Nothing of a zip is inflated before its directory has been
+checked.
 """
 
+import hashlib
+import io
+import re
+import zipfile
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 
 from schemas.identity import SeriesId
+from tasks.market.client import HttpSource
 from tasks.market.faults import BadFile, NotFound, SourceFault
 from tasks.market.layout import SourceFile
 from tasks.market.run import Run
-from tasks.market.sources import Source
-from tasks.market.unpack import fetch
+from tasks.market.sources import FolderSource, Source
+from tasks.market.tables import TableSource
 from tasks.market.writer import WRITERS, Fetched, Writing, start_batch
 from tasks.parallel import thread_pool
 from tasks.progress import tell
@@ -23,6 +29,15 @@ _MAX_BATCH = 16 << 20  # bytes of one batch, zips and CSVs together
 _MAX_AHEAD = 16 << 20  # bytes of all files that are on their way or waiting to be parsed
 _GROWTH = 4  # a kline zip and its CSV together, as a multiple of the zip
 _USUAL_SIZE = 100_000  # bytes of a zip, where the listing does not tell
+
+
+MAX_CSV = 64 << 20
+MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
+_MAX_ROW = 400  # bytes of a candle's line: a cap for the intervals whose months exceed MAX_CSV
+_SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
+_SMALL = 1 << 20  # bytes that are accepted whatever was announced
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_MD5 = re.compile(r"[0-9a-f]{32}")
 
 Batch = tuple[SeriesId, list[SourceFile]]
 
@@ -97,9 +112,93 @@ def _left(run: Run) -> int:
 def fetch_one(source: Source, file: SourceFile) -> Fetched:
     """Fetch a file; whatever goes wrong is part of the answer."""
     try:
-        csv, sha, verified, payload = fetch(source, file)
-        return Fetched(file, csv, sha, verified, payload)
+        return fetch(source, file)
     except NotFound:
         return Fetched(file, fault=SourceFault("listed, but not there (404)"))
     except (BadFile, SourceFault) as fault:
         return Fetched(file, fault=fault)
+
+
+def fetch(source: Source, file: SourceFile, tries: int = 3) -> Fetched:
+    """Return a file as it arrived, with its CSV.
+
+    A month of a user's table has neither zip nor CHECKSUM: what arrives is what was read. A file that fails is fetched
+    again together with its CHECKSUM: one of them may just have been replaced.
+
+    Raises:
+        BadFile: it failed every time; SourceFault: it could not be fetched at all.
+    """
+    if isinstance(source, TableSource):
+        csv = source.csv(file)
+        return Fetched(file, csv, hashlib.sha256(csv).hexdigest())
+    for attempt in range(tries):
+        try:
+            expected = _published_sha(source, file)
+            payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
+            return Fetched(file, *open_zip(payload, file, expected), payload)
+        except BadFile:
+            if attempt == tries - 1:
+                raise
+    raise AssertionError("unreachable: tries is at least 1")
+
+
+def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[bytes, str, bool]:
+    """Return `(csv, sha256, verified)` of a zip; `expected` is the published sha256, None without one."""
+    if not payload.startswith(b"PK"):
+        kind = "HTML error page" if payload.lstrip()[:1] == b"<" else "other bytes" if payload else "empty"
+        raise BadFile(f"not a zip ({kind})", payload)
+    sha = hashlib.sha256(payload).hexdigest()
+    if expected is not None and sha != expected:
+        raise BadFile(f"checksum mismatch (expected {expected[:4]}…, got {sha[:4]}…)", payload)
+    if file.size >= 0 and len(payload) != file.size:
+        raise BadFile(f"wrong length ({len(payload)} bytes, the listing says {file.size})", payload)
+    if expected is None and _MD5.fullmatch(file.etag):
+        md5 = hashlib.md5(payload, usedforsecurity=False).hexdigest()
+        if md5 != file.etag:
+            raise BadFile("no CHECKSUM published and the ETag is of other bytes", payload)
+    try:
+        return _inflate(payload, file), sha, expected is not None
+    except (BadFile, MemoryError):
+        raise
+    except Exception as error:  # zipfile raises a dozen kinds for damage, struct.error and OSError among them
+        raise BadFile(f"damaged zip ({str(error)[:120] or type(error).__name__})", payload) from error
+
+
+def _inflate(payload: bytes, file: SourceFile) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        members = archive.infolist()
+        names = [member.filename for member in members]
+        if names != [file.member]:
+            shown = ", ".join(repr(n) for n in names[:3]) or "nothing"
+            raise BadFile(f"must hold {file.member!r} alone, holds {shown}", payload)
+        if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
+            raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
+        cap = _cap(file)
+        size, packed = members[0].file_size, max(1, members[0].compress_size)
+        if size > cap:
+            raise BadFile(f"would inflate to {size >> 20} MB, more than {cap >> 20} MB", payload)
+        if size > _SMALL and size / packed > MAX_RATIO:
+            raise BadFile(f"would inflate {size // packed} times, more than {MAX_RATIO} times", payload)
+        return archive.read(members[0])  # reads no more than the size declared above, then checks the CRC
+
+
+def _cap(file: SourceFile) -> int:
+    """Return how many bytes the CSV of a file may have."""
+    return max(MAX_CSV, file.rows * _MAX_ROW)
+
+
+def _published_sha(source: HttpSource | FolderSource, file: SourceFile) -> str | None:
+    """Return the sha256 of the CHECKSUM file, None if none is published.
+
+    Of several lines the one that names the file counts; a hash alone is taken as the file's.
+    """
+    try:
+        body = source.get(f"{file.key}.CHECKSUM", _SMALL)
+    except NotFound:
+        return None
+    lines = body.decode("ascii", "replace").splitlines()
+    name = file.key.rsplit("/", 1)[-1]
+    hashes = [h for line in [t for t in lines if name in t] or lines for h in _SHA.findall(line)]
+    if len(set(hashes)) != 1:
+        raise BadFile("the CHECKSUM file holds no sha256", body)
+    return hashes[0].lower()

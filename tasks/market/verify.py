@@ -5,8 +5,12 @@ manifest and in each file's metadata; a cache file has a CRC of its bytes in its
 """
 
 import logging
+import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import polars as pl
@@ -19,7 +23,7 @@ from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
-from tasks.market.own import own_files
+from tasks.market.own import is_own, own_files
 from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
 from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
@@ -49,25 +53,27 @@ def verify(
         BusyError: another process writes in the market's home.
     """
     root = market_home(home, market)
-    if not (root / MANIFEST).exists():
+    if not (root / MANIFEST).exists() or not is_own(root):
         return
     seen(root / MANIFEST)
     found: list[Found] = []
-    with writer_lock(root):
-        broken = manifest_damage(root / MANIFEST)
+    read_only = not os.access(root, os.W_OK)  # then nothing writes there, and SQLite needs to be told
+    with nullcontext() if read_only else writer_lock(root):
+        broken = manifest_damage(root / MANIFEST, read_only)
         if broken and repair:
             set_manifest_aside(root / MANIFEST, broken)
         if not broken:
-            with Manifest(root / MANIFEST) as manifest:
+            with Manifest(root / MANIFEST, read_only) as manifest:
                 found = _check(home, manifest, market, repair, seen)
     if broken and market in (SPOT, *APART):  # spot's is that of um and cm too, and is named once
         reason = f"it is no sound database ({broken}): every file is fetched again without it"
         outcome = "set aside; the next ingest fetches every file again"
         yield damage_at(home, root / MANIFEST, reason, VERIFY, repair, outcome=outcome)
-    for series, damages in _by_series(found).items():
+    for series, group in groupby(found, itemgetter(0)):
+        damages = list(group)
         if repair:
-            _fetch_again(home, series, [month for _, month, _ in damages if month], source)
-        for damage, month, path in damages:
+            _fetch_again(home, series, [month for _, _, month, _ in damages if month], source)
+        for _, damage, month, path in damages:
             if not damage.repaired and repair and month and not damage_of(path):
                 damage = damage.model_copy(update={"repaired": True, "outcome": REPAIRED})
             yield damage
@@ -93,13 +99,6 @@ Found = tuple[SeriesId, Damage, str, Path]
 """The series of a damaged file, what is wrong, the month to fetch again (empty: nothing to fetch), the file."""
 
 
-def _by_series(found: list[Found]) -> dict[SeriesId, list[tuple[Damage, str, Path]]]:
-    groups: dict[SeriesId, list[tuple[Damage, str, Path]]] = {}
-    for series, *rest in found:
-        groups.setdefault(series, []).append(tuple(rest))  # type: ignore[arg-type]
-    return groups
-
-
 def _check(home: Path, manifest: Manifest, market: str, repair: bool, seen: Seen) -> list[Found]:
     found: list[Found] = []
     for series in (s for s in manifest.series() if s.market == market):
@@ -118,16 +117,18 @@ def _check(home: Path, manifest: Manifest, market: str, repair: bool, seen: Seen
                 found.append((series, damage_at(home, path, reason, VERIFY), path.stem, path))
                 if repair:
                     set_aside(path, reason)
-                    manifest.discard_part(series, path.stem, f"off-grid candles were damaged: {reason}")
+                    manifest.fail_files(
+                        series, path.stem, f"off-grid candles were damaged: {reason}", part_is_gone=True
+                    )
         found += [(series, damage, "", path) for damage, path in _check_derived(home, series, repair, seen)]
     return found
 
 
 def _part_damage(path: Path, part: Part) -> str:
     """Return what is wrong with a month; unlike a reader's check, this compares it with the manifest too."""
-    if reason := damage_of(path, part.digest):
+    if reason := damage_of(path):
         return reason
-    own = pl.read_parquet_metadata(path).get(DIGEST, part.digest)
+    own = pl.read_parquet_metadata(path).get(DIGEST)
     return "" if own == part.digest else "its candles are not those on record"
 
 

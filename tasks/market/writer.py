@@ -15,11 +15,11 @@ from tasks.market.faults import BadFile, SourceFault
 from tasks.market.grid import grid_of
 from tasks.market.layout import SourceFile, text
 from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
+from tasks.market.own import QUARANTINE
 from tasks.market.parser import Block, read, trim
-from tasks.market.quarantine import quarantine, release
 from tasks.market.store import damage_of, part_path, read_part, split_months, write_parquet, write_part
 from tasks.parallel import thread_pool
-from tasks.storage.files import sync
+from tasks.storage.files import sync, write_bytes
 from tasks.storage.records import set_aside
 
 WRITERS = 2  # threads: while one waits for the disk, another compresses
@@ -91,7 +91,8 @@ class Writing:
                 outcome.notes.append(f"{item.file}: changed upstream, {count(self.changed[index], 'row')}")
             records.append(record)
             if item.file.period in self.known and self.known[item.file.period].status == "quarantined":
-                release(root, item.file)
+                for path in _quarantined(root, item.file):
+                    path.unlink(missing_ok=True)
         return records
 
 
@@ -116,7 +117,7 @@ def start_batch(
     status: str = "ok",
 ) -> Writing:
     """Check a batch and begin to write its months: the next series can be checked meanwhile."""
-    blocks, arrived = _trim(batch)
+    blocks, arrived = trim_all(batch)
     frame, faults = read(blocks)
     stored = [(*r, *e) for p in manifest.parts(series).values() for r, e in zip(p.runs, p.edges, strict=True)]
     checked, more = check(series, blocks, frame, [edge for edge in stored if not _replaced(edge, arrived)])
@@ -145,15 +146,14 @@ def _drop_months_with_damaged_parts(
 
     Where this batch does not replace the whole month, its files count as failed: the next run fetches the month.
     """
-    notes, recorded = [], manifest.parts(series)
+    notes = []
     months: dict[str, list[Fetched]] = {}
     for item in arrived:
         if not item.fault:
             months.setdefault(item.file.period[:7], []).append(item)
     for month, items in months.items():
         path = part_path(home, series, month)
-        on_record = recorded[month].digest if month in recorded else None
-        if not path.is_file() or not (reason := damage_of(path, on_record)):
+        if not path.is_file() or not (reason := damage_of(path)):
             continue
         notes.append(set_part_aside(home, manifest, series, month, reason))
         whole = not fill and {i.file.period for i in items}.issuperset(p for p in known if p[:7] == month)
@@ -167,7 +167,7 @@ def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str,
     """Rename a damaged part, so that the next ingest fetches its files again; return the sentence about it."""
     path = part_path(home, series, month)
     aside = set_aside(path, reason) if path.exists() else None
-    manifest.discard_part(series, month, f"stored part was damaged: {reason}")
+    manifest.fail_files(series, month, f"stored part was damaged: {reason}", part_is_gone=True)
     where = f" and set aside as {aside.name}" if aside else ""
     return (
         f"{series} {month}: stored part was damaged ({reason}){where}; the next `cpb ingest` fetches it again"
@@ -179,7 +179,8 @@ def _replaced(edge: tuple[int, int, float, float], arrived: list[Fetched]) -> bo
     return any(a < edge[1] and edge[0] < b for a, b in (item.file.bounds for item in arrived))
 
 
-def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
+def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
+    """Return the candle lines of the files that arrived, and these files; a file without a candle gets its fault."""
     blocks, arrived = [], []
     for item in batch:
         if item.fault:
@@ -192,7 +193,7 @@ def _trim(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
     return blocks, arrived
 
 
-def _clean(rows: pl.DataFrame) -> pl.DataFrame:
+def with_stored_columns(rows: pl.DataFrame) -> pl.DataFrame:
     """Return checked candles with the columns of the store."""
     return rows.select(pl.col("open_time").cast(KLINES["open_time"]), *list(KLINES)[1:])
 
@@ -205,7 +206,7 @@ def _write_months(
     With `fill` the new candles join the old ones and win where both exist: a daily file that lacks a candle
     does not take it away.
     """
-    clean = validate_klines(_clean(rows), series.timeframe)
+    clean = validate_klines(with_stored_columns(rows), series.timeframe)
     replaced: dict[str, list[Fetched]] = {}
     for item in good:
         replaced.setdefault(item.file.period[:7], []).append(item)
@@ -238,7 +239,7 @@ def _rows_changed(
         record = known.get(item.file.period)
         if not record or record.sha256 in ("", item.sha256) or record.status == "repaired":
             continue
-        new = _clean(rows.filter(pl.col("file") == index))
+        new = with_stored_columns(rows.filter(pl.col("file") == index))
         start, end = item.file.covered
         old = read_part(home, series, item.file.period[:7])
         old = old.filter(pl.col("open_time").to_physical().is_between(start, end, closed="left"))
@@ -257,7 +258,9 @@ def _record(root: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRe
     reason = str(item.fault)
     outcome.notes.append(f"{item.file}: {reason}")
     if isinstance(item.fault, BadFile):
-        quarantine(root, item.file, item.fault.payload or item.payload or item.csv, reason)
+        path, beside = _quarantined(root, item.file)
+        write_bytes(path, item.fault.payload or item.payload or item.csv)
+        write_bytes(beside, f"{item.file}: {reason}\nsource: {item.file.key}\n".encode())
         status = "quarantined"
     else:
         status = "failed"
@@ -265,6 +268,12 @@ def _record(root: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRe
     rows, sha = (before.rows, before.sha256) if before else (0, "")
     facts = {"at": int(time.time())}
     return FileRecord(item.file.period, item.file.key, item.file.version, sha, rows, status, reason, facts)
+
+
+def _quarantined(root: Path, file: SourceFile) -> tuple[Path, Path]:
+    """Return where a refused file lies, `quarantine/spot/monthly/…/BTCUSDT-1h-2024-01.zip`, and its reason."""
+    path = root / QUARANTINE / file.key.removeprefix("data/")
+    return path, path.with_name(f"{path.name}.reason.txt")
 
 
 def _good_record(
@@ -282,7 +291,7 @@ def _good_record(
 
 
 def _write_off_grid(home: Path, series: SeriesId, rows: pl.DataFrame) -> None:
-    for month, part in split_months(_clean(rows)):
+    for month, part in split_months(with_stored_columns(rows)):
         write_parquet(series.folder(home, "offgrid") / f"{month}.parquet", part, {})
 
 

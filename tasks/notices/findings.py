@@ -6,8 +6,9 @@ from pathlib import Path
 
 from schemas.handover import Alarm, Decision, Failure
 from schemas.identity import SeriesId
+from schemas.wording import count
 from tasks.forecasting.staleness import find_stale
-from tasks.market.findings import file_findings
+from tasks.market.manifest import MANIFEST, FileRecord, Manifest
 from tasks.notices.event import Event, Kind
 
 
@@ -63,12 +64,30 @@ def of_stale(
 
 
 def of_files(root: Path, series: Sequence[SeriesId], since: datetime) -> list[Event]:
-    """Return an event for each published file that was refused, or found changed, from `since` on."""
-    kinds: dict[str, Kind] = {"quarantined": "file quarantined", "changed": "file changed upstream"}
+    """Return an event for each published file that a market home refused, or found changed, from `since` on.
+
+    Raises:
+        CpbError: the manifest cannot be read.
+    """
+    if not (root / MANIFEST).exists():
+        return []
+    with Manifest(root / MANIFEST) as manifest:
+        records = [(one, record) for one in series for record in manifest.files(one).values()]
     return [
-        Event(kinds[one.kind], f"{one.series.name} {one.period}", f"{one.series} {one.period}: {one.reason}")
-        for one in file_findings(root, series, since)
+        Event(kind, f"{one.name} {record.period}", f"{one} {record.period}: {reason}")
+        for one, record in records
+        if record.facts.get("at", 0) >= int(since.timestamp())
+        for kind, reason in _of_file(record)
     ]
+
+
+def _of_file(record: FileRecord) -> list[tuple[Kind, str]]:
+    if record.status == "quarantined":
+        return [("file quarantined", record.reason)]
+    if rows := record.facts.get("changed"):
+        reason = f"published again with {count(rows, 'candle')} changed, which the store has taken over"
+        return [("file changed upstream", reason)]
+    return []
 
 
 def _change(decision: Decision) -> str:

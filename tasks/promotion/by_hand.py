@@ -4,22 +4,21 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.errors import DamagedError, UsageError
 from schemas.handover import Decision
-from schemas.identity import SeriesId
+from schemas.identity import SIM, SeriesId
 from tasks.promotion.contenders import standing
-from tasks.promotion.lock import promotion_lock
+from tasks.promotion.moves import promote_version, promotion_lock
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decision_in, keep_decisions, newest_decisions
 from tasks.tracking.registry import Champion, champions, registered
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import REASON
-from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, find_version, numbers_of, succeed
+from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, versions_of
 
 
 @dataclass(frozen=True)
 class Served:
-    """A champion, the newest decision on its series, and the one by which it became champion (None: older releases)."""
+    """A champion, the newest decision on its series, and the one by which it became champion (None: set in MLflow)."""
 
     champion: Champion
     newest: Decision | None
@@ -27,13 +26,17 @@ class Served:
 
 
 def served(market: str | None = None) -> list[Served]:
-    """Return every champion of a market, or of all; raises `CpbError` where there is no store yet."""
+    """Return every champion of a market; by default of all real ones, of the simulator where there are no others.
+
+    Raises:
+        CpbError: there is no store yet.
+    """
     store = open_store(create=False)
     newest = newest_decisions(store)
-    return [
-        Served(one, newest.get(one.series), decision_in(one.tags))
-        for one in champions(market=market, store=store)
-    ]
+    found = champions(market=market, store=store)
+    if market is None:
+        found = [one for one in found if one.series.market != SIM] or found
+    return [Served(one, newest.get(one.series), decision_in(one.tags)) for one in found]
 
 
 def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:
@@ -64,7 +67,7 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
         before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
         decision = _decision(wanted, before, reason.strip())
         if decision.moved:
-            _succeed(store, wanted, decision)
+            promote_version(store, wanted, decision.reason)
         keep_decisions(store, [decision])
     return decision
 
@@ -79,7 +82,7 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
         )  # fmt: skip
     found = registered(store, series, number) if number.isdecimal() else None
     if found is None:
-        known = ", ".join(numbers_of(store, series))
+        known = ", ".join(str(one.version) for one in versions_of(store, series))
         raise UsageError(
             f"{series.registered} has no version {number!r}: choose from {known}, or {PREVIOUS}",
             code="no-version", field="version",
@@ -105,13 +108,3 @@ def _decision(wanted: Champion, before: Champion | None, reason: str) -> Decisio
         reason=f"it was the champion already ({reason})" if same else reason,
         decided_at=datetime.now(UTC),
     )
-
-
-def _succeed(store: Store, wanted: Champion, decision: Decision) -> None:
-    version = find_version(store, wanted.series, wanted.version)
-    if version is None:
-        raise CpbError(
-            f"{wanted.model_version} was deleted meanwhile; choose another version", code="no-version"
-        )
-    store.client.set_model_version_tag(wanted.name, wanted.version, REASON, decision.reason)
-    succeed(store, version)

@@ -11,9 +11,8 @@ from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
 from tasks.promotion import pairs
-from tasks.promotion.comparisons import Comparisons
 from tasks.promotion.contenders import Candidate, standing
-from tasks.promotion.losses import widths
+from tasks.promotion.losses import Comparisons, widths
 from tasks.promotion.moves import appoint, dismiss
 from tasks.promotion.pairs import Pair
 from tasks.promotion.standings import Place, Standings
@@ -85,20 +84,13 @@ class Challenge:
         """Yield a pair for each champions' recipe that the challenger is not tried against yet."""
         if not rivals or recipe not in self._tonight.order:
             return
+        home, market, timeframe = self._tonight.home, self._tonight.market, self._tonight.timeframe
         horizon = next(iter(rivals.values())).model.horizon
         known = self._tonight.tried() | {pair.recipes for pair in trials}
         for other in gate.opponents(recipe, self._tonight.order[recipe], self._tonight.incumbents(), known):
             if self._tonight.covers(recipe, other):
-                pair = pairs.open_pair(
-                    self._tonight.home,
-                    self._tonight.market,
-                    self._tonight.timeframe,
-                    recipe,
-                    other,
-                    horizon,
-                    self._tonight.now,
-                )
-                yield pairs.save(self._tonight.home, pair)
+                pair = pairs.open_pair(home, market, timeframe, recipe, other, horizon, self._tonight.now)
+                yield pairs.save(home, pair)
 
     def _refresh_challengers(
         self, recipe: Recipe, rivals: Mapping[SeriesId, Candidate], known: dict[SeriesId, Champion]

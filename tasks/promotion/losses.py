@@ -4,7 +4,7 @@ A registered model reads tonight's features, so both see the same candles, corre
 shape forecast as one fleet: 40 series with 2,880 origins each cost seconds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +22,7 @@ from tasks.judging.gate import Contender
 from tasks.judging.member import MemberScore
 from tasks.judging.reference import reference_quantiles
 from tasks.judging.scores import LEVELS, Array, pinball
+from tasks.promotion.contenders import Candidate
 from tasks.signals.store import read_features
 from tasks.storage.model_folder import read_reference
 
@@ -49,12 +50,8 @@ class Losses:
         return Losses(self.times[kept], self.crps[kept])
 
 
-@dataclass(frozen=True)
-class Task:
-    """A registered model to be predicted on tonight's features of its series."""
-
-    model: Contender
-    features: SeriesRecord
+Task = tuple[Contender, SeriesRecord]
+"""A registered model to be predicted, and tonight's features of its series."""
 
 
 def scored(path: Path) -> Losses:
@@ -108,26 +105,23 @@ def _close(open_us: int, step_us: int) -> datetime:
 def _predicted(
     home: Path, tasks: Sequence[Task], start: datetime, end: datetime
 ) -> list[Losses | DamagedError]:
-    ready: dict[int, tuple[cpbmodels.Member, Series, NDArray[np.int64]]] = {}
+    models: list[cpbmodels.Member] = []
+    known: list[Series] = []
     failed: dict[int, DamagedError] = {}
-    for place, task in enumerate(tasks):
-        series = read_features(home, task.features)
+    for place, (registered, features) in enumerate(tasks):
+        series = read_features(home, features)
         try:
-            model = cpbmodels.load(task.model.folder)
+            model = cpbmodels.load(registered.folder)
             series.columns(tuple(model.config["features"]))
         except cpbmodels.ModelError as error:
-            failed[place] = DamagedError(str(error), field=str(task.model.folder))
+            failed[place] = DamagedError(str(error), field=str(registered.folder))
         else:
-            ready[place] = model, series, _origins(series, model, start, end)
-    models, series_of, origins = (
-        (list(part) for part in zip(*ready.values(), strict=True)) if ready else ([],) * 3
-    )
-    forecasts = cpbmodels.predict(models, series_of, origins) if models else []
-    found = {
-        place: _losses(one[1], forecast)
-        for (place, one), forecast in zip(ready.items(), forecasts, strict=True)
-    }
-    return [failed[place] if place in failed else found[place] for place in range(len(tasks))]
+            models.append(model)
+            known.append(series)
+    origins = [_origins(series, model, start, end) for series, model in zip(known, models, strict=True)]
+    forecasts = cpbmodels.predict(models, known, origins) if models else []
+    found = iter([_losses(series, forecast) for series, forecast in zip(known, forecasts, strict=True)])
+    return [failed[place] if place in failed else next(found) for place in range(len(tasks))]
 
 
 def _origins(series: Series, model: cpbmodels.Member, start: datetime, end: datetime) -> NDArray[np.int64]:
@@ -144,3 +138,47 @@ def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
     quantiles = forecast.quantiles.astype(np.float32).astype(np.float64)
     truth = realised(series, forecast.origins, quantiles.shape[1])
     return Losses(series.times[forecast.origins], 2 * pinball(quantiles, truth).mean(axis=(1, 2)))
+
+
+class Comparisons:
+    """Losses by model; those that cannot be read are known as such."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._losses: dict[str, Losses | DamagedError] = {}
+
+    def predict(self, wanted: Iterable[tuple[Candidate, Contender]]) -> None:
+        """Predict registered models on tonight's test spans, those that are not known yet, all at once."""
+        todo = {key: (c, one) for c, one in wanted if (key := self._key(one)) not in self._losses}
+        if not todo:
+            return
+        ends = [(c.model.tested_from, c.model.tested_until) for c, _ in todo.values()]
+        start, stop = min(a for a, _ in ends if a), max(b for _, b in ends if b)
+        tasks = [(one, candidate.features) for candidate, one in todo.values()]
+        self._losses |= zip(todo, predicted(self._home, tasks, start, stop), strict=True)
+
+    def losses_of(self, one: Contender | Candidate) -> Losses | DamagedError:
+        """Return a model's losses; those of a registered one must have been predicted before."""
+        key = self._key(one.model if isinstance(one, Candidate) else one)
+        if key not in self._losses and isinstance(one, Candidate):
+            try:
+                self._losses[key] = scored(one.score)
+            except FileNotFoundError:
+                self._losses[key] = DamagedError(f"{one.score} is missing", field=str(one.score))
+            except DamagedError as error:
+                self._losses[key] = error
+        return self._losses[key]
+
+    def compared(self, candidate: Candidate, incumbent: Contender) -> Compared | DamagedError | None:
+        """Compare on the origins of tonight's test span that lie in the incumbent's, too."""
+        found, theirs = self.losses_of(candidate), self.losses_of(incumbent)
+        if isinstance(found, DamagedError) or isinstance(theirs, DamagedError):
+            return theirs if isinstance(theirs, DamagedError) else None
+        # A folder that does not say what it has learnt may know these rows: it then looks better than it is.
+        mine = found.since(incumbent.tested_from)
+        step_us = candidate.model.series.seconds * 1_000_000
+        return compare(mine, theirs, horizon=candidate.model.horizon, step_us=step_us)
+
+    @staticmethod
+    def _key(one: Contender) -> str:
+        return f"{one.series.name}/{one.run_id}"

@@ -1,12 +1,20 @@
-"""The moves of the gate in the registry: a candidate or a challenger becomes champion, a challenger is appointed."""
+"""The moves of the gate in the registry: a candidate or a challenger becomes champion, a challenger is appointed.
 
-from collections.abc import Iterable
+They are made under one lock: a night's decisions, an hour's switch and a person's command one by one.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+from schemas.errors import CpbError
+from schemas.identity import market_home
 from tasks.judging.gate import Contender
 from tasks.promotion.contenders import Candidate, standing
-from tasks.tracking.connection import Store
+from tasks.storage.locks import locked
+from tasks.tracking.connection import Store, alone_everywhere
 from tasks.tracking.registry import Champion, register, register_champion, registered
 from tasks.tracking.tags import REASON, RECIPE, SELECTED
 from tasks.tracking.versions import CHALLENGER, find_version, succeed
@@ -23,7 +31,7 @@ def promote_candidate(
     stays marked.
 
     Args:
-        selected_on: as in `promote_challenger`, where it follows a switch.
+        selected_on: as in `promote_version`, where it follows a switch.
     """
     chosen = _span(selected_on)
     if before and standing(before).recipe == candidate.model.recipe:
@@ -39,14 +47,20 @@ def promote_candidate(
     )
 
 
-def promote_challenger(store: Store, winner: Champion, reason: str, selected_on: Span | None) -> str:
-    """Make a registered challenger the champion and return its version.
+def promote_version(store: Store, winner: Champion, reason: str, selected_on: Span | None = None) -> str:
+    """Make a registered version the champion and return its number.
 
     Args:
         selected_on: first and last origin of the test rows that its recipe was chosen on, if any.
+
+    Raises:
+        CpbError: somebody has deleted it since it was looked up.
     """
     version = find_version(store, winner.series, winner.version)
-    assert version is not None
+    if version is None:
+        raise CpbError(
+            f"{winner.model_version} was deleted meanwhile; choose another version", code="no-version"
+        )
     text = _span(selected_on)
     tags = {REASON: reason} | ({SELECTED: text} if still_selected(text, standing(winner)) else {})
     for name, value in tags.items():
@@ -99,3 +113,13 @@ def _tags(candidate: Candidate) -> dict[str, Any]:
         RECIPE: str(candidate.model.recipe),
         "verdict": candidate.judgement.verdict,
     }
+
+
+@contextmanager
+def promotion_lock(store: Store, home: Path, market: str) -> Iterator[None]:
+    """Hold the promotions of all markets that share a home's root, and on a server those of all homes that use it.
+
+    Waits for another process's to end, and for another machine's as far as `alone_everywhere` can.
+    """
+    with locked(market_home(home, market) / "promotion.lock"), alone_everywhere(store, "registry"):
+        yield

@@ -17,10 +17,9 @@ from tasks.judging import gate
 from tasks.judging.gate import Contender
 from tasks.promotion import pairs
 from tasks.promotion.challenge import Challenge
-from tasks.promotion.comparisons import Comparisons
 from tasks.promotion.contenders import Candidate, standing, tonights
-from tasks.promotion.lock import promotion_lock
-from tasks.promotion.moves import dismiss, promote_candidate, promote_challenger
+from tasks.promotion.losses import Comparisons
+from tasks.promotion.moves import dismiss, promote_candidate, promote_version, promotion_lock
 from tasks.promotion.refresh import Refresh
 from tasks.promotion.standings import Place, Standings
 from tasks.tracking.connection import Store
@@ -130,7 +129,7 @@ class _Night:
             decided_at=datetime.now(UTC),
         )  # fmt: skip
         if place.won:
-            version = promote_challenger(self._tonight.store, place.won, decision.reason, place.selected_on)
+            version = promote_version(self._tonight.store, place.won, decision.reason, place.selected_on)
         elif candidate:
             version = promote_candidate(
                 self._tonight.store, candidate, decision.reason, place.champion, place.selected_on

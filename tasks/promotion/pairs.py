@@ -4,7 +4,7 @@ A pair's rows are the pooled differences of one origin after the other, each tak
 computed from all of them each time, so that it can be checked by hand, and a kill between two steps loses nothing.
 """
 
-import logging
+import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,9 +16,10 @@ from schemas.handover import PairEvidence, Record
 from schemas.identity import Market, Recipe, SeriesId, tree_of
 from tasks.judging.evidence import alpha_share, e_process
 from tasks.judging.gate import MAX_TRIAL, MAX_WAIT
-from tasks.storage.records import find_record, write_record
+from tasks.storage.records import SET_ASIDE, find_record, write_record
 
-log = logging.getLogger("cpb")
+_NAME = re.compile(r"\d{3,}(~[^~]+){6}\.json")
+"""`002~har~default~3f9a12c0d4e5~linear~default~0c1d2e3f4a5b.json`: number, challenger, incumbent."""
 
 Source = Literal["test", "shadow"]
 Row = tuple[datetime, int, float, Source]
@@ -91,17 +92,29 @@ class Pair(Record):
         return (origins[0], origins[-1]) if origins else None
 
 
+def pair_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
+    """Return the files of a timeframe's pairs, or of all timeframes, the oldest first; others' files are left out."""
+    folders = _folder(home, market, "").parent.glob(f"interval={timeframe}")
+    return sorted(path for folder in folders for path in folder.glob("*.json") if _NAME.fullmatch(path.name))
+
+
+def about(path: Path) -> str:
+    """Return what a pair's file is about, by its name and that of its folder."""
+    return f"{path.parent.name}/{path.name}"
+
+
 def pairs(home: Path, market: str, timeframe: str) -> list[Pair]:
     """Return every pair of a timeframe, the oldest first. A damaged file is set aside, and its pair is not repeated."""
-    found = (find_record(path, Pair) for path in sorted(_folder(home, market, timeframe).glob("*.json")))
+    found = (find_record(path, Pair, of=about(path)) for path in pair_files(home, market, timeframe))
     return [pair for pair in found if pair]
 
 
 def tried(home: Path, market: str, timeframe: str) -> set[tuple[Recipe, Recipe]]:
     """Return the pairs that have had their trial, or have it now; also those whose file is lost to damage."""
-    lost = {path.name.split(".json")[0] for path in _folder(home, market, timeframe).glob("*.json*")}
-    known = {pair.recipes for pair in pairs(home, market, timeframe)}
-    return known | {_recipes(name) for name in lost}
+    known = {pair.recipes for pair in pairs(home, market, timeframe)}  # sets damaged files aside first
+    found = (SET_ASIDE.fullmatch(path.name) for path in _folder(home, market, timeframe).glob("*"))
+    lost = {aside["name"] for aside in found if aside and _NAME.fullmatch(aside["name"])}
+    return known | {_recipes(name.removesuffix(".json")) for name in lost}
 
 
 def open_pair(
@@ -118,7 +131,8 @@ def open_pair(
 
 def save(home: Path, pair: Pair) -> Pair:
     """Write a pair and return it."""
-    write_record(_path(home, pair), pair, compact=True)
+    path = _path(home, pair)
+    write_record(path, pair, of=about(path), compact=True)
     return pair
 
 

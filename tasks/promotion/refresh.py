@@ -8,8 +8,8 @@ from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
 from tasks.promotion import pairs
-from tasks.promotion.comparisons import Comparisons
 from tasks.promotion.contenders import Candidate
+from tasks.promotion.losses import Comparisons
 from tasks.promotion.pairs import Pair
 from tasks.promotion.standings import Place, Standings
 

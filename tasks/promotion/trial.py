@@ -3,7 +3,6 @@
 Crossing the threshold switches the timeframe at once; a trial without a result ends after 90 days.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -11,27 +10,23 @@ from pathlib import Path
 
 import polars as pl
 
-from schemas.errors import CpbError
 from schemas.forecasts import CHALLENGER, CHAMPION
 from schemas.handover import Decision, Failure, PairEvidence, Trials
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.universe import INTERVAL_SECONDS
-from tasks.forecasting.chain import ANY_ERROR
+from tasks.forecasting.chain import ANY_ERROR, as_error
+from tasks.forecasting.daily import recipes_of
 from tasks.forecasting.evidence_rows import evidence_rows
-from tasks.forecasting.versions import recipes_of
 from tasks.judging import gate
 from tasks.promotion import pairs
 from tasks.promotion.contenders import standing
-from tasks.promotion.lock import promotion_lock
-from tasks.promotion.moves import dismiss, promote_challenger
+from tasks.promotion.moves import dismiss, promote_version, promotion_lock
 from tasks.promotion.pairs import Pair
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decisions
 from tasks.tracking.registry import Champion, challengers, champions
 from tasks.tracking.store import open_store
-
-log = logging.getLogger("cpb")
 
 Versions = tuple[Champion, Champion | None]
 """Champion and challenger, if any, of one series."""
@@ -49,17 +44,9 @@ def update_trials(scope: Scope) -> Trials:
         try:
             if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
                 decisions += _update(scope.home, scope.market, timeframe, now)
-        except (
-            ANY_ERROR
-        ) as error:  # the forecasts are stored: the tracking store's trouble must not end their run
-            if not isinstance(error, CpbError):
-                log.exception("the trial of %s %s failed", scope.market, timeframe)
-                reason = (str(error).splitlines() or [""])[0][:200]
-                error = CpbError(
-                    f"{scope.market} {timeframe}: {type(error).__name__}: {reason}".rstrip(": "),
-                    code="unexpected",
-                )
-            failures.append(Failure.of(None, "promote", error))
+        except ANY_ERROR as error:
+            # The forecasts are stored: the tracking store's trouble must not end their run.
+            failures.append(Failure.of(None, "promote", as_error(f"{scope.market} {timeframe}", error)))
     return Trials(decisions=tuple(decisions), failures=tuple(failures))
 
 
@@ -117,7 +104,7 @@ def _switch(
     reason = stop.reason if stop else f"the evidence is in: {evidence}"
     version = before.version
     if winner and not stop:
-        version = promote_challenger(store, winner, reason, pair.tested_on())
+        version = promote_version(store, winner, reason, pair.tested_on())
     decision = Decision(
         series=before.series,
         outcome=stop.outcome if stop else "switched",

@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from cpbmodels.figures import EMBARGO, HORIZON, WARMUP
 from cpbmodels.series import Series
-from schemas.constants import EMBARGO, HORIZON, WARMUP
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
@@ -126,10 +126,9 @@ def check_enough(
     rows: dict[str, int],
     total: int,
     bounds: SplitBounds,
-    policy: SplitPolicy | None = None,
 ) -> None:
     """Raise `MemberError` unless each span (`rows`: its name -> candles) has candles enough."""
-    policy = policy or SplitPolicy()
+    policy = SplitPolicy()
     step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
     needed = (bounds.test[1] - bounds.train[1]) // step + WARMUP + policy.min_rows
     least = {"train": WARMUP + policy.min_rows, "validation": policy.min_rows, "test": policy.min_rows}
@@ -160,15 +159,15 @@ def _min_rows(policy: SplitPolicy) -> int:
         rows += 1
 
 
-def check_windows(series: Series, bounds: SplitBounds, horizon: int = HORIZON) -> None:
+def check_windows(series: Series, bounds: SplitBounds) -> None:
     """Raise `MemberError` unless each span holds an origin: a complete feature row and a horizon behind it."""
-    empty = [name for name, _ in bounds.items() if not len(series.origins(name, 1, horizon))]
+    empty = [name for name, _ in bounds.items() if not len(series.origins(name, 1, HORIZON))]
     if empty:
         span = dict(bounds.items())[empty[0]]
         raise MemberError(
             f"{series.symbol} {bounds.timeframe}: no origin in the {empty[0]} span {span[0]:%Y-%m-%d} to "
             f"{span[1]:%Y-%m-%d}; features are complete {WARMUP} candles after a listing or hole and a target needs "
-            f"{horizon} more: take an earlier since or leave the coin out"
+            f"{HORIZON} more: take an earlier since or leave the coin out"
         )
 
 

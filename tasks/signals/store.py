@@ -19,6 +19,7 @@ from schemas.errors import DamagedError, MemberError
 from schemas.features import PRICES, check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
+from tasks.market.own import TREES
 from tasks.market.store import read_klines
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
@@ -59,7 +60,7 @@ def write_features(
         file_digest=hashlib.sha256(buffer.getbuffer()).hexdigest(),
         rows=klines.height, first_us=runs[0][0], last_us=runs[-1][1], runs=runs if len(runs) > 1 else (),
     )  # fmt: skip
-    write_record(path.with_suffix(".json"), record)
+    write_record(path.with_suffix(".json"), record, of=record.path)
     _prune(path.parent)
     return record
 
@@ -75,7 +76,7 @@ def _known(home: Path, path: Path) -> SeriesRecord | None:
     """Return the record of a feature file that is there and whole, else None."""
     beside = path.with_suffix(".json")
     try:
-        record = read_record(beside, SeriesRecord)
+        record = read_record(beside, SeriesRecord, of=path.relative_to(home).as_posix())
         if file_digest(path) == record.file_digest:
             return record
     except FileNotFoundError:  # never computed, or stopped between the two files
@@ -83,7 +84,7 @@ def _known(home: Path, path: Path) -> SeriesRecord | None:
     except DamagedError:
         pass
     log.warning(
-        "%s or its record was damaged or of an earlier version: deleted, and computed again",
+        "%s or its record was damaged, or of other candles: deleted, and computed again",
         path.relative_to(home),
     )
     path.unlink(missing_ok=True)
@@ -109,7 +110,9 @@ def read_features(home: Path, record: SeriesRecord) -> Series:
         raise DamagedError(
             f"{record.path} is {what}; run the same command again, which computes it anew", field=record.path
         )
-    return _series(pl.read_parquet(path), record.series)
+    return Series.from_columns(
+        pl.read_parquet(path), symbol=record.series.label, timeframe=record.series.timeframe
+    )
 
 
 def with_bounds(series: Series, name: SeriesId | str, bounds: SplitBounds) -> Series:
@@ -124,7 +127,7 @@ def with_bounds(series: Series, name: SeriesId | str, bounds: SplitBounds) -> Se
 
 def series_of(frame: pl.DataFrame, series: SeriesId, bounds: SplitBounds) -> Series:
     """Return a feature frame as a `Series` whose spans are the bounds' rows, however few those are."""
-    found = _series(frame, series)
+    found = Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
     assert found.times is not None
     return replace(found, spans={name: _rows(found.times, *span) for name, span in bounds.items()})
 
@@ -152,7 +155,7 @@ def newest_series(
         frame = pl.scan_parquet(path).tail(rows).collect()
     else:
         frame = check_features(feature_frame(klines, series.timeframe)).tail(rows)
-    return _series(frame, series)
+    return Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
@@ -168,10 +171,6 @@ def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
     edges = [round(t.timestamp() * 1e6) for t in (start, end)]
     a, b = np.searchsorted(times, edges)
     return int(a), int(b)
-
-
-def _series(frame: pl.DataFrame, series: SeriesId) -> Series:
-    return Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
 
 
 def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
@@ -190,11 +189,7 @@ def _path(home: Path, series: SeriesId, digest: str) -> Path:
 
 def _prune(folder: Path) -> None:
     """Remove the least recently used feature files; only files that carry a feature file's name are looked at."""
-    files = sorted(
-        folder.glob(f"{'[0-9a-f]' * 16}-{'[0-9a-f]' * 8}.parquet"),
-        key=lambda p: p.stat().st_mtime,
-        reverse=True,
-    )
-    for old in files[KEPT_FILES:]:
+    files = [path for path in folder.iterdir() if TREES["features"].fullmatch(path.name)]
+    for old in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True)[KEPT_FILES:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)

@@ -12,16 +12,14 @@ from tasks.market.own import TREES
 from tasks.signals.store import write_features
 from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
-from tasks.storage.records import EARLIER, parse_record
+from tasks.storage.records import parse_record
 
 log = logging.getLogger("cpb")
 
 _REMOVED = "removed; the next run computes it anew"
 
 
-def verify(
-    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
-) -> Iterator[Damage]:
+def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
     """Yield each damaged feature file of a market, and each damaged record of one.
 
     A feature file without a record is no damage: a run was stopped between the two, and the next one writes both.
@@ -29,11 +27,10 @@ def verify(
     Args:
         repair: delete a damaged file and its record, and compute it again where its record says from which candles.
         seen: called with each file that is checked.
-        earlier: called with each record that an earlier version wrote; it and its file are left alone.
     """
     for series in stored_series(home, "features"):
         if series.market == market:
-            for path, reason, record in _damaged(series.folder(home, "features"), seen, earlier):
+            for path, reason, record in _damaged(home, series.folder(home, "features"), seen):
                 outcome = _repair(home, path, record) if repair else ""
                 yield damage_at(home, path, reason, VERIFY, repair, outcome=outcome)
 
@@ -54,7 +51,7 @@ def _repair(home: Path, path: Path, record: SeriesRecord | None) -> str:
     return REPAIRED if again.path == record.path else _REMOVED  # other candles or other code since then
 
 
-def _damaged(folder: Path, seen: Seen, earlier: Seen) -> Iterator[tuple[Path, str, SeriesRecord | None]]:
+def _damaged(home: Path, folder: Path, seen: Seen) -> Iterator[tuple[Path, str, SeriesRecord | None]]:
     """Yield each damaged file of a folder, the reason, and its record where that can be read."""
     for record_path in sorted(folder.glob("*.json")):
         path = record_path.with_suffix(".parquet")
@@ -62,14 +59,11 @@ def _damaged(folder: Path, seen: Seen, earlier: Seen) -> Iterator[tuple[Path, st
             continue
         seen(record_path)
         try:
-            record = parse_record(record_path, SeriesRecord)
+            record = parse_record(record_path, SeriesRecord, of=path.relative_to(home).as_posix())
         except FileNotFoundError:  # removed by a run that has newer features
             continue
         except DamagedError as error:
-            if error.code == EARLIER:
-                earlier(record_path)
-            else:
-                yield record_path, f"the record is not what was written: {error}", None
+            yield record_path, f"the record is not what was written: {error}", None
             continue
         seen(path)
         if reason := _fault(path, record):

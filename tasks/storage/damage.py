@@ -12,7 +12,7 @@ REPAIRED = "repaired"
 """What was done about a file that is whole again; one that was only removed or set aside has an outcome of its own."""
 
 Seen = Callable[[Path], None]
-"""Called with each file before it is checked, or with each one that an earlier version of cpb wrote."""
+"""Called with each file before it is checked."""
 
 
 def unseen(_path: Path) -> None:

@@ -28,18 +28,19 @@ def canonical(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
-def code_digest(*places: str) -> str:
+def code_digest(*places: str, without: tuple[str, ...] = ()) -> str:
     """Return a digest (16 hex digits) of Python sources and of every module of this project that they import.
 
     A stored result that was made by other code is not used. Imports are followed, because a list of files that
-    decide a result is forgotten when one is added.
+    decide a result is forgotten when one is added. Comments, docstrings and layout do not count.
 
     Args:
         places: files or folders, relative to the project's root. Modules that are imported by name at run time
             (`import_module`) must be named by their folder.
+        without: files or folders that decide no result; their imports are not followed.
     """
     with _parsing:
-        return _code_digest(places)
+        return _code_digest(places, without)
 
 
 _parsing = threading.Lock()
@@ -48,23 +49,33 @@ middle of one, another thread's parse makes it end in a SystemError."""
 
 
 @cache
-def _code_digest(places: tuple[str, ...]) -> str:
+def _code_digest(places: tuple[str, ...], without: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for file in _with_imports(places):
+    for file, tree in _with_imports(places, without).items():
         digest.update(file.relative_to(ROOT).as_posix().encode())
-        digest.update(file.read_bytes())
+        digest.update(ast.dump(_WithoutTexts().visit(tree)).encode())
     return digest.hexdigest()[:16]
 
 
-def _with_imports(places: Iterable[str]) -> list[Path]:
+class _WithoutTexts(ast.NodeTransformer):
+    """Removes docstrings, and the texts below constants that describe them."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_text else node
+
+
+def _with_imports(places: Iterable[str], without: Iterable[str] = ()) -> dict[Path, ast.Module]:
+    """Return the syntax tree of each source, in the order of their paths."""
+    skipped = {file for place in without for file in _python_files(ROOT / place)}
     waiting = [file for place in places for file in _python_files(ROOT / place)]
-    found: set[Path] = set()
+    found: dict[Path, ast.Module] = {}
     while waiting:
         file = waiting.pop()
-        if file not in found:
-            found.add(file)
-            waiting += [path for name in _imported(file) if (path := _module_file(name))]
-    return sorted(found)
+        if file not in found and file not in skipped:
+            found[file] = ast.parse(file.read_bytes())
+            waiting += [path for name in _imported(found[file]) if (path := _module_file(name))]
+    return dict(sorted(found.items()))
 
 
 def _python_files(path: Path) -> list[Path]:
@@ -73,9 +84,9 @@ def _python_files(path: Path) -> list[Path]:
     return list(path.rglob("*.py")) if path.is_dir() else [path]
 
 
-def _imported(file: Path) -> Iterator[str]:
-    """Yield the names that a file imports: `from a.b import c` may mean the module `a.b` or `a.b.c`."""
-    for node in ast.walk(ast.parse(file.read_bytes())):
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that a module imports: `from a.b import c` may mean the module `a.b` or `a.b.c`."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:

@@ -144,8 +144,10 @@ def open_log(path: Path) -> IO[bytes]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` when the block ends well, and vanishes when it does not.
 
-    `path` is the old folder or the new one, never a part of either; of two writers at once the later one stays.
+    `path` is the old folder or the new one, never a part of either; of two writers at once the later one stays. Where
+    `path` is a link to a folder, which may be on another disk, that folder is replaced and the link stays.
     """
+    path = path.resolve()  # no rename goes from one disk to another
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
     draft = draft_name(path)
@@ -158,24 +160,35 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _swap(draft: Path, path: Path) -> None:
-    """Put the draft in the place of `path`, whose old content moves aside whole before it is deleted."""
+    """Put the draft in the place of `path`, whose old content is deleted once the new one is there."""
     aside = draft_name(path)
     for _ in range(100):  # another writer may put its folder there between the two steps
         try:
-            path.rename(aside)
-        except FileNotFoundError:
-            pass
-        else:
-            shutil.rmtree(aside, ignore_errors=True)
-        try:
+            with suppress(FileNotFoundError):
+                path.rename(aside)
             draft.rename(path)
             return
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
+        finally:
+            _restore(aside, path)
     raise CpbError(
         f"{path} keeps being replaced by another process; try again when that has ended", code="busy"
     )
+
+
+def _restore(aside: Path, path: Path) -> None:
+    """Give `path` its old folder back where nothing took its place; else delete the old folder."""
+    if not path.exists():  # an error, or a Ctrl-C, between the two renames
+        try:
+            aside.rename(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:  # another writer put its folder there after we looked: the later one stays
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sweep(path: Path) -> None:

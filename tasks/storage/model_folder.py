@@ -1,6 +1,8 @@
 """A model's folder: `model.safetensors` and `config.json`, with scores, reference and pictures beside them.
 
 All reading of a folder's `config.json`, and all checking of its files, happens here.
+
+The recipe of a trained model, read from its folder: two models of one recipe differ in nothing but their candles.
 """
 
 import hashlib
@@ -12,13 +14,18 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from cpbmodels.config import JUDGED, parse, sealed
+from cpbmodels.errors import ModelError
+from cpbmodels.options import Preset
 from schemas.errors import DamagedError
+from schemas.identity import Recipe
 from schemas.reference import Reference
-from tasks.storage.digests import file_digest
+from schemas.run import UNIVERSAL
+from tasks.storage.digests import file_digest, value_digest
 from tasks.storage.files import write_json
-from tasks.storage.records import EARLIER, parse_record, write_record
+from tasks.storage.records import member_subject, parse_record, write_record
 
 WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
 REFERENCE = "reference.json"
@@ -28,6 +35,9 @@ PICTURES = ("forecast.png", "confusion.png", "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model's folder may hold."""
 
+PICTURE_SUBJECT = "Source"
+"""Keyword of a picture's text that says what it is about (`member_subject`)."""
+
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
@@ -35,6 +45,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 class ModelConfig(BaseModel):
     """A model folder's `config.json`: the fields that cpb reads; dimensions, options and the rest pass through.
 
+    `cpbmodels.config.FIELDS` says what each field can hold, and is checked first.
     `rows`: candles of the series that it learnt. `warm_start`: the folder of the model that it continued.
     `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
     of each split (ISO, UTC).
@@ -74,14 +85,7 @@ def read_config(folder: Path) -> ModelConfig:
     Raises:
         DamagedError: it is missing, or not what cpb writes.
     """
-    path = folder / CONFIG
-    try:
-        return ModelConfig.model_validate_json(path.read_bytes())
-    except FileNotFoundError as error:
-        raise _damaged(folder, f"{CONFIG} is missing") from error
-    except (OSError, ValidationError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not what cpb writes"
-        raise _damaged(folder, f"{CONFIG} cannot be read ({why})") from error
+    return ModelConfig.model_validate(_config_values(folder))
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:
@@ -95,7 +99,7 @@ def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> N
 def trained_file_damage(path: Path, digest: str) -> str:
     """Return what is wrong with a file of a trained model, or "" where nothing is.
 
-    Judging adds the field `metrics` to `config.json` after its digest was taken: it is left out of the comparison.
+    Judging adds fields to `config.json` after its digest was taken (`JUDGED`): they are left out of the comparison.
 
     Args:
         digest: sha256 of the file as the trainer wrote it.
@@ -116,7 +120,7 @@ def _digest_without_metrics(config: Path) -> str:
     except ValueError:
         return ""
     if isinstance(values, dict):
-        values.pop("metrics", None)
+        values = {name: value for name, value in values.items() if name not in JUDGED}
     return hashlib.sha256(json.dumps(values, indent=2).encode()).hexdigest()
 
 
@@ -141,52 +145,58 @@ def metrics_damage(folder: Path) -> str:
 
 
 def write_reference(folder: Path, reference: Reference) -> None:
-    """Write a model's reference, in one line."""
-    write_record(folder / REFERENCE, reference, compact=True)
+    """Write the reference of a fleet's member, in one line."""
+    path = folder / REFERENCE
+    write_record(path, reference, of=member_subject(path), compact=True)
 
 
-def read_reference(folder: Path) -> Reference | None:
+def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
     """Return a model's reference; None where the folder is of a release that wrote none, or other ones.
+
+    Args:
+        of: what it must be about (`member_subject`); None for a copy, whose files are known by their sha256.
 
     Raises:
         DamagedError: it is not what cpb wrote.
     """
     try:
-        return parse_record(folder / REFERENCE, Reference)
+        return parse_record(folder / REFERENCE, Reference, of=of)
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        if error.code == EARLIER:
-            return None
         raise DamagedError(
             f"{folder / REFERENCE} is damaged: {error}", field=str(folder / REFERENCE)
         ) from error
 
 
 def picture_damage(path: Path) -> str:
-    """Return what is wrong with a PNG file, by the CRC-32 that each of its chunks carries."""
+    """Return what is wrong with a picture of a fleet's member, by the CRC-32 of its chunks and what it is about."""
     data = path.read_bytes()
+    subject = f"{PICTURE_SUBJECT}\0{member_subject(path)}".encode()
     if not data.startswith(_PNG):
         return "it is no PNG file"
-    at, kind = len(_PNG), b""
+    at, kind, is_own = len(_PNG), b"", False
     while at < len(data) and kind != b"IEND":
         (length,) = struct.unpack(">I", data[at : at + 4].ljust(4, b"\0"))
         kind, end = data[at + 4 : at + 8], at + 8 + length
         if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
             return "its picture is damaged (a CRC-32 does not fit)"
+        is_own |= kind == b"tEXt" and data[at + 8 : end] == subject
         at = end + 4
-    return "" if kind == b"IEND" and at == len(data) else "its picture is cut short"
+    if kind != b"IEND" or at != len(data):
+        return "its picture is cut short"
+    return "" if is_own else "it is another model's picture"
 
 
 def write_published_config(source: Path, target: Path) -> None:
-    """Write `config.json` for publication: with the sha256 of the weights, by which `cpbmodels.load` checks them.
+    """Write `config.json` for publication, with the digests by which `cpbmodels.load` checks it and the weights.
 
     It may say that the model continued another, but not where that lies.
     """
     values = _config_values(source)
     if values.get("warm_start"):
         values["warm_start"] = "champion"
-    write_json(target / CONFIG, values | {"weights_sha256": file_digest(source / WEIGHTS)})
+    write_json(target / CONFIG, sealed(values, file_digest(source / WEIGHTS)))
 
 
 def file_digests(folder: Path) -> dict[str, str]:
@@ -234,8 +244,16 @@ def _unreadable_weights(path: Path) -> str:
 
 def _config_values(folder: Path) -> dict[str, Any]:
     """Return all fields of `config.json` as they stand there, in their order, once they are known to be valid."""
-    read_config(folder)
-    values: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
+    path = folder / CONFIG
+    try:
+        values = parse(path.read_bytes(), CONFIG)
+    except FileNotFoundError as error:
+        raise _damaged(folder, f"{CONFIG} is missing") from error
+    except (OSError, ModelError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _damaged(folder, f"{CONFIG} cannot be read ({why})") from error
+    if "architecture" not in values:
+        raise _damaged(folder, f"{CONFIG} names no architecture")
     return values
 
 
@@ -243,3 +261,44 @@ def _damaged(folder: Path, why: str) -> DamagedError:
     return DamagedError(
         f"the model in {folder} is damaged: {why}; train it again with `cpb train-all`", field=str(folder)
     )
+
+
+_HOW_IT_RUNS = (
+    "accumulate",
+    "checkpoint_gradients",
+    "cuda_graph",
+    "fleet_size",
+    "mixed_precision",
+    "workers",
+)
+"""Options that follow from the machine: the same preset trained on a GPU and on a CPU is one recipe."""
+
+_DIGITS = 12
+
+
+def recipe_of(config: ModelConfig) -> Recipe:
+    """Return the recipe of the model that a `config.json` describes.
+
+    The digest is of what differs from the options' own defaults: an option that a later release adds, at its default,
+    leaves every recipe what it was. How many copies were averaged, and weights of another type, are part of it.
+    """
+    values: dict[str, Any] = config.model_dump(mode="json")
+    standard = Preset().as_dict()
+    changed = {
+        name: values[name]
+        for name, default in standard.items()
+        if name not in _HOW_IT_RUNS and name in values and _plain(values[name]) != _plain(default)
+    }
+    copies = len(values.get("seeds") or [1])
+    changed |= {"copies": copies} if copies > 1 else {}
+    changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
+    digest = value_digest(changed)[:_DIGITS]
+    return Recipe(f"{config.architecture}{UNIVERSAL if _is_universal(values) else ''}", config.preset, digest)
+
+
+def _is_universal(values: dict[str, Any]) -> bool:
+    return bool(values.get("scope") == "universal")
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

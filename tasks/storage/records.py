@@ -1,13 +1,14 @@
-"""The records that steps hand on, on disk: one JSON file each, with its kind, its version and a digest.
+"""The records that steps hand on, on disk: one JSON file each, with its kind, its version, its subject and a digest.
 
-All reading and writing of records happens here. A file whose digest does not fit is set aside, never used. One that an
-earlier version of cpb wrote is not used either, but it is no damage (code `EARLIER`).
+All reading and writing of records happens here. The digest covers all of these: a file whose digest does not fit, or
+that is whole but about something else than its place says, is set aside, never used.
 """
 
 import json
 import logging
+import re
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
@@ -22,46 +23,52 @@ R = TypeVar("R", bound=Record)
 ASIDE = ".damaged"
 """Ending of the name under which a damaged file is kept."""
 
-EARLIER = "earlier-version"
-"""Code of the error for a record that an earlier version of cpb wrote, with other fields."""
+SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
+"""Name of a damaged file, with the name that it had."""
 
-_HEAD = ("record", "version", "digest", "body")
-
-
-def record_digest(record: Record) -> str:
-    """Return the sha256 of a record's canonical JSON."""
-    return value_digest(record.model_dump(mode="json"))
+_HEAD = ("record", "version", "of", "digest", "body")
 
 
-def write_record(path: Path, record: Record, *, compact: bool = False) -> str:
-    """Write a record atomically and return its digest; `compact`: in one line, for those that pile up."""
-    body = record.model_dump(mode="json")
-    digest = value_digest(body)
-    head = {"record": type(record).__name__, "version": record.version, "digest": digest}
+def write_record(path: Path, record: Record, *, of: str = "", compact: bool = False) -> str:
+    """Write a record atomically and return its digest.
+
+    Args:
+        of: what it is about (a series, a key), which a reader asks for: two files that were exchanged are found.
+        compact: in one line, for those that pile up.
+    """
+    content = {
+        "record": type(record).__name__, "version": record.version, "of": of,
+        "body": record.model_dump(mode="json"),
+    }  # fmt: skip
+    digest = value_digest(content)
+    body = content.pop("body")
+    whole = content | {"digest": digest, "body": body}
     if compact:
-        write_bytes(path, canonical(head | {"body": body}) + b"\n")
+        write_bytes(path, canonical(whole) + b"\n")
     else:
-        write_json(path, head | {"body": body})
+        write_json(path, whole)
     return digest
 
 
-def read_record(path: Path, kind: type[R]) -> R:
+def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`.
+
+    Args:
+        of: what it must be about; None: anything, for a copy that is known by its own sha256.
 
     Raises:
         FileNotFoundError: there is none.
-        DamagedError: not what was written, or (code `EARLIER`) written by a version of cpb with other records.
+        DamagedError: it is not what was written.
     """
     try:
-        return parse_record(path, kind)
+        return parse_record(path, kind, of=of)
     except DamagedError as error:
-        state = str(error) if error.code == EARLIER else f"is damaged: {error}"
         raise DamagedError(
-            f"{path} {state}; run the same command again to make it anew", code=error.code, field=str(path)
+            f"{path} is damaged: {error}; run the same command again to make it anew", field=str(path)
         ) from error
 
 
-def parse_record(path: Path, kind: type[R]) -> R:
+def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is the bare reason."""
     try:
         found = json.loads(path.read_bytes())
@@ -69,17 +76,15 @@ def parse_record(path: Path, kind: type[R]) -> R:
         raise DamagedError("it is not JSON") from error
     if not isinstance(found, dict):
         raise DamagedError("it is JSON, but not an object")
-    if _is_headless(found, kind):
-        raise _earlier()
     if missing := [key for key in _HEAD if key not in found]:
         raise DamagedError(f"it has no field {missing[0]}")
-    name, version, digest, body = (found[key] for key in _HEAD)
+    name, version, subject, digest, body = (found[key] for key in _HEAD)
     if name != kind.__name__:
         raise DamagedError(f"it holds the record {name}, not {kind.__name__}")
-    if value_digest(body) != digest:
+    if value_digest({key: found[key] for key in _HEAD if key != "digest"}) != digest:
         raise DamagedError("its digest does not fit its content")
-    if type(version) is int and 1 <= version < kind.version:
-        raise _earlier()
+    if of is not None and subject != of:
+        raise DamagedError(f"it is the record of {subject or 'nothing'}, not of {of or 'nothing'}")
     if version != kind.version:
         raise DamagedError(f"its version is {version}, and this cpb reads version {kind.version}")
     try:
@@ -89,15 +94,25 @@ def parse_record(path: Path, kind: type[R]) -> R:
         raise DamagedError(f"its field {place} is not valid") from error
 
 
-def find_record(path: Path, kind: type[R]) -> R | None:
+def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
     """Return the record in `path`, or None where there is none; a damaged one is set aside first."""
     try:
-        return read_record(path, kind)
+        return read_record(path, kind, of=of)
     except FileNotFoundError:
         return None
     except DamagedError as error:
         set_aside(path, str(error))
         return None
+
+
+def member_subject(path: Path) -> str:
+    """Return what a file of a fleet's member is about: `KEY/BTCUSDT-1h/loss.png`, also while it lies in a draft.
+
+    Args:
+        path: `KEY/members/BTCUSDT-1h/FILE` or `KEY/members/BTCUSDT-1h/model/FILE`, below `fleets`.
+    """
+    member = path.parent.parent if path.parent.name == "model" else path.parent
+    return f"{member.parent.parent.name}/{member.name}/{path.name}"
 
 
 def set_aside(path: Path, reason: str) -> Path:
@@ -114,16 +129,3 @@ def aside_name(path: Path) -> Path:
     while (target := path.with_name(f"{path.name}{ASIDE}-{number}")).exists():
         number += 1
     return target
-
-
-def _is_headless(found: dict[str, Any], kind: type[Record]) -> bool:
-    """Whether a JSON object is a record as it was written before records had a head: the bare fields, or most of them.
-
-    No damage of a present record looks so: its fields lie one level deeper, below `body`.
-    """
-    needed = [name for name, field in kind.model_fields.items() if field.is_required()]
-    return not found.keys() & {"record", "body"} and 2 * len(found.keys() & set(needed)) > len(needed) > 0
-
-
-def _earlier() -> DamagedError:
-    return DamagedError("was written by an earlier version of cpb", code=EARLIER)

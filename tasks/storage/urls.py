@@ -12,7 +12,11 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 
 
 def public_url(url: str) -> str:
-    """Return a URL (or any text, unchanged) without credentials: user info is cut, secret parameters become `***`."""
+    """Return a URL (or any text, unchanged) without credentials: user info is cut, secret parameters become `***`.
+
+    A `/`, `?` or `#` in a password ends the host's part early. Where the rest holds the `@` that may end the password,
+    nothing is shown of a URL that has a user, or a number that may be a port as well as a password's beginning.
+    """
     scheme, separator, rest = url.partition("://")
     if not separator:
         return url
@@ -22,7 +26,8 @@ def public_url(url: str) -> str:
     if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
         pairs = parse_qsl(query, keep_blank_values=True)
         query = urlencode([(n, "***" if _SECRET.search(n) else v) for n, v in pairs], safe="*")
-    if "@" not in host and _NO_PORT.search(host):
+    cut_short = ("@" in host or ":" in host) and "@" in rest.removeprefix(host)
+    if cut_short or ("@" not in host and _NO_PORT.search(host)):
         return f"{scheme}://***"
     host = host.rpartition("@")[2]
     return f"{scheme}://{host}{slash}{path}{query_mark}{query}{hash_mark}{fragment}"
@@ -31,8 +36,3 @@ def public_url(url: str) -> str:
 def without_credentials(text: str) -> str:
     """Return a text, such as a library's error message, with every URL in it as `public_url` gives it."""
     return _URL.sub(lambda found: public_url(found[0]), text)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a parameter or variable of this name holds something that may not be shown."""
-    return _SECRET.search(name) is not None

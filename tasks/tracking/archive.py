@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Record
 from tasks.storage.records import read_record, write_record
+from tasks.tracking.artifacts import attaching, fetched
 from tasks.tracking.connection import Store, search
-from tasks.tracking.database import failure
 from tasks.tracking.mlflow_private import delete_remote_files, local_path
 from tasks.tracking.records import REPORT
 from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED
@@ -82,14 +82,12 @@ def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:
 
     The marks come last: were the process killed in between, the members are all there and the archive is made again.
     """
+    with attaching(store, flow, ARCHIVE) as path:
+        write_record(path, archive, of=flow.info.run_id, compact=True)
     folder = local_path(flow.info.artifact_uri)
     if folder is not None:
-        write_record(folder / ARCHIVE, archive, compact=True)
         (folder / REPORT).unlink(missing_ok=True)
     else:
-        with tempfile.TemporaryDirectory() as part:
-            write_record(Path(part) / ARCHIVE, archive, compact=True)
-            store.client.log_artifact(flow.info.run_id, str(Path(part) / ARCHIVE))
         delete_remote_files(flow.info.artifact_uri, REPORT, store.uri)
     for run in (flow, *_fleets(store, flow)):
         store.client.set_tag(run.info.run_id, PRUNED, archive.pruned_at.isoformat(timespec="seconds"))
@@ -105,23 +103,14 @@ def read_archive(store: Store, flow: "Run") -> FlowArchive | None:
         return None
     folder = local_path(flow.info.artifact_uri)
     if folder is not None:
-        return _read(folder / ARCHIVE)
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
+        return _read(folder / ARCHIVE, flow.info.run_id)
     with tempfile.TemporaryDirectory() as part:
-        try:
-            got = mlflow.artifacts.download_artifacts(
-                f"{flow.info.artifact_uri}/{ARCHIVE}", dst_path=part, tracking_uri=store.uri
-            )
-        except (MlflowException, OSError) as error:
-            raise failure(store.uri, error) from None  # the exception may hold the URI
-        return _read(Path(got))
+        return _read(fetched(store, f"{flow.info.artifact_uri}/{ARCHIVE}", part), flow.info.run_id)
 
 
-def _read(path: Path) -> FlowArchive:
+def _read(path: Path, run_id: str) -> FlowArchive:
     try:
-        return read_record(path, FlowArchive)
+        return read_record(path, FlowArchive, of=run_id)
     except (FileNotFoundError, DamagedError) as error:
         what = "gone" if isinstance(error, FileNotFoundError) else "damaged"
         raise CpbError(

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
-from tasks.storage.digests import file_digest
 from tasks.storage.files import DRAFT, new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
+from tasks.storage.records import SET_ASIDE
 from tasks.storage.urls import public_url
-from tasks.tracking.connection import Store, experiment_of
+from tasks.tracking.connection import Store
 from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
-from tasks.tracking.flavour import LOADED, NAMES, WHEELS
-from tasks.tracking.mlflow_private import delete_remote_files, local_path
+from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
+from tasks.tracking.mlflow_private import PROXIED, delete_remote_files, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 _CACHE = "champions"
 """Folder of the home with champions that were fetched from a tracking server."""
-_BY_SERVER = "mlflow-artifacts:"
-"""How places begin that a tracking server keeps."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
@@ -38,8 +36,8 @@ def check_place(store: Store) -> None:
     Nor may they lie in a folder of one machine where others use the store: a database that is no SQLite file, or a
     server of another machine.
     """
-    location = experiment_of(store).artifact_location
-    if location.startswith(_BY_SERVER) and not is_server(store.uri):
+    location = store.artifacts
+    if location.startswith(PROXIED) and not is_server(store.uri):
         raise CpbError(
             f"the MLflow store {public_url(store.uri)} is the database of a tracking server, which alone reaches its "
             "artifacts: set MLFLOW_TRACKING_URI to the server's address, as `cpb tracking-server` shows it",
@@ -94,6 +92,18 @@ def keep_files(store: Store, run: "Run", folder: Path) -> None:
     shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
+@contextmanager
+def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
+    """Yield the path at which to write a file that becomes an artifact of a run."""
+    folder = local_path(run.info.artifact_uri)
+    if folder is not None:
+        yield folder / name
+        return
+    with tempfile.TemporaryDirectory() as part:
+        yield Path(part) / name
+        store.client.log_artifact(run.info.run_id, str(Path(part) / name))
+
+
 def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, str]") -> bool:
     """Copy those files of a finished run again that lie on this machine and are not what was logged.
 
@@ -106,7 +116,7 @@ def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, st
     target = local_path(run.info.artifact_uri)
     if target is None:
         return False
-    wrong = [name for name, digest in digests.items() if not _is_file(target / name, digest)]
+    wrong = damaged(target, digests)
     if wrong:
         keep_files(store, run, folder)
     return bool(wrong)
@@ -209,7 +219,7 @@ def registered_files(store: Store, source: str) -> "Iterator[Path]":
         yield local
         return
     with tempfile.TemporaryDirectory() as part:
-        yield _fetched(store, source, part)
+        yield fetched(store, source, part)
 
 
 def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> None:
@@ -238,7 +248,7 @@ def _copy_name(version: "ModelVersion") -> str:
 def _download(store: Store, version: "ModelVersion", target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as part:
-        got = _fetched(store, version.source or "", part)
+        got = fetched(store, version.source or "", part)
         with new_folder(target) as draft:
             # What MLflow alone reads stays on the server.
             shutil.copytree(
@@ -246,8 +256,12 @@ def _download(store: Store, version: "ModelVersion", target: Path) -> None:
             )
 
 
-def _fetched(store: Store, source: str, folder: str) -> Path:
-    """Fetch artifacts into a folder and return where they are."""
+def fetched(store: Store, source: str, folder: str) -> Path:
+    """Fetch artifacts from a tracking server into a folder and return where they are.
+
+    Raises:
+        CpbError: they cannot be fetched.
+    """
     import mlflow
     from mlflow.exceptions import MlflowException
 
@@ -271,10 +285,6 @@ def _files(folder: Path) -> "Iterator[Path]":
 
 
 def _is_own(path: Path, folder: Path, known: "Collection[str]") -> bool:
-    draft = DRAFT.fullmatch(path.name)  # left half-written by a kill
-    whole = path.with_name(draft["name"]) if draft else path
+    found = DRAFT.fullmatch(path.name) or SET_ASIDE.fullmatch(path.name)  # of a killed run, or damaged
+    whole = path.with_name(found["name"]) if found else path
     return path.is_file() and not path.is_symlink() and os.path.relpath(whole, folder) in known
-
-
-def _is_file(path: Path, digest: str) -> bool:
-    return path.is_file() and file_digest(path) == digest

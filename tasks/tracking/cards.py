@@ -8,17 +8,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record
 from schemas.identity import SPOT, SeriesId, tree_of
 from tasks.forecasting.months import LEDGER
 from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
-from tasks.storage.records import EARLIER, parse_record, set_aside, write_record
+from tasks.storage.records import parse_record, set_aside, write_record
 from tasks.tracking.archive import rounded
 from tasks.tracking.connection import Store, find_run
 from tasks.tracking.registry import version_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import REASON, digests_of
+from tasks.tracking.versions import find_version, series_of
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -72,20 +73,17 @@ def write_card(store: Store, home: Path, series: SeriesId, version: "ModelVersio
         verdict=tags.get("verdict", ""),
         reason=tags.get(REASON, ""),
     )
-    write_record(path, card, compact=True)
+    write_record(path, card, of=path.stem, compact=True)
     return path
 
 
-def verify(
-    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
-) -> Iterator[Damage]:
+def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
     """Yield each damaged card of a market's versions.
 
     Args:
         repair: set a damaged card aside, and write it again where MLflow still has its version, which pruning deletes
             after the card is written.
         seen: called with each card that is checked.
-        earlier: called with each card that an earlier version of cpb wrote.
 
     Raises:
         CpbError: a card is to be written again, and the MLflow store cannot be read.
@@ -95,18 +93,10 @@ def verify(
             continue
         seen(path)
         try:
-            card = parse_record(path, VersionCard)
-            fault = (
-                "" if card_path(home, card.series, _number(card)) == path else "it is another version's card"
-            )
+            parse_record(path, VersionCard, of=path.stem)
         except DamagedError as error:
-            if error.code == EARLIER:
-                earlier(path)
-                continue
-            fault = str(error)
-        if fault:
-            outcome = _mend(home, path, *named, fault) if repair else ""
-            yield damage_at(home, path, fault, VERIFY, repair, outcome=outcome)
+            outcome = _mend(home, path, *named, str(error)) if repair else ""
+            yield damage_at(home, path, str(error), VERIFY, repair, outcome=outcome)
 
 
 def _mend(home: Path, path: Path, series: SeriesId, number: str, fault: str) -> str:
@@ -118,8 +108,7 @@ def _mend(home: Path, path: Path, series: SeriesId, number: str, fault: str) -> 
         if error.code != "no-store":
             raise
         return _LOST
-    versions = store.client.search_model_versions(f"name = '{series.registered}'")
-    if (version := next((v for v in versions if str(v.version) == number), None)) is None:
+    if (version := find_version(store, series, number)) is None:
         return _LOST
     write_card(store, home, series, version)
     return REPAIRED
@@ -129,14 +118,8 @@ def _folder(home: Path, market: str) -> Path:
     return tree_of(home, LEDGER.name, market) / "cards"
 
 
-def _number(card: VersionCard) -> str:
-    return card.model_version.rpartition("/")[2]
-
-
 def _named(path: Path) -> tuple[SeriesId, str] | None:
     """Return the series and the version that a card's name speaks of; None for a file that is no card."""
     name, _, number = path.stem.rpartition("-")
-    try:
-        return (SeriesId.parse(name), number) if name.startswith("cpb-") and number.isdigit() else None
-    except UsageError:
-        return None
+    series = series_of(name) if name.startswith("cpb-") and number.isdigit() else None
+    return (series, number) if series else None

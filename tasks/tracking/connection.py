@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import wraps
 from hashlib import sha256
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import CpbError
 from tasks.storage.leases import check_held, leased
@@ -18,29 +18,28 @@ from tasks.storage.urls import public_url
 from tasks.tracking.database import (
     EXPERIMENT,
     artifacts_beside,
+    check,
     exclusive,
     failure,
     is_server,
     is_unavailable,
+    make_sqlite,
     making_schema,
     no_shared_place,
     sqlite_path,
 )
-from tasks.tracking.mlflow_private import quiet
+from tasks.tracking.mlflow_private import PROXIED, local_path, quiet
 from tasks.tracking.tags import FLOW, KIND, PROCESS
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
 
-LAYOUT_TAG, LAYOUT = "cpb.layout", "2"
-"""How names and tags of the experiment's runs are arranged; 2 since models carry their market."""
-MODELS_TAG, MODELS = "cpb.models", "mlflow"
-"""Says that registered versions are MLflow models."""
+LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
+"""Version of the names and tags by which cpb arranges runs and models in the experiment; another one is refused."""
 TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     LAYOUT_TAG: LAYOUT,
-    MODELS_TAG: MODELS,
 }
 """Of a new experiment; the first: MLflow's page need not ask what it holds."""
 _PAGE = 1000
@@ -50,6 +49,10 @@ _LOOKED_AT = 50
 """Newest flow runs that are asked which machines write to the store."""
 
 log = logging.getLogger("cpb")
+
+T = TypeVar("T")
+
+_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Store:
         """Whether nothing can be stored here."""
         return self.served != self.uri
 
+    @property
+    def artifacts(self) -> str:
+        """The place (a URI) below which artifacts of new runs lie, as it is recorded now."""
+        return str(self.client.get_experiment(self.experiment_id).artifact_location)
+
 
 def connect(uri: str, served: str) -> Store:
     """Connect to a store that can be reached, and make the experiment `cpb` where missing.
@@ -76,6 +84,22 @@ def connect(uri: str, served: str) -> Store:
     Raises:
         CpbError: it is not MLflow's, or of another version.
     """
+    with _making(uri, served) as client:
+        experiment_id = _experiment(client, uri, served)
+        layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG)
+    if layout != LAYOUT:
+        raise CpbError(
+            f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
+            f"(layout {layout or 'none'}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
+            "rename that experiment in MLflow",
+            code="store-version", field="MLFLOW_TRACKING_URI",
+        )  # fmt: skip
+    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
+
+
+@contextmanager
+def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
+    """Yield a client that makes what is missing in a store; where that fails, the error is one sentence."""
     quiet()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -83,45 +107,54 @@ def connect(uri: str, served: str) -> Store:
 
     try:
         with making_schema(served):
-            client = MlflowClient(tracking_uri=served, registry_uri=served)
-            experiment_id = _experiment(client, uri, served)
+            yield MlflowClient(tracking_uri=served, registry_uri=served)
     except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # the exception may hold the URI
-    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
 
 
-def experiment_of(store: Store) -> "Experiment":
-    """Return the experiment as it is stored now."""
-    return store.client.get_experiment(store.experiment_id)
-
-
-def find_run(store: Store, run_id: str | None) -> "Run | None":
-    """Return a run by its id, or None where there is none."""
+def existing(call: Callable[..., T], *arguments: Any) -> T | None:
+    """Return what MLflow's client answers, or None where what the call names does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
-        return store.client.get_run(run_id) if run_id else None
+        return call(*arguments)
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
             raise
         return None
 
 
+def pages(call: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """Yield all that a search of MLflow's client finds, page by page."""
+    token = None
+    while True:
+        page = call(*arguments, **options, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def find_run(store: Store, run_id: str | None) -> "Run | None":
+    """Return a run by its id, or None where there is none."""
+    return existing(store.client.get_run, run_id) if run_id else None
+
+
 def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
     """Return runs by their ids, also deleted ones, hundreds in a call; ids of no run are left out."""
     from mlflow.entities import ViewType
 
-    found, wanted = dict[str, "Run"](), sorted(set(run_ids))
+    runs, wanted = dict[str, "Run"](), sorted(set(run_ids))
     for start in range(0, len(wanted), _IDS):
         quoted = ", ".join(f"'{run_id}'" for run_id in wanted[start : start + _IDS])
         page = store.client.search_runs(
             [store.experiment_id], f"attributes.run_id IN ({quoted})", ViewType.ALL, _PAGE
         )
-        found |= {run.info.run_id: run for run in page}
+        runs |= {run.info.run_id: run for run in page}
     for run_id in wanted:  # of another experiment, as a model that somebody registered by hand
-        if run_id not in found and (run := find_run(store, run_id)):
-            found[run_id] = run
-    return found
+        if run_id not in runs and (run := find_run(store, run_id)):
+            runs[run_id] = run
+    return runs
 
 
 def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> list["Run"]:
@@ -145,15 +178,9 @@ def search_lazily(
     from mlflow.entities import ViewType
 
     view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
-    token = None
-    while True:
-        page = store.client.search_runs(
-            [store.experiment_id], condition, view, page_size, order_by=list(order_by), page_token=token
-        )
-        yield from page
-        token = page.token
-        if not token:
-            return
+    yield from pages(
+        store.client.search_runs, [store.experiment_id], condition, view, page_size, order_by=list(order_by)
+    )
 
 
 @contextmanager
@@ -186,11 +213,8 @@ def alone_everywhere(store: Store, what: str) -> Iterator[None]:
 
 def _identity(store: Store) -> str:
     """Return what all machines call the same store, whatever the address by which they reach it."""
-    experiment = experiment_of(store)
+    experiment = store.client.get_experiment(store.experiment_id)
     return sha256(f"{experiment.experiment_id} {experiment.creation_time}".encode()).hexdigest()[:12]
-
-
-_warned: set[str] = set()
 
 
 def _warn_of_others(store: Store) -> None:
@@ -286,3 +310,21 @@ def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experime
         if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
             raise
         return found
+
+
+def prepare_database(uri: str) -> None:
+    """Make the schema and the experiment, whose artifacts the server keeps, where they are missing.
+
+    Raises:
+        CpbError: the database cannot be used, or says that artifacts lie in a folder of one machine.
+    """
+    database = sqlite_path(uri)
+    if database and not database.exists():
+        make_sqlite(database)
+    check(uri, write=True)
+    with _making(uri, uri) as client:
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:
+            client.create_experiment(EXPERIMENT, f"{PROXIED}/{EXPERIMENT}", TAGS)
+    if experiment and (folder := local_path(experiment.artifact_location)):
+        raise no_shared_place(uri, folder)

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from schemas.errors import CpbError
+from schemas.wording import install_extra
+from tasks.storage.files import draft_name
 from tasks.storage.locks import locked, temporary_lock
 from tasks.storage.urls import public_url, without_credentials
 from tasks.tracking import mlflow_private
@@ -41,8 +43,8 @@ _SCHEMA_LOCK = 0x637062
 _variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
-_PACKAGES = {"psycopg2": "'cpb[postgres]'", "MySQLdb": "mysqlclient"}
-"""What to install for a driver that has another name."""
+_PACKAGES = {"psycopg2": install_extra("postgres"), "MySQLdb": "`pip install mysqlclient`"}
+"""How a driver is installed whose package has another name."""
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
 DOWN = "database-down"
@@ -190,7 +192,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
         DOWN: f"{store} cannot be reached ({reason}); start it, {_other_store()}",
         "missing-package": (
             f"{store} needs the Python package {reason}, which is not installed; "
-            f"`pip install {_PACKAGES.get(reason, reason)}`, {_other_store()}"
+            f"run {_PACKAGES.get(reason, f'`pip install {reason}`')}, {_other_store()}"
         ),
     }
     return CpbError(
@@ -285,12 +287,10 @@ def _lock_file(uri: str) -> Path:
 
 
 def _write_whole_schema(database: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=database.parent, prefix=f".{database.name}.")
-    os.close(handle)
-    part = Path(name)
+    part = draft_name(database)
+    part.touch()  # SQLite would make one for its owner alone to write, whatever the umask says
     try:
         mlflow_private.write_schema(part)
-        part.chmod(0o644)
         part.rename(database)
     finally:
         part.unlink(missing_ok=True)

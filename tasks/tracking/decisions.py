@@ -5,7 +5,6 @@ which it became champion.
 """
 
 import logging
-import tempfile
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import islice
@@ -18,11 +17,12 @@ from schemas.errors import DamagedError
 from schemas.handover import Decision, Decisions
 from schemas.identity import SeriesId
 from tasks.storage.records import read_record, write_record
+from tasks.tracking.artifacts import attaching
 from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.entries import text
 from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.records import text
 from tasks.tracking.tags import FLOW, KIND
-from tasks.tracking.versions import registered_models, series_of
+from tasks.tracking.versions import registered_models, series_of, versions_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,11 +48,12 @@ def keep_decisions(store: Store, decisions: Iterable[Decision], run_id: str = ""
         if one.moved or one.outcome == "retired":
             store.client.set_model_version_tag(one.series.registered, one.version_number, DECISION, value)
     if run_id:
-        _write(store, run_id, Decisions(decisions=found))
+        with attaching(store, store.client.get_run(run_id), DECISIONS) as path:
+            write_record(path, Decisions(decisions=found), of=run_id)
 
 
 def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
-    """Return the newest decision on each series; models of older releases have none."""
+    """Return the newest decision on each series."""
     found = {}
     for model in registered_models(store):
         series = series_of(model.name)
@@ -68,10 +69,8 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
     Those of flows come from their runs' files, which a server does not show at once: of one there are only those that
     tags hold, the newest and each by which a version became champion.
     """
-    name = series.registered
-    tagged = [model.tags for model in registered_models(store) if model.name == name]
-    if tagged:
-        tagged += [version.tags for version in store.client.search_model_versions(f"name = '{name}'")]
+    tagged = [model.tags for model in registered_models(store) if model.name == series.registered]
+    tagged += [version.tags for version in versions_of(store, series)]
     found = {one.decided_at: one for tags in tagged if (one := decision_in(tags))}
     for run in islice(
         search_lazily(store, _FLOWS, ["attributes.start_time DESC"], page_size=100), _MAX_FLOWS
@@ -80,7 +79,9 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
         path = folder / DECISIONS if folder else None
         if path and path.exists():
             found |= {
-                one.decided_at: one for one in _read(path, path.stat().st_mtime_ns) if one.series == series
+                one.decided_at: one
+                for one in _read(path, run.info.run_id, path.stat().st_mtime_ns)
+                if one.series == series
             }
         if len(found) >= limit:
             break
@@ -88,10 +89,10 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
 
 
 @lru_cache(maxsize=_MAX_FLOWS)
-def _read(path: Path, _changed: int) -> tuple[Decision, ...]:
+def _read(path: Path, run_id: str, _changed: int) -> tuple[Decision, ...]:
     try:
-        return read_record(path, Decisions).decisions
-    except DamagedError as error:  # also of an earlier release, whose decisions had other fields
+        return read_record(path, Decisions, of=run_id).decisions
+    except DamagedError as error:
         log.warning("%s", error)
         return ()
 
@@ -100,15 +101,5 @@ def decision_in(tags: "Mapping[str, str]") -> Decision | None:
     """Return the decision in the tags of a registered model or a version; None where there is none to be read."""
     try:
         return Decision.model_validate_json(tags[DECISION])
-    except (KeyError, ValidationError):  # an older release wrote none; a later one, or a person, another form
+    except (KeyError, ValidationError):  # none, or written by a person
         return None
-
-
-def _write(store: Store, run_id: str, decisions: Decisions) -> None:
-    folder = local_path(store.client.get_run(run_id).info.artifact_uri)
-    if folder is not None:
-        write_record(folder / DECISIONS, decisions)
-        return
-    with tempfile.TemporaryDirectory() as part:
-        write_record(Path(part) / DECISIONS, decisions)
-        store.client.log_artifact(run_id, str(Path(part) / DECISIONS))

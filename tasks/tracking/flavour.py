@@ -3,10 +3,17 @@
 MLflow imports `cpbmodels.mlflow`, which reads `model.safetensors` and `config.json` beside these files. The light
 library travels along as a wheel, because no package index has it. The files belong to the run, whose tag `mlflow_files`
 names them with their digests: a universal member's run serves many coins' versions.
+
+What many runs have alike is stored once on this machine, `ROOT/shared/SHA256`, and linked into each: for MLflow, and
+for whoever copies a folder, a hard link is a file like any other. Where the file system has none, it is copied.
 """
 
+import errno
 import json
+import os
 import platform
+import re
+import shutil
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,11 +24,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage.digests import file_digest
-from tasks.storage.files import write_bytes
+from tasks.storage.files import DRAFT, replacing, write_bytes
 from tasks.storage.model_folder import damage_of, read_config
 from tasks.tracking.connection import Store
 from tasks.tracking.mlflow_private import local_path
-from tasks.tracking.shared import write_shared
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:
@@ -34,11 +40,14 @@ LOADED = "registered_model_meta"
 """MLflow writes it into a registered model's folder on this machine when it loads the model from there."""
 WHEELS = "wheels"
 """The folder beside them with the library's wheel, the one folder within a run's artifacts."""
-LOADER = "cpbmodels.mlflow"
 
 _PINNED = ("mlflow", "numpy", "pandas", "polars", "safetensors", "torch")
 _LAST = datetime(2025, 1, 1, tzinfo=UTC)
 """Open time of the example's last candle: long closed, whatever the timeframe."""
+
+SHARED = "shared"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def add_flavour(
@@ -122,7 +131,7 @@ def _ml_model(run: "Run") -> bytes:
     )
     model.add_flavor(
         "python_function",
-        loader_module=LOADER,
+        loader_module="cpbmodels.mlflow",
         python_version=platform.python_version(),
         env={
             "virtualenv": ENVIRONMENT,
@@ -203,3 +212,41 @@ def _example(timeframe: str, context: int) -> dict[str, Any]:
         "columns": ["open_time", "open", "high", "low", "close", "volume"],
         "data": [[time, *values] for time, values in zip(times, table, strict=True)],
     }
+
+
+def write_shared(root: Path, path: Path, data: bytes) -> None:
+    """Give `path` this content, atomically, as a link to the shared file, which is made where missing or damaged.
+
+    Args:
+        root: the folder that holds the runs' folders.
+    """
+    digest = sha256(data).hexdigest()
+    if path.is_file() and file_digest(path) == digest:
+        return
+    shared = root / SHARED / digest
+    if not shared.is_file() or file_digest(shared) != digest:
+        write_bytes(shared, data)
+    with replacing(path) as draft:
+        _link(shared, draft)
+
+
+def unused(root: Path) -> list[Path]:
+    """Return the shared files of a root that no run links to any more, and what kills left of drafts."""
+    folder = root / SHARED
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [file for file in files if _is_own(file) and file.lstat().st_nlink == 1]
+
+
+def _is_own(file: Path) -> bool:
+    draft = DRAFT.fullmatch(file.name)
+    named = _DIGEST.fullmatch(draft["name"] if draft else file.name)
+    return bool(named) and file.is_file() and not file.is_symlink()
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)

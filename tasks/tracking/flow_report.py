@@ -3,11 +3,10 @@
 About 2.0 MB, nearly all of it plotly's bundle, packed: the file must show itself in a frame that may fetch nothing.
 """
 
-import tempfile
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +18,12 @@ from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import judge_pools
+from tasks.storage.digests import file_digest
+from tasks.tracking.artifacts import attaching
 from tasks.tracking.connection import Store
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.records import REPORT
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import market_of
+from tasks.tracking.tags import FILES, market_of
 
 _DECISIONS = {
     "series": Column("Series"),
@@ -57,15 +57,11 @@ def keep_report(
     """
     store = store or open_store()
     run = store.client.get_run(run_id)
-    folder = local_path(run.info.artifact_uri)
-    title, market = str(run.info.run_name), market_of(run)
-    sections = _sections(fleets, decisions, simulated=market == SIM)
-    if folder is not None:
-        write_page(folder / REPORT, title, sections)
-        return
-    with tempfile.TemporaryDirectory() as part:
-        write_page(Path(part) / REPORT, title, sections)
-        store.client.log_artifact(run_id, str(Path(part) / REPORT))
+    sections = _sections(fleets, decisions, simulated=market_of(run) == SIM)
+    with attaching(store, run, REPORT) as path:
+        write_page(path, str(run.info.run_name), sections)
+        digest = file_digest(path)
+    store.client.set_tag(run_id, FILES, json.dumps({REPORT: digest}))
 
 
 def _sections(

@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.tracking.archive import read_archive
-from tasks.tracking.connection import Store, find_run, search, search_lazily
-from tasks.tracking.standing import age_of, newest_of, recipe_of_run
+from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -23,12 +22,16 @@ from tasks.tracking.tags import (
     OUTCOME,
     PARENT,
     REASON,
+    STUDY,
     SYMBOL,
     TIMEFRAME,
+    age_of,
     as_of,
     market_of,
+    newest_of,
+    recipe_of_run,
 )
-from tasks.tracking.versions import ALIAS, CHALLENGER, PREVIOUS, aliases_of
+from tasks.tracking.versions import ALIAS, CHALLENGER, PREVIOUS, aliases_of, versions_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -69,9 +72,10 @@ class JudgedModel(BaseModel):
 
 @dataclass(frozen=True)
 class FlowRunInfo:
-    """A run of the flow. `coins`, `timeframes`, `architectures`: as they were asked for."""
+    """A run of the flow, or a search of `cpb tune`. `coins`, `timeframes`, `architectures`: as they were asked for."""
 
     run_id: str
+    kind: str
     market: str
     name: str
     status: str
@@ -94,12 +98,10 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     )
     runs = search_lazily(store, condition, [_NEWEST], page_size=100)
     judged = [r for r in islice(runs, MAX_RUNS_LOOKED_AT) if "test_crps_ratio" in r.data.metrics]
-    shared = _shared_params(store, judged)
+    fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
     registered = _registered(store, series)
     models = [
-        _model(
-            run, shared.get(run.data.tags.get(PARENT, ""), {}), *registered.get(run.info.run_id, (None, None))
-        )
+        _model(run, fleets.get(run.data.tags.get(PARENT, "")), *registered.get(run.info.run_id, (None, None)))
         for run in judged
     ]
     aged = zip(models, map(age_of, judged), strict=True)
@@ -107,21 +109,14 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     return sorted(found.values(), key=lambda one: one.metrics["test_crps_ratio"])
 
 
-def _shared_params(store: Store, runs: "list[Run]") -> "dict[str, dict[str, str]]":
-    """Return the params of the fleets of some runs, by the fleets' ids: what all members have alike stands there."""
-    ids = {run.data.tags[PARENT] for run in runs if PARENT in run.data.tags}
-    if not ids:
-        return {}
-    listed = ", ".join(f"'{one}'" for one in sorted(ids))
-    return {
-        fleet.info.run_id: fleet.data.params for fleet in search(store, f"attributes.run_id IN ({listed})")
-    }
-
-
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest runs of the flow, those at work included, newest first."""
-    runs = search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", [_NEWEST], page_size=limit)
-    return [_flow(run) for run in islice(runs, limit)]
+    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first."""
+    kinds = [  # MLflow's filters know no OR
+        search_lazily(store, f"tags.`{KIND}` = '{kind}'", [_NEWEST], page_size=limit)
+        for kind in (FLOW, STUDY)
+    ]
+    runs = [_flow(run) for found in kinds for run in islice(found, limit)]
+    return sorted(runs, key=lambda run: run.started_at, reverse=True)[:limit]
 
 
 def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, str]]:
@@ -132,12 +127,13 @@ def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, s
     alias_of = {aliases[name]: name for name in (PREVIOUS, CHALLENGER, ALIAS) if name in aliases}
     return {
         str(version.run_id): (alias_of.get(str(version.version)), f"{version.name}/{version.version}")
-        for version in store.client.search_model_versions(f"name = '{series.registered}'")
+        for version in versions_of(store, series)
     }
 
 
-def _model(run: "Run", shared: Mapping[str, str], alias: str | None, version: str | None) -> JudgedModel:
-    tags, params = run.data.tags, {**shared, **run.data.params}
+def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | None) -> JudgedModel:
+    # What all members have alike stands with their fleet.
+    tags, params = run.data.tags, {**(fleet.data.params if fleet else {}), **run.data.params}
     return JudgedModel(
         architecture=tags.get("architecture", ""),
         preset=recipe_of_run(params, tags) or None,
@@ -156,6 +152,7 @@ def _flow(run: "Run") -> FlowRunInfo:
     tags, params = run.data.tags, run.data.params
     return FlowRunInfo(
         run_id=run.info.run_id,
+        kind=tags[KIND],
         market=market_of(run),
         name=run.info.run_name or "",
         status=run.info.status,

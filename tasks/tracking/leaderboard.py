@@ -13,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError
 from schemas.identity import SIM
 from tasks.tracking.archive import read_archive
-from tasks.tracking.board import COLUMNS, BoardRow, Fleet, Member, order, rows_of
+from tasks.tracking.board import BoardRow, Fleet, Member, order, rows_of
 from tasks.tracking.connection import Store, search
-from tasks.tracking.run_ids import find_flow
+from tasks.tracking.run_list import find_flow
 from tasks.tracking.runs import COMPLETE
-from tasks.tracking.standing import age_of, recipe_of_run
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KEY, KIND, OUTCOME, PARENT, PRUNED, market_of
+from tasks.tracking.tags import FLOW, KEY, KIND, OUTCOME, PARENT, PRUNED, age_of, market_of, recipe_of_run
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
     from tasks.tracking.archive import FlowArchive
 
-__all__ = ["COLUMNS", "board_of", "leaderboard"]
 
 log = logging.getLogger("cpb")
 
@@ -68,13 +66,11 @@ def leaderboard(
 def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
     """Return the rows of one flow run, from its members' runs, or from its archive where those were pruned."""
     alike = _of_flow(flow)
-    rows = [row.values for row in rows_of(_live_fleets(store, flow), alike)]
+    rows = [row.values for row in rows_of(_live_fleets(store, flow, _live_runs(store, flow)), alike)]
     known = {(row["timeframe"], row["architecture"]) for row in rows}
     archive = read_archive(store, flow)
-    # Rows that an older release archived lack some columns.
-    blank = dict.fromkeys(COLUMNS) | {"preset": flow.data.tags.get("preset", "")}
     kept = archive.rows if archive else ()
-    rows += [blank | row | alike for row in kept if (row["timeframe"], row["architecture"]) not in known]
+    rows += [row | alike for row in kept if (row["timeframe"], row["architecture"]) not in known]
     return sorted(rows, key=order)
 
 
@@ -123,7 +119,7 @@ def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
     for run in search(store, condition, ["attributes.start_time DESC"]):
         of_flow = _of_flow(run)
         asked = tuple(run.data.params.get(name) for name in _ASKED)
-        # Runs of older releases do not say what they were asked for.
+        # A run that does not say what it was asked for stands for itself.
         key = (of_flow["market"], *asked) if any(asked) else (run.info.run_id,)
         as_of, judged = of_flow["as_of"], _judged(run)
         before = newer.setdefault(key, [])
@@ -142,7 +138,8 @@ def _judged(flow: "Run") -> float:
 
 def _fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
     """Yield the fleets of a flow run: those in MLflow, then those that only its archive has."""
-    yield from _live_fleets(store, flow)
+    live = _live_runs(store, flow)
+    yield from _live_fleets(store, flow, live)
     try:
         archive = read_archive(store, flow)
     except CpbError as error:
@@ -151,7 +148,7 @@ def _fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
         log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
         return
     if archive:
-        yield from _archived_fleets(archive, flow, _live_keys(store, flow))
+        yield from _archived_fleets(archive, flow, {fleet.data.tags.get(KEY, "") for fleet in live})
 
 
 def _live_runs(store: Store, flow: "Run") -> "list[Run]":
@@ -160,12 +157,8 @@ def _live_runs(store: Store, flow: "Run") -> "list[Run]":
     return [fleet for fleet in fleets if PRUNED not in fleet.data.tags]
 
 
-def _live_keys(store: Store, flow: "Run") -> set[str]:
-    return {fleet.data.tags.get(KEY, "") for fleet in _live_runs(store, flow)}
-
-
-def _live_fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
-    for fleet in _live_runs(store, flow):
+def _live_fleets(store: Store, flow: "Run", fleets: "list[Run]") -> Iterator[Fleet]:
+    for fleet in fleets:
         runs = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
         members = [m for run in runs for m in Member.of(run.data.tags, run.info.status, run.data.metrics)]
         tags, params = fleet.data.tags, fleet.data.params

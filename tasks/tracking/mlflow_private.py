@@ -1,11 +1,14 @@
 """What cpb uses of MLflow that MLflow does not document. Each was read and tried in the version named with it.
 
+What confines its server is in `artifact_guard.py`.
+
 Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_mlflow_private.py` calls each of them.
 """
 
 import logging
 import os
 import sqlite3
+import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,18 +33,12 @@ _PLACES = (
 )
 """Tables and columns that say where artifacts lie."""
 
-SERVER_ENVIRONMENT = ("MLFLOW_BACKEND_STORE_URI", "MLFLOW_REGISTRY_STORE_URI")
-"""Variables from which `mlflow server` takes the stores when no option names them (3.17.2, `mlflow/cli`).
-
-The server hands them to its workers in the environment as well, so that they stand on no command line.
-"""
-
-
 PROXIED = "mlflow-artifacts:"
 """Scheme of artifacts that a tracking server keeps (3.17.2, `mlflow.store.artifact.mlflow_artifacts_repo`)."""
 
 SERVED = {
     "database": "_MLFLOW_SERVER_FILE_STORE",
+    "registry": "_MLFLOW_SERVER_REGISTRY_STORE",
     "artifacts": "_MLFLOW_SERVER_ARTIFACT_DESTINATION",
     "root": "_MLFLOW_SERVER_ARTIFACT_ROOT",
     "serve": "_MLFLOW_SERVER_SERVE_ARTIFACTS",
@@ -52,20 +49,31 @@ They are read when `mlflow.server` is imported, so they are no imports from ther
 """
 
 
-def served_app(database: str, artifacts: str) -> "ASGIApp":
-    """Return the app that `mlflow server` runs, with artifacts kept by it and no job runner.
+def served_app(database: str, artifacts: str, *, proxied: bool = True) -> "ASGIApp":
+    """Return the app that `mlflow server` runs, with no job runner. Every server of MLflow's app is made here.
 
-    Its own look at Host and Origin is left out: who serves the app looks closer.
+    Its own look at Host and Origin is left out: `flows.ops.guard` looks closer. No other place is read or written.
+
+    Args:
+        artifacts: URI or path below which artifacts lie.
+        proxied: whether clients send artifacts through the server, which keeps them there; else it shows those that lie
+            there.
 
     3.17.2: `mlflow.server.fastapi_app.app`, `mlflow.server._run_server`.
     """
     quiet()
-    os.environ |= {
-        SERVED["database"]: database, SERVED["artifacts"]: artifacts, SERVED["root"]: f"{PROXIED}/",
-        SERVED["serve"]: "true", "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": "*",
+    places = {"artifacts": artifacts, "root": f"{PROXIED}/"} if proxied else {"root": artifacts}
+    values = {"database": database, "registry": database, "serve": str(proxied).lower()} | places
+    os.environ |= {SERVED[name]: value for name, value in values.items()} | {
+        "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",
     }  # fmt: skip
-    from mlflow.server.fastapi_app import app
+    from tasks.tracking.artifact_guard import install
+
+    install(artifacts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that Starlette's adapter for WSGI is deprecated
+        from mlflow.server.fastapi_app import app
 
     return app
 

@@ -8,10 +8,9 @@ the middle does no harm: each step can be repeated, and the next pruning finishe
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from schemas.errors import BusyError, DamagedError
 from schemas.handover import Record
@@ -23,8 +22,9 @@ from tasks.storage.records import find_record, write_record
 from tasks.tracking.archive import make_archive, write_archive
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.cards import write_card
-from tasks.tracking.connection import Store, alone, alone_everywhere, experiment_of
+from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
+from tasks.tracking.flavour import unused
 from tasks.tracking.leaderboard import board_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
@@ -38,7 +38,6 @@ from tasks.tracking.prune_plan import (
     stored_runs,
 )
 from tasks.tracking.reconcile import reconcile
-from tasks.tracking.shared import unused
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import all_versions
 from tasks.training.retention import no_fleets_in_use, old_fleets, remove_old_fleets
@@ -73,10 +72,6 @@ class PruneReport:
     artifact_bytes: int = 0
     kept: list[str] = field(default_factory=list)
     unfinished: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as `--json` shows it."""
-        return asdict(self)
 
     def __str__(self) -> str:
         """Return it in one sentence."""
@@ -213,9 +208,9 @@ def _plan(
     versions = list(_scored(home, old_versions(store, every, since, runs), now, report))
     gone = {old.name for old in versions}
     needed = {v.run_id or "" for v in every if f"{v.name}/{v.version}" not in gone}
-    plan = plan_runs(runs, since, needed, lambda run: problem_of(store, run))
-    report.kept += plan.kept
-    return plan.flows, versions
+    flows, kept = plan_runs(runs, since, needed, lambda run: problem_of(store, run))
+    report.kept += kept
+    return flows, versions
 
 
 def _scored(
@@ -275,7 +270,7 @@ def _old_set_aside(home: Path, now: datetime) -> list[Path]:
 
 def _unshared(store: Store) -> list[Path]:
     """Return files that runs shared, and that went with the last of them."""
-    root = local_path(experiment_of(store).artifact_location)
+    root = local_path(store.artifacts)
     return unused(root) if root else []
 
 

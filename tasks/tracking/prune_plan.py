@@ -6,7 +6,7 @@ month keeps its last nights, and nightly runs on spot do not make those on the s
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
@@ -110,14 +110,6 @@ class OldFlow:
     archive: bool
 
 
-@dataclass
-class RunPlan:
-    """All old flow runs, and why runs that are old enough are kept all the same."""
-
-    flows: list[OldFlow] = field(default_factory=list)
-    kept: list[str] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class OldVersion:
     """A registered version that may go once its forecasts are scored."""
@@ -185,8 +177,8 @@ def plan_runs(
     since: dict[str, date],
     needed: Collection[str],
     problem: Callable[[StoredRun], str],
-) -> RunPlan:
-    """Return which runs go, by flow.
+) -> tuple[list[OldFlow], list[str]]:
+    """Return which runs go, by flow, and why runs that are old enough are kept all the same.
 
     Args:
         needed: ids of runs whose files a registered version is made of.
@@ -197,20 +189,20 @@ def plan_runs(
     for run in runs:
         children[run.parent].append(run)
     weekly = _weekly(runs)
-    plan = RunPlan()
+    flows, kept = list[OldFlow](), list[str]()
     for top in runs:
         # The top of a tree is a flow, or a run whose parent is gone.
         if not top.kind or top.parent in by_id or not _is_old(top, since):
             continue
         tree = list(_tree(top, children))
-        stays = _staying(tree, by_id, needed, problem, plan.kept)
+        stays = _staying(tree, by_id, needed, problem, kept)
         if top.id in weekly:
             stays.add(top.id)
         gone = tuple(run for run in tree if run.kind and run.id not in stays)
         if gone:
             archive = top.id in stays and not top.deleted and any(not run.deleted for run in gone)
-            plan.flows.append(OldFlow(top.id, gone, archive))
-    return plan
+            flows.append(OldFlow(top.id, gone, archive))
+    return flows, kept
 
 
 def problem_of(store: Store, run: StoredRun) -> str:

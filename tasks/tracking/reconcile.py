@@ -1,13 +1,18 @@
 """Runs whose process died: marked KILLED by the next process that writes to the store, with the reason.
 
+While a flow's run is open, a thread renews a tag on it every ten minutes, the sign of life for other machines that
+share the store: a training may take hours between two steps.
+
 A flow's and a fleet's run carry the process that opened them; a member belongs to its fleet's process. A process of
 this host and boot is looked up, one of an earlier boot is dead. Of other hosts' processes only the heartbeat tells.
 """
 
 import logging
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
 from tasks.tracking.connection import Store, search
 from tasks.tracking.tags import HEARTBEAT, PARENT, PROCESS, REASON
@@ -18,9 +23,12 @@ if TYPE_CHECKING:
 LEASE = timedelta(hours=1)
 """After this long without a heartbeat a process of another host counts as dead."""
 LEASE_UNKNOWN = timedelta(days=7)
-"""The same for runs of older releases, which say nothing about their process: counted from their start."""
+"""The same for runs that say nothing about their process, as a person makes them: counted from their start."""
 
 log = logging.getLogger("cpb")
+
+INTERVAL_S = 600.0
+"""Seconds between two signs of life."""
 
 
 def reconcile(store: Store, now: datetime | None = None) -> list[str]:
@@ -80,3 +88,49 @@ def _heartbeat(run: "Run") -> datetime:
 
 def _started(run: "Run") -> datetime:
     return datetime.fromtimestamp(run.info.start_time / 1000, UTC)
+
+
+def heartbeat_tag(now: datetime | None = None) -> dict[str, str]:
+    """Return the tag that says when a run's process was last known to live."""
+    return {HEARTBEAT: (now or datetime.now(UTC)).isoformat(timespec="seconds")}
+
+
+class Heartbeats:
+    """Renews the tag of every run between `start` and `stop`, in a daemon thread of its own."""
+
+    def __init__(self, interval_s: float = INTERVAL_S) -> None:
+        self._interval_s = interval_s
+        self._runs: dict[str, Store] = {}
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self, store: Store, run_id: str) -> None:
+        """Begin to renew a run's tag."""
+        with self._lock:
+            self._runs[run_id] = store
+            if self._thread is None or not self._thread.is_alive():  # a fork leaves the thread behind
+                self._thread = threading.Thread(target=self._beat, name="cpb-heartbeat", daemon=True)
+                self._thread.start()
+
+    def stop(self, run_id: str) -> None:
+        """End it; nothing happens where the run was not begun here."""
+        with self._lock:
+            self._runs.pop(run_id, None)
+
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(self._interval_s):
+            with self._lock:
+                runs = dict(self._runs)
+                if not runs:
+                    self._thread = None
+                    return
+            for run_id, store in runs.items():
+                try:
+                    store.client.set_tag(run_id, HEARTBEAT, heartbeat_tag()[HEARTBEAT])
+                except CpbError as error:  # the store is away: the next beat tries again
+                    log.debug("no heartbeat for run %s: %s", run_id, error)
+
+
+heartbeats = Heartbeats()
+"""Those of this process."""

@@ -2,31 +2,39 @@
 
 The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so that
 models of several markets never take one another's place.
+
+A damaged champion is mended by a copy of the file, in a fleet or in the published folder, or else by a new training.
+Copies are known by the sha256 that the champion was registered with, so a damaged one is never taken.
 """
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import SeriesId
+from schemas.handover import SeriesRecord
+from schemas.identity import SeriesId, market_home, tree_of
+from schemas.run import RunSpec
 from schemas.scope import home
-from tasks.storage.model_folder import damage_of
+from tasks.storage.damage import VERIFY
+from tasks.storage.digests import file_digest
+from tasks.storage.model_folder import NEEDED, damage_of, read_config
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run, find_runs
-from tasks.tracking.copies import mending_command
-from tasks.tracking.entries import tag_texts
-from tasks.tracking.flavour import add_flavour
+from tasks.tracking.flavour import add_flavour, damaged
+from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.records import tag_texts
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
     CHALLENGER,
-    add_version,
     find_version,
+    make_model,
     succeed,
     versions_of,
     versions_with_alias,
@@ -43,8 +51,9 @@ RETIRED = "retired"
 
 _METRICS = "metrics"
 """Tag that holds a version's scores as JSON: in tags of their own they took 5 kB of the database a version."""
-_METRIC = "metric."
-"""Start of the tags that held them in earlier releases, a tag each."""
+
+MAX_GROWTH = 1.1
+"""A model is continued while its series has grown by less than a tenth; after that it starts anew."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Champion:
 
     @property
     def digests(self) -> dict[str, str]:
-        """The sha256 of each file of the model's folder, as recorded; empty for versions of older releases."""
+        """The sha256 of each file of the model's folder, as recorded."""
         return digests_of(self.tags)
 
     @property
@@ -117,7 +126,6 @@ class Champion:
 def register_champion(
     series: SeriesId,
     run_id: str,
-    folder_artifact_path: str = "",
     *,
     reason: str = "",
     metrics: Mapping[str, Any] | None = None,
@@ -131,9 +139,7 @@ def register_champion(
     """
     store = store or open_store()
     known = {**(tags or {}), REASON: reason}
-    version = register(
-        series, run_id, folder_artifact_path, metrics=metrics, tags=known, files=files, store=store
-    )
+    version = register(series, run_id, metrics=metrics, tags=known, files=files, store=store)
     succeed(store, version)
     return str(version.version)
 
@@ -141,7 +147,6 @@ def register_champion(
 def register(
     series: SeriesId,
     run_id: str,
-    folder_artifact_path: str = "",
     *,
     metrics: Mapping[str, Any] | None = None,
     tags: Mapping[str, Any] | None = None,
@@ -154,7 +159,6 @@ def register(
     are this series' own, kept with the version: a universal member serves many.
 
     Args:
-        folder_artifact_path: where in the run's artifacts the model folder lies; "" for their root.
         files: the sha256 of each file of the model's folder; default: as the run's log has them.
 
     Raises:
@@ -168,12 +172,15 @@ def register(
     known = tag_texts(
         {**(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
     )
+    make_model(store, series)
     mine = next((v for v in versions_of(store, series) if v.run_id == run_id), None)
     if mine:
         _renew_tags(store, mine, known)
     else:
-        source = f"{run.info.artifact_uri}/{folder_artifact_path}".rstrip("/")
-        mine = add_version(store, series, source, run_id, known)
+        source = run.info.artifact_uri.rstrip("/")
+        mine = store.client.create_model_version(
+            series.registered, source, run_id, tags=known, await_creation_for=0
+        )
     _make_mlflow_model(store, run, mine, digests, series.timeframe)
     return mine
 
@@ -228,8 +235,7 @@ def retire_champion(champion: Champion, reason: str, store: Store | None = None)
 
 def version_metrics(version: "ModelVersion") -> dict[str, float]:
     """Return the scores that a version was registered with."""
-    earlier = {k.removeprefix(_METRIC): float(v) for k, v in version.tags.items() if k.startswith(_METRIC)}
-    return {**earlier, **json.loads(version.tags.get(_METRICS, "{}"))}
+    return dict(json.loads(version.tags.get(_METRICS, "{}")))
 
 
 def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
@@ -237,7 +243,7 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | 
     own = version_metrics(version)
     tags = {
         **(run.data.tags if run else {}),
-        **{k: v for k, v in version.tags.items() if k != _METRICS and not k.startswith(_METRIC)},
+        **{k: v for k, v in version.tags.items() if k != _METRICS},
     }
     folder, damage = model_folder(store, version, digests_of(tags))
     return Champion(
@@ -270,7 +276,7 @@ def _check_run(run: "Run", series: SeriesId) -> None:
             f"only a finished member can be {series.registered}",
             code="unfinished-run",
         )
-    market = run.data.tags.get(MARKET, series.market)  # members of older releases do not say
+    market = run.data.tags.get(MARKET)
     if market != series.market:
         raise CpbError(
             f"run {run.info.run_id} learnt from the market {market}; it cannot be {series.registered}",
@@ -282,3 +288,67 @@ def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> 
     for key, value in tags.items():
         if version.tags.get(key) != value:
             store.client.set_model_version_tag(version.name, str(version.version), key, value)
+
+
+def find_copy(home: Path, champion: Champion, name: str) -> Path | None:
+    """Return a file with the registered digest of a champion's file `name`; None where there is none.
+
+    Looked through are the published folder, the fleets of the market, trained or set aside, and what was fetched from
+    a tracking server.
+    """
+    series, digest = champion.series, champion.digests.get(name)
+    published = tree_of(home, "hub", series.market) / series.label / series.timeframe / name
+    trained = sorted(market_home(home, series.market).glob(f"fleets/*/members/*/model/{name}"))
+    fetched = [champion.folder / name] if local_path(champion.source) is None else []
+    found = (
+        path for path in (published, *trained, *fetched) if path.is_file() and file_digest(path) == digest
+    )
+    return next(found, None) if digest else None
+
+
+def mending_command(home: Path, champion: Champion) -> str:
+    """Return the command that makes a damaged champion usable with the least work."""
+    wrong = damaged(champion.folder, {name: champion.digests.get(name, "") for name in NEEDED})
+    copied = wrong and all(find_copy(home, champion, name) for name in wrong)
+    return VERIFY if copied else training_command(champion)
+
+
+def training_command(champion: Champion) -> str:
+    """Return the command that trains a champion's series again, with its architecture and preset alone."""
+    chosen = {"--architectures": champion.architecture, "--preset": champion.preset}
+    options = [f"{option} {shlex.quote(value)}" for option, value in chosen.items() if value]
+    return " ".join(["cpb train-all", champion.series.options, *options])
+
+
+def continued_from(spec: RunSpec, architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
+    """Return the model folder that each series continues from; empty without `warm_start`, without damaged ones.
+
+    A champion that was trained on exactly this data is this run's own, from before a kill: then the folder it
+    was itself continued from is returned, so that the repeated run finds its finished fleets.
+    """
+    if spec.warm_start is None:
+        return {}
+    known = {r.series: r for r in records}
+    found = {}
+    for champion in champions(list(known), store=open_store()):
+        if (
+            champion.architecture == architecture
+            and not champion.damage
+            and (folder := _origin(champion, known[champion.series]))
+        ):
+            found[champion.series] = folder
+    if not found:
+        log.warning(
+            "warm start: no champion of %s fits (none yet, damaged, or its series has grown by a tenth); "
+            "training starts anew",
+            architecture,
+        )
+    return found
+
+
+def _origin(champion: Champion, record: SeriesRecord) -> str | None:
+    config = read_config(champion.folder)
+    if config.data_digest == record.digest:
+        before = config.warm_start
+        return before if before and Path(before).exists() else None
+    return str(champion.folder) if record.rows < config.rows * MAX_GROWTH else None

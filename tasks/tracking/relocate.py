@@ -10,7 +10,7 @@ import sqlite3
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.tracking.connection import Store, alone, experiment_of
+from tasks.tracking.connection import Store, alone
 from tasks.tracking.database import artifacts_beside, failure, sqlite_path
 from tasks.tracking.mlflow_private import is_mlflow_database, local_path, move_artifacts, runs_in
 
@@ -41,7 +41,7 @@ def _old_place(store: Store) -> tuple[str, Path, Path] | None:
     database = sqlite_path(store.uri)
     if database is None:
         return None
-    recorded, beside = experiment_of(store).artifact_location, artifacts_beside(database)
+    recorded, beside = store.artifacts, artifacts_beside(database)
     old = local_path(recorded)
     if old is None or old.resolve() == beside.resolve():
         return None

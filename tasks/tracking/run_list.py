@@ -1,17 +1,36 @@
-"""The flow runs in MLflow, for `cpb leaderboard --list`."""
+"""The flow runs in MLflow, for `cpb leaderboard --list`.
+
+People type ids whole, or as many characters from the start as tell one from the others.
+"""
 
 import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from tasks.tracking.connection import Store, search
+from schemas.errors import CpbError
+from tasks.tracking.board import COLUMNS
+from tasks.tracking.connection import Store, find_run, search
 from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.run_names import source_kind
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import COINS, FLOW, KIND, OUTCOME, REASON, TIMEFRAMES, as_of, command_of, market_of
+from tasks.tracking.tags import (
+    CANDLES_UNTIL,
+    COINS,
+    FLOW,
+    KIND,
+    OUTCOME,
+    PARENT,
+    REASON,
+    TIMEFRAMES,
+    age_of,
+    command_of,
+    market_of,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mlflow.entities import Run
 
 RUN_COLUMNS = {
@@ -25,13 +44,18 @@ RUN_COLUMNS = {
     "timeframes": "candle lengths",
     "architectures": "names of the architectures",
     "preset": "preset of the models",
-    "as_of": "no candle that closes after this was seen, as asked; else the day of the newest candle",
+    "as_of": COLUMNS["as_of"],
+    "candles_until": "as asked, else the day of the newest candle (UTC); empty where a run does not say",
     "members": "models that were judged; empty for runs of releases that did not count them",
     "failed": "models and steps that failed",
     "outcome": "running, complete, partial, failed or killed",
     "reason": "why it failed or was killed",
 }
 """The columns of the list and what they mean."""
+
+SHORT = 8
+"""Characters of an id that are shown; git shows 7 of 40, MLflow's ids have 32."""
+_MIN_TYPED = 4
 
 
 def list_runs(store: Store | None = None) -> list[dict[str, Any]]:
@@ -57,7 +81,8 @@ def _entry(flow: "Run", dead: Mapping[str, str]) -> dict[str, Any]:
         "timeframes": tags.get(TIMEFRAMES) or _words(params.get("timeframes", "")),
         "architectures": _words(params.get("architectures", "")),
         "preset": tags.get("preset"),
-        "as_of": as_of(tags),
+        "as_of": age_of(flow)[0],
+        "candles_until": tags.get(CANDLES_UNTIL),
         "members": int(metrics["members"]) if "members" in metrics else None,
         "failed": int(metrics["failed"]) if "failed" in metrics else None,
         "outcome": "killed" if died else _outcome(info.status, tags),
@@ -76,3 +101,42 @@ def _words(text: str) -> str:
 
 def _time(stamp_ms: int | None) -> str | None:
     return datetime.fromtimestamp(stamp_ms / 1000, UTC).isoformat(timespec="seconds") if stamp_ms else None
+
+
+def short_id(run_id: str) -> str:
+    """Return the start of a run's id, as commands print it and `find_flow` takes it."""
+    return run_id[:SHORT]
+
+
+def find_flow(store: Store, text: str) -> "Run":
+    """Return the flow run of this id, or the only one whose id begins so; of a fleet's or a member's id its flow.
+
+    Raises:
+        CpbError: there is none, or there are several.
+    """
+    run = find_run(store, text)
+    while run is not None and run.data.tags.get(PARENT):
+        run = find_run(store, run.data.tags[PARENT])
+    if run is not None:
+        return run
+    begun = text.strip().lower()
+    flows = search(store, f"tags.`{KIND}` = '{FLOW}'") if len(begun) >= _MIN_TYPED else []
+    found = [flow for flow in flows if flow.info.run_id.startswith(begun)]
+    if len(found) == 1:
+        return found[0]
+    raise _several(text, found) if found else _none(text)
+
+
+def _several(text: str, found: "Iterable[Run]") -> CpbError:
+    ids = ", ".join(sorted(run.info.run_id for run in found))
+    return CpbError(
+        f"several runs begin with {text!r}: {ids}; give more of the id", code="ambiguous-run", field="run"
+    )
+
+
+def _none(text: str) -> CpbError:
+    return CpbError(
+        f"there is no run {text!r}; `cpb leaderboard --list` shows those that there are (old runs are pruned to one a "
+        f"week, and an id is given with {_MIN_TYPED} characters or more)",
+        code="no-run", field="run",
+    )  # fmt: skip

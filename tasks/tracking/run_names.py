@@ -1,16 +1,20 @@
 """Names of runs that tell them apart, and the tags by which MLflow's filters find them.
 
 A flow is `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default · 2025-06-06`.
-Members are called `ARCH/SYMBOL/IV`.
+Members are called `ARCH/SYMBOL/IV`. A run's candles are listed as a data set per timeframe, not one per coin.
 """
 
-from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 
-from schemas.handover import SeriesRecord
+from schemas.handover import JobMember, SeriesRecord
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from schemas.universe import coins_label
+from tasks.storage.digests import value_digest
+from tasks.tracking.records import Dataset
 from tasks.tracking.tags import CANDLES_UNTIL, COINS, REAL, SEED, SIMULATED, SOURCE_KIND, TIMEFRAMES
 
 _SEPARATOR = " · "
@@ -18,16 +22,11 @@ _SEPARATOR = " · "
 
 def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Return the name of a flow's run (`what`: its command) or a fleet's (its architecture) on these series."""
-    return _SEPARATOR.join((what, data_label(records), spec.preset, data_end(spec, records)))
+    coins = coins_label(record.series.symbol for record in records)
+    return _SEPARATOR.join((what, coins, _timeframes(records), spec.preset, _data_end(spec, records)))
 
 
-def data_label(records: Iterable[SeriesRecord]) -> str:
-    """Return coins and timeframes of some series: `20 coins · 15m 1h`."""
-    series = [record.series for record in records]
-    return _SEPARATOR.join((coins_label(s.symbol for s in series), _timeframes(records)))
-
-
-def data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
+def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
     """Return the day (UTC) before which the data ends: `--as-of`, with its time where it has one, else of the newest
     candle.
     """
@@ -47,7 +46,7 @@ def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]
     return {
         COINS: coins_label(record.series.symbol for record in records),
         TIMEFRAMES: _timeframes(records),
-        CANDLES_UNTIL: data_end(spec, records),
+        CANDLES_UNTIL: _data_end(spec, records),
         **source_tags(spec),
     }
 
@@ -60,3 +59,54 @@ def source_tags(spec: RunSpec) -> dict[str, str]:
 def _timeframes(records: Iterable[SeriesRecord]) -> str:
     found = {record.series.timeframe: record.series.seconds for record in records}
     return " ".join(sorted(found, key=found.__getitem__))
+
+
+def learned_from(records: Iterable[SeriesRecord]) -> list[Dataset]:
+    """Return the candles of some series: `20 coins 1h (real)`, of one coin `BTCUSDT-1h`."""
+    return [
+        Dataset(_name(group), _digest(group), _place(group), sum(r.rows for r in group))
+        for group in _by_timeframe(records)
+    ]
+
+
+def judged_on(members: Iterable[JobMember]) -> list[Dataset]:
+    """Return the test spans of a fleet's members: `20 coins 1h (real), 2025-02-06 to 2025-06-05`."""
+    members = list(members)
+    spans = {m.bounds.timeframe: m.bounds.test for m in members}
+    found = []
+    for group in _by_timeframe(m.features for m in members):
+        series = group[0].series
+        first, end = spans[series.timeframe]
+        last = end - timedelta(seconds=series.seconds)
+        rows = len(group) * int((end - first).total_seconds()) // series.seconds
+        name = f"{_name(group)}, {first:%Y-%m-%d} to {last:%Y-%m-%d}"
+        digest = _digest(group, first.isoformat(), end.isoformat())
+        found.append(Dataset(name, digest, _place(group), rows, context="test"))
+    return found
+
+
+def _by_timeframe(records: Iterable[SeriesRecord]) -> Iterator[list[SeriesRecord]]:
+    groups: dict[int, list[SeriesRecord]] = defaultdict(list)
+    for record in records:
+        groups[record.series.seconds].append(record)
+    for seconds in sorted(groups):
+        yield groups[seconds]
+
+
+def _name(group: Sequence[SeriesRecord]) -> str:
+    series = group[0].series
+    if len(group) == 1:
+        return series.name
+    coins = coins_label(record.series.symbol for record in group)
+    return f"{coins} {series.timeframe} ({source_kind(series.market)})"
+
+
+def _digest(group: Sequence[SeriesRecord], *span: str) -> str:
+    """Return one digest for all; a single series keeps its own, as its member's run has it."""
+    if len(group) == 1 and not span:
+        return group[0].digest
+    return value_digest([sorted((r.series.name, r.digest) for r in group), span])[:16]
+
+
+def _place(group: Sequence[SeriesRecord]) -> str:
+    return os.path.commonpath([record.path for record in group])

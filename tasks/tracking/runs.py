@@ -4,19 +4,26 @@ Every run carries its idempotency key in the tag `cpb.key`. A finished run of th
 killed process left behind under it is deleted and made anew: no key has two live runs under one parent.
 """
 
+import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
 from schemas.identity import SPOT
 from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
-from tasks.tracking.commit import git_commit
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
-from tasks.tracking.entries import (
+from tasks.tracking.reconcile import heartbeat_tag, heartbeats, reconcile
+from tasks.tracking.records import (
+    Dataset,
+    MemberRecord,
+    OpenRun,
     dataset_input,
+    logged,
     metric_entries,
     param_entries,
     param_texts,
@@ -24,10 +31,6 @@ from tasks.tracking.entries import (
     tag_texts,
     text,
 )
-from tasks.tracking.heartbeat import heartbeat_tag, heartbeats
-from tasks.tracking.member_metrics import logged
-from tasks.tracking.reconcile import reconcile
-from tasks.tracking.records import Dataset, MemberRecord, OpenRun
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import (
     FILES,
@@ -51,25 +54,6 @@ from tasks.tracking.tags import (
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Run
 
-__all__ = [
-    "COMPLETE",
-    "FAILED",
-    "PARTIAL",
-    "REASON",
-    "WARNINGS",
-    "Dataset",
-    "MemberRecord",
-    "OpenRun",
-    "find_by_key",
-    "finish",
-    "kill",
-    "log_datasets",
-    "log_member",
-    "log_members",
-    "log_metrics",
-    "start_fleet",
-    "start_parent",
-]
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 """How a flow or fleet ended; `partial` keeps good results, and the same command continues it."""
@@ -113,11 +97,6 @@ def start_fleet(
     market = market_of(store.client.get_run(parent))
     own = {KIND: FLEET, "architecture": architecture, PARENT: parent, MARKET: market, **(tags or {})}
     return _open_run(store, key, name or architecture, own, config or {}, parent)
-
-
-def log_member(fleet_run: str, record: MemberRecord, store: Store | None = None) -> str:
-    """Write one member's whole run under its fleet and return the run id; see `log_members`."""
-    return log_members(fleet_run, [record], store)[0]
 
 
 def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | None = None) -> list[str]:
@@ -181,12 +160,6 @@ def kill(run_id: str, reason: str, store: Store | None = None) -> None:
     store.client.set_terminated(run_id, "KILLED")
 
 
-def find_by_key(key: str, store: Store | None = None) -> str | None:
-    """Return the finished run of this key, or None after deleting what an interrupted one left behind."""
-    store = store or open_store()
-    return _settle(store, search(store, f"tags.`{KEY}` = '{_quoted(key)}'"))
-
-
 def _open_run(
     store: Store, key: str, name: str, tags: Mapping[str, Any], config: Mapping[str, Any], parent: str = ""
 ) -> OpenRun:
@@ -217,8 +190,12 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
         return OpenRun(run_id, finished=True)
     store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS], **heartbeat_tag()}))
     store.client.update_run(run_id, status="RUNNING")
-    if REASON in run.data.tags:  # why it failed before; it may end well now
-        store.client.delete_tag(run_id, REASON)
+    for name in (
+        REASON,
+        WARNINGS,
+    ):  # why it failed before, and what was to be known of it; it may end well now
+        if name in run.data.tags:
+            store.client.delete_tag(run_id, name)
     return OpenRun(run_id, finished=False)
 
 
@@ -348,3 +325,26 @@ def _quoted(value: str) -> str:
     if "'" in value or "\\" in value:
         raise CpbError(f"run key {value!r} may not contain quotes or backslashes", code="run-key")
     return value
+
+
+@cache
+def git_commit() -> str:
+    """Return the commit of the code in use, `-dirty` where changed, `unknown` outside a git checkout."""
+    root = Path(__file__).parent
+    try:
+        commit = _git(root, "rev-parse", "HEAD")
+        return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package
+        return "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        ["git", "--no-optional-locks", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Where runs are kept: MLflow's store, made safely on first use; relocated, migrated and reconciled when opened."""
+"""Where runs are kept: MLflow's store, made safely on first use; relocated and reconciled when opened."""
 
 import os
 import shutil
@@ -7,14 +7,11 @@ from pathlib import Path
 
 from schemas.errors import CpbError
 from tasks.storage.urls import public_url
-from tasks.tracking.connection import EXPERIMENT, Store, alone, connect
+from tasks.tracking.connection import Store, connect
 from tasks.tracking.database import check, is_writable, make_sqlite, snapshot, sqlite_path
-from tasks.tracking.migrate import make_mlflow_models, migrate
 from tasks.tracking.mlflow_private import close_connections, forget_database
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.relocate import relocate
-
-__all__ = ["DEFAULT_DATABASE", "EXPERIMENT", "Store", "alone", "open_store", "sqlite_path", "tracking_uri"]
 
 DEFAULT_DATABASE = Path("mlruns/mlflow.db")
 
@@ -65,13 +62,11 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
     if uri not in _opened:
         store = connect(uri, uri)
         relocate(store)
-        migrate(store)
         _opened[uri] = store
         if database:
             _files[uri] = _file(database)
     if create and uri not in _opened_for_writing:
         reconcile(_opened[uri])
-        make_mlflow_models(_opened[uri])
         _opened_for_writing.add(uri)
     return _opened[uri]
 
@@ -117,7 +112,6 @@ def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
         # A process that shows a store while another writes it makes many copies: each goes with its last reader.
         weakref.finalize(store.client, _drop, served, copy.parent)
         relocate(store)
-        migrate(store)
         _opened[uri], _snapshots[uri] = store, state
     return _opened[uri]
 

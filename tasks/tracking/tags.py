@@ -1,10 +1,11 @@
 """Names of the tags that cpb writes on runs, registered models and versions, and what is read from them."""
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
 
-from schemas.identity import MARKETS, SIM, SPOT, SeriesId
+from schemas.identity import MARKETS, SPOT, SeriesId
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
 FLOW, FLEET, MEMBER = "flow", "fleet", "member"
 """Values of `KIND`."""
+STUDY, TRIAL = "study", "trial"
+"""Values of `KIND` for what `cpb tune` searches: no board takes a trial for a model that was trained to be used."""
 REASON = "reason"
 WARNINGS = "warnings"
 """Of a flow's run: what a person should know of its trainings, in one line."""
@@ -39,6 +42,11 @@ PRUNED = "cpb.pruned"
 PROCESS, HEARTBEAT = "cpb.process", "cpb.heartbeat"
 """The process that a run was opened by, and when (UTC) that process last said that it lives."""
 
+Key = TypeVar("Key", bound=Hashable)
+Model = TypeVar("Model")
+Age = tuple[str, str]
+"""Until when a model's candles reach, then when its run began: ISO 8601 in UTC, so that texts sort as times do."""
+
 
 def series_tags(series: SeriesId) -> dict[str, str]:
     """Return the tags by which MLflow's interface finds the runs and versions of a series."""
@@ -46,27 +54,19 @@ def series_tags(series: SeriesId) -> dict[str, str]:
 
 
 def market_of(run: "Run") -> str:
-    """Return the market that a flow's run is about; runs of older releases say it in their params."""
-    tags, params = run.data.tags, run.data.params
-    if tags.get(MARKET) in MARKETS:
-        return tags[MARKET]
-    if SIM in (params.get("source"), params.get("scope.source"), tags.get("source")):
-        return SIM
-    market = params.get("market") or params.get("scope.market")
+    """Return the market that a flow's run is about; spot where a run that a person made does not say."""
+    market = run.data.tags.get(MARKET)
     return market if market in MARKETS else SPOT
 
 
 def as_of(tags: Mapping[str, str]) -> str | None:
-    """Return up to when a run saw candles: as asked, else the day of the newest one that it met.
-
-    `newest` of runs of older releases, which do not say that day.
-    """
+    """Return up to when a run saw candles: as asked, else the day of the newest one that it met."""
     asked = tags.get(AS_OF)
     return tags.get(CANDLES_UNTIL, asked) if asked == NEWEST else asked
 
 
 def command_of(run: "Run") -> str:
-    """Return the command that made a flow's run; runs of older releases were called after it."""
+    """Return the command that made a flow's run."""
     return run.data.tags.get(COMMAND) or run.info.run_name or ""
 
 
@@ -77,3 +77,35 @@ def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def newest_of(models: Iterable[tuple[Key, Age, Model]]) -> dict[Key, Model]:
+    """Return for each key the model that has seen the newest candles; of several such, the one trained last."""
+    found: dict[Key, tuple[Age, Model]] = {}
+    for key, age, model in models:
+        if key not in found or age > found[key][0]:
+            found[key] = age, model
+    return {key: model for key, (_, model) in found.items()}
+
+
+def age_of(run: "Run") -> Age:
+    """Return the age of a run's models: no candle that closes after its `as_of`, else after its start, was seen."""
+    started = datetime.fromtimestamp(run.info.start_time / 1000, UTC)
+    return _text(_until(run.data.tags.get("as_of", ""), started)), _text(started)
+
+
+def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:
+    """Return the preset of a run's models, with the digest of what was changed in it where the run's params say so."""
+    return params.get("recipe") or next((found["preset"] for found in tags if found.get("preset")), "")
+
+
+def _until(as_of: str, started: datetime) -> datetime:
+    try:
+        found = datetime.fromisoformat(as_of)
+    except ValueError:  # "newest", or not said
+        return started
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _text(at: datetime) -> str:
+    return at.isoformat(timespec="seconds")

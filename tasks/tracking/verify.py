@@ -7,31 +7,46 @@ the folder an MLflow model is written again. Of a tracking server's champions al
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from schemas.errors import CpbError
-from schemas.handover import Damage
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import Damage, Decisions
 from schemas.identity import SPOT
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
 from tasks.storage.model_folder import NEEDED, damage_of
+from tasks.storage.records import parse_record, set_aside
+from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.artifacts import put_back, registered_files
-from tasks.tracking.connection import alone, find_run
-from tasks.tracking.copies import find_copy, training_command
+from tasks.tracking.connection import Store, alone, find_run, search
+from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_private import local_path
-from tasks.tracking.registry import Champion, champions
-from tasks.tracking.store import Store, open_store
+from tasks.tracking.records import REPORT
+from tasks.tracking.registry import Champion, champions, find_copy, training_command
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 
+if TYPE_CHECKING:
+    from mlflow.entities import Run
+
+_FLOW_OUTCOME = {
+    DECISIONS: "set aside; MLflow's tags hold the newest decision on each series",
+    REPORT: "set aside; the command that made this run writes it again",
+}
 _CHANGED = "it is not the file that was registered (its sha256 differs)"
 
 
 def verify(
     home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, store: Store | None = None
 ) -> Iterator[Damage]:
-    """Yield each damaged file of a market's champions; a folder outside the home, or a URI, is named as it is.
+    """Yield each damaged file of a market's champions, and of its runs' decisions, reports and archives.
+
+    A folder outside the home, or a URI, is named as it is. Of runs, files on this machine are checked.
 
     Args:
-        repair: copy files back from the fleet that the champion comes from, or from the published folder.
+        repair: copy a champion's files back from the fleet that it comes from, or from the published folder; set
+            decisions and reports aside.
         seen: called with each file that is checked.
 
     Raises:
@@ -43,10 +58,43 @@ def verify(
         if error.code == "no-store":
             return
         raise
+    yield from _flow_damage(store, home, market, repair, seen)
     for champion in champions(market=market, store=store):
         with registered_files(store, champion.source) as folder:
             yield from _model_damage(store, home, champion, folder, repair, seen)
             yield from _mlflow_damage(store, home, champion, folder, repair, seen)
+
+
+def _flow_damage(store: Store, home: Path, market: str, repair: bool, seen: Seen) -> Iterator[Damage]:
+    """Yield each damaged file of a market's flow runs."""
+    for run in search(store, f"tags.`{KIND}` = '{FLOW}'"):
+        if market_of(run) != market or (folder := local_path(run.info.artifact_uri)) is None:
+            continue
+        for name, reason in _flow_faults(run, folder, seen):
+            path = folder / name
+            # An archive is all that is left of the runs that it is about: a backup of it takes its place.
+            mended = repair and name != ARCHIVE
+            if mended and path.exists():
+                set_aside(path, reason)
+            command = "restore it from a backup" if name == ARCHIVE else VERIFY
+            yield damage_at(
+                home.resolve(), path, reason, command, mended, outcome=_FLOW_OUTCOME.get(name, "")
+            )
+
+
+def _flow_faults(run: "Run", folder: Path, seen: Seen) -> Iterator[tuple[str, str]]:
+    for name, kind in ((DECISIONS, Decisions), (ARCHIVE, FlowArchive)):
+        if (folder / name).exists():
+            seen(folder / name)
+            try:
+                parse_record(folder / name, kind, of=run.info.run_id)
+            except DamagedError as error:
+                yield name, str(error)
+    for name, digest in digests_of(run.data.tags).items():
+        if (folder / name).exists():  # pruning takes it away
+            seen(folder / name)
+            if file_digest(folder / name) != digest:
+                yield name, "it is not the file that was written (its sha256 differs)"
 
 
 def _model_damage(
@@ -75,7 +123,7 @@ def _damaged(champion: Champion, folder: Path, seen: Seen) -> Iterator[tuple[str
             yield name, "it is missing"
         elif name in digests and file_digest(path) != digests[name]:
             yield name, _CHANGED
-    if not digests and (damage := damage_of(folder, {})):  # registered by an older release
+    if not digests and (damage := damage_of(folder, {})):  # registered by a person
         yield next((n for n in NEEDED if n in damage), NEEDED[0]), damage
 
 

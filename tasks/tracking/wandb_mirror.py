@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError
+from schemas.wording import install_extra
 from tasks.storage.urls import without_credentials
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def check_installed() -> None:
     """Raise `UsageError` where wandb is missing: better before hours of training than after."""
     if find_spec("wandb") is None:
         raise UsageError(
-            'wandb is not installed: run pip install "cpb[wandb]", or leave --wandb out',
+            f"wandb is not installed: run {install_extra('wandb')}, or leave --wandb out",
             code="wandb",
             field="wandb",
         )

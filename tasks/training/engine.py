@@ -8,7 +8,7 @@ from typing import Protocol
 from schemas.run import LOCAL, RAY, RunSpec
 from tasks.training.executor import Executor, LocalExecutor
 from tasks.training.ray_address import ADDRESS, check_cluster
-from tasks.training.slots import check_device, plan_slots, plans_for_gpus
+from tasks.training.slots import check_device, gpus_of, plan_slots
 
 
 class Engine(Protocol):
@@ -19,8 +19,8 @@ class Engine(Protocol):
         """Whether shards train on GPUs."""
         ...
 
-    def executor(self, shards: int, *, again: bool) -> Executor:
-        """Return who runs a plan of so many shards; `again`: what was trained before is used."""
+    def executor(self, shards: int) -> Executor:
+        """Return who runs a plan of so many shards."""
         ...
 
     def leave(self) -> None:
@@ -37,11 +37,11 @@ class LocalEngine:
     @property
     def gpus(self) -> bool:
         """Whether this machine has GPUs that the device names."""
-        return plans_for_gpus(self._device)
+        return bool(gpus_of(self._device))
 
-    def executor(self, shards: int, *, again: bool) -> LocalExecutor:
+    def executor(self, shards: int) -> LocalExecutor:
         """Return the executor with a slot per GPU, or per core."""
-        return LocalExecutor(plan_slots(self._device, shards), again=again)
+        return LocalExecutor(plan_slots(self._device, shards))
 
     def leave(self) -> None:
         """Do nothing: slots are given back one by one."""

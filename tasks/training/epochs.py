@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,7 @@ import cpbmodels
 from tasks.storage.files import write_bytes
 
 _LOSSES = ("train_loss", "val_loss")
+_SUMMED = ("epoch", "members_training", "lr", "epoch_seconds", "epoch_windows_per_s")
 
 
 class EpochReports:
@@ -41,10 +42,6 @@ class EpochReports:
         """Return what each epoch has cost, all fleets together; see `epoch_costs`."""
         return epoch_costs(self._found)
 
-    def remove(self) -> None:
-        """Delete the file, as when the result holds it all."""
-        self._path.unlink(missing_ok=True)
-
 
 def epoch_costs(reports: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
     """Return one dict per epoch, with the names of its metrics in MLflow.
@@ -55,9 +52,7 @@ def epoch_costs(reports: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
     by_epoch: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     for one in reports:
         by_epoch[one["epoch"]][one["first"]] = one  # an epoch that was repeated after a kill counts once
-    return [
-        _joined(epoch, [found[first] for first in sorted(found)]) for epoch, found in sorted(by_epoch.items())
-    ]
+    return [_joined([found[first] for first in sorted(found)]) for _, found in sorted(by_epoch.items())]
 
 
 def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
@@ -74,23 +69,40 @@ def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str,
 
 
 def _added(found: Sequence[dict[str, float]]) -> dict[str, float]:
-    seconds = sum(one["epoch_seconds"] for one in found)
-    windows = sum(one["epoch_windows_per_s"] * one["epoch_seconds"] for one in found)
-    members = sum(one["members_training"] for one in found)
-    joined = {
-        "epoch": found[0]["epoch"],
-        "members_training": members,
-        "lr": found[0]["lr"],
+    return _summed(
+        found[0],
+        seconds=sum(one["epoch_seconds"] for one in found),
+        windows=sum(one["epoch_windows_per_s"] * one["epoch_seconds"] for one in found),
+        members=[one["members_training"] for one in found],
+        losses=found,
+        usage=[{name: one[name] for name in one if name not in (*_SUMMED, *_LOSSES)} for one in found],
+    )
+
+
+def _summed(
+    first: Mapping[str, Any],
+    *,
+    seconds: float,
+    windows: float,
+    members: Sequence[float],
+    losses: Sequence[Mapping[str, Any]],
+    usage: Sequence[Mapping[str, float]],
+) -> dict[str, float]:
+    """Return an epoch of several parts as one; `first` gives its number and rate, `members` weigh the losses."""
+    joined: dict[str, float] = {
+        "epoch": first["epoch"],
+        "members_training": sum(members),
+        "lr": first["lr"],
         "epoch_seconds": seconds,
         "epoch_windows_per_s": windows / seconds if seconds else 0.0,
     }
-    for name in dict.fromkeys(name for one in found for name in one if name not in joined):
-        known = [one for one in found if name in one]
-        if name in _LOSSES:
-            weight = sum(one["members_training"] for one in known)
-            joined[name] = sum(one[name] * one["members_training"] for one in known) / weight
-        else:
-            joined[name] = (max if name.endswith("_mb") else fmean)([one[name] for one in known])
+    for name in _LOSSES:
+        known = [(one[name], n) for one, n in zip(losses, members, strict=True) if one.get(name) is not None]
+        if known:
+            joined[name] = sum(loss * n for loss, n in known) / sum(n for _, n in known)
+    for name in dict.fromkeys(name for one in usage for name in one):
+        values = [one[name] for one in usage if name in one]
+        joined[name] = max(values) if name.endswith("_mb") else fmean(values)
     return joined
 
 
@@ -110,25 +122,15 @@ def _report(record: cpbmodels.EpochRecord, ended: float) -> dict[str, Any]:
     }
 
 
-def _joined(epoch: int, reports: Sequence[dict[str, Any]]) -> dict[str, float]:
-    members = sum(one["members"] for one in reports)
-    seconds = _covered([(one["ended"] - one["seconds"], one["ended"]) for one in reports])
-    windows = sum(one["windows_per_s"] * one["seconds"] for one in reports)
-    joined: dict[str, float] = {
-        "epoch": epoch,
-        "members_training": members,
-        "lr": reports[0]["lr"],
-        "epoch_seconds": seconds,
-        "epoch_windows_per_s": windows / seconds if seconds else 0.0,
-    }
-    for name in _LOSSES:
-        known = [(one[name], one["members"]) for one in reports if one[name] is not None]
-        if known:
-            joined[name] = sum(loss * n for loss, n in known) / sum(n for _, n in known)
-    for name in dict.fromkeys(name for one in reports for name in one["usage"]):
-        values = [one["usage"][name] for one in reports if name in one["usage"]]
-        joined[name] = max(values) if name.endswith("_mb") else fmean(values)
-    return joined
+def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
+    return _summed(
+        reports[0],
+        seconds=_covered([(one["ended"] - one["seconds"], one["ended"]) for one in reports]),
+        windows=sum(one["windows_per_s"] * one["seconds"] for one in reports),
+        members=[one["members"] for one in reports],
+        losses=reports,
+        usage=[one["usage"] for one in reports],
+    )
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:

@@ -7,7 +7,6 @@ from schemas.errors import CpbError
 from schemas.handover import FleetJob, FleetResult
 from tasks.training.fleet_files import prepare, read_result
 from tasks.training.process import run_trainer
-from tasks.training.shared_shards import sharing
 from tasks.training.slots import Slots
 from tasks.training.told import ShardTold
 
@@ -47,15 +46,12 @@ class Executor(Protocol):
 
 
 class LocalExecutor:
-    """Trainers on this machine, one for each slot; further shards wait in the order in which they are handed over.
-
-    `again`: what other machines have trained of a shard is used as well (`CPB_STORE`); False to train it anew.
-    """
+    """Trainers on this machine, one for each slot; further shards wait in the order in which they are handed over."""
 
     retries = 1
 
-    def __init__(self, slots: Slots, *, again: bool = True) -> None:
-        self._slots, self._again = slots, again
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
 
     @property
     def calls(self) -> int:
@@ -71,11 +67,5 @@ class LocalExecutor:
         """Train and judge a shard on the next free slot; see `Executor`."""
         folder = prepare(root, job)
         told.waiting("GPU" if self.on_gpus else "core")
-        with sharing(folder, self._slots, use=self._again) as fetch:
-
-            def starting() -> None:
-                fetch()
-                told.starting()
-
-            run_trainer(folder, self._slots, timeout_s, told, starting)
+        run_trainer(folder, self._slots, timeout_s, told, told.starting)
         return read_result(folder)

@@ -1,16 +1,21 @@
 """Where a shard of a fleet lies: `ROOT/fleets/KEY` with its job, its result, its log and a folder per member.
 
 ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets apart from Binance's (`Scope.root`).
+
+Going on from a checkpoint that lies anywhere: another machine's, a backup's, or an earlier epoch's.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import DamagedError
+from schemas.errors import DamagedError, UsageError
 from schemas.handover import FleetJob, FleetResult
 from schemas.identity import APART
+from tasks.storage.digests import value_digest
+from tasks.storage.files import write_bytes
 from tasks.storage.locks import is_locked
 from tasks.storage.model_folder import trained_file_damage
 from tasks.storage.records import find_record, read_record, set_aside, write_record
@@ -45,12 +50,12 @@ def prepare(root: Path, job: FleetJob) -> Path:
     """
     folder = fleet_folder(root, job)
     folder.mkdir(parents=True, exist_ok=True)
-    if find_record(folder / JOB, FleetJob) != job:
-        write_record(folder / JOB, job)
+    if find_record(folder / JOB, FleetJob, of=folder.name) != job:
+        write_record(folder / JOB, job, of=folder.name)
     else:
         os.utime(folder / JOB)  # the most recently used fleets survive the pruning
     for name in (TRAINED, RESULT):
-        result = find_record(folder / name, FleetResult)
+        result = find_record(folder / name, FleetResult, of=folder.name)
         if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
             set_aside(folder / name, f"{path} is damaged, so this fleet is trained again")
     return folder
@@ -67,12 +72,12 @@ def damaged_files(folder: Path, result: FleetResult) -> Iterator[tuple[Path, str
 
 def read_job(folder: Path) -> FleetJob:
     """Return the job in a fleet's folder; raises `DamagedError` or `FileNotFoundError`."""
-    return read_record(folder / JOB, FleetJob)
+    return read_record(folder / JOB, FleetJob, of=folder.name)
 
 
 def read_result(folder: Path) -> FleetResult:
     """Return the result of a finished fleet; raises `DamagedError` or `FileNotFoundError`."""
-    return read_record(folder / RESULT, FleetResult)
+    return read_record(folder / RESULT, FleetResult, of=folder.name)
 
 
 def progress_so_far(folder: Path) -> str:
@@ -92,8 +97,19 @@ def is_training(folder: Path) -> bool:
 
 def home_of(folder: Path, job: FleetJob) -> Path:
     """Return `CPB_HOME` as seen from a fleet's folder: records hold paths relative to it."""
-    root = folder.resolve().parents[1]
+    root = folder.absolute().parents[1]  # not resolved: `fleets` may be a link to another disk
     return root.parent if job.members[0].model.series.market in APART else root
+
+
+def earlier_copy(continues: str) -> Path:
+    """Return where below a node's home the copy lies of a model to start from (`JobMember.continues`)."""
+    return Path("earlier") / value_digest(continues)[:16]
+
+
+def earlier_model(home: Path, continues: str) -> Path:
+    """Return the folder of a model to start from: the copy that came to this node, else where the job says."""
+    copy = home / earlier_copy(continues)
+    return copy if copy.is_dir() else home / continues
 
 
 def member_folder(folder: Path, name: str) -> Path:
@@ -104,3 +120,63 @@ def member_folder(folder: Path, name: str) -> Path:
             f"{found} is gone; remove {folder} and run the same command again", field=str(found)
         )
     return found
+
+
+LATEST = "latest"
+"""The value of `--resume` that means what the same command has left."""
+
+_CHECKPOINT = re.compile(r"epoch-(?P<epoch>[0-9]{6})-[0-9a-f]{8}\.safetensors")
+
+
+_FLEET = re.compile(r"fleet-[0-9]{4}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The newest state of each part of a training, in memory: its folder may be the one that is trained in anew.
+
+    `files`: by the name below a fleet's `checkpoints`. Whether they belong to the training that goes on from them, the
+    trainer checks: options, seeds and windows must agree.
+    """
+
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def at(cls, path: Path) -> "Checkpoint":
+        """Return the checkpoint in a file, or the newest one of a fleet's folder or one below it.
+
+        Raises:
+            UsageError: there is none, or it cannot be read.
+        """
+        found = [path] if path.is_file() else sorted(path.rglob("epoch-*.safetensors"))
+        newest = {_part(file): file for file in found if _CHECKPOINT.fullmatch(file.name)}
+        if not newest:
+            raise UsageError(
+                f"resume {str(path)!r} is no checkpoint and holds none: give latest, a file "
+                "fleets/KEY/checkpoints/…/epoch-….safetensors, or its fleet's folder",
+                code="resume", field="resume",
+            )  # fmt: skip
+        try:
+            return cls({f"{part}/{file.name}": file.read_bytes() for part, file in newest.items()})
+        except OSError as error:
+            raise UsageError(
+                f"resume: {error.filename} cannot be read ({error.strerror}); choose another",
+                code="resume", field="resume",
+            ) from error  # fmt: skip
+
+    def put_into(self, fleet: Path) -> None:
+        """Write it where the fleet's trainer looks for its newest checkpoints."""
+        for name, content in self.files.items():
+            path = fleet / "checkpoints" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, content)
+
+    def take_out_of(self, fleet: Path) -> None:
+        """Remove what `put_into` wrote, so that a training that could not go on from it leaves it to no other."""
+        for name in self.files:
+            (fleet / "checkpoints" / name).unlink(missing_ok=True)
+
+
+def _part(file: Path) -> str:
+    """Return the name of the folder that a checkpoint lies in; one copied elsewhere is that of the first part."""
+    return file.parent.name if _FLEET.fullmatch(file.parent.name) else "fleet-0000"

@@ -16,6 +16,7 @@ from cpbmodels.member import Member
 from cpbmodels.series import Series
 from schemas.handover import FleetJob, JobMember
 from schemas.run import base_of
+from tasks.training.fleet_files import earlier_model
 from tasks.training.planning import is_universal
 
 log = logging.getLogger("cpb")
@@ -39,9 +40,9 @@ def train_members(
             job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how)
         )
     served: dict[str, Member] = {}
-    for part in _universal_parts(job, loaded):
+    for part in _universal_parts(loaded):
         # The first planned member's seeds, whoever could be loaded.
-        first = next(m for m in job.members if m.fold == part[0][0].fold and _same_part(job, m, part[0][0]))
+        first = next(m for m in job.members if _part(m) == _part(part[0][0]))
         folder = (
             checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
             if checkpoint and first.fold
@@ -53,16 +54,16 @@ def train_members(
     return [served[m.name] for m, _ in loaded]
 
 
-def _universal_parts(job: FleetJob, loaded: Loaded) -> Iterator[Loaded]:
+def _universal_parts(loaded: Loaded) -> Iterator[Loaded]:
     """Yield what is trained together: all of a job without folds, else each fold's timeframes one by one."""
     parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
     for member, series in loaded:
-        parts[member.fold, member.model.series.timeframe if member.fold else ""].append((member, series))
+        parts[_part(member)].append((member, series))
     yield from parts.values()
 
 
-def _same_part(job: FleetJob, one: JobMember, other: JobMember) -> bool:
-    return not one.fold or one.model.series.timeframe == other.model.series.timeframe
+def _part(member: JobMember) -> tuple[int, str]:
+    return member.fold, member.model.series.timeframe if member.fold else ""
 
 
 def _train(
@@ -84,15 +85,8 @@ def _train(
 
 def _averaged(job: FleetJob, trained: list[Member]) -> list[Member]:
     """Return one model per group of copies; one that diverged in any copy keeps that in its report."""
-    return [_average(trained[i : i + job.seeds]) for i in range(0, len(trained), job.seeds)]
-
-
-def _average(copies: list[Member]) -> Member:
-    if len(copies) == 1:
-        return copies[0]
-    diverged = any(copy.report.get("diverged") for copy in copies)
-    joined = cpbmodels.ensemble(copies)
-    return replace(joined, report=joined.report | {"diverged": diverged})
+    copies = (trained[i : i + job.seeds] for i in range(0, len(trained), job.seeds))
+    return [one[0] if len(one) == 1 else cpbmodels.ensemble(one) for one in copies]
 
 
 def _seeds(member: JobMember, job: FleetJob) -> list[int]:
@@ -109,7 +103,7 @@ def _earlier_rows(job: FleetJob, loaded: Loaded, home: Path) -> list[Member | No
         folders = [
             next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes
         ]
-    return [row for folder in folders for row in _rows(job, home / folder if folder else None)]
+    return [row for folder in folders for row in _rows(job, earlier_model(home, folder) if folder else None)]
 
 
 def _rows(job: FleetJob, folder: Path | None) -> list[Member | None]:

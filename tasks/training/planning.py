@@ -14,9 +14,28 @@ _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that say where its data lies, not what it is."""
 
 
+_TRAINING = ("cpbmodels", "tasks/training/worker.py", "tasks/signals")
+"""What trains, and what computes the features; with all that it imports, but for:"""
+
+_NOT_TRAINING = (
+    # The light library beside training: other people's frames, published models, other programs.
+    "cpbmodels/__init__.py", "cpbmodels/candles.py", "cpbmodels/errors.py", "cpbmodels/files.py",
+    "cpbmodels/freqtrade.py", "cpbmodels/hub.py", "cpbmodels/mlflow.py", "cpbmodels/onnx_export.py",
+    "cpbmodels/rows.py",
+    # Measures a device. It also chooses the profile, which like the device itself says how a model is trained.
+    "cpbmodels/device",
+    # Records and contracts: a job holds their values. Candles: a job holds the digest of those that are learnt from.
+    "schemas", "tasks/market", "tasks/storage", "tasks/signals/verify.py",
+    # Plans jobs, whose digest covers what is planned; keeps and starts them, and reports on them.
+    "tasks/training/epochs.py", "tasks/training/fleet_files.py", "tasks/training/planning.py",
+    "tasks/training/process.py", "tasks/training/progress.py", "tasks/training/shards.py",
+    "tasks/training/slots.py",
+)  # fmt: skip
+
+
 def training_code() -> str:
     """Return a digest of the source that decides a trained model; a change makes older fleets stale."""
-    return code_digest("cpbmodels", "tasks/training/worker.py", "tasks/signals")
+    return code_digest(*_TRAINING, without=_NOT_TRAINING)
 
 
 def job_key(job: FleetJob) -> str:

@@ -23,7 +23,7 @@ from tasks.storage.files import open_log, read_json_or_none
 from tasks.storage.waiting import let_ctrl_c_end_waits, pause
 from tasks.training.slots import Slot, Slots, hold_slot
 
-RESULT, PROGRESS = "result.json", "progress.json"
+RESULT, PROGRESS, LOG = "result.json", "progress.json", "worker.log"
 WORKER = "tasks.shard_worker"
 """The module that trains and judges: `python -m WORKER FOLDER`."""
 
@@ -83,12 +83,12 @@ def run_trainer(
         if on_start:
             on_start()
         kills = _oom_kills()
-        with open_log(folder / "worker.log") as log:
+        with open_log(folder / LOG) as log:
             begin = os.fstat(log.fileno()).st_size
             with _trainer(folder, slots.threads, slot, log.fileno()) as process:
                 _wait(process, folder, timeout_s, on_progress)
         if not (folder / RESULT).exists():
-            raise _death(folder, process.returncode, _last_line(folder / "worker.log", begin), kills)
+            raise _death(folder, process.returncode, _last_line(folder / LOG, begin), kills)
 
 
 def die_with_parent() -> None:
@@ -127,7 +127,7 @@ def _trainer(folder: Path, threads: int, slot: Slot, log: int) -> Iterator[subpr
     # A trainer on a CPU slot sees no GPU: it would use one without its lock.
     env |= {"CUDA_VISIBLE_DEVICES": slot.gpu or "", _PARENT: str(os.getpid())}
     process = subprocess.Popen(
-        [sys.executable, "-m", WORKER, str(folder.resolve())],
+        [sys.executable, "-m", WORKER, str(folder.absolute())],
         env=env, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
         pass_fds=() if slot.lock is None else (slot.lock,),  # the GPU is free when the trainer has ended as well
     )  # fmt: skip
@@ -168,7 +168,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _death(folder: Path, returncode: int, last: str, kills: int) -> TrainerDied:
     """Return the error that names the cause: the last line of the log tells more than an exit code."""
-    log = f"(log: {folder / 'worker.log'})"
+    log = f"(log: {folder / LOG})"
     if _is_full(folder) or re.search(r"No space left on device|Disk quota exceeded", last):
         return TrainerDied(
             f"no space left on the disk of {folder}: training stopped; free some space, then run the same command "

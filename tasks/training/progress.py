@@ -1,4 +1,4 @@
-"""`progress.json` of a fleet in training: written by its trainer, read by the terminal and by the page.
+"""`progress.json` of a fleet in training, or of a search's batch: written by its trainer, read by terminal and page.
 
 Fields: architecture; stage (`training`, then `forecasting`: the spans to be judged, with `forecasts` of `to_forecast`
 members done, then `judging`, with `judged` of `to_judge`); since, the start of this training (ISO, UTC); device in
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 import cpbmodels
-from schemas.handover import FleetJob
 from tasks.training.process import PROGRESS
 
 _EVERY_S = 0.25
@@ -52,12 +51,12 @@ class Shares:
 class ProgressFile:
     """Keeps a fleet's `progress.json`: `on_step` and `on_epoch` are what `cpbmodels.train_fleet` calls."""
 
-    def __init__(self, folder: Path, job: FleetJob) -> None:
+    def __init__(self, folder: Path, architecture: str) -> None:
         self._path, self._written = folder / PROGRESS, 0.0
         self._shares = Shares()
         self._began: tuple[float, float] | None = None  # time and share of the first report
         self._state: dict[str, Any] = {
-            "architecture": job.architecture, "stage": "training", "since": datetime.now(UTC).isoformat(),
+            "architecture": architecture, "stage": "training", "since": datetime.now(UTC).isoformat(),
             "device": None, "data": None, "members": 0, "share": 0.0, "eta_s": None,
             "epoch": 0, "epochs": 0, "batch": 0, "batches": 0, "train_loss": None, "val_loss": None,
         }  # fmt: skip
@@ -81,7 +80,7 @@ class ProgressFile:
     def on_epoch(self, record: cpbmodels.EpochRecord) -> None:
         """Take in a whole epoch."""
         self._count(self._shares.on_epoch(record))
-        values = _plain(asdict(record))
+        values = plain(asdict(record))
         last = values.pop("members")
         self._state |= values | {
             "last": last,
@@ -141,6 +140,6 @@ def _mean(members: list[dict[str, Any]], key: str) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return numbers of numpy and torch as Python's."""
     return json.loads(json.dumps(value, default=float))

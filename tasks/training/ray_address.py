@@ -1,18 +1,19 @@
-"""`RAY_ADDRESS` and Ray's token, looked at before anything is fetched: Ray itself waits minutes for a missing cluster.
+"""`RAY_ADDRESS` and Ray's token, looked at before anything is fetched, and whether a cluster's head still answers.
 
-Whoever reads the token runs code on every machine of the cluster, so its file is its owner's alone.
+Ray itself waits minutes for a missing cluster, and ends a process by force 60 s after its head was lost. Whoever reads
+the token runs code on every machine of the cluster, so its file is its owner's alone.
 """
 
 import os
 import re
 import secrets
 import socket
+import threading
+import time
 from pathlib import Path
 
 from schemas.errors import CpbError, UsageError
 from tasks.storage.files import write_secret
-from tasks.storage.node_cache import cache_bytes
-from tasks.storage.store_url import STORE
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's own variable, HOST:PORT of a cluster's head: where it is set, runs that name no engine train there.
@@ -29,17 +30,18 @@ _PLACE = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>[0-9]{1,5}
 _ANSWER_WITHIN_S = 5.0
 _OTHERS = 0o077
 
+ASK_S, SILENT_S = 2.0, 20.0
+"""Seconds between two questions to a head, and how long none may be answered until it counts as lost."""
+
 
 def check_cluster() -> None:
     """Look at what names the cluster, and whether something listens there.
 
     Raises:
-        UsageError: the address is none, or a setting of the nodes' cache is none.
+        UsageError: the address is none.
         CpbError: nothing answers at the address, or others may read the token.
     """
     address = os.environ.get(ADDRESS, "")
-    if os.environ.get(STORE):
-        cache_bytes()
     if address not in HERE:
         host, port = _place(address)
         try:
@@ -89,3 +91,32 @@ def _check_token(address: str) -> None:
             f"nobody else uses this machine, run `chmod 600 {path}`",
             code="ray-token", field=str(path),
         )  # fmt: skip
+
+
+class Head:
+    """A cluster's head. `address`: HOST:PORT of its control service (GCS)."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._place = host.strip("[]"), int(port)
+        self._lock, self._asked = threading.Lock(), 0.0
+        self._silent_since: float | None = None
+
+    def is_lost(self) -> bool:
+        """Whether it has answered nothing for `SILENT_S`; may be called often, from any thread."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._asked >= ASK_S:
+                self._asked = now
+                if self._answers():
+                    self._silent_since = None
+                elif self._silent_since is None:
+                    self._silent_since = now
+            return self._silent_since is not None and now - self._silent_since >= SILENT_S
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(self._place, ASK_S).close()
+        except OSError:
+            return False
+        return True

@@ -19,8 +19,8 @@ from typing import Any
 
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
+from schemas.wording import install_extra
 from tasks.progress import tell
-from tasks.storage.store_url import STORE
 from tasks.training import ray_node
 from tasks.training.ray_address import ADDRESS, AUTH_MODE, HERE, unreachable
 from tasks.training.ray_executor import RayExecutor
@@ -35,26 +35,39 @@ GPU, CPU, MEMORY = "GPU", "CPU", "memory"
 """Ray's names of resources; memory in bytes."""
 
 
+MIN_CALLS, MAX_CALLS = 64, 1024
+"""Shards that are handed to Ray at once: twice as many as its nodes train, within these bounds. Each has a thread here,
+and its features in Ray's object store."""
+
+
 @dataclass(frozen=True)
 class RayEngine:
-    """A cluster that this process is connected to. `largest`: of each resource, the most that one node has."""
+    """A cluster that this process is connected to. `nodes`: each one's resources, by Ray's names."""
 
     ray: Any
     spec: RunSpec
     home: Path
-    largest: dict[str, float]
+    nodes: list[dict[str, float]]
+
+    @property
+    def largest(self) -> dict[str, float]:
+        """Of each resource, the most that one node has."""
+        return {name: max(node.get(name, 0.0) for node in self.nodes) for name in (GPU, CPU, MEMORY)}
 
     @property
     def gpus(self) -> bool:
         """Whether shards train on GPUs: some node has one, and the device does not ask for the CPU."""
         return self.spec.device != "cpu" and self.largest[GPU] >= 1
 
-    def executor(self, shards: int, *, again: bool) -> RayExecutor:
+    def executor(self, shards: int) -> RayExecutor:
         """Return who runs a plan of so many shards on the cluster."""
         threads = min(plan_slots("cpu", shards).threads, max(1, int(self.largest[CPU])))
+        places = sum(
+            int(node.get(GPU, 0) if self.gpus else node.get(CPU, 0) // threads) for node in self.nodes
+        )
         return RayExecutor(
-            self.ray, self.home, os.environ.get(STORE) or None, self.largest,
-            threads=threads, gpu=self.gpus, shards=shards, again=again,
+            self.ray, self.home.absolute(), self.largest, threads=threads, gpu=self.gpus,
+            calls=max(1, min(shards, max(MIN_CALLS, 2 * places), MAX_CALLS)),
         )  # fmt: skip
 
     def leave(self) -> None:
@@ -68,7 +81,7 @@ def connected(spec: RunSpec) -> Iterator[RayEngine]:
 
     Raises:
         UsageError: no node has the GPU that the device names.
-        CpbError: Ray is not installed, the cluster cannot be reached, or its nodes have other versions or another home.
+        CpbError: Ray is not installed, the cluster cannot be reached, or its nodes have other versions.
     """
     ray = _ray()
     with redirect_stdout(
@@ -77,23 +90,20 @@ def connected(spec: RunSpec) -> Iterator[RayEngine]:
         with _own_signals():
             _init(ray)
         try:
-            nodes = _checked_nodes(ray, spec.scope.home)
+            nodes = [node["Resources"] for node in _checked_nodes(ray)]
             tell("Ray", 1, 1, "")
-            found = [node["Resources"] for node in nodes]
-            largest = {
-                name: max((one.get(name, 0.0) for one in found), default=0.0) for name in (GPU, CPU, MEMORY)
-            }
-            if not largest[CPU]:
+            engine = RayEngine(ray, spec, spec.scope.home, nodes)
+            if not nodes or not engine.largest[CPU]:
                 raise CpbError(
                     "no node of the Ray cluster has a CPU for training: start one with `ray start --address=HEAD:6379`",
                     code="ray-empty",
                 )
-            if spec.device.startswith("cuda") and not largest[GPU]:
+            if spec.device.startswith("cuda") and not engine.largest[GPU]:
                 raise UsageError(
                     f"device {spec.device!r}: no node of the Ray cluster has a GPU; choose cpu or auto",
                     code="device", field="device",
                 )  # fmt: skip
-            yield RayEngine(ray, spec, spec.scope.home, largest)
+            yield engine
         finally:
             ray.shutdown()
 
@@ -126,7 +136,7 @@ def _ray() -> Any:
         import ray
     except ImportError as error:
         raise CpbError(
-            "engine ray: the package ray is not installed; run `pip install 'cpb[ray]'`, or train with --engine local",
+            f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
             code="extra-missing", field="engine",
         ) from error  # fmt: skip
     return ray
@@ -155,32 +165,26 @@ def _init(ray: Any) -> None:
         raise unreachable(address or "of this machine", f"{reason}{hint}") from error
 
 
-def _checked_nodes(ray: Any, home: Path) -> list[dict[str, Any]]:
-    """Ask every node for its versions, and, without a store, whether it sees the home; return those that answer."""
+def _checked_nodes(ray: Any) -> list[dict[str, Any]]:
+    """Ask every node for its versions; return those that answer."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    own, probe = ray_node.versions(), f".cpb-ray-{uuid.uuid4().hex[:12]}"
-    ask = ray.remote(num_cpus=0, max_retries=1)(ray_node.node_facts)
+    own, ask = ray_node.versions(), ray.remote(num_cpus=0, max_retries=1)(ray_node.node_facts)
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    home.mkdir(parents=True, exist_ok=True)
-    (home / probe).touch()
-    try:
-        asked = [
-            ask.options(
-                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-            ).remote(str(home.absolute()), probe)
-            for node in nodes
-        ]
-        return [
-            node
-            for node, answer in zip(nodes, asked, strict=True)
-            if _is_usable(ray, node["NodeManagerAddress"], answer, own, home)
-        ]
-    finally:
-        (home / probe).unlink(missing_ok=True)
+    asked = [
+        ask.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
+        ).remote()
+        for node in nodes
+    ]
+    return [
+        node
+        for node, answer in zip(nodes, asked, strict=True)
+        if _is_usable(ray, node["NodeManagerAddress"], answer, own)
+    ]
 
 
-def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str], home: Path) -> bool:
+def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str]) -> bool:
     """Whether a node answers as it should; False where it was lost meanwhile; raises `CpbError` for another answer."""
     try:
         facts = ray.get(answer, timeout=PROBE_S)
@@ -190,16 +194,14 @@ def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str], home: P
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         raise CpbError(
-            f"node {address} of the Ray cluster cannot run cpb ({reason}): install the same cpb[ray] there, or stop "
-            "that node",
+            f"node {address} of the Ray cluster cannot run cpb ({reason}): copy the project's folder there and run "
+            "`pip install -e '.[ray]'` in it, or stop that node",
             code="versions",
         ) from error
-    name = f"{facts['name']} ({address})"
     if differs := ray_node.difference(own, facts["versions"]):
         raise CpbError(
-            f"node {name} of the Ray cluster has {differs}: results would differ; install the same on every machine",
+            f"node {facts['name']} ({address}) of the Ray cluster has {differs}: results would differ; "
+            "install the same on every machine",
             code="versions",
         )
-    if not facts["sees_home"] and not os.environ.get(STORE):
-        raise CpbError(ray_node.home_not_seen(name, str(home)), code="home-not-seen", field=STORE)
     return True

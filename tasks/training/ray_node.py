@@ -1,60 +1,82 @@
-"""What a node of a Ray cluster does with a shard: the same trainer process as on one machine, in its cache or the home.
+"""What a node of a Ray cluster does with a shard: the same trainer process as on one machine, in a temporary folder.
 
-Runs in Ray's worker process, which imports no torch. Progress and log lines go to the driver by way of its board.
+A node keeps nothing. Job and features come as the task's argument, checkpoints of an earlier try from the driver's home
+by way of the `Board`, and the finished shard's files go back as the task's result; then the folder, below the node's
+`TMPDIR`, is removed. Runs in Ray's worker process, which imports no torch.
 """
 
+import errno
 import logging
 import os
 import platform
 import shutil
 import socket
+import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from schemas import __version__
 from schemas.errors import CpbError
-from tasks.storage.files import DiskFull
-from tasks.storage.store_url import STORE
-from tasks.training.fleet_files import JOB, RESULT, TRAINED
-from tasks.training.node_shards import shard_on_node
+from tasks.storage.files import DiskFull, is_disk_full, write_bytes
+from tasks.storage.locks import is_locked, locked, temporary_lock
+from tasks.training.fleet_files import EPOCHS, JOB, RESULT, TRAINED
 from tasks.training.planning import training_code
-from tasks.training.process import DISK_FULL, TrainerDied, run_trainer
-from tasks.training.shared_shards import checkpoint_setting
+from tasks.training.process import DISK_FULL, LOG, run_trainer
 from tasks.training.slots import Slots, visible_gpus
 
 log = logging.getLogger("cpb")
 
+Files = dict[str, NDArray[np.uint8]]
+"""Contents of files by their path below a folder: arrays, because Ray moves these without a copy in memory."""
+
+Kind = Literal["start", "progress", "line"]
+Report = tuple[Kind, Any]
+
 _TELL_S = 0.5
 """Shortest time between two reports of a shard's progress: the board serves hundreds of shards."""
+
+_LAST_S = 30.0
+"""Longest wait until the board has kept the last checkpoint of a trainer that failed."""
+
+_MAX_CHECKPOINTS = 2
+"""Of each part of a shard in the home, as its trainer keeps them: the older one in case the newer is damaged."""
+
+_CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
 class Order:
     """A shard to be trained on a node.
 
-    key: where it lies below any home, as in `sim/fleets/KEY`. home: the driver's, which the node works in where no
-    `store` (URL) is named. versions: those of the driver. again: False to train anew what was trained before.
+    key: where it lies below any home, as in `sim/fleets/KEY`. home: the driver's, to name its log there. versions:
+    those of the driver. checkpoint_s: seconds between two checkpoints that the node sends.
     """
 
     key: str
     home: str
-    store: str | None
     versions: Mapping[str, str]
     threads: int
     gpu: bool
     timeout_s: float
-    again: bool
+    checkpoint_s: float
 
 
 def versions() -> dict[str, str]:
     """Return what must be equal on all machines: cpb and its code, torch (whatever it was built for) and Python."""
     major, minor, _ = platform.python_version_tuple()
     torch = version("torch").partition("+")[0]
-    return {"cpb": f"{version('cpb')}, code {training_code()}", "torch": torch, "python": f"{major}.{minor}"}
+    return {"cpb": f"{__version__}, code {training_code()}", "torch": torch, "python": f"{major}.{minor}"}
 
 
 def difference(own: Mapping[str, str], others: Mapping[str, str]) -> str:
@@ -64,109 +86,234 @@ def difference(own: Mapping[str, str], others: Mapping[str, str]) -> str:
     )
 
 
-def node_facts(home: str, probe: str) -> dict[str, Any]:
-    """Return a node's versions, its name, and whether it sees a file of the driver's home."""
-    return {"versions": versions(), "name": socket.gethostname(), "sees_home": (Path(home) / probe).exists()}
+def node_facts() -> dict[str, Any]:
+    """Return a node's versions and its name."""
+    return {"versions": versions(), "name": socket.gethostname()}
 
 
-def train_on_node(order: Order, board: Any) -> None:
-    """Train and judge a shard on this node; its result lies in the store then, or in the home.
+def read_files(folder: Path, names: Iterable[str]) -> Files:
+    """Return the files of these names below a folder; those that are not there (any more) are left out."""
+    found = {}
+    for name in names:
+        with suppress(FileNotFoundError):
+            found[name] = np.frombuffer((folder / name).read_bytes(), np.uint8)
+    return found
+
+
+def write_files(folder: Path, files: Files) -> None:
+    """Write files below a folder that nobody reads yet."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.data)
+
+
+class Board:
+    """A Ray actor on the driver's node, so that no other node's loss loses it. Methods are called from anywhere.
+
+    It keeps what nodes report until the driver takes it, and their checkpoints in the driver's home (`home`).
+    """
+
+    def __init__(self, home: str) -> None:
+        self._home = Path(home)
+        self._new: dict[str, list[Report]] = defaultdict(list)
+
+    def start(self, key: str) -> None:
+        """Take in that a shard has its place."""
+        self._new[key].append(("start", None))
+
+    def progress(self, key: str, state: dict[str, Any]) -> None:
+        """Take in how far a shard is; only the newest report is kept."""
+        self._new[key] = [one for one in self._new[key] if one[0] != "progress"] + [("progress", state)]
+
+    def line(self, key: str, level: int, text: str) -> None:
+        """Take in a line of a shard's log, with its level."""
+        self._new[key].append(("line", (level, text)))
+
+    def take(self) -> dict[str, list[Report]]:
+        """Return what is new, by shard, and forget it."""
+        new, self._new = dict(self._new), defaultdict(list)
+        return new
+
+    def begun(self, key: str) -> Files:
+        """Return what the home has of a shard that is not finished: checkpoints, or the trained models to be judged."""
+        folder = self._home / key
+        names = [name for part in _checkpoints(folder) for name in part] + [EPOCHS]
+        if (folder / TRAINED).exists():
+            names += [*_files_below(folder, "members"), TRAINED]
+        return read_files(folder, names)
+
+    def keep(self, key: str, files: Files) -> None:
+        """Keep a shard's newest checkpoints in the home; those of a shard that is finished or gone are dropped."""
+        folder = self._home / key
+        if not (folder / JOB).exists() or (folder / RESULT).exists():
+            return
+        try:
+            for name, content in files.items():
+                write_bytes(folder / name, content.data)
+            for part in _checkpoints(folder):
+                for name in part[:-_MAX_CHECKPOINTS]:
+                    (folder / name).unlink(missing_ok=True)
+        except (CpbError, OSError) as error:  # the training goes on; the next checkpoint may fit
+            self.line(key, logging.WARNING, f"a checkpoint of {folder.name} is not kept: {error}")
+
+
+def train_on_node(order: Order, inputs: Files, board: Any) -> Files:
+    """Train and judge a shard on this node; return the files of its folder, the result among them.
+
+    Args:
+        inputs: job, features and models to start from, by their path below a home.
+        board: handle of the driver's `Board`.
 
     Raises:
         TrainerDied: another try may succeed.
-        DiskFull: of this node's cache; `field` is the node's id.
+        DiskFull: of this node's temporary folder; `field` is the node's id.
         CpbError: the shard failed, or this node cannot take it; it names the node.
     """
-    board = _Reports(board, order.key)
-    with board.hearing_log():
+    reports = _Reports(board, order)
+    with reports.hearing_log():
         if differs := difference(order.versions, versions()):
             raise CpbError(f"node {socket.gethostname()} has {differs}: install the same", code="versions")
-        board.start()
-        slots = Slots(visible_gpus() if order.gpu else (), 1, order.threads)
+        reports.start()
         try:
-            _train(order, slots, board)
+            with _own_disk(), _own_home() as home:
+                write_files(home, inputs)
+                return _train(home, order, reports)
         except CpbError as error:
-            own_disk = type(error) is DiskFull and order.store  # the home is every node's
             raise type(error)(
-                f"{error} (on node {socket.gethostname()})",
-                code=error.code,
-                field=_node_id() if own_disk else error.field,
+                f"{error} (on node {socket.gethostname()})", code=error.code, field=error.field
             ) from error
 
 
-def _train(order: Order, slots: Slots, board: "_Reports") -> None:
-    if order.store:
-        os.environ[STORE] = order.store
-        _train_in_cache(order, slots, board)
-    else:
-        _train_in_home(order, slots, board)
+def _train(home: Path, order: Order, reports: "_Reports") -> Files:
+    folder = home / order.key
+    reports.fetch(folder)
+    slots = Slots(visible_gpus() if order.gpu else (), 1, order.threads)
+    try:
+        run_trainer(folder, slots, order.timeout_s, reports)
+    except CpbError as error:
+        reports.send_last()
+        if error.code == DISK_FULL:  # another try on this node would end in the same way
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        text = str(error).replace(str(home), order.home)  # where its log lies from now on
+        raise type(error)(text, code=error.code, field=error.field) from error
+    return read_files(folder, [*_files_below(folder, "members"), LOG, RESULT])
 
 
-def _node_id() -> str:
+@contextmanager
+def _own_disk() -> Iterator[None]:
+    """Turn what the system says of this node's temporary folder into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        import ray
+
+        place, remedy = tempfile.gettempdir(), "start the node with TMPDIR on another disk"
+        if is_disk_full(error):
+            raise DiskFull(
+                f"no space left in {place}: free some, or {remedy}",
+                field=str(ray.get_runtime_context().get_node_id()),
+            ) from error
+        raise CpbError(
+            f"a shard cannot be trained in {place} ({error}): {remedy}", code="node-folder"
+        ) from error
+
+
+@contextmanager
+def _own_home() -> Iterator[Path]:
+    """Yield an empty folder for one shard, removed at the end; those that killed tasks left behind go first.
+
+    A lock file beside it, which the task's process holds, tells whose folder is in use.
+    """
+    place = temporary_lock("shards").parent
+    name = f"shard-{uuid.uuid4().hex[:12]}"
+    with locked(place / "shards.lock"):
+        for lock in place.glob("shard-*.lock"):
+            if not is_locked(lock):
+                _remove_home(lock)
+        hold = locked(place / f"{name}.lock")
+        hold.__enter__()
+    try:
+        (place / name).mkdir()
+        yield place / name
+    finally:
+        _remove_home(place / f"{name}.lock")
+        hold.__exit__(None, None, None)
+
+
+def _remove_home(lock: Path) -> None:
+    """Remove a shard's folder, then its lock; the trainer of a killed task may be writing there for half a second."""
+    folder = lock.with_suffix("")
+    shutil.rmtree(folder, ignore_errors=True)
+    if not folder.exists():
+        lock.unlink(missing_ok=True)
+
+
+def _files_below(folder: Path, name: str) -> list[str]:
+    return sorted(p.relative_to(folder).as_posix() for p in (folder / name).rglob("*") if p.is_file())
+
+
+def _checkpoints(folder: Path) -> list[list[str]]:
+    """Return the names of the checkpoints of each part of a shard, oldest first."""
+    parts: dict[Path, list[str]] = defaultdict(list)
+    for path in sorted((folder / _CHECKPOINTS).rglob("epoch-*.safetensors")):
+        parts[path.parent].append(path.relative_to(folder).as_posix())
+    return list(parts.values())
+
+
+def _answer(asked: Any, timeout_s: float | None = None) -> Any:
+    """Return what an actor answers; raises Ray's errors.
+
+    In a thread of its own: while a task waits for Ray in its main thread, Ray gives its cores to another task (seen
+    with 2.60, also with a timeout of 0), and two trainers share them.
+    """
     import ray
 
-    return str(ray.get_runtime_context().get_node_id())
-
-
-def _train_in_home(order: Order, slots: Slots, board: "_Reports") -> None:
-    folder = Path(order.home) / order.key
-    if not (folder / JOB).is_file():
-        raise CpbError(home_not_seen(socket.gethostname(), order.home), code="home-not-seen", field=STORE)
-    _run(folder, slots, order.timeout_s, board)
-
-
-def _train_in_cache(order: Order, slots: Slots, board: "_Reports") -> None:
-    with shard_on_node(order.key) as shard:
-        if not order.again:
-            for name in (RESULT, TRAINED):
-                (shard.folder / name).unlink(missing_ok=True)
-            shutil.rmtree(shard.folder / "checkpoints", ignore_errors=True)
-        elif (
-            shard.is_trained()
-        ):  # perhaps in this node's cache alone: by a node that was lost before it shared it
-            if not shard.shards.has_result(shard.folder):
-                shard.put_result()
-            return
-        checkpoints = shard.checkpoints(checkpoint_setting(slots))
-        checkpoints.get()
-        with checkpoints.kept():
-            _run(shard.folder, slots, order.timeout_s, board)
-        shard.put_result()
-
-
-def _run(folder: Path, slots: Slots, timeout_s: float, board: "_Reports") -> None:
-    try:
-        run_trainer(folder, slots, timeout_s, board)
-    except TrainerDied as error:
-        if error.code == DISK_FULL:  # another try on this node would end in the same way
-            raise DiskFull(str(error)) from error
-        raise
-
-
-def home_not_seen(node: str, home: str) -> str:
-    """Return the sentence for a node that cannot read the driver's home."""
-    return (
-        f"node {node} does not see CPB_HOME {home}: set {STORE} to a folder or bucket that every machine reaches, or "
-        "mount the home there under the same path"
-    )
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(ray.get, asked, timeout=timeout_s).result()
 
 
 class _Reports(logging.Handler):
-    """Sends a shard's progress and log lines to the driver's board, and waits for no answer."""
+    """Sends a shard's progress, log lines and checkpoints to the driver's board, and waits for no answer."""
 
-    def __init__(self, board: Any, key: str) -> None:
+    def __init__(self, board: Any, order: Order) -> None:
         super().__init__(logging.INFO)
-        self._board, self._key, self._told = board, key, 0.0
+        self._board, self._key, self._every_s = board, order.key, order.checkpoint_s
+        self._told, self._sent_at = 0.0, time.monotonic()
+        self._folder = Path()
+        self._sent: set[str] = set()
+        """Names of the checkpoints that the home has."""
+        self._on_its_way: Any = None
 
     def start(self) -> None:
         """Tell that the shard has its place."""
         self._board.start.remote(self._key)
 
+    def fetch(self, folder: Path) -> None:
+        """Write into the shard's folder what the home has of it: this try goes on from there."""
+        files: Files = _answer(self._board.begun.remote(self._key))
+        write_files(folder, files)
+        self._folder, self._sent = folder, set(files)
+        if _checkpoints(folder):
+            log.info("%s goes on from its newest checkpoint", folder.name)
+
     def __call__(self, state: dict[str, Any]) -> None:
-        """Tell what `progress.json` says."""
-        if time.monotonic() - self._told >= _TELL_S:
-            self._told = time.monotonic()
+        """Tell what `progress.json` says, and send a checkpoint where it is time."""
+        now = time.monotonic()
+        if now - self._told >= _TELL_S:
+            self._told = now
             self._board.progress.remote(self._key, state)
+        if now - self._sent_at >= self._every_s and not self._is_sending():
+            self._sent_at = now
+            self._send()
+
+    def send_last(self) -> None:
+        """Send what a failed trainer has left, with its log, and wait until it is kept for the next try."""
+        from ray.exceptions import RayError
+
+        self._send(LOG)
+        with suppress(RayError):
+            _answer(self._on_its_way, _LAST_S)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Tell a line of the log."""
@@ -184,6 +331,20 @@ class _Reports(logging.Handler):
             log.removeHandler(self)
             log.setLevel(level)
 
+    def _is_sending(self) -> bool:
+        """Whether the board has not yet kept the last checkpoint: a slow link or disk gets fewer."""
+        from ray.exceptions import GetTimeoutError
 
-RETRIED = (TrainerDied,)
-"""Errors after which Ray tries a shard again; a lost node it retries anyway."""
+        try:
+            if self._on_its_way is not None:
+                _answer(self._on_its_way, 0)
+        except GetTimeoutError:
+            return True
+        return False
+
+    def _send(self, *more: str) -> None:
+        new = [part[-1] for part in _checkpoints(self._folder) if part[-1] not in self._sent]
+        if new or more:  # what the epochs have cost is read last: it must cover those of the checkpoint
+            files = read_files(self._folder, [*new, EPOCHS, *more])
+            self._on_its_way = self._board.keep.remote(self._key, files)
+            self._sent |= set(new)

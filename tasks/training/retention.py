@@ -15,10 +15,10 @@ from pathlib import Path
 
 from schemas.errors import BusyError, CpbError, DamagedError
 from schemas.handover import FleetJob
-from schemas.identity import is_series_name
+from tasks.storage.files import DRAFT
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
-from tasks.storage.records import ASIDE, EARLIER
+from tasks.storage.records import SET_ASIDE
 from tasks.training.fleet_files import EPOCHS, JOB, RESULT, TRAINED, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
@@ -27,11 +27,9 @@ MAX_FLEETS_PER_KIND = 3
 MAX_UNUSED_DAYS = 90
 """Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
 
-_DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-z_]{8,12}")  # also those of models, which Python's tempfile names
-# done.json and history.json: of earlier versions, which had no result.json.
-_RECORDS = "|".join(map(re.escape, (JOB, TRAINED, RESULT, EPOCHS, "done.json", "progress.json")))
+_RECORDS = "|".join(map(re.escape, (JOB, TRAINED, RESULT, EPOCHS, "progress.json")))
 _TOP = re.compile(rf"{_RECORDS}|worker\.log(\.\d+)?|lock")
-_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz|history\.json")
+_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 
 log = logging.getLogger("cpb")
 
@@ -73,8 +71,8 @@ def remove_old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
 def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
     """Return all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and those unused for `MAX_UNUSED_DAYS`.
 
-    A fleet that an earlier version wrote is never used again, and goes after `MAX_UNUSED_DAYS`. A folder that cpb
-    cannot prove to be a fleet of its own is left out: its job must be cpb's, and every file in it one that cpb writes.
+    A folder that cpb cannot prove to be a fleet of its own is left out: its job must be cpb's, and every file in it one
+    that cpb writes.
     """
     kinds: dict[tuple[str, ...], list[tuple[float, Path, set[str]]]] = defaultdict(list)
     unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
@@ -85,10 +83,7 @@ def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
             members = {member.name for member in job.members}
             kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, members))
         except (OSError, DamagedError) as error:
-            if getattr(error, "code", "") != EARLIER:
-                log.debug("%s is left as it is: its job cannot be read (%s)", folder, error)
-            elif (folder / JOB).stat().st_mtime < unused_since:
-                old.append((folder, _members_on_disk(folder)))
+            log.debug("%s is left as it is: its job cannot be read (%s)", folder, error)
     for found in kinds.values():
         for place, (used, folder, members) in enumerate(sorted(found, key=lambda one: one[0], reverse=True)):
             if place >= MAX_FLEETS_PER_KIND or used < unused_since:
@@ -98,13 +93,6 @@ def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
 
 def _kind(job: FleetJob) -> tuple[str, ...]:
     return (job.architecture, job.preset, *sorted(member.name for member in job.members))
-
-
-def _members_on_disk(folder: Path) -> set[str]:
-    """Return the names of a fleet's member folders that are a series', as `BTCUSDT-1h` or `BTCUSDT-1h-fold-2`."""
-    members = folder / "members"
-    names = [path.name for path in members.iterdir()] if members.is_dir() else []
-    return {name for name in names if is_series_name(re.sub(r"-fold-\d+$", "", name))}
 
 
 def _is_foreign(folder: Path, members: set[str]) -> bool:
@@ -153,14 +141,5 @@ def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
 
 def _final_name(name: str) -> str:
     """Return the name that a draft is to get, or that a file had which was set aside as damaged."""
-    draft = _DRAFT.fullmatch(name)
-    return re.sub(rf"{re.escape(ASIDE)}-\d+$", "", draft["name"] if draft else name)
-
-
-def is_own(folder: Path) -> bool:
-    """Whether a fleet's folder is provably cpb's: its job can be read, and it holds no file that cpb does not write."""
-    try:
-        members = {member.name for member in read_job(folder).members}
-    except (OSError, DamagedError):
-        return False
-    return not _is_foreign(folder, members)
+    found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
+    return found["name"] if found else name

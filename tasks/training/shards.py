@@ -64,18 +64,14 @@ def shard_size(options: Preset, architecture: str, copies: int, *, gpu: bool) ->
 
 def shard_seconds(job: FleetJob) -> float:
     """Return about how long one core would train a job: what the queue of shards is ordered by."""
-    return len(job.members) * member_seconds(job_options(job), job.architecture, job.seeds)
+    options = resolved(job.preset, job.architecture, job.profile, job.overrides)
+    return len(job.members) * member_seconds(options, job.architecture, job.seeds)
 
 
 def memory_bytes(job: FleetJob) -> int:
     """Return about how much memory the trainer of a job takes: torch and what it judges with, and the candles."""
     rows = {member.features.path: member.features.rows for member in job.members}
     return round(TRAINER_BYTES + ROW_BYTES * sum(rows.values()))
-
-
-def job_options(job: FleetJob) -> Preset:
-    """Return the resolved options of a job's models."""
-    return resolved(job.preset, job.architecture, job.profile, job.overrides)
 
 
 def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, Any]) -> Preset:

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from schemas.errors import BusyError, UsageError
 from schemas.wording import count as named
+from tasks.parallel import usable_cores
 from tasks.storage.locks import locked, machine_lock
 from tasks.storage.waiting import check_interrupted, pause
 
@@ -42,32 +43,27 @@ class Slot:
     lock: int | None = None
 
 
-def plans_for_gpus(device: str) -> bool:
-    """Whether a run with this device trains on GPUs here."""
-    return bool(_gpus_of(device))
-
-
 def plan_slots(device: str, shards: int) -> Slots:
     """Return the slots for a plan of so many shards: one per GPU, else one process per core.
 
     Where there is more than one shard, each has one thread on a CPU, however many cores there are: a CPU result's last
     bits depend on it, and must depend neither on the machine nor on what is left to do. One shard alone has all cores.
     """
-    gpus = _gpus_of(device)
+    gpus = gpus_of(device)
     if not gpus and device != "cpu" and (unused := visible_gpus()) and torch_cuda() is None:
         log.warning(
             "%s; training on the CPU (`cpb doctor` names the build to install)", _cpu_build(len(unused))
         )
     if gpus:
         return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     return Slots((), 1, cores) if shards <= 1 else Slots((), min(cores, shards), 1)
 
 
 def check_device(device: str) -> None:
     """Raise `UsageError` where `device` asks for a GPU that is not there."""
-    if device.startswith("cuda") and not _gpus_of(device):
-        count = count_gpus()
+    if device.startswith("cuda") and not gpus_of(device):
+        count = len(visible_gpus())
         if count and torch_cuda() is None:
             raise UsageError(
                 f"device {device!r}: {_cpu_build(count)}; install the build that `cpb doctor` names, or choose cpu",
@@ -80,11 +76,6 @@ def check_device(device: str) -> None:
             code="device",
             field="device",
         )
-
-
-def count_gpus() -> int:
-    """Return how many NVIDIA GPUs (MIG: instances) this process may use; 0 where there is no driver."""
-    return len(visible_gpus())
 
 
 @cache
@@ -216,7 +207,7 @@ def _chosen(wanted: str, devices: Sequence[_Device]) -> Iterator[str]:
         yield found[0]
 
 
-def _gpus_of(device: str) -> tuple[str, ...]:
+def gpus_of(device: str) -> tuple[str, ...]:
     """Return the GPUs that `device` may use: auto and cuda all visible ones, cuda:N the N-th of them.
 
     None where torch is a CPU build: a GPU's slot would be one process where the CPU has room for one per core.

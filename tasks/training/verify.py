@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schemas.errors import DamagedError
 from schemas.handover import Damage, FleetJob, FleetResult
-from schemas.identity import SPOT, SeriesId, market_home
+from schemas.identity import SPOT, SeriesId, is_series_name, market_home
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.model_folder import (
     METRICS,
@@ -21,26 +21,23 @@ from tasks.storage.model_folder import (
     read_reference,
 )
 from tasks.storage.npz import read_npz
-from tasks.storage.records import EARLIER, parse_record, set_aside
+from tasks.storage.records import member_subject, parse_record, set_aside
 from tasks.training.fleet_files import JOB, RESULT, TRAINED, damaged_files, fleet_folders, is_training
 
 _SET_ASIDE = "set aside; the command that trained this fleet trains it again"
 
 
-def verify(
-    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, earlier: Seen = unseen
-) -> Iterator[Damage]:
+def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
     """Yield each damaged file of a market's fleets; a fleet that is being trained is left out.
 
     Args:
         repair: set a damaged record, and the result of a fleet with a damaged model, aside; delete damaged scores
             and pictures. The command that trained the fleet makes them again.
         seen: called with each file that is checked.
-        earlier: called with the folder of each fleet that an earlier version wrote; it is left to retention.
     """
     for folder in fleet_folders(market_home(home, market)):
         if _market_of(folder) == market and not is_training(folder):
-            yield from _verify_fleet(home, folder, repair, seen, earlier)
+            yield from _verify_fleet(home, folder, repair, seen)
 
 
 def _market_of(folder: Path) -> str:
@@ -52,24 +49,24 @@ def _market_of(folder: Path) -> str:
             continue
     members = folder / "members"
     for member in sorted(members.iterdir()) if members.is_dir() else ():
-        return SeriesId.parse(member.name.split("-fold-")[0]).market
+        if is_series_name(series := member.name.split("-fold-")[0]):
+            return SeriesId.parse(series).market
     return SPOT
 
 
-def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen, earlier: Seen) -> Iterator[Damage]:
+def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen) -> Iterator[Damage]:
     records, faults = {}, {}
     for name, kind in ((JOB, FleetJob), (TRAINED, FleetResult), (RESULT, FleetResult)):
         path = folder / name
         seen(path)
         try:
-            records[name] = parse_record(path, kind)
+            records[name] = parse_record(path, kind, of=folder.name)
         except FileNotFoundError:
             continue  # not trained yet, or set aside
         except DamagedError as error:
-            if error.code == EARLIER:
-                earlier(folder)
-                return
             faults[path] = str(error)
+    if not records and not (folder / "worker.log").exists():
+        return  # nothing says that it is cpb's
     for path, fault in faults.items():
         if repair:
             set_aside(path, fault)
@@ -129,7 +126,7 @@ def _derived_damage(path: Path) -> str:
         else:
             return metrics_damage(path.parent)
     except DamagedError:
-        return "its arrays are not those that were written"
+        return "its arrays are not those that were written there"
     except FileNotFoundError:  # a run at work has just judged it, or replaced it
         pass
     return ""
@@ -137,7 +134,7 @@ def _derived_damage(path: Path) -> str:
 
 def _reference_damage(path: Path) -> str:
     try:
-        read_reference(path.parent)
+        read_reference(path.parent, of=member_subject(path))
     except DamagedError as error:
         return str(error).removeprefix(f"{path} is damaged: ")
     return ""

@@ -4,7 +4,6 @@ Reads `job.json`, leaves a folder per member and then the record of what was tra
 killed process be continued to the same bits. Knows no orchestrator and no MLflow.
 """
 
-import json
 import shutil
 import sys
 import time
@@ -23,12 +22,13 @@ from schemas.run import base_of
 from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
+from tasks.storage.npz import write_npz
 from tasks.storage.records import write_record
 from tasks.training.epochs import EpochReports
 from tasks.training.fleet_files import EPOCHS, RESULT, home_of, read_job
 from tasks.training.members import Loaded, train_members
 from tasks.training.planning import is_universal, job_key
-from tasks.training.progress import ProgressFile
+from tasks.training.progress import ProgressFile, plain
 
 _MEMBERS_AT_ONCE = 8
 """Members whose forecasts are made and written together."""
@@ -37,7 +37,7 @@ _MEMBERS_AT_ONCE = 8
 def train_job(folder: Path, record: str = RESULT, progress: ProgressFile | None = None) -> FleetResult:
     """Train, predict the validation and test spans, and write every member's folder, then the result as `record`."""
     job = read_job(folder)
-    progress = progress or ProgressFile(folder, job)
+    progress = progress or ProgressFile(folder, job.architecture)
     home = home_of(folder, job)
     loaded, failures = _load(job, home)
     if not loaded:
@@ -75,8 +75,8 @@ def train_job(folder: Path, record: str = RESULT, progress: ProgressFile | None 
         train_seconds=time.perf_counter() - started,
         epochs=tuple(epochs.costs()),
     )
-    write_record(folder / record, result)
-    epochs.remove()
+    write_record(folder / record, result, of=folder.name)
+    (folder / EPOCHS).unlink(missing_ok=True)  # the result holds it all
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
 
@@ -115,11 +115,6 @@ def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:
     return Failure(step="train", reason=reason, code="diverged", series=spec.model.series, model=spec.model)
 
 
-def _plain(value: Any) -> Any:
-    """Return numbers of numpy and torch as Python's, so that a record holds them exactly."""
-    return json.loads(json.dumps(value, default=float))
-
-
 Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
 
 
@@ -144,8 +139,8 @@ def _write_some(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMem
                 model=spec.model,
                 name=spec.name,
                 files={file.name: file_digest(file) for file in sorted(folder.iterdir())},
-                history=tuple(_plain(model.history)),
-                report=_plain(model.report),
+                history=tuple(plain(model.history)),
+                report=plain(model.report),
                 flat_band=model.config.get("flat_band"),
             )
         )
@@ -162,7 +157,7 @@ def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
     arrays: dict[str, Any] = {"quantiles": forecasts.quantiles, "candle": forecasts.candle}
     if forecasts.probabilities is not None:
         arrays["probabilities"] = forecasts.probabilities
-    np.savez(path, origins=forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()})
+    write_npz(path, {"origins": forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()}})
 
 
 def _extra(

@@ -20,6 +20,9 @@ from schemas.tuning import Choice, Range, Space, TuneSpec
 BLOCKS = "losses_by_block"
 """Attribute of a trial: sums of its losses per block of time, in units of the reference's mean loss."""
 
+_ASKED = "asked"
+"""Attribute of a study: trials that were proposed, those that the budget ended before they had a result included."""
+
 _RUNGS = 2  # epochs after which trials are compared for the first time
 _REDUCTION = 3
 
@@ -37,17 +40,25 @@ class Study:
         self.live = optuna.create_study(
             direction="minimize", sampler=sampler(spec, len(earlier)), pruner=_pruner(spec)
         )
-        self.live.add_trials(earlier)
-        self.saved = len(earlier)
         self.space = {name: distribution(values) for name, values in spec.space.items()}
+        self.asked = int(self.stored.user_attrs.get(_ASKED, 0))
+        self._skip_points()
+        self.live.add_trials(earlier)
+        self.trials = len(earlier)  # finished ones, whatever became of them
 
-    @property
-    def trials(self) -> int:
-        """Finished trials, whatever became of them."""
-        return self.saved
+    def _skip_points(self) -> None:
+        """Go on in the sequence of the sampler `qmc`: how far it has come is known to the study in memory alone.
+
+        The first trial of all is not of the sequence (Optuna draws it at random).
+        """
+        if isinstance(self.live.sampler, optuna.samplers.QMCSampler):
+            place = optuna.trial.create_trial(state=TrialState.RUNNING)
+            for _ in range(self.asked - 1):
+                self.live.sampler.sample_relative(self.live, place, self.space)
 
     def ask(self, count: int) -> list[Trial]:
         """Return new trials with proposed parameters."""
+        self.asked += count
         return [self.live.ask(self.space) for _ in range(count)]
 
     def should_prune(self, trial: Trial, epoch: int, loss: float) -> bool:
@@ -68,10 +79,17 @@ class Study:
             self.live.tell(trial, value)
 
     def save(self) -> list[FrozenTrial]:
-        """Write the trials finished since the last call into the storage, and return them."""
-        new = self.live.get_trials(deepcopy=False)[self.saved :]
-        self.stored.add_trials(new)
-        self.saved += len(new)
+        """Write the trials finished since the last call into the storage, and return them as it numbers them.
+
+        Trials that were asked for and are at work still are left out: no batch may follow them.
+        """
+        self.stored.set_user_attr(
+            _ASKED, self.asked
+        )  # first: after a kill in between, points are left out and none comes twice
+        done = [one for one in self.live.get_trials(deepcopy=False)[self.trials :] if one.state.is_finished()]
+        self.stored.add_trials(done)
+        new = self.stored.get_trials(deepcopy=False)[self.trials :]
+        self.trials += len(new)
         return new
 
     def finished(self) -> list[FrozenTrial]:
@@ -82,14 +100,6 @@ class Study:
         """The completed trial with the lowest value."""
         done = [one for one in self.finished() if one.state == TrialState.COMPLETE]
         return min(done, key=lambda one: one.value if one.value is not None else float("inf"), default=None)
-
-    def note(self, name: str, value: Any) -> None:
-        """Keep a fact about the study in its storage."""
-        self.stored.set_user_attr(name, value)
-
-    def noted(self, name: str, default: Any = None) -> Any:
-        """A fact that was kept."""
-        return self.stored.user_attrs.get(name, default)
 
 
 def state_of(trial: FrozenTrial) -> str:
@@ -143,7 +153,8 @@ def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.RandomSampler(seed=seed)
     if spec.sampler == "qmc":
         with _without_notices():
-            return optuna.samplers.QMCSampler(seed=spec.seed)
+            first = optuna.samplers.RandomSampler(seed=seed)  # draws while no trial has succeeded yet
+            return optuna.samplers.QMCSampler(seed=spec.seed, independent_sampler=first)
     # constant_liar: trials of a batch that are still at work keep the next ones away from their place.
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=16)
 

@@ -5,6 +5,7 @@ The folds are those of a backtest with one more: the newest one, whose test span
 
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps
 from tasks.progress import tell
 from tasks.training.planning import member_seed
-from tasks.training.progress import Shares
+from tasks.training.progress import ProgressFile, Shares
 
 _TRAINING = "train trials"
 
@@ -47,7 +48,10 @@ class Scored:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """ratio: mean CRPS over the reference's, None where a member diverged. losses: sums per block of time."""
+    """ratio: mean CRPS over the reference's, None where a member diverged. losses: sums per block of time.
+
+    epochs: the most that one of its members has trained.
+    """
 
     ratio: float | None
     losses: list[float]
@@ -105,22 +109,24 @@ def train_batch(
     seed: int,
     prune: Prune,
     deadline: float | None,
+    progress: ProgressFile,
     **how: Any,
-) -> list[TrialResult]:
-    """Train all trials on all folds at once and score them.
+) -> list[TrialResult | None]:
+    """Train all trials on all folds at once and score them; None for one that the deadline left without a whole epoch.
 
     Every trial has the same seeds: they start from the same weights and see the same windows.
 
     Args:
         trials: the options of each trial, the same names in all.
         prune: asked after epochs 1, 2, 4, 8 .. once all members of a trial have reported.
-        deadline: on `time.monotonic`'s clock: members still training then stop with what they have.
+        progress: what the page reads.
+        deadline: on `time.monotonic`'s clock: members still training then stop at once, with their best epoch so far.
     """
     width = len(scored)
     series = [one.fold.series for _ in trials for one in scored]
     seeds = [member_seed(seed, architecture, one.fold.id, one.fold.fold) for one in scored] * len(trials)
     vectors = {name: [trial[name] for trial in trials for _ in scored] for name in trials[0]}
-    watch = _Watch(len(trials), width, prune, deadline)
+    watch = _Watch(len(trials), width, prune, deadline, progress)
     members = cpbmodels.train_fleet(
         series,
         architecture,
@@ -132,11 +138,14 @@ def train_batch(
         **overrides | vectors,
     )
     tell(_TRAINING, 1, 1, "epochs")
-    forecasts = cpbmodels.predict(members, series, [one.origins for one in scored] * len(trials))
-    results = []
-    for k in range(len(trials)):
-        mine = slice(k * width, (k + 1) * width)
-        own, found = members[mine], forecasts[mine]
+    usable = [k for k in range(len(trials)) if all(m.history for m in members[k * width : (k + 1) * width])]
+    rows = [k * width + place for k in usable for place in range(width)]
+    origins = [one.origins for one in scored] * len(usable)
+    forecasts = cpbmodels.predict([members[row] for row in rows], [series[row] for row in rows], origins)
+    results: list[TrialResult | None] = [None] * len(trials)
+    for place, k in enumerate(usable):
+        own = members[k * width : (k + 1) * width]
+        found = forecasts[place * width : (place + 1) * width]
         good = all(
             not m.report.get("diverged") and np.isfinite(f.quantiles).all()
             for m, f in zip(own, found, strict=True)
@@ -145,13 +154,11 @@ def train_batch(
             crps(f.quantiles, one.truth).mean(1) / one.mean if good else np.zeros(len(one.origins))
             for f, one in zip(found, scored, strict=True)
         ]
-        results.append(
-            TrialResult(
-                ratio=float(np.mean([loss.mean() for loss in losses])) if good else None,
-                losses=sums_by_block(scored, losses).tolist(),
-                pruned=k in watch.pruned,
-                epochs=max(len(m.history) for m in own),
-            )
+        results[k] = TrialResult(
+            ratio=float(np.mean([loss.mean() for loss in losses])) if good else None,
+            losses=sums_by_block(scored, losses).tolist(),
+            pruned=k in watch.pruned,
+            epochs=max(len(m.history) for m in own),
         )
     return results
 
@@ -159,22 +166,32 @@ def train_batch(
 class _Watch:
     """Follows a batch epoch by epoch: which trials all of whose members have come far enough are given up."""
 
-    def __init__(self, trials: int, width: int, prune: Prune, deadline: float | None) -> None:
-        self.width, self.prune, self.deadline = width, prune, deadline
+    def __init__(
+        self, trials: int, width: int, prune: Prune, deadline: float | None, progress: ProgressFile
+    ) -> None:
+        self.progress, self.width, self.prune, self.deadline = progress, width, prune, deadline
         self.epochs = np.zeros((trials, width), np.int64)
         self.done = np.zeros((trials, width), bool)
         self.best = np.full((trials, width), np.inf)
         self.asked = np.zeros(trials, np.int64)
         self.pruned: set[int] = set()
         self.shares = Shares()
+        self.context = copy_context()  # fleets side by side report from threads that know no listener
 
-    def on_step(self, record: cpbmodels.StepRecord) -> None:
-        """Tell how far the batch is."""
+    def on_step(self, record: cpbmodels.StepRecord) -> bool:
+        """Tell how far the batch is; whether the time is up."""
+        self.progress.on_step(record)
         done = min(self.shares.on_step(record), 0.999) * record.epochs
-        tell(_TRAINING, done, record.epochs, "epochs", f"{len(self.pruned)} pruned", f"on {record.device}")
+        facts = [f"{len(self.pruned)} pruned", f"on {record.device}"]
+        left = self.deadline - time.monotonic() if self.deadline is not None else float("inf")
+        if self.deadline is not None:
+            facts.insert(0, f"budget ends in {max(left, 0):.0f} s")
+        self.context.run(tell, _TRAINING, done, record.epochs, "epochs", *facts)
+        return left <= 0
 
     def __call__(self, record: cpbmodels.EpochRecord) -> list[int]:
         """Return the members to stop: those of pruned trials, or all once the time is up."""
+        self.progress.on_epoch(record)
         self.shares.on_epoch(record)
         if self.deadline is not None and time.monotonic() >= self.deadline:
             return [member["index"] for member in record.members]

@@ -1,14 +1,26 @@
-"""The winner: trained as `train-all` would, scored on the test span that no trial has seen, written as a preset."""
+"""The winner: trained as `train-all` would, scored on the test span that no trial has seen, written as a preset.
+
+What luck alone would have given: the best of as many trials of which none is better than the reference.
+
+White's reality check (Econometrica 2000): resample blocks of time; in each resample every trial's loss is taken minus
+its own skill, so that its expected ratio to the reference is 1, and the best of them is noted. Trials share their
+candles, so they are resampled together and their correlation is kept.
+"""
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 import cpbmodels
 from schemas.tuning import TuneSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import reference
+from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.storage.files import write_bytes
@@ -77,3 +89,40 @@ def write_preset(path: Path, spec: TuneSpec, options: dict[str, Any], about: str
 def _toml(value: Any) -> str:
     """A number, text, truth value or list as TOML, which writes them as JSON does (ASCII, so no escape differs)."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Luck:
+    """best: median over resamples of the lowest ratio among null trials; low: its 5 % quantile.
+
+    p: share of resamples in which luck alone is at least as good as the winner.
+    """
+
+    trials: int
+    best: float
+    low: float
+    p: float
+
+
+def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: int = 0) -> Luck:
+    """Return what the best of len(losses) trials without skill would have scored.
+
+    Args:
+        losses: [trials, blocks], sums of each trial's losses.
+        reference: [blocks], of the reference's, on the same origins.
+        observed: the winner's ratio.
+        seed: of the resamples.
+    """
+    share = losses.sum(1, keepdims=True) / reference.sum()
+    null = losses - (share - 1) * reference  # each trial's ratio is now 1, its noise is what it was
+    weights = bootstrap_weights(len(reference), seed=seed)
+    best = ratio_draws(null.T, reference[:, None], weights).min(1)
+    return Luck(
+        trials=len(losses),
+        best=float(np.median(best)),
+        low=float(np.quantile(best, 0.05)),
+        p=float(np.mean(best <= observed)),
+    )

@@ -13,14 +13,14 @@ from known_markets import A, B, H
 
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
-from tasks.backtesting import report, rows
+from tasks.backtesting import output
 from tasks.backtesting.examples import Examples
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
 from tasks.backtesting.models import Baseline, Forecasts
 from tasks.figures.judged import COLUMN_TITLES
 from tasks.judging import baselines, pictures, table
-from tasks.judging.robust_har import robust_har
+from tasks.judging.fitted import robust_har
 from tasks.judging.table import title_of
 
 REFERENCE = Baseline("reference", baselines.ewma_walk)
@@ -258,7 +258,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     candle[..., 1] = quantiles[..., 9].clip(min=0)
     candle[..., 2] = quantiles[..., 9].clip(max=0)
     forecasts = Forecasts(origins, quantiles, candle)
-    frame = rows.backtest_rows(one, forecasts, "har")
+    frame = output.backtest_rows(one, forecasts, "har")
     assert frame.height == 7 * H
     first = frame.row(12, named=True)
     row = origins[1]
@@ -269,7 +269,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert first["realised_close"] == series.prices[row + 3, 3]
     assert first["q50"] == pytest.approx(series.prices[row, 3] * np.exp(quantiles[1, 2, 9]))
     assert first["q50_open"] == first["last_close"] == series.prices[row, 3]
-    path = rows.write_rows(tmp_path, one, forecasts, "har")
+    path = output.write_rows(tmp_path, one, forecasts, "har")
     assert path.relative_to(tmp_path).as_posix() == "model=har/interval=1h/symbol=AUSDT/fold-2.parquet"
     assert pl.read_parquet(path).equals(frame)
 
@@ -278,14 +278,14 @@ def test_rows_of_another_market_lie_apart(loaded, tmp_path):
     future = SeriesId("um", "AUSDT", "1h")
     one = replace(loaded[0], record=loaded[0].record.model_copy(update={"series": future}))
     forecasts = REFERENCE.trained_on(one)(one)
-    spot, um = (rows.write_rows(tmp_path, x, forecasts, "har") for x in (loaded[0], one))
+    spot, um = (output.write_rows(tmp_path, x, forecasts, "har") for x in (loaded[0], one))
     assert spot != um
     assert "um" in um.relative_to(tmp_path).as_posix()
     assert set(pl.read_parquet(um)["symbol"]) == {"AUSDT"}
 
 
 def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tmp_path):
-    report.write_report(tmp_path / "r.html", "A <title>", result.pools, result.members, notes=["A & B"])
+    output.write_report(tmp_path / "r.html", "A <title>", result, notes=["A & B"])
     text = (tmp_path / "r.html").read_text()
     assert text.count("<figcaption>") == 5  # the board and four of the timeframe
     assert "A &lt;title&gt;" in text

@@ -13,6 +13,7 @@ from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
+from tasks.storage.npz import write_npz
 from tasks.training.fleet_files import fleet_folder
 from tasks.training.planning import job_key
 
@@ -71,7 +72,7 @@ def fleet(spec, folds, model, tmp_path):
     origins = series.origins("test", model.context, model.horizon)
     found = cpbmodels.predict([model], [series], [origins])[0]
     arrays = {"quantiles": found.quantiles.astype(np.float32), "candle": found.candle.astype(np.float32)}
-    np.savez(folder / "test.npz", origins=origins, **arrays)
+    write_npz(folder / "test.npz", {"origins": origins} | arrays)
     assert files.exists()
     member = TrainedMember(
         model=trained.model,

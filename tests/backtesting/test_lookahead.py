@@ -14,14 +14,13 @@ from tasks.backtesting.lookahead import (
     LEAK,
     check_lookahead,
     explain,
-    feature_columns,
     pipeline,
     stale_columns,
     with_shuffled_candles,
     with_shuffled_features,
 )
 from tasks.judging import baselines
-from tasks.judging.robust_har import robust_har
+from tasks.judging.fitted import robust_har
 from tasks.judging.scores import crps
 from tasks.signals.store import series_of
 
@@ -31,6 +30,14 @@ ROWS = 3600
 @pytest.fixture(scope="module")
 def klines():
     return busy_hours(ROWS)
+
+
+def feature_columns(timeframe):
+    def compute(klines):
+        frame = feature_frame(klines, timeframe).drop("open_time")
+        return {name: frame[name].to_numpy().astype(float) for name in frame.columns}
+
+    return compute
 
 
 def test_the_feature_columns_are_causal(klines):

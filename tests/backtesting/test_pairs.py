@@ -6,7 +6,7 @@ import pytest
 from known_markets import judged, market
 from statsmodels.stats.multitest import multipletests
 
-from tasks.backtesting.pairs import all_pairs
+from tasks.backtesting.judge import all_pairs
 from tasks.judging import pool
 
 

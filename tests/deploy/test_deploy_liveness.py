@@ -24,7 +24,7 @@ class Server:
         self.states, self.deleted = {}, []
 
     def read_flow_runs(self, offset=0, limit=200, **_):
-        return [run for run in self.runs[offset : offset + limit] if run.id not in self.deleted]
+        return [run for run in self.runs if run.id not in self.deleted][offset : offset + limit]
 
     def read_task_runs(self, **_):
         return []
@@ -105,3 +105,12 @@ def test_missed_scheduled_runs_are_dropped_and_asked_for_ones_kept():
     server = Server(*runs)
     assert prepare.drop_missed_runs(server) == 2
     assert server.deleted == [runs[0].id, runs[2].id]
+
+
+def test_runs_that_were_asked_for_do_not_end_the_dropping_of_missed_ones():
+    runs = [run(state=Pending) for _ in range(600)]
+    for number, one in enumerate(runs):
+        one.auto_scheduled = number not in (3, 250, 599)
+    server = Server(*runs)
+    assert prepare.drop_missed_runs(server) == 597
+    assert not {runs[number].id for number in (3, 250, 599)} & set(server.deleted)

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import create_server
@@ -52,10 +51,8 @@ def api(status):
 
 
 def failure():
-    start = time.monotonic()
     with pytest.raises(CpbError) as error:
         check_server()
-    assert time.monotonic() - start < 10
     assert SECRET not in str(error.value)
     return error.value
 

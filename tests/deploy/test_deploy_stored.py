@@ -2,8 +2,8 @@ from datetime import UTC, datetime
 
 import polars as pl
 
-from flows.deploy import stored
-from flows.deploy.stored import Newest
+from flows.deploy import status
+from flows.deploy.status import Newest
 
 
 def put(path, column, *times):
@@ -22,7 +22,7 @@ def test_the_newest_of_all_series_is_shown_per_timeframe_and_market(tmp_path):
     put(tmp_path / "provisional/interval=1h/symbol=ETHUSDT/tail.parquet", "open_time", at(4, 7))
     put(tmp_path / "forecasts/interval=1h/symbol=BTCUSDT/2026-05.parquet", "issued_at", at(3, 6))
     put(tmp_path / "sim/klines/interval=15m/symbol=BTCUSDT/2026-05.parquet", "open_time", at(1, 0))
-    found, damaged = stored.newest(tmp_path)
+    found, damaged = status.newest(tmp_path)
     assert damaged == []
     assert found == [
         Newest("sim", "15m", datetime(2026, 5, 1, 0, 15, tzinfo=UTC), None),
@@ -35,14 +35,14 @@ def test_a_damaged_file_is_named_and_stops_no_other(tmp_path):
     bad.parent.mkdir(parents=True)
     bad.write_bytes(b"PAR1 not really")
     put(tmp_path / "klines/interval=1h/symbol=ETHUSDT/2026-05.parquet", "open_time", at(2, 0))
-    found, damaged = stored.newest(tmp_path)
+    found, damaged = status.newest(tmp_path)
     assert found == [Newest("spot", "1h", at(2, 1), None)]
     assert len(damaged) == 1
     assert str(bad) in damaged[0]
 
 
 def test_an_empty_home_is_no_fault(tmp_path):
-    assert stored.newest(tmp_path / "none") == ([], [])
-    assert stored.disk(tmp_path / "none").used["store"] == 0
+    assert status.newest(tmp_path / "none") == ([], [])
+    assert status.disk(tmp_path / "none").used["store"] == 0
     put(tmp_path / "some/a.parquet", "open_time", at(1, 0))
-    assert stored.disk(tmp_path / "some").used["store"] > 0
+    assert status.disk(tmp_path / "some").used["store"] > 0

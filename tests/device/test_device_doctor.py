@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 
-from cpbmodels.device import chips, doctor, findings, host, placement, probe
+from cpbmodels.device import doctor, host, placement, probe
 from cpbmodels.device.report import lines
 
 CPU = torch.device("cpu")
@@ -17,35 +17,35 @@ def cuda_build(monkeypatch, cuda, *, available=False):
 
 def test_cpu_only_torch_beside_a_gpu_is_a_problem_with_the_right_wheel(monkeypatch):
     cuda_build(monkeypatch, None)
-    problems, _ = findings.software_findings(GPU_WITH_DRIVER)
+    problems, _ = doctor.software_findings(GPU_WITH_DRIVER)
     assert "CPU-only build" in problems[0].what
     assert "cu130" in problems[0].remedy
     older = host.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
-    assert "cu126" in findings.software_findings(older)[0][0].remedy
+    assert "cu126" in doctor.software_findings(older)[0][0].remedy
 
 
 def test_a_gpu_without_driver_and_a_driver_too_old_are_problems(monkeypatch):
     cuda_build(monkeypatch, "13.0")
     bare = host.GpuEvidence(("PCI device 0000:01:00.0",), None)
-    assert "install the driver" in findings.software_findings(bare)[0][0].remedy
+    assert "install the driver" in doctor.software_findings(bare)[0][0].remedy
     old = host.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
-    assert "too old" in findings.software_findings(old)[0][0].what
+    assert "too old" in doctor.software_findings(old)[0][0].what
 
 
 def test_a_hidden_gpu_is_the_users_choice_but_a_dead_one_a_problem(monkeypatch):
     cuda_build(monkeypatch, "13.0")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    problems, notes = findings.software_findings(GPU_WITH_DRIVER)
+    problems, notes = doctor.software_findings(GPU_WITH_DRIVER)
     assert problems == []
     assert "hides it" in notes[0]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    problems, _ = findings.software_findings(GPU_WITH_DRIVER)
+    problems, _ = doctor.software_findings(GPU_WITH_DRIVER)
     assert "CUDA does not start" in problems[0].what
 
 
 def test_a_machine_without_gpu_is_fine(monkeypatch):
     cuda_build(monkeypatch, None)
-    problems, notes = findings.software_findings(host.GpuEvidence((), None))
+    problems, notes = doctor.software_findings(host.GpuEvidence((), None))
     assert problems == []
     assert "CPU" in notes[0]
 
@@ -56,7 +56,7 @@ def test_a_chip_without_machine_code_is_a_problem(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda i: (6, 1))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda i: "GTX 1060")
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_90", "compute_90"])
-    problems, _ = findings.software_findings(GPU_WITH_DRIVER)
+    problems, _ = doctor.software_findings(GPU_WITH_DRIVER)
     assert "sm_61" in problems[0].what
 
 
@@ -72,14 +72,14 @@ def test_a_chip_without_machine_code_is_a_problem(monkeypatch):
     ],
 )
 def test_machine_code_runs_within_its_major_version(targets, capability, runs):
-    assert findings.supports(targets, *capability) is runs
+    assert doctor.supports(targets, *capability) is runs
 
 
 def test_no_memory_is_a_problem():
-    assert findings.memory_findings(16_000, {0: 20_000}) == []
-    assert "cuda:1" in findings.memory_findings(16_000, {0: 20_000, 1: 90})[0].what
-    assert "RAM" in findings.memory_findings(100, {})[0].what
-    assert findings.memory_findings(0, {}) == []  # unknown is not zero
+    assert doctor.memory_findings(16_000, {0: 20_000}) == []
+    assert "cuda:1" in doctor.memory_findings(16_000, {0: 20_000, 1: 90})[0].what
+    assert "RAM" in doctor.memory_findings(100, {})[0].what
+    assert doctor.memory_findings(0, {}) == []  # unknown is not zero
 
 
 @pytest.mark.parametrize(
@@ -144,9 +144,9 @@ def test_a_small_gpu_keeps_its_graphs_and_gets_a_note():
 
 @pytest.mark.parametrize("name", ["NVIDIA RTX A2000", "NVIDIA RTX A2000 12GB"])
 def test_data_sheets_cover_the_rtx_a2000(name):
-    chip = chips.reference(name)
-    assert (chip.fp32, chip.rate("bf16"), chip.bandwidth) == (8.0, 31.9, 288)
-    assert chips.reference("NVIDIA RTX A2000 8GB Laptop GPU") is None
+    chip = probe.reference(name)
+    assert (chip.fp32, chip.bf16, chip.bandwidth) == (8.0, 31.9, 288)
+    assert probe.reference("NVIDIA RTX A2000 8GB Laptop GPU") is None
 
 
 def test_the_report_reads_whole_on_a_machine_without_gpu(monkeypatch):

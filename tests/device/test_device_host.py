@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cpbmodels.device import host
-from cpbmodels.device.chips import CHIPS, reference
+from cpbmodels.device.probe import CHIPS, reference
 
 PROC = (
     "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n"

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from cpbmodels.device import Monitor, check_placement
-from cpbmodels.device import nvml as nvml_module
-from cpbmodels.device.monitor import MIN_SAMPLES
-from cpbmodels.device.nvml import GpuCounters, GpuState
+from cpbmodels.device import monitor as monitor_module
+from cpbmodels.device.monitor import MIN_SAMPLES, GpuCounters, GpuState
 
 KEYS = {
     "gpu_mem_allocated_peak_mb",
@@ -62,7 +61,7 @@ def fake_nvml(monkeypatch, **functions):
     module = SimpleNamespace(NVMLError=NVMLError, nvmlInit=lambda: None, **functions)
     monkeypatch.setattr(importlib, "import_module", lambda name: module)
     monkeypatch.setattr(
-        nvml_module.torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="abc")
+        monitor_module.torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="abc")
     )
     return module
 

@@ -7,9 +7,10 @@ from contextlib import closing
 
 import psutil
 import pytest
+from folder_mirror import FolderMirror
 from terminal import Terminal
 
-from tasks.market.mirror import FolderMirror, serve
+from tasks.market.mirror import serve
 from tasks.training.fleet_files import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

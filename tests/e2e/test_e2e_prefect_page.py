@@ -16,8 +16,7 @@ from prefect.states import Completed
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.console import say
-from flows.parameters import takes
-from flows.runner import Runner, plain_failures
+from flows.runner import Runner, plain_failures, takes
 from schemas.handover import Failure, FleetResult
 from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
@@ -142,7 +141,8 @@ def test_steps_give_their_values_and_the_page_their_names_states_and_log(server,
 
 
 def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
-    from flows.train_all import in_prefect
+    from flows.runner import in_prefect
+    from flows.train_all import train_all
     from schemas.run import RunSpec
 
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
@@ -152,7 +152,7 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
         coins="BTC,NOPECOIN", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
         since="2024-09", as_of="2025-01-01", overrides={"epochs": 1},
     )  # fmt: skip
-    result = in_prefect(spec)
+    result = in_prefect(train_all, spec)
     assert result["exit"] == 3
     page = Page("train-all")
     assert page.run.state.name == "Partial"

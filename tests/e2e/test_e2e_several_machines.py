@@ -181,7 +181,7 @@ def test_an_attacker_of_the_tracking_server_gets_nothing(world):
 
 def test_no_secret_is_shown_or_kept(world):
     shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
-    assert "flows.tracking_server" in shown
+    assert "tracking-server" in shown
     secrets = ["hunter2", world["password"], base64.b64encode(f"cpb:{world['password']}".encode()).decode()]
     assert not [secret for secret in secrets if secret in shown]
     folders = [world["head"].folder, *(machine.folder for machine in world["machines"]),
@@ -225,7 +225,7 @@ import sys, time
 from pathlib import Path
 from flows.leases import share_leases
 from schemas.errors import CpbError
-from tasks.promotion.lock import promotion_lock
+from tasks.promotion.moves import promotion_lock
 from tasks.tracking.connection import alone_everywhere
 from tasks.tracking.store import open_store
 share_leases()

@@ -46,17 +46,14 @@ def is_gone(process):
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("killed", ["the command", "all but the workers"])
-def test_a_killed_server_leaves_nobody_at_its_port(start, tmp_path, killed):
+def test_a_killed_server_leaves_nobody_at_its_port(start, tmp_path):
     port = free_port()
     server, _ = serve(start, tmp_path, port)
-    (supervisor,) = psutil.Process(server.pid).children()
-    workers = [one for one in supervisor.children() if "spawn_main" in " ".join(one.cmdline())]
-    assert len(workers) == 2
-    for one in [psutil.Process(server.pid), supervisor][: 1 if killed == "the command" else 2]:
-        one.kill()
+    children = psutil.Process(server.pid).children(recursive=True)
+    assert len([one for one in children if "spawn_main" in " ".join(one.cmdline())]) == 2  # the workers
+    server.kill()
     server.communicate(timeout=30)
-    wait_until(lambda: all(map(is_gone, [supervisor, *workers])), 30)
+    wait_until(lambda: all(map(is_gone, children)), 30)
     again, answer = serve(start, tmp_path, port)
     assert answer["url"] == f"http://127.0.0.1:{port}"
     again.send_signal(signal.SIGTERM)

@@ -8,10 +8,11 @@ from datetime import datetime
 
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from mlflow.tracking import MlflowClient
 
 from schemas.universe import INTERVAL_SECONDS
-from tasks.market.mirror import FolderMirror, serve, to_checksum, to_csv, to_zip
+from tasks.market.mirror import serve, to_checksum, to_csv, to_zip
 from tasks.market.synthetic import quarter_hours
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -177,7 +177,7 @@ def test_the_board_has_the_best_on_top_and_tells_verdicts_apart_without_colour()
 
 def test_a_verdict_counts_more_than_the_interval():
     figure = check(
-        board.forest_figure([row("BTCUSDT", 0.97, 0.96, 0.98, verdict="no different from the random walk")])
+        board.board_figure([row("BTCUSDT", 0.97, 0.96, 0.98, verdict="no different from the random walk")])
     )
     assert [one["name"] for one in figure["data"]] == ["no different"]
 
@@ -198,7 +198,6 @@ names = st.text(
 def test_boards_of_any_rows_are_valid(rows):
     board_rows = [row(a, r, low, high) | {"symbol": s} for a, s, r, low, high in rows]
     check(board.board_figure(board_rows))
-    check(board.forest_figure(board_rows))
     check(board.coins_figure(board_rows))
     check(
         board.compare_figure("a", "b", [{"symbol": s, "first": r, "second": low} for _, s, r, low, _ in rows])
@@ -235,7 +234,7 @@ def test_losses_are_two_lines_a_model(epochs):
 
 
 def test_text_that_reads_like_a_role_stays_as_it_is():
-    figure = themed(board.forest_figure([row("$ink", 0.9)]), THEMES["dark"])
+    figure = themed(board.board_figure([row("$ink", 0.9)]), THEMES["dark"])
     assert figure["data"][0]["y"] == ["$ink"]
 
 

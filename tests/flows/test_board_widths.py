@@ -3,21 +3,9 @@
 import pytest
 
 from flows.cli.backtest import _COLUMNS, _print_board
-from flows.cli.models import _fitting
+from flows.cli.models import BOARD
 from flows.tables import fitting, p_value
 
-HEAD = [
-    "",
-    "architecture",
-    "preset",
-    "coins",
-    "CRPS ratio",
-    "95 % interval",
-    "verdict",
-    "coins < 1",
-    "MAE ratio",
-    "train s",
-]
 ROW = [
     "15m",
     "har-universal",
@@ -28,17 +16,20 @@ ROW = [
     "better",
     "100%",
     "0.9993",
-    "34.7",
+    *["34.7"] * 5,
 ]
 
 
+HEAD = [column.title for column in BOARD]
+
+
 def test_a_wide_terminal_shows_everything():
-    assert _fitting([HEAD, ROW], 160) == list(range(len(HEAD)))
+    assert fitting(BOARD, [ROW], 200) == list(range(len(BOARD)))
 
 
 def test_a_narrow_one_keeps_ratio_interval_and_verdict():
     for width in (20, 60, 80, 100):
-        shown = [HEAD[i] for i in _fitting([HEAD, ROW], width)]
+        shown = [HEAD[i] for i in fitting(BOARD, [ROW], width)]
         assert {"", "architecture", "CRPS ratio", "95 % interval", "verdict"} <= set(shown)
         if width >= 100:
             assert "coins" in shown

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from flows import cli
+from schemas import __version__
 from schemas.errors import CpbError
 
 HEAVY = (
@@ -138,7 +139,30 @@ def test_the_version_is_the_packages():
     from importlib.metadata import version
 
     done = CliRunner().invoke(cli._app(), ["--version"])
-    assert (done.exit_code, done.stdout) == (0, f"cpb {version('cpb')}\n")
+    assert (done.exit_code, done.stdout) == (0, f"cpb {version('cpb-forecast')}\n")
+
+
+def test_a_copy_of_the_source_knows_its_version_without_being_installed(tmp_path):
+    """As on a node that runs a copied folder: no metadata of the project, nor of a stranger's package of that name."""
+    site = tmp_path / "cpb-9.9.dist-info"
+    site.mkdir()
+    (site / "METADATA").write_text("Metadata-Version: 2.1\nName: cpb\nVersion: 9.9\n")
+    code = (
+        "import importlib.metadata as metadata, sys\n"
+        "found = metadata.Distribution.from_name.__func__\n"
+        "def from_name(cls, name):\n"
+        "    if name == 'cpb-forecast': raise metadata.PackageNotFoundError(name)\n"
+        "    return found(cls, name)\n"
+        "metadata.Distribution.from_name = classmethod(from_name)\n"
+        "from tasks.training.ray_node import versions\n"
+        "print(versions()['cpb'].partition(',')[0], flush=True)\n"
+        "sys.argv = ['cpb', '--version']\n"
+        "from flows.cli import main; main()\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [__version__, f"cpb {__version__}"]
 
 
 def end_of(monkeypatch, capsys, *arguments):
@@ -190,7 +214,7 @@ def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, capsys, error, re
 @pytest.mark.parametrize("where", ["in a command", "before it"])
 def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
     fail_with(monkeypatch, KeyboardInterrupt())
-    monkeypatch.setattr("flows.interrupt.exit_now", sys.exit)  # the real one would end the test's process
+    monkeypatch.setattr("flows.cli.exit_now", sys.exit)  # the real one would end the test's process
     if where == "before it":
 
         def interrupted():

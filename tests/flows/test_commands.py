@@ -1,7 +1,6 @@
 """What commands hand to the functions that do the work."""
 
 import json
-import os
 import sys
 from importlib import import_module
 
@@ -26,21 +25,18 @@ def cpb(monkeypatch, capsys, tmp_path):
     return run
 
 
-def test_serve_hands_the_allowed_hosts_to_the_app(cpb, monkeypatch):
-    monkeypatch.delenv("CPB_ALLOWED_HOSTS", raising=False)
+def test_serve_allows_the_hosts_of_the_option_or_else_of_the_environment(cpb, monkeypatch):
+    monkeypatch.setenv("CPB_ALLOWED_HOSTS", " a.local , b.local,")
     seen = []
 
-    def run(host, port, ready):
-        seen.append(os.environ.get("CPB_ALLOWED_HOSTS"))
-        ready()
+    def serve(listener, _make_app, host, port, ready, *, hosts):
+        seen.append((listener.name, hosts))
+        ready(f"http://{host}:{port}")
 
-    monkeypatch.setattr("flows.page_server.run", run)
-    monkeypatch.setattr("tasks.tracking.ui.check_port", lambda host, port: None)
+    monkeypatch.setattr("flows.ops.serving.serve", serve)
     assert cpb("serve") == (0, {"url": "http://127.0.0.1:8000", "docs": "http://127.0.0.1:8000/docs"})
-    monkeypatch.delenv("CPB_ALLOWED_HOSTS")
     cpb("serve", "--allowed-hosts", "box.local,10.0.0.5")
-    assert seen == ["127.0.0.1", "box.local,10.0.0.5,127.0.0.1"]
-    monkeypatch.delenv("CPB_ALLOWED_HOSTS")
+    assert seen == [("page", ["a.local", "b.local"]), ("page", ["box.local", "10.0.0.5"])]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +78,7 @@ def test_the_board_takes_markets_coins_and_timeframes(cpb, monkeypatch):
     cpb("leaderboard", "--run", "r1")
     cpb("leaderboard", "--market", "um", "--coins", "btc,eth", "--timeframes", "1h")
     nothing = {"market": None, "symbols": None, "timeframes": None}
-    some = {"market": "um", "symbols": ["BTCUSDT", "ETHUSDT"], "timeframes": ["1h"]}
+    some = {"market": "um", "symbols": {"BTCUSDT", "ETHUSDT"}, "timeframes": ["1h"]}
     assert seen == [(None, nothing), ("r1", nothing), (None, some)]
 
 
@@ -117,7 +113,7 @@ def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monk
         seen.append(spec)
         return Summary(run_id="r1")
 
-    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: words == ["demo"])  # which never asks
+    monkeypatch.setattr("flows.cli.train.server_in_use", lambda: words == ["demo"])  # which never asks
     monkeypatch.setattr("flows.train_all.run_train_all", run_train_all)
     code, told = cpb(*words)
     assert (code, told["run_id"], seen) == (0, "r1", [spec])
@@ -130,23 +126,23 @@ def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
         seen.append(("directly", spec))
         return {"exit": 0}
 
-    def in_prefect(spec):
+    def in_prefect(_flow, spec):
         seen.append(("on the server", spec))
         return {"exit": 3}
 
     monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
-    monkeypatch.setattr("flows.backtest.in_prefect", in_prefect)
-    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: bool(seen))
+    monkeypatch.setattr("flows.runner.in_prefect", in_prefect)
+    monkeypatch.setattr("flows.cli.backtest.server_in_use", lambda: bool(seen))
     assert [cpb("backtest", "--sliding", "--folds", "2")[0] for _ in range(2)] == [0, 3]
     spec = BacktestSpec(expanding=False, folds=2)
     assert seen == [("directly", spec), ("on the server", spec)]
 
 
 def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch):
-    monkeypatch.setattr("flows.prefect_server.server_in_use", lambda: True)
+    monkeypatch.setattr("flows.cli.train.server_in_use", lambda: True)
     seen = []
     monkeypatch.setattr(
-        "flows.train_all.in_prefect", lambda spec: seen.append(spec) or {"run_id": "r2", "exit": 3}
+        "flows.runner.in_prefect", lambda _flow, spec: seen.append(spec) or {"run_id": "r2", "exit": 3}
     )
     code, told = cpb("train-all", "--preset", "smoke", "--train-timeout-s", "60")
     assert (code, told["run_id"]) == (3, "r2")

@@ -44,6 +44,42 @@ def test_a_person_who_asks_for_it_meets_an_error():
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
 
 
+class Stopped(Exception):
+    """Ends a flow at its first step."""
+
+
+def ingested(monkeypatch, champions, **asked):
+    """Return the series that a forecast of these champions brings up to date first."""
+    seen = []
+
+    def serving(series=None, *, market=None):
+        wanted = champions if series is None else set(series)
+        return [SimpleNamespace(series=one) for one in champions if one in wanted]
+
+    class Steps:
+        def one(self, step, scope, *_):
+            seen.append(scope)
+            raise Stopped
+
+    monkeypatch.setattr("flows.forecast.champions", serving)
+    with pytest.raises(Stopped):
+        run_forecast(ForecastSpec(source="sim", **asked), Steps(), say=lambda text: None)
+    assert {one.timeframe for one in seen[0].series} == set(seen[0].timeframes)
+    return sorted(seen[0].series)
+
+
+def test_only_pairs_with_a_champion_are_ingested(monkeypatch):
+    pairs = sorted([SeriesId("sim", "BTCUSDT", "1h"), SeriesId("sim", "ETHUSDT", "15m")])
+    assert ingested(monkeypatch, pairs, coins="BTC,ETH,XRP", timeframes="15m,1h") == pairs
+
+
+def test_without_a_scope_every_champion_forecasts(monkeypatch):
+    some = [SeriesId("sim", f"C{n}USDT", "4h" if n % 3 else "1h") for n in range(60)]
+    assert ingested(monkeypatch, some) == sorted(some)
+    assert ingested(monkeypatch, some, coins="C1,C3") == sorted([some[1], some[3]])
+    assert ingested(monkeypatch, some, timeframes="1h") == sorted(some[::3])
+
+
 def test_where_there_were_forecasts_the_loss_of_the_champions_is_an_error(home):
     folder = SeriesId("spot", "BTCUSDT", "1h").folder(home, "forecasts")
     folder.mkdir(parents=True)

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from live_record import made_forecasts, write_walk
 
-from benchmarks._ledgers import made_forecasts, write_walk
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.ledger import score_due

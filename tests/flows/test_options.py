@@ -121,7 +121,12 @@ def test_model_options_become_overrides_by_the_presets_names():
     assert call("--architectures", "gru", "--lr", "0.01", "--mixed-precision").overrides == {
         "lr": 0.01, "mixed_precision": True,
     }  # fmt: skip
-    for twice in (["--lr", "0.1", "--learning-rate", "0.1"], ["--epochs", "3", "--set", "epochs=3"]):
+    for twice in (
+        ["--lr", "0.1", "--learning-rate", "0.1"],
+        ["--epochs", "3", "--set", "epochs=3"],
+        ["--set", "epochs=5", "--set", "epochs=7"],
+        ["--set", "batch-size=5", "--set", "batch=5"],
+    ):
         with pytest.raises(UsageError, match="given twice"):
             call("--architectures", "gru", *twice)
     with pytest.raises(UsageError, match="batch_size must be a whole number"):

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flows.parameters import takes
+from flows.runner import takes
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
@@ -94,7 +94,7 @@ from pathlib import Path
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.parameters import takes
+from flows.runner import takes
 from flows.runner import plain_failures
 from schemas.run import RunSpec
 

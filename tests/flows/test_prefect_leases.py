@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from flows import leases
-from flows.deploy import api
+from flows import leases, prefect_server
 from schemas.errors import CpbError
 
 
@@ -50,14 +49,14 @@ def answering(monkeypatch, *statuses):
 
     class Settings:
         def __enter__(self):
-            self.errors = api.api_errors("http://head:4200/api")
+            self.errors = prefect_server.api_errors("http://head:4200/api")
             self.errors.__enter__()
             return SimpleNamespace(renew_concurrency_lease=renew)
 
         def __exit__(self, *error):
             return self.errors.__exit__(*error)
 
-    monkeypatch.setattr(api, "client_of_settings", lambda *_: Settings())
+    monkeypatch.setattr(leases, "client_of_settings", lambda *_: Settings())
     monkeypatch.setattr(leases, "_RENEW_S", 0.01)
     monkeypatch.setattr(leases, "_POLL_S", 0.01)
     return ended, left

@@ -6,8 +6,7 @@ import pytest
 from prefect import flow
 from prefect.states import Completed
 
-from flows.parameters import takes
-from flows.runner import Runner, plain_failures
+from flows.runner import Runner, plain_failures, takes
 from schemas.errors import UsageError
 from schemas.run import ScopeSpec
 from tasks.step import step
@@ -33,6 +32,13 @@ def test_calls_run_side_by_side():
     meet = threading.Barrier(2, timeout=30)
     wait = step("wait", workers=2)(lambda: meet.wait() >= 0)
     assert Runner().each(wait, [(), ()]) == [True, True]
+
+
+@pytest.mark.parametrize("unit", ["", "series"])
+def test_as_many_calls_run_at_once_as_are_asked_for(unit):
+    meet = threading.Barrier(2, timeout=30)
+    wait = step("wait", workers=1)(lambda: meet.wait() >= 0)
+    assert Runner().each(wait, [(), ()], unit, workers=2) == [True, True]
 
 
 def test_a_wrong_parameter_ends_a_flow_as_failed_with_the_sentence_alone():

@@ -1,6 +1,6 @@
 """What a person is told of a training beside its figures."""
 
-from flows.training_warnings import fleet_warnings, member_warnings
+from flows.training import fleet_warnings, member_warnings
 from schemas.handover import FleetResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 

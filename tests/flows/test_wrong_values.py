@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows import cli
-from flows.parameters import takes
+from flows.runner import takes
+from schemas import run
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
@@ -87,6 +88,8 @@ def offline(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("command", "values", "field"), WRONG, ids=lambda value: json.dumps(value))
 def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, field, monkeypatch, capsys):
     spec = SPECS[command]
+    now = datetime.now(UTC)  # sentences name the minute
+    monkeypatch.setattr(run, "datetime", type("Clock", (datetime,), {"now": staticmethod(lambda _zone: now)}))
     from_python = sentence_of(lambda: spec(**values))
     assert from_python == sentence_of(lambda: takes(spec)(lambda spec: spec)(**values))
     assert from_python[2] == field
@@ -102,6 +105,21 @@ def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, f
     assert "\n" not in sentence
     assert "--" not in sentence
     assert "hunt" not in out + err
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("command", ["train-all", "doctor"])
+def test_a_store_between_machines_is_refused_by_every_command(command, monkeypatch, capsys):
+    monkeypatch.setenv("CPB_STORE", "s3://key:hunter2@bucket/prefix")
+    monkeypatch.setattr(sys, "argv", ["cpb", command, "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert (end.value.code, told["exit"], told["code"], told["field"]) == (2, 2, "store", "CPB_STORE")
+    assert err == f"cpb: {told['error']}\n"
+    assert "--engine ray" in told["error"]
+    assert "hunter2" not in out + err
 
 
 @pytest.mark.parametrize(

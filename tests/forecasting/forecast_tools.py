@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError
-from schemas.forecasts import EARLIER_SCHEMA
 from schemas.identity import SeriesId
 from schemas.klines import KLINES
 from tasks.forecasting import chain
@@ -62,15 +61,3 @@ def flip(path, place=0.5):
     content = bytearray(path.read_bytes())
     content[int(len(content) * place)] ^= 1
     path.write_bytes(content)
-
-
-def as_earlier(home, series):
-    """Make a series' forecasts what an earlier version stored: `made_at` in files of its own, no reference."""
-    folder, issued = series.folder(home, "forecasts"), series.folder(home, "issued")
-    issued.mkdir(parents=True)
-    for path in folder.glob("*.parquet"):
-        rows = pl.read_parquet(path, hive_partitioning=False)
-        rows.select(*EARLIER_SCHEMA).write_parquet(path)
-        key = ["symbol", "timeframe", "model_version", "issued_at"]
-        rows.select(*key, "made_at").unique(key, maintain_order=True).write_parquet(issued / path.name)
-    (folder / "index.json").unlink()

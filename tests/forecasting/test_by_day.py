@@ -4,8 +4,8 @@ import pytest
 from forecast_tools import PEPE
 from test_live_record import DAY, FIRST, entry, fill, scored
 
-from tasks.forecasting.by_day import SCHEMA, record_by_day
 from tasks.forecasting.daily import read_sums
+from tasks.forecasting.summary import SCHEMA, record_by_day
 
 
 def by_day(home, now, live=True):

@@ -12,7 +12,6 @@ from forecast_tools import (
     START,
     UM_PEPE,
     append,
-    as_earlier,
     files_of,
     flip,
     rows_at,
@@ -25,7 +24,6 @@ from tasks.forecasting.ledger import ledger, score_due
 from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.store import latest, read
 from tasks.forecasting.verify import verify
-from tasks.storage.records import read_record
 
 
 def cut(path):
@@ -129,16 +127,6 @@ def test_a_damaged_ledger_month_is_scored_again(home, damage):
     assert ledger(home, PEPE).equals(before)
 
 
-def test_a_damaged_file_of_issued_makes_the_forecasts_of_an_earlier_version_replays(home):
-    append(home, PEPE, rows_at(9, made_at=START + 9 * HOUR))
-    as_earlier(home, PEPE)
-    score_due(home, [PEPE], START + 25 * HOUR)
-    assert ledger(home, PEPE)["live"].sum() == 10
-    cut(PEPE.folder(home, "issued") / "2025-06.parquet")
-
-    assert ledger(home, PEPE)["live"].sum() == 0
-
-
 @pytest.mark.parametrize("place", [i / 12 for i in range(12)])
 @pytest.mark.parametrize("tree", ["forecasts", "ledger"])
 def test_every_flipped_bit_is_noticed(home, tree, place):
@@ -179,7 +167,7 @@ def test_an_old_store_is_read_and_gets_digests_with_the_next_rows(home):
     append(home, PEPE, rows_at(9))
 
     folder = PEPE.folder(home, "forecasts")
-    assert set(read_record(folder / index.INDEX, index.MonthIndex).months) == {"2025-05", "2025-06"}
+    assert set(index.read_index(folder).months) == {"2025-05", "2025-06"}
     flip(folder / "2025-05.parquet")
     assert [d.path.rsplit("/", 1)[1] for d in verify(home, "spot")] == ["2025-05.parquet"]
 

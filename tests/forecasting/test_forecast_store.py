@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, append, as_earlier, files_of, rows_at
+from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, append, files_of, rows_at
 
 from schemas.errors import MemberError
 from schemas.forecasts import FORECAST_SCHEMA
@@ -75,18 +75,6 @@ def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):
 
     (made_at,) = read(tmp_path, PEPE)["made_at"].unique()
     assert before <= made_at <= datetime.now(UTC)
-
-
-def test_month_files_of_an_earlier_version_are_read_and_rewritten_with_the_next_rows(tmp_path):
-    append(tmp_path, PEPE, rows_at())
-    as_earlier(tmp_path, PEPE)
-
-    assert read(tmp_path, PEPE).equals(rows_at())
-    append(tmp_path, PEPE, rows_at(1))
-
-    assert read(tmp_path, PEPE).equals(pl.concat([rows_at(), rows_at(1)]))
-    (path,) = files_of(tmp_path)
-    assert pl.read_parquet(path, hive_partitioning=False).columns == list(FORECAST_SCHEMA)
 
 
 def test_an_unknown_series_is_empty(tmp_path):

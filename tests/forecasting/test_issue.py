@@ -17,8 +17,8 @@ from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting import issue
+from tasks.forecasting.daily import recipes_of
 from tasks.forecasting.store import latest, read, stored
-from tasks.forecasting.versions import recipes_of
 from tasks.storage.model_folder import write_reference
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
@@ -185,7 +185,7 @@ def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(sc
 
     assert batch.series == (BTC, PEPE)
     (failure,) = batch.failures
-    assert (failure.series, failure.code) == (BTC, issue.NO_REFERENCE)
+    assert (failure.series, failure.code) == (BTC, "reference")
     assert latest(scope.home, BTC)["ref_q50"].null_count() == 10
     assert latest(scope.home, PEPE)["ref_q50"].null_count() == 0
 

@@ -9,7 +9,6 @@ from forecast_tools import (
     START,
     UM_PEPE,
     append,
-    as_earlier,
     files_of,
     rows_at,
     write_candles,
@@ -148,8 +147,7 @@ def test_a_forecast_whose_time_of_storing_is_unknown_is_not_live(tmp_path):
     write_candles(tmp_path, [8.25e-6] * 20)
     score(tmp_path, START + 20 * HOUR)
     assert ledger(tmp_path, PEPE)["live"].all()
-    as_earlier(tmp_path, PEPE)
-    assert ledger(tmp_path, PEPE)["live"].all()
-    for file in files_of(tmp_path, "issued"):
-        file.unlink()
-    assert ledger(tmp_path, PEPE)["live"].to_list() == [False] * 10
+
+    append(tmp_path, PEPE, rows_at(1).with_columns(made_at=pl.lit(None, pl.Datetime("us", "UTC"))))
+    score(tmp_path, START + 21 * HOUR)
+    assert ledger(tmp_path, PEPE)["live"].to_list() == [True] * 10 + [False] * 10

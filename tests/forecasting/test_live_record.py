@@ -8,12 +8,12 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, PEPE, files_of, flip
+from live_record import made_forecasts, write_walk
 
-from benchmarks._ledgers import made_forecasts, write_walk
 from schemas.identity import SeriesId
 from schemas.ledger import TOO_FEW
 from tasks.forecasting import chain, daily
-from tasks.forecasting.daily import DAILY, STATE, daily_sums, day_sums
+from tasks.forecasting.daily import DAILY, STATE, daily_sums, day_sums, note_version, recipes_of
 from tasks.forecasting.ledger import ledger, newest_scored, score_due
 from tasks.forecasting.summary import (
     MAX_VERSIONS,
@@ -22,7 +22,6 @@ from tasks.forecasting.summary import (
     make_summary,
     read_summary,
 )
-from tasks.forecasting.versions import note_version, recipes_of
 
 FIRST = datetime(2025, 1, 20, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

@@ -1,13 +1,14 @@
 """Batches of many series give what one series after another gives, to the last bit."""
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
+import numpy as np
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from live_record import made_forecasts
 
-from benchmarks.chain import forecasts
 from cpbmodels.columns import feature_frame
 from schemas.errors import CpbError
 from schemas.features import _holds, _schema
@@ -20,9 +21,13 @@ FIRST = datetime(2024, 1, 31, 20, tzinfo=UTC)
 SERIES = [SeriesId("spot", f"C{i}USDT", "1h") for i in range(12)]
 
 
-def _batch():
-    """Eight hours over the end of a month: each series has rows in two files."""
-    return {one: forecasts(one, FIRST, 8, i) for i, one in enumerate(SERIES)}
+CLOSE = 100 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.005, (len(SERIES), 9)), axis=1))
+
+
+def _batch(first=0, hours=8):
+    """Hours over the end of a month, each series with prices of its own: eight have rows in two files."""
+    origins = np.arange(first, first + hours)
+    return {one: made_forecasts(one, FIRST, CLOSE[i], origins) for i, one in enumerate(SERIES)}
 
 
 def _files(home):
@@ -56,8 +61,9 @@ def test_two_damaged_months_of_one_batch_are_both_set_aside(tmp_path):
     for series in SERIES[:6]:
         (series.folder(tmp_path, "forecasts") / "2024-02.parquet").write_bytes(b"no parquet")
     told = []
-    later = {one: forecasts(one, FIRST + timedelta(hours=8), 1, i) for i, one in enumerate(SERIES)}
-    done = chain.append(tmp_path, "spot", "forecasts", later, lost=lambda series, text: told.append(series))
+    done = chain.append(
+        tmp_path, "spot", "forecasts", _batch(8, 1), lost=lambda series, text: told.append(series)
+    )
     assert set(done.values()) == {10}
     assert sorted(told, key=str) == SERIES[:6]
     raw = chain_path(tmp_path, "spot").read_bytes().splitlines(keepends=True)

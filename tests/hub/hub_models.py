@@ -1,13 +1,15 @@
 """Small real models, published to a fake Hub."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from cpbmodels import Series, train_fleet
 from schemas.identity import SeriesId
-from tasks.hub import build_tree, publish
+from tasks.hub.publish import publish
+from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.registry import Champion
 
@@ -38,9 +40,9 @@ def series(symbol="BTCUSDT", timeframe="1h", seed=0):
 
 def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0):
     """A champion that was trained on a random walk of its own."""
-    known = series(symbol, timeframe, seed)
+    known = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
     (member,) = train_fleet([known], "har", "smoke", seeds=[seed], epochs=1, steps_per_epoch=2, device="cpu")
-    member.save(folder, extra={"market": market})
+    member.save(folder, extra={"market": market, "symbol": symbol})
     tags = {"architecture": "har", "files": json.dumps(file_digests(folder))}
     return Champion(SeriesId(market, symbol, timeframe), "1", "run", folder, {"test_crps_ratio": 0.9}, tags)
 

@@ -13,6 +13,7 @@ from threading import Thread
 import numpy as np
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from hub_models import REPO, candles, publish_models, trained
 
 from cpbmodels import Series, load
@@ -69,7 +70,7 @@ def binance(tmp_path):
         given.append(newest_candles(key, query))
         return 200, {}, json.dumps(given[-1]).encode()
 
-    with mirror.serve(mirror.FolderMirror(tmp_path), hook) as url:
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
         yield url, given
 
 

@@ -15,8 +15,9 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.store import forecast_rows
-from tasks.hub import build_tree, publish
 from tasks.hub.ledger import check_head, compare
+from tasks.hub.publish import publish
+from tasks.hub.tree import build_tree
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 MONTH = "forecasts/interval=1h/symbol=BTCUSDT/2025-06.parquet"

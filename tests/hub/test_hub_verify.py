@@ -4,8 +4,7 @@ import pytest
 from hub_models import trained
 
 from schemas.identity import tree_of
-from tasks.hub import build_tree
-from tasks.hub.verify import verify
+from tasks.hub.tree import build_tree, verify
 
 
 @pytest.mark.parametrize("market", ["spot", "sim"])
@@ -19,7 +18,7 @@ def test_a_damaged_model_is_named_with_the_command_that_makes_it_again(tmp_path,
     data[len(data) // 2] ^= 1 if name.endswith("tensors") else 0x80
     path.write_bytes(data)
     (damage,) = verify(tmp_path, market)
-    assert damage.path.endswith("ETHUSDT/1h/model.safetensors")
+    assert damage.path.endswith(f"ETHUSDT/1h/{name}")
     assert damage.command.startswith("cpb publish --dry-run")
     build_tree([good, other], tree)  # what that command does
     assert list(verify(tmp_path, market)) == []

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
-from tasks.hub import build_tree, check_ready, publish
+from tasks.hub.publish import check_ready, publish
+from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
@@ -70,7 +71,7 @@ def test_publishing_twice_sends_no_second_commit(hub, tree):
     assert hub.count("PUT", "/blob/") == uploads
 
 
-def test_a_changed_model_is_one_more_commit_with_that_file_only(hub, tree, tmp_path):
+def test_a_changed_model_is_one_more_commit_with_its_digests_only(hub, tree, tmp_path):
     publish(tree, REPO)
     before = dict(hub.repos[REPO].files)
     build_tree(
@@ -83,7 +84,8 @@ def test_a_changed_model_is_one_more_commit_with_that_file_only(hub, tree, tmp_p
     assert changed == {
         "BTCUSDT/1h/model.safetensors",
         "BTCUSDT/1h/config.json",
-    }  # the weights and their digest
+        "SHA256SUMS",
+    }  # the weights and their digests
 
 
 def test_a_new_library_takes_the_place_of_the_one_that_the_old_card_installs(

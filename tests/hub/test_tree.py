@@ -11,7 +11,8 @@ from huggingface_hub import ModelCard
 from test_publish import champion
 
 from schemas.errors import CpbError, DamagedError
-from tasks.hub import build_tree, model_card, verdict
+from tasks.hub.card import model_card, verdict
+from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.storage.wheel import Wheel, light_wheel
 
@@ -31,6 +32,7 @@ def test_tree_holds_model_folders_and_the_card_only(tmp_path):
         "ETHUSDT/15m/forecast.png",
         "ETHUSDT/15m/model.safetensors",
         "README.md",
+        "SHA256SUMS",
         light_wheel().name,
     ]
     assert (tree / light_wheel().name).read_bytes() == light_wheel().data
@@ -117,6 +119,7 @@ def test_no_path_of_this_machine_is_published(tmp_path):
 
     published = json.loads((tree / "BTCUSDT/1h/config.json").read_text())
     del published["weights_sha256"]
+    assert published.pop("config_sha256")
     assert published == {"architecture": "har", "warm_start": "champion"}
 
 
@@ -266,14 +269,26 @@ def test_a_card_of_the_users_is_not_replaced(tmp_path):
     assert caught.value.code == "foreign-folder"
 
 
-def test_a_link_is_not_replaced(tmp_path):
-    target = build_tree([champion(tmp_path / "a")], tmp_path / "target")
+@pytest.mark.parametrize("there", ["tree", "notes", "file", "nothing"])
+def test_a_link_stays_and_only_a_tree_behind_it_is_replaced(tmp_path, there):
+    target = tmp_path / "disk" / "target"
+    target.parent.mkdir()
+    if there == "tree":
+        build_tree([champion(tmp_path / "a")], target)
+    elif there == "notes":
+        target.mkdir()
+        (target / "notes").touch()
+    elif there == "file":
+        target.touch()
     (tmp_path / "hub").symlink_to(target)
 
-    with pytest.raises(CpbError) as caught:
-        build_tree([champion(tmp_path / "a")], tmp_path / "hub")
-
-    assert caught.value.code == "foreign-folder"
+    if there == "tree":
+        build_tree([champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT")], tmp_path / "hub")
+        assert (target / "ETHUSDT").is_dir()
+    else:
+        with pytest.raises(CpbError) as caught:
+            build_tree([champion(tmp_path / "a")], tmp_path / "hub")
+        assert caught.value.code == "foreign-folder"
     assert (tmp_path / "hub").is_symlink()
 
 

@@ -10,9 +10,7 @@ from cpbmodels.columns import feature_frame
 from cpbmodels.ranges import future_range
 from schemas.errors import CpbError
 from tasks.judging import baselines
-from tasks.judging.boosted import boosted
-from tasks.judging.garch import garch
-from tasks.judging.robust_har import robust_har, universal_har
+from tasks.judging.fitted import boosted, garch, robust_har
 from tasks.judging.scores import crps
 from tasks.signals.store import series_of
 
@@ -81,15 +79,15 @@ def test_the_target_is_the_mean_range_that_follows(series):
     assert target[1, 2] == pytest.approx(np.log(mean / series.volatility[900]), rel=1e-9)
 
 
-def test_one_universal_har_serves_a_coin_it_never_saw(series):
+def test_the_robust_har_serves_a_coin_it_never_saw(series):
     train, test = spans(series)
     unseen = series_of(feature_frame(busy_hours(seed=9), "1h"), B, bounds_of())
-    universal = universal_har([series], [train], H)
+    fitted = robust_har(series, train, H)
     truth = baselines.realised(unseen, test, H)
     known = baselines.reference(unseen, unseen.origins("train", 1, H), test, H)
-    assert crps(universal.quantiles(unseen, test), truth).mean() < crps(known, truth).mean()
+    assert crps(fitted.quantiles(unseen, test), truth).mean() < crps(known, truth).mean()
     with pytest.raises(ValueError, match="at least one training origin"):
-        universal_har([series], [train[:0]], H)
+        robust_har(series, train[:0], H)
 
 
 def test_garch_variance_is_filtered_as_arch_does(series):

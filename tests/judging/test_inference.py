@@ -75,17 +75,24 @@ def test_bootstrap_is_seeded():
     assert (a.sum(axis=1) == 30).all()
 
 
+def found(ratio, p, n):
+    return {
+        "test_crps_ratio": ratio, "test_crps_ratio_low": ratio - 0.005, "test_crps_ratio_high": ratio + 0.005,
+        "test_p": p, "test_n": n,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("ratio", "p", "words"),
     [(0.98, 0.001, "better than"), (1.02, 0.01, "worse than"), (0.98, 0.06, "no different from")],
 )
 def test_verdict_says_what_was_found(ratio, p, words):
-    text = inference.verdict(ratio, ratio - 0.005, ratio + 0.005, p, 2880)
+    text = inference.verdict(found(ratio, p, 2880))
     assert text.startswith(f"{words} the random walk with EWMA volatility (CRPS ratio {ratio:.4f} [")
     assert text.endswith(f"p={p:.3f}, n=2,880)")
 
 
 @pytest.mark.parametrize("ratio", [0.996, 1.004])
 def test_a_verdict_never_contradicts_its_own_interval(ratio):
-    text = inference.verdict(ratio, ratio - 0.005, ratio + 0.005, 0.049, 8640)
+    text = inference.verdict(found(ratio, 0.049, 8640))
     assert text.startswith("no different from")

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from market_tools import FAST, build, csv_of, key, lines, put, rows_of, scope
 
 from schemas.errors import CpbError
@@ -19,7 +20,7 @@ MONTHS = ("2024-01", "2024-02", "2024-03")
 
 
 def run(tmp_path, lists=True, coins="BTC", **options):
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), lists=lists) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror"), lists=lists) as url:
         return ingest(scope(tmp_path / "home", url, coins, **options), limits=FAST)
 
 

@@ -7,6 +7,7 @@ import zipfile
 
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from market_tools import FAST, Misbehaving, build, csv_of, drafts, key, lines, put, rows_of, scope, stored
 
 from tasks.market import mirror
@@ -21,7 +22,7 @@ NAME = "BTCUSDT-1h-2024-02.zip"
 
 def served(tmp_path, hook=None, **options):
     """Ingest tmp_path/mirror over loopback HTTP."""
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
         return ingest(scope(tmp_path / "home", url, **options), limits=FAST)
 
 

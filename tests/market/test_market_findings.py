@@ -6,9 +6,9 @@ import polars as pl
 from market_tools import AS_OF, FAST, build, csv_of, key, put, rows_of
 
 from schemas.scope import Scope
-from tasks.market.findings import file_findings
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
+from tasks.notices.findings import of_files
 
 BTC = key()
 
@@ -25,7 +25,9 @@ def run(folder):
 
 
 def found(folder, since):
-    return {(one.period, one.kind) for one in file_findings(folder / "home", [BTC, key("ETHUSDT")], since)}
+    return {
+        (one.about.split()[-1], one.kind) for one in of_files(folder / "home", [BTC, key("ETHUSDT")], since)
+    }
 
 
 def test_only_what_happened_since_then_is_found(tmp_path):
@@ -41,7 +43,7 @@ def test_only_what_happened_since_then_is_found(tmp_path):
     put(tmp_path / "mirror", changed, csv_of(changed, rows))
     put(tmp_path / "mirror", refused, b"1,2\n")
     run(tmp_path)
-    assert found(tmp_path, start) == {("2024-02", "changed"), ("2024-03", "quarantined")}
-    reasons = [one.reason for one in file_findings(tmp_path / "home", [BTC], start)]
+    assert found(tmp_path, start) == {("2024-02", "file changed upstream"), ("2024-03", "file quarantined")}
+    reasons = [one.text for one in of_files(tmp_path / "home", [BTC], start)]
     assert any("3 candles changed" in reason for reason in reasons)
     assert found(tmp_path, datetime.now(UTC) + timedelta(seconds=2)) == set()

@@ -7,16 +7,21 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from folder_mirror import FolderMirror
 from market_tools import FAST, build, key, put, scope
 
-from schemas.errors import CpbError
-from tasks.market import mirror
+from schemas.errors import CpbError, UsageError
+from tasks.market import client, mirror
 from tasks.market.client import HttpSource
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.ingest import ingest
@@ -89,7 +94,7 @@ def proxy(target):
 @pytest.fixture
 def market(tmp_path):
     build(tmp_path / "mirror", ["BTCUSDT"])
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror")) as url:
         yield url
 
 
@@ -150,7 +155,7 @@ def test_certificates_of_the_environment_are_trusted_also_through_a_proxy(tmp_pa
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate / "cert.pem", certificate / "key.pem")
     with (
-        mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), tls=context) as url,
+        mirror.serve(FolderMirror(tmp_path / "mirror"), tls=context) as url,
         proxy(url) as (address, log),
     ):
         monkeypatch.setenv("HTTPS_PROXY", address)
@@ -176,7 +181,7 @@ def test_a_deadline_holds_through_a_proxy_too(tmp_path, monkeypatch, through_pro
         handler.close_connection = True
         return True
 
-    with mirror.serve(mirror.FolderMirror(tmp_path), trickle) as url:
+    with mirror.serve(FolderMirror(tmp_path), trickle) as url:
         if through_proxy:
             monkeypatch.setenv("HTTP_PROXY", url)
         source = HttpSource("http://mirror.invalid" if through_proxy else url, limits=FAST)
@@ -199,7 +204,7 @@ def test_credentials_are_sent_and_never_shown_or_stored(tmp_path, caplog):
         return None if asked[-1] else (401, {}, b"who are you?")
 
     home = tmp_path / "home"
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
         report = ingest(scope(home, with_credentials(url), "BTC"), limits=FAST)
         assert report.source == url
     assert report.series[0].rows == 62 * 24
@@ -222,14 +227,14 @@ def test_a_redirect_to_another_host_gets_neither_credentials_nor_a_request(tmp_p
     def thief(handler, name, query):
         seen.append(dict(handler.headers))
 
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), thief) as other:
+    with mirror.serve(FolderMirror(tmp_path / "mirror"), thief) as other:
 
         def hook(handler, name, query):
             if name == FEBRUARY.key:
                 return 302, {"Location": f"{other}/{name}", "Set-Cookie": "id=1"}, b""
             return None
 
-        with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+        with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
             report = ingest(scope(tmp_path / "home", with_credentials(url), "BTC"), limits=FAST)
     assert seen == []
     assert any(
@@ -244,21 +249,140 @@ def test_no_cookie_is_sent_back(tmp_path):
 
     def hook(handler, name, query):
         cookies.append(handler.headers.get("Cookie"))
-        body = mirror.FolderMirror(tmp_path / "mirror").read(name) if name else None
+        body = FolderMirror(tmp_path / "mirror").read(name) if name else None
         return body and (200, {"Set-Cookie": "id=1; Path=/"}, body)
 
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
         assert ingest(scope(tmp_path / "home", url, "BTC"), limits=FAST).exit == 0
     assert set(cookies) == {None}
 
 
-def test_the_credentials_of_netrc_are_for_their_host(tmp_path, monkeypatch):
-    (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
-    (tmp_path / ".netrc").chmod(0o600)
-    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    assert HttpSource("http://127.0.0.1:1")._credentials("http://127.0.0.1:1/x").password == SECRET
-    assert HttpSource("http://127.0.0.1:1")._credentials("http://127.0.0.2:1/x") is None
-    assert HttpSource("http://elsewhere.invalid")._credentials("http://elsewhere.invalid/x") is None
+@pytest.mark.parametrize("kept_in", ["URL", "netrc"])
+def test_credentials_are_for_their_host(tmp_path, monkeypatch, kept_in):
+    asked = {}
+
+    def hook(handler, name, query):
+        asked[handler.headers["Host"].split(":")[0]] = handler.headers.get("Authorization")
+        return 200, {}, b"[]"
+
+    if kept_in == "netrc":
+        (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
+        (tmp_path / ".netrc").chmod(0o600)
+        monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+        base = with_credentials(url) if kept_in == "URL" else url
+        source = HttpSource(base, rest=url.replace("127.0.0.1", "localhost"), limits=FAST)
+        assert source.get("x") == b"[]"
+        assert source.klines("x", {}) == []
+    assert asked == {"127.0.0.1": "Basic bWU6czNjcmV0LXBhNTU=", "localhost": None}
+
+
+@pytest.mark.parametrize(
+    "source", ["http://[::1", "http://h:99999", f"http://me:{SECRET[:4]}/x@h", "http://"]
+)
+def test_what_is_no_url_is_refused_at_once(tmp_path, source):
+    with pytest.raises(UsageError, match="neither a URL nor a folder") as caught:
+        ingest(scope(tmp_path / "home", source, "BTC"), limits=FAST)
+    assert SECRET[:4] not in str(caught.value)
+
+
+def test_a_redirect_on_loopback_needs_no_proxy_either(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+
+    def hook(handler, name, query):
+        return (200, {}, b"there") if query else (302, {"Location": f"/{name}?moved=1"}, b"")
+
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+        assert HttpSource(url, limits=FAST).get("x") == b"there"
+
+
+def test_the_body_of_a_redirect_is_not_read_whatever_its_size(tmp_path):
+    sent = []
+
+    def hook(handler, name, query):
+        if name != "x":
+            return 200, {}, b"there"
+        handler.wfile.write(b"HTTP/1.1 302 Found\r\nLocation: /y\r\n\r\n")
+        try:
+            for _ in range(800):
+                handler.wfile.write(b"P" * 1_000_000)
+                sent.append(1)
+        except OSError:
+            pass
+        handler.close_connection = True
+        return True
+
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+        assert HttpSource(url, limits=FAST).get("x") == b"there"
+    assert len(sent) < 50
+
+
+def test_what_is_refused_gives_its_connection_back(tmp_path):
+    """A pool that waits for a connection which nobody returns would wait for ever."""
+
+    def hook(handler, name, query):
+        return {
+            "moved": (302, {"Location": "http://evil.example/"}, b"go there"),
+            "large": (200, {}, b"P" * 5000),
+        }.get(name, (200, {}, b"there"))
+
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+        source = HttpSource(url, connections=1, limits=FAST)
+        for name, says in (("moved", "another host"), ("large", "answer larger than the 1 KB")):
+            with pytest.raises(SourceFault, match=says):
+                source.get(name, 1024)
+            assert source.get("x") == b"there"
+
+
+def test_a_pause_that_a_server_asks_for_holds_every_thread(tmp_path, monkeypatch):
+    busy, slept = [429], []
+    monkeypatch.setattr(
+        client, "time", SimpleNamespace(monotonic=time.monotonic, time=time.time, sleep=slept.append)
+    )
+
+    def hook(handler, name, query):
+        return (busy.pop(), {"Retry-After": "1"}, b"") if busy else (200, {}, b"there")
+
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+        source = HttpSource(url, limits=replace(FAST, tries=1))
+        with ThreadPoolExecutor() as threads, pytest.raises(Unreachable, match="server error 429"):
+            threads.submit(source.get, "x").result()
+        assert source.get("y") == b"there"
+    assert [round(seconds) for seconds in slept] == [1]
+
+
+def test_a_server_that_asks_for_an_hour_is_given_up(tmp_path):
+    with mirror.serve(FolderMirror(tmp_path), lambda *_: (503, {"Retry-After": "3600"}, b"")) as url:
+        source = HttpSource(url, limits=FAST)
+        with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
+            source.get("x")
+        assert source.requests == 1
+
+
+def test_an_unreachable_host_is_given_up_early():
+    source = HttpSource("http://127.0.0.1:9", limits=FAST)
+    for tries in [2] * 24 + [1]:
+        with pytest.raises(Unreachable, match=f"no connection: .*refused after {tries} tries"):
+            source.get("x")
+    assert source.requests == 2 * 24 + 1
+
+
+def test_one_connection_serves_all_files_and_a_closed_source_opens_another(tmp_path):
+    clients = []
+
+    def hook(handler, name, query):
+        clients.append(handler.client_address)
+        return 200, {}, name.encode()
+
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+        source = HttpSource(url, limits=FAST)
+        for i in range(20):
+            assert source.get(f"a/{i}.zip") == b"a/%d.zip" % i
+        assert len(set(clients)) == 1
+        source.close()
+        assert source.get("b.zip") == b"b.zip"
+        assert len(set(clients)) == 2
+        source.close()
 
 
 def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):

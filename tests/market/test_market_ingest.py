@@ -3,11 +3,12 @@
 import json
 import os
 import sqlite3
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from market_tools import FAST, Misbehaving, build, csv_of, key, lines, put, rows_of, scope, stored
+from folder_mirror import FolderMirror
+from market_tools import FAST, Misbehaving, build, csv_of, frame, key, lines, put, rows_of, scope, stored
 
 from schemas.errors import CpbError, MemberError, UsageError
 from tasks.market import mirror
@@ -191,7 +192,7 @@ def test_a_source_that_is_nothing_is_a_usage_error(tmp_path):
 def test_names_are_probed_where_nothing_is_listed(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-02"])
     put(root, source_file(BTC, "2024-03-01"))
-    with mirror.serve(mirror.FolderMirror(root), lists=False) as url:
+    with mirror.serve(FolderMirror(root), lists=False) as url:
         report = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
         again = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
     assert report.series[0].files["ok"] == 3
@@ -204,7 +205,7 @@ def test_long_listings_are_read_page_by_page(tmp_path, monkeypatch):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     for day in range(1, 21):
         put(root, source_file(BTC, f"2024-04-{day:02}"))
-    with mirror.serve(mirror.FolderMirror(root)) as url:
+    with mirror.serve(FolderMirror(root)) as url:
         source = HttpSource(url, limits=FAST)
         daily = Catalogue(source).files(BTC, "daily", *source_file(key(), "2024-04").bounds)
         assert [f.period[-2:] for f in daily] == [f"{d:02}" for d in range(1, 21)]
@@ -223,7 +224,7 @@ def test_any_market_and_every_listed_pair(tmp_path):
         put(root, source_file(key(symbol, "4h", "um"), "2024-01"))
     made = scope(tmp_path / "home", root, coins="BTC", timeframes="4h", market="um")
     assert listed_symbols(made) == ["BTCUSDT", "ETHUSDT"]
-    with mirror.serve(mirror.FolderMirror(root)) as url:
+    with mirror.serve(FolderMirror(root)) as url:
         assert listed_symbols(made.model_copy(update={"source": url})) == ["BTCUSDT", "ETHUSDT"]
     report = ingest(made.model_copy(update={"symbols": ("BTCUSDT", "ETHUSDT")}))
     assert report.exit == 0
@@ -259,7 +260,7 @@ def rest_of(rows, **changes):
 def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
     april = rows_of(source_file(key(), "2024-04"))
-    with mirror.serve(mirror.FolderMirror(root), rest_of(april)) as url:
+    with mirror.serve(FolderMirror(root), rest_of(april)) as url:
         report = ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     assert report.series[0].provisional == 29
     assert report.series[0].last == "2024-03-31T23:00:00Z"
@@ -273,13 +274,41 @@ def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     )
 
 
+def test_an_archive_that_lacks_candles_of_the_tail_decides_for_its_own_days(tmp_path):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    april = rows_of(source_file(key(), "2024-04"))
+    with mirror.serve(FolderMirror(root), rest_of(april)) as url:
+        ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
+    day = source_file(key(), "2024-04-01")
+    put(root, day, csv_of(day, frame(day).filter(~pl.col("open_time").dt.hour().is_in([10, 11]))))
+    report = ingest(scope(home, root, coins="BTC", as_of="2024-04-02T05:30"), limits=FAST)
+
+    found = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), provisional=True)["open_time"]
+    hours = [*range(10), *range(12, 24), *range(24, 29)]
+    assert found.to_list() == [utc(2024, 4, 1) + timedelta(hours=h) for h in hours]
+    assert report.series[0].provisional == 5
+    assert read_klines(home, key("BTCUSDT", "1h"), provisional=True)["open_time"].is_sorted()
+    for hour in range(1, 29):  # of the archive's day, and of the tail's: no candle that closes later is seen
+        as_of = utc(2024, 4, 1) + timedelta(hours=hour)
+        some = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), as_of=as_of, provisional=True)
+        assert some["open_time"].to_list() == [t for t in found if t < as_of]
+
+
+@pytest.mark.parametrize("provisional", [False, True])
+def test_a_span_that_ends_before_it_begins_is_empty(tmp_path, provisional):
+    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
+    ingest(scope(home, root, coins="BTC"))
+    span = {"since": utc(2024, 2, 20), "as_of": utc(2024, 2, 10)}
+    assert read_klines(home, key("BTCUSDT", "1h"), **span, provisional=provisional).is_empty()
+
+
 @pytest.mark.parametrize(
     ("status", "says"), [(451, "not available from your location (451)"), (418, "(418)")]
 )
 def test_a_refused_tail_is_said_and_the_rest_goes_on(tmp_path, status, says):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     hook = Misbehaving("api/v3/klines", str(status))
-    with mirror.serve(mirror.FolderMirror(root), hook) as url:
+    with mirror.serve(FolderMirror(root), hook) as url:
         report = ingest(scope(tmp_path / "home", url, as_of="2024-04-02"), tail=True, limits=FAST)
     assert any(says in note for note in report.notes), report.notes
     assert hook.asked["api/v3/klines"] == 1
@@ -306,7 +335,7 @@ def test_reading_what_was_never_fetched_says_how_to_get_it(tmp_path):
 def test_a_folder_and_its_server_give_the_same_store(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     by_folder = ingest(scope(tmp_path / "a", root, coins="BTC"))
-    with mirror.serve(mirror.FolderMirror(root)) as url:
+    with mirror.serve(FolderMirror(root)) as url:
         by_url = ingest(scope(tmp_path / "b", url, coins="BTC"), limits=FAST)
     assert by_folder.series == by_url.series
     assert stored(tmp_path / "a") == stored(tmp_path / "b")

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from hypothesis import given
 from hypothesis import strategies as st
 from market_tools import FAST, csv_of, key, lines, put, scope, stored
@@ -43,7 +44,7 @@ def market(tmp_path):
             asked[kind] += 1
             return hook(name, query) if hook else None
 
-        with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), count) as url:
+        with mirror.serve(FolderMirror(tmp_path / "mirror"), count) as url:
             made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, months=True, **options)
             return ingest(made, limits=FAST, tail=tail), asked
 
@@ -246,7 +247,7 @@ def test_real_months_are_what_their_hours_add_up_to(tmp_path):
     ).with_columns(pl.col(pl.Float64).round(8)).select(list(KLINES))  # fmt: skip
     for month, row in zip(made["open_time"].dt.strftime("%Y-%m"), made.iter_slices(1), strict=True):
         put(tmp_path / "mirror", source_file(BTC, month), csv_of(source_file(BTC, month), row))
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror")) as url:
         report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01", months=True), limits=FAST)
     assert (report.exit, report.series[0].holes, report.series[0].rows) == (0, [], made.height)
     assert made.height > 12

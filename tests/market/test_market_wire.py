@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror
 from market_tools import FAST, build, key, put, scope
 
 from schemas.errors import CpbError
@@ -30,11 +31,11 @@ def market(tmp_path):
     root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
 
     def served(hook=None, lists=True, **options):
-        with mirror.serve(mirror.FolderMirror(root), hook, lists) as url:
+        with mirror.serve(FolderMirror(root), hook, lists) as url:
             scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
             return ingest(scoped, limits=FAST, connections=4)
 
-    return SimpleNamespace(root=root, home=tmp_path / "home", served=served, folder=mirror.FolderMirror(root))
+    return SimpleNamespace(root=root, home=tmp_path / "home", served=served, folder=FolderMirror(root))
 
 
 def btc(report):
@@ -161,7 +162,7 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
             return None
         prefix, marker = query["prefix"], query.get("marker", "")
         folders = sorted(
-            {k[: k.index("/", len(prefix)) + 1] for k, *_ in mirror.FolderMirror(tmp_path).keys(prefix)}
+            {k[: k.index("/", len(prefix)) + 1] for k, *_ in FolderMirror(tmp_path).keys(prefix)}
         )
         left = [f for f in folders if f > marker]
         body = "".join(f"<CommonPrefixes><Prefix>{f}</Prefix></CommonPrefixes>" for f in left[:2])
@@ -169,14 +170,14 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
         xml = f"<ListBucketResult><IsTruncated>{more}</IsTruncated>{body}</ListBucketResult>"
         return 200, {}, xml.encode()
 
-    with mirror.serve(mirror.FolderMirror(tmp_path), hook) as url:
+    with mirror.serve(FolderMirror(tmp_path), hook) as url:
         assert listed_symbols(scope(tmp_path / "home", url)) == sorted(pairs)
     assert listed_symbols(scope(tmp_path / "home", tmp_path)) == sorted(pairs)
 
 
 def test_a_pair_in_other_letters_is_stored(tmp_path):
     put(tmp_path / "mirror", source_file(key("币安人生USDT"), "2024-01"))
-    with mirror.serve(mirror.FolderMirror(tmp_path / "mirror")) as url:
+    with mirror.serve(FolderMirror(tmp_path / "mirror")) as url:
         wanted = scope(tmp_path / "home", url).model_copy(update={"symbols": ("币安人生USDT",)})
         assert ingest(wanted, limits=FAST).series[0].rows == 31 * 24
 
@@ -187,7 +188,7 @@ def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
         return 200, {}, f"<ListBucketResult>{evil}</ListBucketResult>".encode()
 
     with (
-        mirror.serve(mirror.FolderMirror(tmp_path), hook) as url,
+        mirror.serve(FolderMirror(tmp_path), hook) as url,
         pytest.raises(CpbError, match="no USDT pair"),
     ):
         listed_symbols(scope(tmp_path / "home", url))
@@ -270,14 +271,15 @@ def test_a_redirect_that_is_not_followed_is_reported(market, to, says):
     assert any(says in note for note in report.notes)
 
 
-def test_a_body_far_larger_than_listed_is_cut_off(market):
+@pytest.mark.parametrize("told", [b"Content-Length: 800000000\r\n", b""])
+def test_a_body_far_larger_than_listed_is_cut_off(market, told):
     """A server that sends gigabytes must not fill the memory of 32 connections."""
     sent = []
 
     def hook(handler, name, query):
         if name != MONTH.key:
             return None
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 800000000\r\n\r\n")
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + told + b"\r\n")
         try:
             for _ in range(800):
                 handler.wfile.write(b"P" * 1_000_000)

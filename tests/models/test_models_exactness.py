@@ -6,7 +6,7 @@ import torch
 from candles import LEARNT, series_for, walk
 from gpu_on_cpu import gpu_path
 
-from cpbmodels import architectures, forecast_all, layers, load, predict, prediction, train_fleet
+from cpbmodels import architectures, forecast_all, load, predict, prediction, train_fleet
 from cpbmodels.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.draws import Draws
 from cpbmodels.fleet import Fleet
@@ -240,18 +240,6 @@ def test_a_training_the_way_of_a_gpu_equals_the_cpus(architecture, head):
     plain = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
     with gpu_path():
         found = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
-    for ours, theirs in zip(found, plain, strict=True):
-        same_curve(ours, theirs)
-
-
-def test_fused_attention_gives_the_same_model(monkeypatch):
-    """Scaled dot-product attention on views, as a GPU may run it: the same training to rounding."""
-    series = [walk(rows, seed=rows) for rows in (420, 500)]
-    own = options("transformer") | {"epochs": 2, "teacher_forcing": 1.0, "head": "point"}
-    plain = train_fleet(series, "transformer", seeds=[1, 2], workers=1, **own)
-    monkeypatch.setattr(layers, "FUSED_ATTENTION", True)
-    with gpu_path():
-        found = train_fleet(series, "transformer", seeds=[1, 2], workers=1, **own)
     for ours, theirs in zip(found, plain, strict=True):
         same_curve(ours, theirs)
 

@@ -6,6 +6,7 @@ import torch
 from candles import LEARNT, series_for
 
 from cpbmodels import ModelError, architecture, predict, train_fleet
+from cpbmodels.per_member import PER_MEMBER
 
 SMALL = {
     "preset": "smoke",
@@ -38,6 +39,22 @@ VALUES = {
     "step_gamma": [0.1, 0.5, 1.0],
 }
 TOGETHER = {name: values for name, values in VALUES.items() if name != "patience"}
+INEXACT = {
+    "lr": [0.03, 1e-4, 3e-4],
+    "weight_decay": [1e-4, 3e-4, 0.1],
+    "dropout": [0.3, 0.1, 0.05],
+    "clip": [0.1, 0.3, 3e-4],
+    "patience": [1, 4, 2],
+    "epochs": [1, 2, 3],
+    "warmup_steps": [3, 7, 5],
+    "location_shrink": [0.1, 0.3, 1e-4],
+    "candle_weight": [1e-4, 0.1, 0.3],
+    "teacher_forcing": [0.1, 0.7, 0.3],
+    "schedule": ["cosine", "constant", "step"],
+    "step_size": [1, 2, 3],
+    "step_gamma": [0.1, 0.7, 0.3],
+}
+"""Values without an exact binary form, wherever an option is no whole number or word."""
 DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
 
 
@@ -59,8 +76,8 @@ def check_rows(name, vectors, **common):
             assert ours["lr"] == theirs["lr"]
             assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
             assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
-        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(member.table, alone.table, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(member.table, alone.table, rtol=1e-10, atol=1e-10)
         assert member.config == alone.config
     return fleet
 
@@ -75,6 +92,20 @@ def test_each_row_equals_its_single_run(name, option):
     common |= {"lr": 0.05} if option == "patience" else {}
     fleet = check_rows(name, {option: VALUES[option]}, **common)
     assert {member.report["fleet_members"] for member in fleet} == {3}
+
+
+def test_every_option_of_members_is_tried():
+    assert VALUES.keys() == INEXACT.keys() == set(PER_MEMBER)
+
+
+@pytest.mark.parametrize("option", INEXACT)
+@pytest.mark.parametrize("name", ["transformer", "gru", "lstm"])
+def test_a_member_keeps_its_own_value_however_the_members_are_cut_into_fleets(name, option):
+    """Two fleets: of two members that differ, and of one, whose value is not that of the first member of all."""
+    common = {"schedule": "step"} if option.startswith("step_") else {}
+    common |= {"epochs": 3, "steps_per_epoch": 3, "fleet_size": 2}
+    fleet = check_rows(name, {option: INEXACT[option]}, **{k: v for k, v in common.items() if k != option})
+    assert [member.report["fleet_members"] for member in fleet] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("name", LEARNT)
@@ -163,6 +194,18 @@ def test_micro_batches_and_a_resumed_training_keep_rows_apart(tmp_path):
         torch.testing.assert_close(ours.rows, theirs.rows, rtol=0, atol=0)
     with pytest.raises(ModelError, match="options"):
         train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **given | {"lr": [0.02, 1e-3, 0.005]})
+
+
+def test_on_step_stops_a_fleet_within_an_epoch(monkeypatch):
+    monkeypatch.setattr("cpbmodels.loop._TELL_S", 0.0)
+    series = [series_for("gru", 330, seed=1)]
+    given = options("gru") | {"seeds": [3], "steps_per_epoch": 4}
+    (unborn,) = train_fleet(series, "gru", on_step=lambda record: True, **given)
+    assert (unborn.report["stopped"], unborn.report["epochs_run"], unborn.history) == ("on_request", 0, [])
+    (stopped,) = train_fleet(series, "gru", on_step=lambda record: record.epoch == 3, **given)
+    (two,) = train_fleet(series, "gru", on_epoch=lambda record: [0] if record.epoch == 2 else None, **given)
+    assert (stopped.report["stopped"], stopped.report["epochs_run"]) == ("on_request", 2)
+    torch.testing.assert_close(stopped.rows, two.rows, rtol=0, atol=0)
 
 
 def test_on_epoch_stops_the_members_it_names():

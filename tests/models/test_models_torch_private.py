@@ -33,11 +33,18 @@ def test_no_other_module_uses_them():
     assert private_uses(PACKAGE / "torch_private.py")  # the search finds what there is
 
 
-@pytest.mark.parametrize("name", torch_private.__all__)
+NAMES = [
+    one
+    for one in vars(torch_private)
+    if one[0] != "_" and one not in ("annotations", "Any", "torch", "Tensor")
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_each_is_there_and_says_what_it_was_checked_with(name):
     assert callable(getattr(torch_private, name))
     source = (PACKAGE / "torch_private.py").read_text()
-    assert source.count("Checked: torch") == len(torch_private.__all__)
+    assert source.count("Checked: torch") == len(NAMES)
 
 
 def test_derivatives_are_those_of_autograd():

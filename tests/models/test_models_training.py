@@ -16,6 +16,7 @@ from candles import LEARNT, series_for, walk
 from cpbmodels import deferred, ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.bank import Bank
 from cpbmodels.checkpoint import Checkpoints
+from cpbmodels.config import sealed
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import Fleet
 from cpbmodels.heads import Point
@@ -239,18 +240,6 @@ def test_a_member_that_diverges_in_its_first_epoch_is_marked_and_alone_in_it(tmp
     assert ensemble([good, clean[0]]).report["diverged"] is False
 
 
-def test_folders_from_before_the_flag_are_read_as_if_they_had_it(tmp_path):
-    series = walk(500)
-    start = train_fleet([series], "linear", **SMALL)[0]
-    bad = train_fleet([series], "linear", warm_start=[exploding(start)], **SMALL)[0]
-    for member, diverged in ((start, False), (bad, True)):
-        folder = member.save(tmp_path / str(diverged))
-        config = json.loads((folder / "config.json").read_text())
-        del config["report"]["diverged"]
-        (folder / "config.json").write_text(json.dumps(config))
-        assert load(folder).report["diverged"] is diverged
-
-
 def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
     series = [walk(600, seed=seed) for seed in range(3)]
     wanted = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", **SMALL)
@@ -457,9 +446,11 @@ def test_damaged_folders_are_named(tmp_path):
     folder = member.save(tmp_path / "m")
     assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"context": 31}))
+    other = sealed(config | {"context": 31}, config["weights_sha256"])
+    (folder / "config.json").write_text(json.dumps(other))
     with pytest.raises(ModelError, match="config and weights differ"):
         load(folder)
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").write_bytes(b"x" * 40)
     with pytest.raises(ModelError, match="damaged"):
         load(folder)

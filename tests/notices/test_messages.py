@@ -4,8 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tasks.notices import told
-from tasks.notices.event import MAX_LINES, Event, message
+from tasks.notices.event import MAX_LINES, Event, Told, claim, message, release
 from tasks.storage.records import read_record
 
 NIGHT = datetime(2025, 6, 6, 23, 59, tzinfo=UTC)
@@ -50,30 +49,28 @@ def test_many_events_make_a_message_of_limited_length():
 
 def test_an_event_is_told_once_a_day_and_again_on_the_next(tmp_path):
     event, other = Event("run failed", "a", "first words"), Event("run failed", "b", "text")
-    assert told.claim(tmp_path, [event], NIGHT) == [event]
-    assert told.claim(tmp_path, [Event("run failed", "a", "other words")], NIGHT) == []
-    assert told.claim(tmp_path, [event, other, other], NIGHT) == [other]
-    assert told.claim(tmp_path, [event], NEXT) == [event]
-    assert read_record(tmp_path / "notify.json", told.Told).events == ("run failed: a",)
+    assert claim(tmp_path, [event], NIGHT) == [event]
+    assert claim(tmp_path, [Event("run failed", "a", "other words")], NIGHT) == []
+    assert claim(tmp_path, [event, other, other], NIGHT) == [other]
+    assert claim(tmp_path, [event], NEXT) == [event]
+    assert read_record(tmp_path / "notify.json", Told).events == ("run failed: a",)
 
 
 def test_what_no_service_accepted_is_told_later(tmp_path):
     first, second = Event("run failed", "a", "text", part_of="flow"), Event("data stale", "b", "text")
-    told.claim(tmp_path, [first], NIGHT)
-    told.claim(tmp_path, [second], NIGHT)
-    told.release(tmp_path, [first], NIGHT)
-    assert told.claim(tmp_path, [first, second], NIGHT) == [first]
+    claim(tmp_path, [first], NIGHT)
+    claim(tmp_path, [second], NIGHT)
+    release(tmp_path, [first], NIGHT)
+    assert claim(tmp_path, [first, second], NIGHT) == [first]
 
 
 def test_a_run_that_told_its_failures_itself_is_not_told_of_again(tmp_path):
-    told.claim(
-        tmp_path, [Event("run partial", "train-all BTCUSDT 1h train", "text", part_of="train-all")], NIGHT
-    )
-    assert told.claim(tmp_path, [Event("run partial", "train-all", "the last run was partial")], NIGHT) == []
+    claim(tmp_path, [Event("run partial", "train-all BTCUSDT 1h train", "text", part_of="train-all")], NIGHT)
+    assert claim(tmp_path, [Event("run partial", "train-all", "the last run was partial")], NIGHT) == []
 
 
 def test_a_damaged_record_is_set_aside(tmp_path):
     (tmp_path / "notify.json").write_text("{")
     event = Event("run failed", "a", "text")
-    assert told.claim(tmp_path, [event], NIGHT) == [event]
-    assert told.claim(tmp_path, [event], NIGHT) == []
+    assert claim(tmp_path, [event], NIGHT) == [event]
+    assert claim(tmp_path, [event], NIGHT) == []

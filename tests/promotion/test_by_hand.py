@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pytest
 from promotion_tools import BTC, SECOND, aliases, decided, newest, night
@@ -10,6 +11,7 @@ from flows import cli
 from schemas.identity import SeriesId
 from schemas.scope import home
 from tasks.hub.card import model_card
+from tasks.promotion import by_hand
 from tasks.storage.wheel import Wheel
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import champions, register
@@ -48,6 +50,22 @@ def test_champions_are_listed_for_programs(cpb):
     assert cpb("champions", "--market", "um", "--json")[1]["champions"] == []
 
 
+def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(cpb, monkeypatch):
+    simulated = champions()
+    real = [
+        replace(one, series=SeriesId("spot", one.series.symbol, one.series.timeframe))
+        for one in simulated[:1]
+    ]
+
+    def both(market=None, store=None):
+        return [one for one in [*simulated, *real] if market in (None, one.series.market)]
+
+    monkeypatch.setattr(by_hand, "champions", both)
+    assert [row["market"] for row in cpb("champions", "--json")[1]["champions"]] == ["spot"]
+    shown = cpb("champions", "--market", "sim", "--json")[1]["champions"]
+    assert [row["market"] for row in shown] == ["sim", "sim"]
+
+
 def test_champions_are_explained_to_people(cpb):
     night(SECOND)
     _, told = cpb("champions", "--why", "--coins", "BTC")
@@ -59,7 +77,7 @@ def test_champions_are_explained_to_people(cpb):
     store = open_store()
     store.client.delete_registered_model_tag(BTC.registered, "decision")
     store.client.delete_model_version_tag(BTC.registered, "2", "decision")
-    assert "an older release" in cpb("champions", "--why", "--coins", "BTC")[1]
+    assert "it was made champion in MLflow" in cpb("champions", "--why", "--coins", "BTC")[1]
 
 
 SIM = ("--market", "sim", "--json")

@@ -6,12 +6,16 @@ import pytest
 from promotion_tools import BTC
 
 from schemas.handover import Record
+from schemas.identity import MARKETS, Recipe
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from tasks.forecasting.watch import Watch
-from tasks.promotion.pairs import Pair
+from tasks.promotion import pairs
+from tasks.promotion.pairs import Pair, about
 from tasks.promotion.verify import verify
 from tasks.storage.digests import file_digest
+from tasks.storage.files import draft_name
 from tasks.storage.records import write_record
+from tasks.verify import verify_all
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
 PAIR = Pair(
@@ -19,22 +23,24 @@ PAIR = Pair(
     k=1, share=0.03, horizon=10, appointed_at=NOW,
 )  # fmt: skip
 VERSIONS = KnownVersions(recipes={f"{BTC.registered}/1": "har/default/aaaaaaaaaaaa"})
-FILES: dict[str, Record] = {
-    "summary.json": LedgerSummary(market="sim", made_at=NOW),
-    "watch.json": Watch(),
-    "interval=1h/symbol=BTCUSDT/versions.json": VERSIONS,
-    "evidence/interval=1h/001~a.json": PAIR,
+PAIR_FILE = "interval=1h/001~har~default~aaaaaaaaaaaa~linear~default~bbbbbbbbbbbb.json"
+FILES: dict[str, tuple[Record, str]] = {
+    "summary.json": (LedgerSummary(market="sim", made_at=NOW), "sim"),
+    "watch.json": (Watch(), "sim"),
+    "interval=1h/symbol=BTCUSDT/versions.json": (VERSIONS, BTC.name),
+    f"evidence/{PAIR_FILE}": (PAIR, PAIR_FILE),
 }
 
 
 @pytest.fixture
 def ledger(tmp_path):
     folder = tmp_path / "sim" / "ledger"
-    for name, record in FILES.items():
-        write_record(folder / name, record, compact=True)
+    for name, (record, of) in FILES.items():
+        write_record(folder / name, record, of=of, compact=True)
     daily = folder / "interval=1h/symbol=BTCUSDT"
     (daily / "daily.parquet").write_bytes(b"sums")
-    write_record(daily / "daily.json", DailyState(digest=file_digest(daily / "daily.parquet"), months={}))
+    state = DailyState(digest=file_digest(daily / "daily.parquet"), months={})
+    write_record(daily / "daily.json", state, of=BTC.name)
     return folder
 
 
@@ -63,3 +69,72 @@ def test_daily_sums_that_are_not_those_recorded_are_named(tmp_path, ledger):
     (ledger / "interval=1h/symbol=BTCUSDT/daily.parquet").write_bytes(b"sumz")
     (found,) = verify(tmp_path, "sim")
     assert found.path.endswith("daily.json")
+
+
+def recipe(digit):
+    return Recipe("har", "default", digit * 12)
+
+
+def test_a_draft_that_a_killed_writer_left_is_no_trial(tmp_path):
+    """It was killed before the rename: the challenger still gets its trial, and no share of alpha is spent."""
+    pair = pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
+    path = tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair))
+    path.rename(draft_name(path))
+    assert pairs.tried(tmp_path, "sim", "1h") == set()
+    again = pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
+    assert (again.k, again.share) == (1, pair.share)
+
+
+def test_a_damaged_pair_stays_tried(tmp_path):
+    pair = pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
+    (tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair))).write_text("{")
+    assert pairs.tried(tmp_path, "sim", "1h") == {(recipe("a"), recipe("b"))}
+    assert pairs.open_pair(tmp_path, "sim", "1h", recipe("c"), recipe("b"), 10, NOW).k == 2
+
+
+def test_two_pairs_that_were_exchanged_are_named_and_not_used(tmp_path):
+    paths = []
+    for letter in "ac":
+        pair = pairs.open_pair(tmp_path, "sim", "1h", recipe(letter), recipe("b"), 10, NOW)
+        paths.append(tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair)))
+    contents = [path.read_bytes() for path in paths]
+    for path, content in zip(paths, reversed(contents), strict=True):
+        path.write_bytes(content)
+    assert {d.path for d in verify(tmp_path, "sim")} == {p.relative_to(tmp_path).as_posix() for p in paths}
+    assert pairs.pairs(tmp_path, "sim", "1h") == []
+    assert len(pairs.tried(tmp_path, "sim", "1h")) == 2
+
+
+def save(home, pair):
+    pairs.save(home, pair)
+    (path,) = (home / "sim/ledger/evidence").glob(f"*/{pair.k:03d}~*.json")
+    return path
+
+
+FOREIGN = (
+    "summary.json", "watch.json", "references/notes.json", "references/BTCUSDT-1h.json",
+    "evidence/interval=1h/notes.json", "interval=1h/symbol=my-own/daily.json",
+    "interval=often/symbol=BTCUSDT/daily.json",
+    "cards/notes.json", "cards/cpb-notes.json",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("content", ["{}", "[1, 2]", "no JSON", ""])
+def test_a_repair_leaves_files_alone_that_are_not_provably_cpbs(tmp_path, content):
+    """The home may be a folder in which the user keeps a `ledger` too."""
+    others = [f"ledger/{name}" for name in FOREIGN]
+    others += [
+        "manifest.db", "fleets/0123456789abcdef/job.json", "fleets/0123456789abcdef/result.json",
+        "fleets/0123456789abcdef/members/mine/notes.json",
+        "fleets/notes/job.json", "forecasts/chain.jsonl", "forecasts/notes/index.json", "hub/README.md",
+        "hub/notes/1h/x.json",
+        "features/interval=1h/symbol=BTCUSDT/notes.json", "features/interval=1h/symbol=BTCUSDT/aaaaaaaaaaaaaaaa.json",
+        "klines/notes.parquet", "cache/notes.arrow", "quarantine/notes.zip",
+    ]  # fmt: skip
+    for name in others:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    found = verify_all(tmp_path, MARKETS, repair=True)
+    assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == set(others)
+    assert found.is_good

@@ -11,15 +11,14 @@ from schemas.identity import Recipe
 from schemas.run import ScopeSpec
 from schemas.scope import home
 from tasks.forecasting import chain
+from tasks.forecasting.daily import note_version
 from tasks.forecasting.issue import forecast_with
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.reference import reference_of
-from tasks.forecasting.versions import note_version
 from tasks.ingest import ingest
 from tasks.judging import gate
 from tasks.promotion import losses, pairs, trial
 from tasks.promotion.trial import on_trial, update_trials
-from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
 from tasks.tracking.store import open_store
 from tasks.training.fleet_files import read_job
@@ -179,8 +178,7 @@ def test_a_challenger_forecasts_only_while_its_recipe_is_on_trial(pair):
 
     assert len(on_trial(home(), challengers())) == 2
     assert forecast(scope()).shadow == 20
-    path = next((home() / "sim" / "ledger").rglob("001~*.json"))
-    write_record(path, pairs.end(pair(), "dropped", FROM))  # and killed before the aliases went
+    pairs.save(home(), pairs.end(pair(), "dropped", FROM))  # and killed before the aliases went
     assert on_trial(home(), challengers()) == []
     ingest(scope("2025-01-04"))
     assert forecast(scope("2025-01-04")).shadow == 0
@@ -197,7 +195,7 @@ def test_too_little_evidence_switches_nothing(pair, monkeypatch):
 def test_a_trial_ends_after_ninety_days_and_is_never_repeated(pair):
     def appoint(ago):
         appointed = pair().model_copy(update={"appointed_at": datetime.now(UTC) - ago})
-        write_record(next((home() / "sim" / "ledger").rglob("001~*.json")), appointed)
+        pairs.save(home(), appointed)
 
     appoint(timedelta(days=89, hours=23))
     update_trials(scope())
@@ -263,7 +261,7 @@ def test_an_error_of_the_tracking_store_is_the_trials_failure(pair, monkeypatch)
     def gone(*_given):
         raise MlflowException("the registry is gone")
 
-    monkeypatch.setattr("tasks.promotion.trial.promote_challenger", gone)
+    monkeypatch.setattr("tasks.promotion.trial.promote_version", gone)
     monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
     (failure,) = update_trials(scope()).failures
     assert (failure.step, failure.code) == ("promote", "unexpected")
@@ -306,7 +304,7 @@ def test_a_trial_appointed_with_an_old_as_of_lasts_ninety_days_of_the_clock(pair
 
 
 def test_a_kill_between_two_coins_of_a_switch_leaves_the_first_its_decision(pair, monkeypatch):
-    real, moved = trial.promote_challenger, []
+    real, moved = trial.promote_version, []
 
     def killed_at_the_second(*given):
         if moved:
@@ -315,10 +313,10 @@ def test_a_kill_between_two_coins_of_a_switch_leaves_the_first_its_decision(pair
         return real(*given)
 
     monkeypatch.setattr(pairs, "e_process", evidence_of(33.0))
-    monkeypatch.setattr(trial, "promote_challenger", killed_at_the_second)
+    monkeypatch.setattr(trial, "promote_version", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         update_trials(scope())
     assert decided(BTC) == ("switched", "evidence")
-    monkeypatch.setattr(trial, "promote_challenger", real)
+    monkeypatch.setattr(trial, "promote_version", real)
     (other,) = update_trials(scope()).decisions
     assert (other.series, other.outcome, pair().state) == (ETH, "switched", "switched")

@@ -25,11 +25,6 @@ def test_a_series_is_parsed_back(series):
     assert SeriesId.parse(series.registered) == series
 
 
-@given(st.builds(ModelId, words, words, series_ids, st.integers(0, 2**32)))
-def test_a_model_is_parsed_back(model):
-    assert ModelId.parse(model.name) == model
-
-
 @given(series_ids, series_ids)
 def test_two_series_never_share_a_name_or_a_folder(one, other):
     home = Path("home")

@@ -13,19 +13,16 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from flows.train_one import train_one
 from schemas.errors import CpbError
-from schemas.handover import FleetResult
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.contenders import standing
-from tasks.storage.records import read_record
+from tasks.tracking.connection import search
 from tasks.tracking.registry import champions
-from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.training import worker
-from tasks.training.fleet_files import read_job
+from tasks.training.fleet_files import LATEST, read_job, read_result
 from tasks.training.process import TrainerDied, TrainingTimeout
-from tasks.training.resume import LATEST
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
@@ -257,11 +254,11 @@ def test_a_damaged_result_is_set_aside_and_made_again(trainer, tmp_path):
     first, _ = run()
     results = sorted((tmp_path / "data" / "sim" / "fleets").glob("*/result.json"))
     assert len(results) == 2
-    whole = read_record(results[0], FleetResult)
+    whole = read_result(results[0].parent)
     results[0].write_bytes(results[0].read_bytes()[:-40])
     again, _ = run()
     assert (again.exit_code, again.members) == (0, first.members)
-    found = read_record(results[0], FleetResult)
+    found = read_result(results[0].parent)
     assert [m.files["model.safetensors"] for m in found.members] == [
         m.files["model.safetensors"] for m in whole.members
     ]

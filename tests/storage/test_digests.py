@@ -29,9 +29,30 @@ def test_a_change_of_any_imported_module_is_another_digest(project, changed):
     before = digests.code_digest("a/one.py")
     digests._code_digest.cache_clear()
     assert digests.code_digest("a/one.py") == before
-    (project / changed).write_text((project / changed).read_text() + "\n# changed")
+    (project / changed).write_text((project / changed).read_text() + "\nchanged = True")
     digests._code_digest.cache_clear()
     assert digests.code_digest("a/one.py") != before
+
+
+def test_comments_docstrings_and_layout_do_not_count(project):
+    two, texts = project / "b/two.py", []
+    for text in (
+        "X = 1\ndef f(a, b):\n    return a",
+        '"""A module."""\nX = 1\n"""A constant."""\n\ndef f(\n  a, b\n):\n  """A function."""\n  # why\n  return a',
+        "X = 2\ndef f(a, b):\n    return a",
+    ):
+        two.write_text(text)
+        digests._code_digest.cache_clear()
+        texts.append(digests.code_digest("a/one.py"))
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_neither_what_is_left_out_counts_nor_what_it_imports(project):
+    before = digests.code_digest("a/one.py", without=("b",))
+    for name in ("b/two.py", "a/three.py"):
+        (project / name).write_text("Z = 1")
+    digests._code_digest.cache_clear()
+    assert digests.code_digest("a/one.py", without=("b",)) == before
 
 
 def test_what_is_not_imported_does_not_count(project):
@@ -49,7 +70,6 @@ def test_a_place_that_is_gone_is_an_error(project):
 def test_the_features_digest_covers_what_decides_them():
     names = {p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["cpbmodels/columns.py"])}
     assert {
-        "cpbmodels/series.py",
         "cpbmodels/figures.py",
         "cpbmodels/columns.py",
     } <= names
@@ -79,4 +99,4 @@ def test_many_threads_may_ask_at_once():
         return digests.code_digest("cpbmodels/columns.py", "cpbmodels/arch")
 
     with ThreadPoolExecutor(8) as pool:
-        assert len({one.result() for one in [pool.submit(ask) for _ in range(20)]}) == 1
+        assert len({one.result() for one in [pool.submit(ask) for _ in range(10)]}) == 1

@@ -1,9 +1,26 @@
 import os
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
 
 import pytest
 
-from tasks.storage.files import DRAFT, DiskFull, new_folder, read_json, replacing, write_bytes, write_json
+from cpbmodels.files import write_whole
+from tasks.storage.digests import ROOT
+from tasks.storage.files import (
+    DRAFT,
+    DiskFull,
+    draft_name,
+    new_folder,
+    read_json,
+    replacing,
+    write_bytes,
+    write_json,
+    write_secret,
+)
+from tasks.tracking.database import make_sqlite
 
 
 def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
@@ -59,6 +76,92 @@ def test_the_old_folder_goes_whole_so_that_a_kill_never_leaves_half_of_it(tmp_pa
     monkeypatch.setattr("tasks.storage.files.shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "hub") as draft:
         (draft / "new").touch()
+
+
+@pytest.mark.parametrize("step", range(3))
+def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, monkeypatch, step):
+    """Steps: the old folder moves aside, the new one takes its place, the old one is deleted."""
+    target = tmp_path / "hub"
+    with new_folder(target) as draft:
+        (draft / "old").touch()
+    steps, rename, rmtree = [], Path.rename, shutil.rmtree
+
+    def interrupted(action):
+        def run(*args, **kwargs):
+            done = action(*args, **kwargs)
+            steps.append(action)
+            if len(steps) == step + 1:
+                raise KeyboardInterrupt
+            return done
+
+        return run
+
+    monkeypatch.setattr(Path, "rename", interrupted(rename))
+    monkeypatch.setattr("tasks.storage.files.shutil.rmtree", interrupted(rmtree))
+    with pytest.raises(KeyboardInterrupt), new_folder(target) as draft:
+        (draft / "new").touch()
+    assert [p.name for p in target.iterdir()] == [["old"], ["new"], ["new"]][step]
+    assert [p.name for p in tmp_path.iterdir()] == ["hub"]
+
+
+def test_a_ctrl_c_while_the_old_folder_is_deleted_loses_neither(tmp_path, monkeypatch):
+    target = tmp_path / "hub"
+    with new_folder(target) as draft:
+        (draft / "old").touch()
+
+    def interrupted(path, **_):
+        if path.exists():
+            (path / "old").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tasks.storage.files.shutil.rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt), new_folder(target) as draft:
+        (draft / "new").touch()
+    assert [p.name for p in target.iterdir()] == ["new"]
+
+
+def test_a_link_to_a_folder_stays_and_that_folder_is_replaced(tmp_path):
+    elsewhere, link = tmp_path / "disk/hub", tmp_path / "home/hub"
+    for folder in (elsewhere, link.parent):
+        folder.mkdir(parents=True)
+    (elsewhere / "old").touch()
+    link.symlink_to(elsewhere)
+    with new_folder(link) as draft:
+        assert draft.parent == elsewhere.parent  # else the rename would go from one disk to another
+        (draft / "new").touch()
+    assert link.is_symlink()
+    assert [p.name for p in elsewhere.iterdir()] == ["new"]
+    assert [p.name for folder in (link.parent, elsewhere.parent) for p in folder.iterdir()] == ["hub", "hub"]
+
+
+GLOB = re.compile(r"""\.r?glob\(\s*f?"([^"]+)""")
+
+
+def test_no_glob_of_the_product_finds_a_draft():
+    """A pattern such as `*.json*` takes a draft that a killed writer left for the file that it was to be."""
+    found = {}
+    for package in ("tasks", "flows", "webapp", "cpbmodels", "schemas"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for pattern in GLOB.findall(file.read_text()):
+                name = re.sub(r"\{[^}]*\}", "x", pattern).rpartition("/")[2]
+                whole = name.replace("*", "x").replace("?", "x")
+                if not name.startswith(".") and name != "*" and fnmatch(draft_name(Path(whole)).name, name):
+                    found[file.relative_to(ROOT).as_posix()] = pattern
+    assert found == {}
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_every_file_follows_the_umask_and_a_secret_does_not(tmp_path, mask, mode):
+    before = os.umask(mask)
+    try:
+        write_bytes(tmp_path / "file", b"")
+        write_whole(tmp_path / "weights", b"")
+        make_sqlite(tmp_path / "mlflow.db")
+        write_secret(tmp_path / "secret", "x")
+    finally:
+        os.umask(before)
+    modes = {p.name: p.stat().st_mode & 0o777 for p in tmp_path.iterdir() if not p.name.startswith(".")}
+    assert modes == {"file": mode, "weights": mode, "mlflow.db": mode, "secret": 0o600}
 
 
 def test_drafts_of_killed_writers_are_swept_after_a_day(tmp_path):

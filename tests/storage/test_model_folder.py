@@ -7,8 +7,9 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
+from cpbmodels.config import DIGEST, digest
 from schemas.errors import DamagedError
-from tasks.judging.pictures import png
+from tasks.judging import pictures
 from tasks.storage.model_folder import (
     damage_of,
     file_digests,
@@ -28,7 +29,8 @@ def folder(tmp_path):
     save_file(
         {"w": np.arange(64, dtype=np.float32), "b": np.zeros(3, np.float32)}, made / "model.safetensors"
     )
-    config = {"zeta": [1, 2], "architecture": "har", "rows": 500, "hidden": {"lr": 1e-3}, "loss": math.nan}
+    loss = {"train_loss": math.nan}
+    config = {"versions": {"torch": "2"}, "architecture": "har", "rows": 500, "lr": 1e-3, "history": [loss]}
     (made / "config.json").write_text(json.dumps(config, indent=2))
     return made
 
@@ -42,11 +44,23 @@ def test_a_config_keeps_the_fields_that_cpb_does_not_read(folder):
     config = read_config(folder)
 
     assert (config.architecture, config.rows, config.warm_start) == ("har", 500, None)
-    assert config.model_dump()["hidden"] == {"lr": 1e-3}
+    assert config.model_dump()["lr"] == 1e-3
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"rows": 3}', '{"architecture": "har", "rows": "many"}', "\x00" * 50]
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"rows": 3}',
+        '{"architecture": "har", "rows": "many"}',
+        "\x00" * 50,
+        '{"architecture": "har", "context": 1000000000}',
+        '{"architecture": "har", "surprise": 1}',
+        '{"architecture": "har", "format": 2}',
+        "[" * 100_000,
+    ],
 )
 def test_a_broken_config_is_one_sentence(folder, content):
     (folder / "config.json").write_text(content)
@@ -68,7 +82,7 @@ def test_metrics_are_added_and_nothing_else_moves(folder):
     write_metrics(folder, {"test_crps_ratio": 0.98}, "better")
 
     values = json.loads((folder / "config.json").read_text())
-    assert list(values) == ["zeta", "architecture", "rows", "hidden", "loss", "metrics"]
+    assert list(values) == ["versions", "architecture", "rows", "lr", "history", "metrics"]
     assert values["metrics"] == {"test_crps_ratio": 0.98}
     assert json.loads((folder / "metrics.json").read_text()) == {"test_crps_ratio": 0.98, "verdict": "better"}
     before = (folder / "config.json").stat().st_mtime_ns
@@ -82,12 +96,14 @@ def test_a_published_config_holds_the_weights_digest_and_names_no_folder(folder,
     write_published_config(folder, target)
     values = json.loads((folder / "config.json").read_text())
     published = json.loads((target / "config.json").read_text())
+    assert published.pop(DIGEST) == digest(published)
     assert published.pop("weights_sha256") == sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert str(published) == str(values)  # as texts: one field is NaN
 
     (folder / "config.json").write_text(json.dumps(values | {"warm_start": "/home/me/models"}))
     write_published_config(folder, target)
-    assert json.loads((target / "config.json").read_text())["warm_start"] == "champion"
+    published = json.loads((target / "config.json").read_text())
+    assert (published["warm_start"], published[DIGEST]) == ("champion", digest(published))
 
 
 def test_an_intact_folder_has_no_damage(folder):
@@ -144,11 +160,11 @@ def test_scores_that_are_not_those_of_the_config_are_damage(folder, content):
     assert metrics_damage(folder) == ""
 
 
-def test_no_flipped_bit_of_a_picture_goes_unnoticed(tmp_path):
-    figure = Figure(figsize=(1, 1))
-    figure.add_subplot().plot([1, 2])
-    path = tmp_path / "a.png"
-    path.write_bytes(png(figure))
+def test_no_flipped_bit_of_a_picture_goes_unnoticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "loss_figure", lambda _: Figure(figsize=(1, 1)))
+    path = tmp_path / "KEY/members/BTCUSDT-1h/model/loss.png"
+    path.parent.mkdir(parents=True)
+    pictures.loss_png(path, [])
     whole = path.read_bytes()
     assert picture_damage(path) == ""
     for at in range(len(whole)):

@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 
 from schemas.errors import DamagedError
-from tasks.storage.npz import read_npz
+from tasks.storage.npz import read_npz, write_npz
 
 ARRAYS = {"origins": np.arange(50), "quantiles": np.linspace(0, 1, 90, dtype=np.float32).reshape(5, 9, 2)}
 
 
 @pytest.fixture
 def path(tmp_path):
-    np.savez(tmp_path / "a.npz", **ARRAYS)
-    return tmp_path / "a.npz"
+    found = tmp_path / "KEY/members/BTCUSDT-1h/test.npz"
+    write_npz(found, ARRAYS)
+    return found
 
 
 def test_arrays_come_back_as_they_were(path):

@@ -8,10 +8,10 @@ from contextlib import suppress
 import pytest
 
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetJob, FleetResult, SeriesRecord, TrainedMember
+from schemas.handover import Failure, FleetResult, SeriesRecord, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
-from tasks.storage.records import EARLIER, find_record, parse_record, read_record, set_aside, write_record
+from tasks.storage.records import find_record, parse_record, read_record, set_aside, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
 RESULT = FleetResult(
@@ -64,9 +64,34 @@ def test_another_kind_or_version_is_not_read(tmp_path):
         read_record(path, FleetResult)
     write_record(path, RESULT)
     values = json.loads(path.read_text())
-    path.write_text(json.dumps(values | {"version": 99}))
+    path.write_text(json.dumps(head(FleetResult, 99, values["body"])))
     with pytest.raises(DamagedError, match="99"):
         read_record(path, FleetResult)
+
+
+@pytest.mark.parametrize("change", [{"of": "ETHUSDT-1h"}, {"version": 3}])
+def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, change):
+    path = tmp_path / "r.json"
+    write_record(path, RESULT, of="BTCUSDT-1h")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=2))
+    with pytest.raises(DamagedError, match="digest"):
+        read_record(path, FleetResult, of=change.get("of", "BTCUSDT-1h"))
+
+
+def test_two_records_that_were_exchanged_are_both_set_aside(tmp_path, caplog):
+    one, other = tmp_path / "BTC.json", tmp_path / "ETH.json"
+    for path in (one, other):
+        write_record(path, RESULT, of=path.stem)
+    exchange(one, other)
+    assert [find_record(path, FleetResult, of=path.stem) for path in (one, other)] == [None, None]
+    assert {p.name for p in tmp_path.iterdir()} == {"BTC.json.damaged-1", "ETH.json.damaged-1"}
+    assert "it is the record of ETH, not of BTC" in caplog.text
+
+
+def exchange(one, other):
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
 
 
 class Renewed(SeriesRecord):
@@ -76,25 +101,14 @@ class Renewed(SeriesRecord):
 
 
 def head(kind, version, body, **changes):
-    return {"record": kind.__name__, "version": version, "digest": value_digest(body), "body": body} | changes
+    content = {"record": kind.__name__, "version": version, "of": "", "body": body}
+    return content | {"digest": value_digest(content)} | changes
 
 
-@pytest.mark.parametrize(
-    ("content", "kind"),
-    [
-        (head(Renewed, 1, {"symbol": "BTCUSDT"}), Renewed),
-        # Before records had a head; the first fleets had fewer fields.
-        ({"symbol": "A", "path": "p", "digest": "d", "rows": 1, "first_us": 0, "last_us": 1}, SeriesRecord),
-        ({"architecture": "gru", "preset": "smoke", "overrides": {}, "device": "auto", "dtype": "float32",
-          "members": [], "bounds": {}, "warm_start": None, "code": "c"}, FleetJob),
-    ],
-)  # fmt: skip
-def test_what_an_earlier_version_wrote_is_told_from_damage(tmp_path, content, kind):
-    (tmp_path / "r.json").write_text(json.dumps(content))
-    with pytest.raises(DamagedError) as caught:
-        read_record(tmp_path / "r.json", kind)
-    assert (caught.value.code, caught.value.field) == (EARLIER, str(tmp_path / "r.json"))
-    assert "is damaged" not in str(caught.value)
+def test_a_record_of_another_version_is_not_used(tmp_path):
+    (tmp_path / "r.json").write_text(json.dumps(head(Renewed, 1, {"symbol": "BTCUSDT"})))
+    with pytest.raises(DamagedError, match="its version is 1, and this cpb reads version 2"):
+        read_record(tmp_path / "r.json", Renewed)
 
 
 WHOLE = {"key": "k", "architecture": "har"}

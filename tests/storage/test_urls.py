@@ -22,7 +22,12 @@ from tasks.storage.urls import public_url, without_credentials
         ("sim", "sim"),
         ("http://token@host", "http://host"),
         ("http://[broken@x", "http://x"),
-        ("http://user:p@ss@host/a@b", "http://host/a@b"),
+        ("http://user:p@ss@host/a", "http://host/a"),
+        ("http://user:p@ss/word@host/x", "http://***"),
+        ("http://user:12/ss@host/x", "http://***"),
+        ("http://user:12?ss@host/x", "http://***"),
+        ("http://user:12#s/s@host/x", "http://***"),
+        ("http://host/a@b", "http://host/a@b"),
         ("http://user:p/ss@host/x", "http://***"),
         ("http://user:#pass@host/x", "http://host/x"),
         ("http://user:?pass@host/x", "http://***"),
@@ -42,5 +47,8 @@ def test_a_message_keeps_its_words():
 
 @given(st.from_regex(r"[a-z0-9!$%&*()_+=.,;-]{6,20}", fullmatch=True))
 def test_no_password_is_left(password):
+    """Not even where it holds what ends a URL's host, before or behind any character that may stand in one."""
     secret = f"Zq{password}Zq"
     assert secret not in public_url(f"http://user:{secret}@host/path")
+    assert password not in public_url(f"http://user:1@/{password}@host/path")
+    assert password not in public_url(f"http://user:80/{password}@host:80/path")

@@ -17,14 +17,14 @@ def free_port():
 
 
 @contextmanager
-def interface(folder, port, told="where.url", first=""):
+def interface(folder, port, told="where.sign_in", first=""):
     """Serve the store of a folder; yields the process, and the line that it prints of `where` once it answers."""
-    code = f"import json\n{first}\nfrom tasks.tracking.ui import serve_ui\n" \
+    code = f"import json\n{first}\nfrom flows.ops.ui import serve_ui\n" \
            f"serve_ui(port={port}, ready=lambda where: print({told}, flush=True))"  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")}
     server = subprocess.Popen(
-        [sys.executable, "-c", code], cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", code], cwd=folder, env=env, stdout=subprocess.PIPE, text=True
+    )
     try:
         yield server, server.stdout.readline().strip()
     finally:

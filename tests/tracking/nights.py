@@ -18,17 +18,9 @@ from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import store as forecasts
 from tasks.forecasting.chain import append
 from tasks.storage.model_folder import file_digests
-from tasks.tracking import (
-    MemberRecord,
-    finish,
-    log_members,
-    log_metrics,
-    register_champion,
-    start_fleet,
-    start_parent,
-)
-from tasks.tracking.records import Dataset
-from tasks.tracking.runs import log_datasets
+from tasks.tracking.records import Dataset, MemberRecord
+from tasks.tracking.registry import register_champion
+from tasks.tracking.runs import finish, log_datasets, log_members, log_metrics, start_fleet, start_parent
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
 NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -66,7 +58,7 @@ def model_files(place, content):
     for name in NAMES[2:]:
         (place / name).write_bytes(f"{content}/{name}".encode() * 20)
     save_file({"w": np.arange(64, dtype=np.float32)}, place / NAMES[0], {"of": content})
-    (place / NAMES[1]).write_text(json.dumps({"architecture": "gru", "context": 30, "of": content}))
+    (place / NAMES[1]).write_text(json.dumps({"architecture": "gru", "context": 30, "data_digest": content}))
     return place
 
 

@@ -4,11 +4,11 @@ from nights import model_files
 from test_runs import fleet_of, member
 
 from schemas.identity import SeriesId
-from tasks.tracking import champions, log_members, register_champion
 from tasks.tracking.connection import find_run, find_runs
-from tasks.tracking.member_metrics import LOGGED
-from tasks.tracking.registry import registered, version_metrics
-from tasks.tracking.versions import champion_version, series_with_champion
+from tasks.tracking.records import LOGGED
+from tasks.tracking.registry import champions, register_champion, registered, version_metrics
+from tasks.tracking.runs import log_members
+from tasks.tracking.versions import ALIAS, series_with_champion
 
 SYMBOLS = ("AAAUSDT", "BBBUSDT", "CCCUSDT")
 
@@ -34,7 +34,8 @@ def test_pages_give_what_single_calls_give(store, tmp_path):
     found = champions()
     assert [one.series for one in found] == series_with_champion(store)
     single = [
-        registered(store, s, str(champion_version(store, s).version)) for s in series_with_champion(store)
+        registered(store, s, str(store.client.get_model_version_by_alias(s.registered, ALIAS).version))
+        for s in series_with_champion(store)
     ]
     assert [repr(one) for one in found] == [repr(one) for one in single]  # nan is not nan
     assert [one.version for one in found] == ["1", "1", "1"]
@@ -50,14 +51,10 @@ def test_runs_are_found_by_hundreds_as_one_by_one(store, tmp_path, monkeypatch):
         assert run.to_dictionary() == find_run(store, run_id).to_dictionary()
 
 
-def test_scores_of_versions_of_earlier_releases_are_read(store, tmp_path):
+def test_the_scores_of_a_version_are_read(store, tmp_path):
     _registry(store, tmp_path)
-    series = SeriesId("spot", SYMBOLS[0], "1h")
-    name, version = series.registered, champion_version(store, series)
+    version = store.client.get_model_version_by_alias(SeriesId("spot", SYMBOLS[0], "1h").registered, ALIAS)
     assert version_metrics(version) == {"test_crps": 0.1}
-    store.client.delete_model_version_tag(name, str(version.version), "metrics")
-    store.client.set_model_version_tag(name, str(version.version), "metric.test_crps", "0.3")
-    assert version_metrics(champion_version(store, series)) == {"test_crps": 0.3}
     assert not any(tag.startswith("metric") for tag in champions()[0].tags)
 
 

@@ -79,12 +79,14 @@ def test_mlflows_page_shows_it_in_its_frame_without_an_origin(store, fleet, tmp_
     from playwright.sync_api import sync_playwright
 
     run_id, _ = reported(store, fleet)
-    with interface(tmp_path, free_port()) as (_, url):
+    with interface(tmp_path, free_port()) as (_, sign_in):
         with sync_playwright() as playwright:
             browser = launch(playwright)
             page = browser.new_page(viewport={"width": 1440, "height": 900})
             faults = []
             page.on("pageerror", lambda error: faults.append(str(error)))
+            page.goto(sign_in)
+            url = sign_in.partition("/sign-in")[0]
             page.goto(f"{url}/#/experiments/{store.experiment_id}/runs/{run_id}/artifacts/{REPORT}")
             shown = page.frame_locator("iframe.mlflow-html-iframe")
             shown.locator("html[data-drawn=yes]").wait_for(state="attached", timeout=120_000)

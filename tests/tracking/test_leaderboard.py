@@ -4,7 +4,9 @@ import pytest
 from test_runs import member
 
 from schemas.errors import CpbError
-from tasks.tracking import COLUMNS, finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.board import COLUMNS
+from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 
 def flow(key, ratios, shards=1, finished=True, market="spot", name="train-all", config=None):
@@ -243,15 +245,6 @@ def test_each_market_has_its_own_board(store):
     assert caught.value.code == "no-run"
 
 
-def test_a_simulated_run_of_an_older_release_is_known_as_such(store):
-    real = flow("real", {"har": [0.9]})
-    old = start_parent("old", {"scope": {"source": "sim", "market": "spot"}})
-    store.client.delete_tag(old.run_id, "market")
-    finish(old.run_id)
-
-    assert {r["run_id"] for r in leaderboard()} == {r["run_id"] for r in leaderboard(real)}
-
-
 def test_shards_of_one_architecture_are_one_row(store):
     flow("s", {"gru": [0.9, 1.0, 1.1]}, shards=2)
 
@@ -302,7 +295,7 @@ def test_a_run_is_named_by_the_start_of_its_id(store):
 def test_a_start_that_several_runs_have_names_them(store, monkeypatch):
     run = SimpleNamespace(info=SimpleNamespace(run_id="abcd1"))
     other = SimpleNamespace(info=SimpleNamespace(run_id="abcd2"))
-    monkeypatch.setattr("tasks.tracking.run_ids.search", lambda *_: [run, other])
+    monkeypatch.setattr("tasks.tracking.run_list.search", lambda *_: [run, other])
     with pytest.raises(CpbError) as caught:
         leaderboard("abcd")
     assert caught.value.code == "ambiguous-run"

@@ -1,7 +1,6 @@
 """Registered versions are MLflow models: loaded, described, served and installed by MLflow's own means."""
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -20,21 +19,19 @@ import polars as pl
 import pytest
 from known_markets import busy_hours
 from mlflow.types.schema import AnyType, DataType
-from test_runs import fleet_of, member
+from test_runs import fleet_of, log_member, member
 from test_ui import free_port
 
 import cpbmodels
 from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.wheel import light_wheel
-from tasks.tracking import champions, log_member, open_store, register_champion
-from tasks.tracking import store as store_module
 from tasks.tracking.artifacts import files_size, remove_files
-from tasks.tracking.connection import MODELS_TAG
 from tasks.tracking.database import make_sqlite
-from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
+from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged, unused
 from tasks.tracking.prune_plan import StoredRun, problem_of
-from tasks.tracking.shared import unused
+from tasks.tracking.registry import champions, register_champion
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import MLFLOW_FILES
 from tasks.tracking.verify import verify
 
@@ -202,7 +199,7 @@ def test_where_there_are_no_links_files_are_copied(store, trained, monkeypatch, 
     def no_links(source, target):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("tasks.tracking.shared.os.link", no_links)
+    monkeypatch.setattr("tasks.tracking.flavour.os.link", no_links)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     register_champion(BTC, log_member(fleet_of().run_id, member(trained)))
 
@@ -309,46 +306,6 @@ def test_an_mlmodel_of_somebody_else_is_left_alone(store, trained, tmp_path):
     register_champion(BTC, run_id)
 
     assert theirs.read_text() == "flavors: {}\n"
-    assert champions()[0].mlflow_files == {}
-
-
-@pytest.fixture
-def older(store, champion, trained):
-    """The store as a release before wrote it: two versions that are model folders alone, one of them damaged."""
-    run_id = log_member(fleet_of("x").run_id, member(trained, key="x"))
-    register_champion(ETH, run_id)
-    for one in champions():
-        for name in [*one.mlflow_files, LOADED]:
-            (one.folder / name).unlink(missing_ok=True)
-        store.client.delete_tag(one.run_id, MLFLOW_FILES)
-    (champions()[1].folder / "config.json").unlink()
-    store.client.delete_experiment_tag(store.experiment_id, MODELS_TAG)
-    store_module._opened.clear()
-    store_module._opened_for_writing.clear()
-    return store
-
-
-def test_versions_of_an_older_release_become_mlflow_models(older, candles, caplog):
-    with pytest.raises(mlflow.MlflowException):
-        mlflow.pyfunc.load_model(URI)
-    (champions()[0].folder / LOADED).unlink(missing_ok=True)
-
-    with caplog.at_level(logging.WARNING, "cpb"):
-        open_store()
-
-    assert len(mlflow.pyfunc.load_model(URI).predict(as_pandas(candles))) == 10
-    (told,) = [r.getMessage() for r in caplog.records if "MLflow models" in r.getMessage()]
-    assert "1 of its 2 registered versions" in told
-    assert "cpb-ETHUSDT-1h/1" in told
-
-    store_module._opened_for_writing.clear()
-    caplog.clear()
-    open_store()
-    assert not caplog.records
-
-
-def test_a_reader_migrates_nothing(older):
-    open_store(create=False)
     assert champions()[0].mlflow_files == {}
 
 

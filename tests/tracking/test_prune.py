@@ -20,13 +20,16 @@ from test_ui import free_port
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
 from tasks.storage.records import read_record
-from tasks.tracking import champions, finish, leaderboard, open_store, start_parent
 from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.cards import VersionCard, card_path
 from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
+from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.prune import STATE, prune, prune_nightly
+from tasks.tracking.registry import champions
+from tasks.tracking.runs import finish, start_parent
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import KEEP, PRUNED
 from tasks.training.retention import FleetsInUse
 from webapp import registry
@@ -147,7 +150,7 @@ def test_the_board_of_a_pruned_week_is_the_one_that_it_was(nights):
     assert leaderboard() == before[7]
     shown = registry.leaderboard("spot").head  # the page
     assert (shown.rows, shown.note, len(shown.champions)) == (before[7], None, 2)
-    archive = read_record(nights.artifacts(nights.flow(4)) / ARCHIVE, FlowArchive)
+    archive = read_record(nights.artifacts(nights.flow(4)) / ARCHIVE, FlowArchive, of=None)
     members = [member for fleet in archive.fleets for member in fleet.members]
     assert len(members) == 4
     assert {m.metrics["test_crps_ratio"] for m in members} == {0.904, 0.804}
@@ -263,7 +266,7 @@ def test_versions_stay_where_their_forecasts_cannot_be_read(nights):
 def test_a_version_that_goes_leaves_a_card_in_the_ledger(nights):
     version = nights.store.client.get_model_version(ETH.registered, "4")
     nights.prune()
-    card = read_record(card_path(nights.home, ETH, "4"), VersionCard)
+    card = read_record(card_path(nights.home, ETH, "4"), VersionCard, of=None)
     assert (card.model_version, card.architecture, card.recipe) == (f"{ETH.registered}/4", "gru", "smoke")
     assert (card.run_id, card.metrics, card.verdict) == (
         version.run_id,
@@ -386,7 +389,9 @@ def test_nothing_goes_while_a_fleet_is_trained(nights, root):
 
 
 def test_a_run_of_a_killed_process_does_not_prevent_it(nights):
-    code = "from tasks.tracking import start_parent; print(start_parent('dead', {}).run_id, flush=True); "
+    code = (
+        "from tasks.tracking.runs import start_parent; print(start_parent('dead', {}).run_id, flush=True); "
+    )
     code += "import os; os.kill(os.getpid(), 9)"
     done = child(nights, code)
     assert done.returncode == -signal.SIGKILL

@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from test_runs import fleet_of, member
+from test_runs import fleet_of, log_member, member
 
 from tasks.storage.processes import ProcessId
-from tasks.tracking import finish, log_member, open_store, start_fleet, start_parent
 from tasks.tracking import store as store_module
-from tasks.tracking.heartbeat import Heartbeats, heartbeat_tag
-from tasks.tracking.reconcile import LEASE, LEASE_UNKNOWN, reconcile
+from tasks.tracking.reconcile import LEASE, LEASE_UNKNOWN, Heartbeats, heartbeat_tag, reconcile
+from tasks.tracking.runs import finish, start_fleet, start_parent
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import HEARTBEAT, PARENT, PROCESS, REASON
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,8 @@ NOW = datetime.now(UTC)
 
 TRAINING = """
 import time
-from tasks.tracking import open_store, start_fleet, start_parent
+from tasks.tracking.runs import start_fleet, start_parent
+from tasks.tracking.store import open_store
 store = open_store()
 flow = start_parent("killed", {})
 fleet = start_fleet(flow.run_id, "gru", "killed/gru")
@@ -117,7 +118,7 @@ def test_a_run_of_another_host_lives_as_long_as_its_lease(store):
     assert "elsewhere" in store.client.get_run(fleet.run_id).data.tags[REASON]
 
 
-def test_a_run_of_an_older_release_has_a_long_lease(store):
+def test_a_run_that_a_person_opened_has_a_long_lease(store):
     run = store.client.create_run(store.experiment_id, tags={"cpb.kind": "flow"})
     child = store.client.create_run(store.experiment_id, tags={PARENT: run.info.run_id})
 

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from test_runs import fleet_of, member
+from test_runs import fleet_of, log_member, member
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
-from tasks.hub import build_tree
-from tasks.tracking import champions, log_member, register_champion
+from tasks.hub.tree import build_tree
 from tasks.tracking.artifacts import model_folder
+from tasks.tracking.registry import champions, register_champion
 
 
 def series(symbol="BTCUSDT", timeframe="1h", market="spot"):
@@ -181,7 +181,7 @@ def test_a_damaged_config_is_damage_a_damaged_picture_is_not(trained):
     assert "config.json" in champions()[0].damage
 
 
-def test_a_version_of_an_older_release_is_checked_for_being_readable(store, trained):
+def test_a_version_without_recorded_digests_is_checked_for_being_readable(store, trained):
     store.client.delete_tag(trained[0], "files")
     register_champion(series(), trained[0])
     (champion,) = champions()

@@ -12,10 +12,12 @@ import pytest
 from nights import add_night, day
 
 from schemas.errors import CpbError
-from tasks.tracking import champions, leaderboard, open_store
 from tasks.tracking import store as store_module
+from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.mlflow_private import close_connections, local_path
 from tasks.tracking.prune import prune
+from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.tracking.verify import verify
 
 NIGHTS = 3

@@ -4,6 +4,7 @@ import sys
 from datetime import UTC, datetime
 
 import pytest
+from test_runs import member
 
 from flows import cli
 from flows.tracked_run import start_run
@@ -11,10 +12,11 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.processes import ProcessId
-from tasks.tracking import finish, log_metrics, start_parent
 from tasks.tracking.judged import newest_flow_runs
+from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.run_list import RUN_COLUMNS, list_runs
 from tasks.tracking.run_names import run_name
+from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.tags import PROCESS
 
 LAST_US = int(datetime(2025, 6, 5, 23, tzinfo=UTC).timestamp() * 1e6)
@@ -42,7 +44,8 @@ def test_each_run_says_what_it_was_and_how_it_ended(store):
         "id": run.run_id, "started_at": "", "ended_at": "", "command": "train-all", "market": "sim",
         "source": "simulated", "coins": "BTC, ETH", "timeframes": "15m 1h",
         "architectures": "transformer gru lstm linear har", "preset": "smoke",
-        "as_of": "2025-06-06T00:00:00+00:00", "members": 10, "failed": 1, "outcome": "partial", "reason": None,
+        "as_of": "2025-06-06T00:00:00+00:00", "candles_until": "2025-06-06",
+        "members": 10, "failed": 1, "outcome": "partial", "reason": None,
     }  # fmt: skip
     assert (old["command"], old["coins"], old["architectures"], old["outcome"]) == (
         "train",
@@ -58,10 +61,24 @@ def test_the_list_and_the_name_say_the_same_day_where_no_end_was_asked_for(store
     spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim")
     run = start_run(spec, records("sim", "BTCUSDT-1h"), "train-all")
     start_parent("old", {}, {"as_of": "newest"})
-    found = {row["id"]: row["as_of"] for row in list_runs()}
+    found = {row["id"]: row["candles_until"] for row in list_runs()}
     assert found.pop(run.run_id) == "2025-06-05"
-    assert list(found.values()) == ["newest"]
+    assert list(found.values()) == [None]
     assert {one.as_of for one in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
+
+
+def test_the_list_and_the_board_name_one_as_of_for_a_run(store):
+    for key, architecture, as_of in (
+        ("now", "har", {"as_of": "newest", "candles_until": "2025-06-05"}),
+        ("asked", "gru", {"as_of": "2024-06-06T00:00:00+00:00", "candles_until": "2024-06-06"}),
+    ):
+        parent = start_parent(key, {}, as_of)
+        fleet = start_fleet(parent.run_id, architecture, key)
+        log_members(fleet.run_id, [member(key=key, architecture=architecture)])
+        finish(parent.run_id)
+    board = {row["flow_run"]: row["as_of"] for row in leaderboard()}
+    assert len(board) == 2
+    assert {row["id"]: row["as_of"] for row in list_runs()} == board
 
 
 def test_a_run_whose_process_died_is_listed_as_killed_before_anybody_has_marked_it(store, monkeypatch):

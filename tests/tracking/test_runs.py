@@ -10,20 +10,18 @@ from schemas.errors import CpbError, DamagedError
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking import (
-    MemberRecord,
-    find_by_key,
+from tasks.tracking.connection import search
+from tasks.tracking.records import Dataset, MemberRecord
+from tasks.tracking.run_names import judged_on, learned_from
+from tasks.tracking.runs import (
+    PARTIAL,
     finish,
-    log_member,
+    log_datasets,
     log_members,
     log_metrics,
     start_fleet,
     start_parent,
 )
-from tasks.tracking.connection import search
-from tasks.tracking.data_sets import judged_on, learned_from
-from tasks.tracking.records import Dataset
-from tasks.tracking.runs import PARTIAL, log_datasets
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {
@@ -71,6 +69,10 @@ def member(folder=None, symbol="BTCUSDT", timeframe="1h", market="spot", archite
         folder=folder,
     )
     return replace(record, **changes)
+
+
+def log_member(fleet_run, record):
+    return log_members(fleet_run, [record])[0]
 
 
 def fleet_of(key="flow", market="spot"):
@@ -151,16 +153,6 @@ def test_an_interrupted_member_is_made_anew(store, left_behind):
 
     assert new != old
     assert [r.info.run_id for r in search(store, "tags.`cpb.key` = 'gru/BTCUSDT/1h'")] == [new]
-
-
-def test_find_by_key_returns_finished_runs_only(store):
-    fleet = fleet_of()
-    run_id = log_member(fleet.run_id, member())
-    assert find_by_key("gru/BTCUSDT/1h") == run_id
-
-    store.client.update_run(run_id, status="RUNNING")
-    assert find_by_key("gru/BTCUSDT/1h") is None
-    assert search(store, "tags.`cpb.key` = 'gru/BTCUSDT/1h'") == []
 
 
 def test_an_unfinished_flow_is_continued_and_a_complete_one_reported(store):
@@ -256,6 +248,16 @@ def test_no_password_reaches_mlflow(store, folder, text):
     assert "hunter2" not in dump
 
 
+def test_a_continued_run_forgets_what_was_said_of_its_last_end(store):
+    flow = start_parent("key", {})
+    finish(flow.run_id, PARTIAL, {"reason": "no network", "warnings": "gru: 3 members moved to no effect"})
+    again = start_parent("key", {})
+    assert (again.run_id, again.finished) == (flow.run_id, False)
+    finish(again.run_id, tags={"warnings": None})
+
+    assert {"reason", "warnings"}.isdisjoint(store.client.get_run(flow.run_id).data.tags)
+
+
 def test_the_digests_of_a_members_files_are_recorded(store, folder):
     run_id = log_member(fleet_of().run_id, member(folder))
 
@@ -284,7 +286,7 @@ def test_logging_again_mends_damaged_files_of_a_finished_run(store, folder):
 
 def test_a_key_cannot_break_the_filter(store):
     with pytest.raises(CpbError, match="quotes"):
-        find_by_key("x' or '1' = '1")
+        start_parent("x' or '1' = '1", {})
 
 
 def test_epochs_of_a_fleet_are_logged_in_batches_beside_its_results(store, monkeypatch):

@@ -5,9 +5,9 @@ from multiprocessing import get_context
 
 from test_runs import fleet_of, member
 
-from tasks.tracking import finish, log_members, start_fleet, start_parent
 from tasks.tracking.connection import search
 from tasks.tracking.mlflow_private import close_connections
+from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
 from tasks.tracking.tags import KEY
 
 FORK = get_context("fork")

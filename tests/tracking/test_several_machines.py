@@ -15,7 +15,7 @@ from tasks.storage.processes import ProcessId
 from tasks.tracking import connection, runs
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.connection import Store, alone_everywhere
-from tasks.tracking.heartbeat import heartbeats
+from tasks.tracking.reconcile import heartbeats
 from tasks.tracking.runs import PARTIAL, finish, start_parent
 from tasks.tracking.tags import PROCESS
 

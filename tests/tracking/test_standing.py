@@ -4,9 +4,10 @@ import pytest
 from test_runs import member
 
 from tasks.figures.board import board_figure, coins_figure
-from tasks.tracking import finish, leaderboard, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.judged import coin_ratios, judged_models
-from tasks.tracking.standing import newest_of
+from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.tags import newest_of
 
 SPANS = {year: [f"{year}-01-01T00:00:00Z", f"{year}-06-01T00:00:00Z"] for year in ("2024", "2025")}
 

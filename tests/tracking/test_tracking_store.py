@@ -9,8 +9,9 @@ import pytest
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
+from tasks.tracking.database import EXPERIMENT, sqlite_path
 from tasks.tracking.mlflow_private import close_connections
-from tasks.tracking.store import EXPERIMENT, open_store, sqlite_path, tracking_uri
+from tasks.tracking.store import open_store, tracking_uri
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):
@@ -163,3 +164,12 @@ def test_a_copy_that_cannot_be_opened_is_deleted_at_once(store, tmp_path, monkey
     with pytest.raises(CpbError) as caught:
         open_store(create=False)
     assert (caught.value.code, list(scratch.iterdir())) == ("database-damaged", [])
+
+
+def test_an_experiment_of_another_version_is_refused(store):
+    store.client.delete_experiment_tag(store.experiment_id, "cpb.layout")
+    store_module._opened.clear()
+
+    with pytest.raises(CpbError, match="another version of cpb") as caught:
+        open_store(create=False)
+    assert caught.value.code == "store-version"

@@ -1,5 +1,7 @@
+import base64
 import signal
 import socket
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -7,8 +9,10 @@ import psutil
 import pytest
 from interface import free_port, interface
 
+from flows.ops import ui
+from flows.ops.serving import check_port
+from flows.ops.ui import address, serve_ui
 from schemas.errors import CpbError
-from tasks.tracking.ui import address, check_port, serve_ui
 
 
 def test_a_taken_port_names_the_remedy(store):
@@ -48,21 +52,58 @@ def command_lines(pid):
     return [Path(f"/proc/{p.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in found]
 
 
+def ask(url, auth=""):
+    headers = {"Authorization": f"Basic {base64.b64encode(auth.encode()).decode()}"} if auth else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+        return answer.status, answer.read()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
     port = free_port()
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"  # as a shell's background command
-    with interface(tmp_path, port, first=ignored) as (process, url):
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            assert b"MLflow" in answer.read()
+    with interface(tmp_path, port, "where.url", ignored) as (process, url):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(url)
+        password_file = tmp_path / f"config/cpb/ui-auth-{port}"
+        password = password_file.read_text().strip()
+        assert b"MLflow" in ask(url, password)[1]
         lines = command_lines(process.pid)
-        assert any("mlflow server" in line for line in lines)
+        assert len(lines) == 1  # it is the server itself
         assert not [line for line in lines if "sqlite" in line]  # nor, hence, a database's password
         experiment = f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb"
-        with urllib.request.urlopen(experiment, timeout=30) as answer:
-            assert answer.status == 200  # it is this store all the same
+        assert ask(experiment, password)[0] == 200  # it is this store all the same
         process.send_signal(stop)
         assert process.wait(60) == 0
+    assert not password_file.exists()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_it_looks_for_dead_runs_each_minute_also_after_a_fault_of_the_store(store, monkeypatch, caplog):
+    seen = []
+
+    def reconcile(_store):
+        seen.append("look")
+        if len(seen) == 1:
+            raise CpbError("the database is locked", code="busy")
+
+    def sleep(seconds):
+        seen.append(seconds)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ui, "reconcile", reconcile)
+    monkeypatch.setattr(ui.time, "sleep", sleep)
+    with pytest.raises(KeyboardInterrupt):
+        ui._look(store)
+    assert seen == ["look", 60.0, "look", 60.0]
+    assert "the database is locked" in caplog.text
+
+
+def test_a_new_password_is_made_for_each_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    first, second = (ui.password_file(5000).renew() for _ in range(2))
+    assert first != second
+    assert ui.password_file(5000).path.stat().st_mode & 0o777 == 0o600

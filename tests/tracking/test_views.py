@@ -7,11 +7,11 @@ from browser import launch, needs_browser
 from interface import free_port, interface
 from test_leaderboard import flow
 
-from tasks.tracking import log_metrics
+from flows.ops.ui import address
 from tasks.tracking.connection import search
 from tasks.tracking.mlflow_private import VIEW_TAG
+from tasks.tracking.runs import log_metrics
 from tasks.tracking.tags import PARENT
-from tasks.tracking.ui import address
 from tasks.tracking.views import NEWEST_KEY, NIGHTS_KEY, views
 
 
@@ -71,10 +71,13 @@ def test_a_view_fits_into_the_tag_that_keeps_it(store, nights):
 @pytest.mark.timeout(600)  # a server and a browser start
 def test_the_links_show_what_they_say_in_a_browser(store, nights, tmp_path):
     sync_api = pytest.importorskip("playwright.sync_api")
-    views_of = interface(tmp_path, free_port(), "json.dumps(list(where.views.values()))")
+    views_of = interface(tmp_path, free_port(), "json.dumps([where.sign_in, *where.views.values()])")
     with views_of as (_, links), sync_api.sync_playwright() as browsers:
         browser = launch(browsers)
-        shown = [_text_of(browser, link) for link in json.loads(links)]
+        context = browser.new_context(viewport={"width": 1440, "height": 1000}, reduced_motion="reduce")
+        sign_in, *addresses = json.loads(links)
+        context.new_page().goto(sign_in)
+        shown = [_text_of(context, link) for link in addresses]
         browser.close()
     newest, history = shown
     assert all(name in newest for name in ("har-of-night2", "gru-of-night2", "train_seconds", "val_loss"))
@@ -84,8 +87,8 @@ def test_the_links_show_what_they_say_in_a_browser(store, nights, tmp_path):
     assert not any("of-sim" in text or "of-one" in text for text in shown)
 
 
-def _text_of(browser, link):
-    page = browser.new_page(viewport={"width": 1440, "height": 1000}, reduced_motion="reduce")
+def _text_of(context, link):
+    page = context.new_page()
     page.goto(link, timeout=120_000)
     drawn = "() => ['2 matching runs', 'train_seconds'].every(text => document.body.innerText.includes(text))"
     page.wait_for_function(

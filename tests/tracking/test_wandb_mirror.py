@@ -36,7 +36,7 @@ def run_id(store):
 
 def test_a_missing_package_is_said_before_the_training(monkeypatch):
     monkeypatch.setattr(wandb_mirror, "find_spec", lambda name: None)
-    with pytest.raises(wandb_mirror.UsageError, match=r"pip install \"cpb\[wandb\]\""):
+    with pytest.raises(wandb_mirror.UsageError, match=r"run `pip install -e '\.\[wandb\]'` in the"):
         wandb_mirror.check_installed()
 
 

@@ -10,6 +10,7 @@ from schemas.handover import FleetResult, JobMember, SeriesRecord, SplitBounds, 
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.digests import file_digest
+from tasks.storage.npz import write_npz
 from tasks.storage.records import write_record
 from tasks.training.fleet_files import RESULT, prepare
 from tasks.training.planning import job_key, plan_job
@@ -62,8 +63,9 @@ def trained_shard(home, job, name="weights"):
     model.mkdir(parents=True)
     (model / "model.safetensors").write_text(name)
     (model / "config.json").write_text("{}")
-    np.savez(model.parent / "test.npz", quantiles=np.zeros(3))
+    write_npz(model.parent / "test.npz", {"quantiles": np.zeros(3)})
     files = {file.name: file_digest(file) for file in model.iterdir()}
     member = TrainedMember(model=job.members[0].model, name=SERIES.name, files=files, history=(), report={})
-    write_record(folder / RESULT, FleetResult(key=job_key(job), architecture="gru", members=(member,)))
+    result = FleetResult(key=job_key(job), architecture="gru", members=(member,))
+    write_record(folder / RESULT, result, of=folder.name)
     return folder

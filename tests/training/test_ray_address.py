@@ -12,7 +12,7 @@ from tasks.training.ray_address import check_cluster
 @pytest.fixture
 def token(tmp_path, monkeypatch):
     """Where Ray's token lies in this test; there is none yet."""
-    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "CPB_STORE", "CPB_CACHE_GB"):
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "ray" / "auth_token"
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
@@ -69,12 +69,3 @@ def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
             check_cluster()
     assert caught.value.code == "ray-token"
     assert not token.exists()
-
-
-def test_a_cache_without_a_size_is_refused_here_and_not_by_every_node(token, monkeypatch, tmp_path):
-    monkeypatch.setenv("CPB_CACHE_GB", "abc")
-    check_cluster()  # without a store there is no cache
-    monkeypatch.setenv("CPB_STORE", tmp_path.as_uri())
-    with pytest.raises(UsageError) as caught:
-        check_cluster()
-    assert caught.value.field == "CPB_CACHE_GB"

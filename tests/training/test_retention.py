@@ -42,7 +42,7 @@ def job(architecture="har", coins=("BTCUSDT",), preset="smoke", market="spot"):
 def fleet(root, name, used=0.0, **changes):
     one = job(**changes)
     folder = root / "fleets" / value_digest(name)[:16]
-    write_record(folder / "job.json", one)
+    write_record(folder / "job.json", one, of=folder.name)
     for member in one.members:
         place = folder / "members" / member.name
         (place / "model").mkdir(parents=True)
@@ -55,7 +55,7 @@ def fleet(root, name, used=0.0, **changes):
         (folder / file).touch()
     draft = folder / ".members.0123456789ab" / one.members[0].name / "model"
     draft.mkdir(parents=True)
-    (draft / ".config.json.k3_xz9ab").touch()
+    (draft / ".config.json.0123456789ab").touch()
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "17.safetensors").touch()
     at = time.time() - 10_000 + used
@@ -94,39 +94,6 @@ def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, night
     os.utime(gone / "job.json", (old, old))
 
     assert set(remove_old_fleets(tmp_path / "fleets")) == {gone, *nights[:2]}
-
-
-def earlier_fleet(root, days):
-    """A fleet as cpb wrote them before records had a head."""
-    folder = root / "fleets" / "0123456789abcdef"
-    place = folder / "members" / "BTCUSDT-1h"
-    (place / "model").mkdir(parents=True)
-    for file in ("history.json", "score-863ff097bc68.npz", "model/config.json", "model/model.safetensors"):
-        (place / file).touch()
-    (folder / "done.json").touch()
-    fields = ("seeds", "overrides", "device", "profile", "dtype", "bounds", "code")
-    values = dict.fromkeys(fields) | {"architecture": "har", "preset": "smoke", "members": []}
-    (folder / "job.json").write_text(json.dumps(values))
-    at = time.time() - days * 86400
-    os.utime(folder / "job.json", (at, at))
-    return folder
-
-
-def test_fleets_of_an_earlier_version_go_like_all_that_no_run_uses(tmp_path):
-    folder = earlier_fleet(tmp_path, MAX_UNUSED_DAYS - 1)
-    assert remove_old_fleets(tmp_path / "fleets") == []
-    os.utime(folder / "job.json", (0, 0))
-    assert remove_old_fleets(tmp_path / "fleets") == [folder]
-    assert not folder.exists()
-
-
-@pytest.mark.parametrize("place", ["notes.txt", "members/mine/history.json", "members/BTCUSDT-1h/notes.txt"])
-def test_a_fleet_of_an_earlier_version_with_a_file_of_the_users_is_kept(tmp_path, place):
-    mine = earlier_fleet(tmp_path, MAX_UNUSED_DAYS + 1) / place
-    mine.parent.mkdir(exist_ok=True)
-    mine.touch()
-    assert remove_old_fleets(tmp_path / "fleets") == []
-    assert mine.exists()
 
 
 def test_an_older_fleet_that_was_used_again_is_kept(tmp_path, nights):

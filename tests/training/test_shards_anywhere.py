@@ -9,16 +9,15 @@ import pytest
 from small_shards import SPEC, copied, models, planned_in
 from trainer_tools import wait_until
 
-from flows.fleets import train_fleets
 from flows.runner import Runner
+from flows.training import train_fleets
 from schemas.handover import FleetResult
 from schemas.run import RunSpec
 from tasks.judging.fleet import read_scores
 from tasks.storage import locks
-from tasks.storage.records import find_record
 from tasks.training import process
 from tasks.training.executor import LocalExecutor
-from tasks.training.fleet_files import RESULT, TRAINED, fleet_folder
+from tasks.training.fleet_files import RESULT, TRAINED, fleet_folder, read_result
 from tasks.training.slots import Slots
 
 pytestmark = pytest.mark.slow
@@ -42,7 +41,7 @@ def train(planned, tmp_path, monkeypatch):
         if not home.exists():
             copied(planned[0], home)
         monkeypatch.setenv("CPB_HOME", str(home))
-        engine = SimpleNamespace(executor=lambda number, again: LocalExecutor(slots), leave=lambda: None)
+        engine = SimpleNamespace(executor=lambda number: LocalExecutor(slots), leave=lambda: None)
         (found,) = train_fleets(RunSpec(**SPEC), Runner(), engine, [planned[1]])
         assert [len(one.members) for one in found if isinstance(one, FleetResult)] == [1, 1]
         return home / "sim"
@@ -104,11 +103,4 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     assert [one[0] for one in started] == [folder.name]
     assert weights.stat().st_mtime_ns == before
     assert models(lost, fleet) == expected
-    assert (
-        len(
-            read_scores(
-                lost, [find_record(fleet_folder(lost, s) / RESULT, FleetResult) for s in fleet.shards]
-            )
-        )
-        == 2
-    )
+    assert len(read_scores(lost, [read_result(fleet_folder(lost, s)) for s in fleet.shards])) == 2

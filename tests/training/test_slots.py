@@ -16,7 +16,7 @@ from schemas.errors import UsageError
 from tasks.storage import locks
 from tasks.training import slots as module
 from tasks.training.process import run_trainer
-from tasks.training.slots import Slots, check_device, count_gpus, hold_slot, plan_slots, visible_gpus
+from tasks.training.slots import Slots, check_device, hold_slot, plan_slots, visible_gpus
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
@@ -81,7 +81,7 @@ def locks_in(tmp_path, monkeypatch):
 
 def test_without_a_driver_there_is_no_gpu_whatever_the_environment_says(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert count_gpus() == 0
+    assert len(visible_gpus()) == 0
     assert plan_slots("auto", 1).gpus == ()
 
 
@@ -105,7 +105,7 @@ def test_visible_gpus(gpus, monkeypatch, visible, expected):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus() == expected
-    assert count_gpus() == len(expected)
+    assert len(visible_gpus()) == len(expected)
 
 
 @pytest.mark.parametrize(

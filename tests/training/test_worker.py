@@ -51,7 +51,7 @@ def test_a_fleet_without_a_series_that_can_be_read_says_why(job, tmp_path):
 
 def test_a_fleet_that_is_trained_is_left_as_it_is(job, tmp_path):
     folder = prepare(tmp_path, job)
-    write_record(folder / RESULT, FleetResult(key=job_key(job), architecture="gru"))
+    write_record(folder / RESULT, FleetResult(key=job_key(job), architecture="gru"), of=folder.name)
     before = (folder / RESULT).read_bytes()
     assert main(folder) == 0
     assert (folder / RESULT).read_bytes() == before

@@ -1,7 +1,9 @@
 """The space, the batches of trials and luck: what tuning needs besides Optuna."""
 
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +13,10 @@ import tasks.tuning
 from flows import tune
 from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
-from tasks.tuning.luck import best_of_null_trials
+from tasks.progress import heard_by
+from tasks.training.progress import ProgressFile
 from tasks.tuning.trials import _Watch
+from tasks.tuning.winner import best_of_null_trials
 
 
 @pytest.mark.parametrize(
@@ -116,14 +120,44 @@ def record(epoch, *members):
     return cpbmodels.EpochRecord(epoch, 8, 0.1, found, 1.0, 1.0, {})
 
 
-def test_a_trial_is_compared_once_all_its_members_have_come_so_far():
+def step(done, epoch=1):
+    return cpbmodels.StepRecord(epoch, 8, done, 10, [0, 1], 2, "cpu", (100, 4), "float32", 0.1)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return ProgressFile(tmp_path, "gru")
+
+
+def test_the_time_is_up_within_an_epoch_too(file):
+    now = time.monotonic()
+    past, later = (_Watch(1, 2, lambda *_: False, end, file) for end in (now - 1, now + 3600))
+    assert past.on_step(step(1))
+    assert not later.on_step(step(1))
+    assert not _Watch(1, 2, lambda *_: False, None, file).on_step(step(1))
+
+
+def test_epochs_and_what_is_left_of_the_budget_are_heard_from_the_threads_of_fleets(file, tmp_path):
+    heard = []
+    with heard_by(SimpleNamespace(progress=heard.append)):
+        watch = _Watch(1, 2, lambda *_: False, time.monotonic() + 3600, file)
+        thread = threading.Thread(target=watch.on_step, args=(step(5, epoch=3),))
+        thread.start()
+        thread.join()
+    (told,) = heard
+    assert (told.step, told.done, told.total, told.unit) == ("train trials", 2.5, 8, "epochs")
+    assert told.facts[0].startswith("budget ends in 3")
+    assert '"epoch": 2' in (tmp_path / "progress.json").read_text()
+
+
+def test_a_trial_is_compared_once_all_its_members_have_come_so_far(file):
     asked = []
 
     def prune(trial, epoch, loss):
         asked.append((trial, epoch, loss))
         return trial == 1 and epoch == 2
 
-    watch = _Watch(2, 2, prune, None)
+    watch = _Watch(2, 2, prune, None, file)
     assert watch(record(1, (0, 1.0, ""), (1, 3.0, ""), (2, 4.0, ""))) == []  # member 3 is in another fleet
     assert asked == [(0, 1, 2.0)]
     assert watch(record(1, (3, 6.0, ""))) == []
@@ -139,8 +173,8 @@ def test_a_trial_is_compared_once_all_its_members_have_come_so_far():
     assert asked[before:] == [(0, 4, 1.0)]
 
 
-def test_at_the_deadline_all_members_stop():
-    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1)
+def test_at_the_deadline_all_members_stop(file):
+    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1, file)
     assert watch(record(1, (0, 1.0, ""), (1, 1.0, ""))) == [0, 1]
 
 

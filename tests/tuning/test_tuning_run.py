@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from tasks.tracking.connection import search  # noqa: E402
 from tasks.tracking.leaderboard import leaderboard  # noqa: E402
 from tasks.tracking.store import open_store  # noqa: E402
 from tasks.tuning import trials as batches  # noqa: E402
+from tasks.tuning.at_work import searches_at_work  # noqa: E402
 from tasks.tuning.study import Study  # noqa: E402
+from webapp.trainings import runs  # noqa: E402
 
 ASKED = {
     "source": "sim", "coins": "BTC,ETH", "timeframes": "1h", "preset": "smoke", "architectures": "gru",
@@ -122,6 +125,59 @@ def test_samplers_and_pruners_are_optunas(tmp_path):
             ).__name__
             == kind
         )
+
+
+def points(place, name, *counts):
+    """The options that a study proposes in calls of so many trials."""
+    found = []
+    for number in counts:
+        study = Study(place / "o.db", name, TuneSpec(**ASKED | {"sampler": "qmc"}))
+        trials = study.ask(number)
+        for trial in trials:
+            study.tell(trial, 1.0, False, {})
+        study.save()
+        found += [tuple(trial.params.values()) for trial in trials]
+    return found
+
+
+def test_a_qmc_study_that_goes_on_goes_on_in_its_sequence(tmp_path):
+    whole = points(tmp_path, "whole", 8)
+    assert points(tmp_path, "parts", 3, 1, 4) == whole
+    assert len(set(whole)) == 8
+
+
+def test_points_of_trials_that_the_budget_ended_are_not_proposed_again(tmp_path):
+    spec, seen = TuneSpec(**ASKED | {"sampler": "qmc"}), []
+    for _ in range(2):
+        study = Study(tmp_path / "o.db", "one", spec)
+        trials = study.ask(4)
+        seen += [tuple(trial.params.values()) for trial in trials]
+        study.tell(trials[2], 1.0, False, {})
+        (kept,) = study.save()
+        assert kept.params == trials[2].params
+    assert [one.number for one in study.finished()] == [0, 1]
+    assert len(set(seen)) == 8
+
+
+@pytest.mark.slow
+def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, monkeypatch):
+    train = batches.train_batch
+    at_work = []
+
+    def late(*given, **options):
+        at_work.extend(searches_at_work(place / "home/sim"))
+        at_work.extend(runs(place / "home", 5).head.trainings)
+        found = train(*given, **options | {"deadline": time.monotonic()})
+        assert found == [None] * 4
+        return found
+
+    monkeypatch.setattr(batches, "train_batch", late)
+    with pytest.raises(CpbError) as error:
+        tune(trials=4, budget="10m")
+    assert error.value.code == "no-trial"
+    monkeypatch.undo()
+    (_, search), shown = at_work
+    assert (search.architecture, shown.architecture, shown.market) == ("gru", "search of gru", "sim")
 
 
 def test_halving_gives_up_the_worse_half_of_a_batch(tmp_path):

@@ -5,8 +5,8 @@ import sqlite3
 from contextlib import closing
 
 import pytest
+import stored_home
 
-from benchmarks import bitflips
 from tasks.market import cache
 from tasks.training import worker
 
@@ -27,10 +27,10 @@ def copy_database(source, target):
 def built(tmp_path_factory):
     place = tmp_path_factory.mktemp("stored")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CPB_HOME", "")
-        patch.setenv("MLFLOW_TRACKING_URI", "")
+        patch.setenv("CPB_HOME", str(place / "data"))
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
         patch.setattr("tasks.training.executor.run_trainer", train_here)
-        bitflips.build(place)
+        stored_home.build()
     shutil.copytree(place / "data", place / "kept/data")
     shutil.copytree(place / "mlruns/artifacts", place / "kept/artifacts")
     copy_database(place / "mlruns/mlflow.db", place / "kept/mlflow.db")

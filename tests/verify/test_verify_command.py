@@ -6,10 +6,10 @@ import sys
 
 import pytest
 from fastapi.testclient import TestClient
-from test_verify_parts import champion, cut, fleet_of, flip, member_of
+from stored_home import MARKET, SERIES, hour, spec
+from test_verify_parts import champion, cut, flip, member_of
 
 import flows.cli
-from benchmarks.bitflips import MARKET, SERIES, hour, spec
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -46,7 +46,7 @@ def test_a_good_home(stored, cpb):
     code, out, _ = cpb("verify", "--market", "um", "--json")
     assert (code, json.loads(out[-1])) == (
         0,
-        {"checked": 0, "damaged": [], "unchecked": [], "earlier": {}, "rows_before_chain": {}, "exit": 0},
+        {"checked": 0, "damaged": [], "unchecked": [], "rows_before_chain": {}, "exit": 0},
     )
 
 
@@ -132,17 +132,6 @@ def test_the_same_command_judges_again_where_a_score_is_damaged(stored, name):
     assert (champion().folder / "metrics.json").read_bytes() == scores
 
 
-def test_fleets_of_an_earlier_version_are_a_note(stored, cpb):
-    (path,) = (fleet_of(stored) / name for name in ("job.json",))
-    (fleet_of(stored) / "result.json").unlink()
-    path.write_text(json.dumps(json.loads(path.read_text())["body"]))
-    code, out, err = cpb("verify", "--repair", "--json")
-    found = json.loads(out[-1])
-    assert (code, found["exit"], found["damaged"], found["earlier"]) == (0, 0, [], {"fleets": 1})
-    assert err.count("an earlier version") == 1
-    assert path.exists()
-
-
 def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
     (month,) = SERIES.folder(stored, "forecasts").glob("*.parquet")
     flip(month)
@@ -176,7 +165,7 @@ def test_a_damaged_champion_of_one_series_stops_no_other(stored):
     (failure,) = found.failures
     assert (failure.series, failure.code) == (SERIES, "damaged")
     published = {p.name for p in (stored / MARKET / "hub").iterdir() if p.suffix != ".whl"}
-    assert published == {"README.md", "ledger", "sim-ETHUSDT"}
+    assert published == {"README.md", "SHA256SUMS", "ledger", "sim-ETHUSDT"}
 
 
 def test_with_every_champion_damaged_nothing_is_published(stored, cpb):

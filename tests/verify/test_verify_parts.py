@@ -6,12 +6,11 @@ import shutil
 
 import numpy as np
 import pytest
+from stored_home import MARKET, SERIES, SPAN
 
-from benchmarks.bitflips import MARKET, SERIES, SPAN
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
-from schemas.handover import FleetResult
 from schemas.run import RunSpec
 from tasks.judging.baselines import realised
 from tasks.judging.member import MemberScore
@@ -23,14 +22,14 @@ from tasks.storage.damage import REPAIRED
 from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
-from tasks.storage.records import find_record, read_record, write_record
+from tasks.storage.records import read_record, write_record
 from tasks.tracking.cards import VersionCard, write_card
 from tasks.tracking.cards import verify as verify_cards
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.tracking.verify import verify as verify_champions
 from tasks.tracking.versions import versions_of
-from tasks.training.fleet_files import JOB, RESULT, prepare, read_job
+from tasks.training.fleet_files import JOB, RESULT, prepare, read_job, read_result
 from tasks.training.verify import verify as verify_fleets
 
 
@@ -171,18 +170,6 @@ def test_damaged_scores_and_pictures_are_deleted_and_the_models_stay(stored, dam
     assert (fleet_of(stored) / RESULT).exists()
 
 
-def test_a_fleet_of_an_earlier_version_is_no_damage_and_is_left_alone(stored):
-    folder = fleet_of(stored)
-    (folder / RESULT).unlink()
-    body = json.loads((folder / JOB).read_text())["body"]
-    (folder / JOB).write_text(json.dumps(body))  # as before records had a head
-    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
-    met = []
-    assert list(verify_fleets(stored, MARKET, repair=True, earlier=met.append)) == []
-    assert met == [folder]
-    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
-
-
 def test_a_fleet_in_training_is_left_alone(stored):
     flip(member_of(stored, "model/model.safetensors"))
     with locked(fleet_of(stored) / "lock"):
@@ -194,7 +181,7 @@ def test_a_run_never_takes_up_damaged_weights(stored):
     folder = fleet_of(stored)
     job = read_job(folder)
     prepare(stored / MARKET, job)
-    assert find_record(folder / RESULT, FleetResult)
+    assert read_result(folder)
     flip(member_of(stored, "model/model.safetensors"))
     prepare(stored / MARKET, job)
     assert not (folder / RESULT).exists()
@@ -262,8 +249,9 @@ def write_cards(home):
     (mine,) = versions_of(store, SERIES)
     paths = [write_card(store, home, SERIES, mine)]
     gone = paths[0].with_name("cpb-sim-BTCUSDT-1h-9.json")
-    card = read_record(paths[0], VersionCard)
-    write_record(gone, card.model_copy(update={"model_version": f"{SERIES.registered}/9"}), compact=True)
+    card = read_record(paths[0], VersionCard, of=None)
+    lost = card.model_copy(update={"model_version": f"{SERIES.registered}/9"})
+    write_record(gone, lost, of=gone.stem, compact=True)
     return [*paths, gone]
 
 

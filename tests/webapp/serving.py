@@ -8,20 +8,22 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi.testclient import TestClient
 
+from flows.ops.guard import Guard
+from flows.ops.listeners import PAGE
 from webapp.app import create_app
 
 
 def client_of(folder, **options):
-    """A client of the service over `folder/data`, without a socket."""
-    return TestClient(create_app(folder / "data"), base_url="http://127.0.0.1:8000", **options)
+    """A client of the guarded service over `folder/data`, without a socket."""
+    return TestClient(Guard(create_app(folder / "data"), PAGE), base_url="http://127.0.0.1:8000", **options)
 
 
 @contextmanager
-def serve(app):
-    """Serve an application from a thread; yields the port."""
+def serve(app, hosts=()):
+    """Serve an application behind the guard from a thread; yields the port."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(Guard(app, PAGE, hosts), log_level="critical"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     deadline = time.monotonic() + 30

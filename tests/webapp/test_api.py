@@ -300,7 +300,8 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
         "/healthz", "/api/symbols", "/api/forecast/{symbol}/{timeframe}", "/api/candles/{symbol}/{timeframe}",
         "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
         "/api/forecasts/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
-        "/api/decisions/{symbol}/{timeframe}", "/api/figures/{name}", "/api/figures/losses/{run_id}",
+        "/api/decisions/{symbol}/{timeframe}", "/api/figures/{name}", "/api/figures/compare",
+        "/api/figures/losses/{run_id}",
         *(f"/api/figures/{name}/{{symbol}}/{{timeframe}}" for name in ("forecast", "record", "coverage", "decisions")),
     }  # fmt: skip
     page = client.get("/")

@@ -5,9 +5,8 @@ import pytest
 from serving import client_of
 from webapp_store import BTC, SIM_BTC, small_home
 
-from tasks.forecasting.by_day import record_by_day
 from tasks.forecasting.daily import read_sums
-from tasks.forecasting.summary import read_summary
+from tasks.forecasting.summary import read_summary, record_by_day
 
 EVERY = [
     *(f"/api/figures/{name}/BTC/1h" for name in ("forecast", "record", "coverage", "decisions")),

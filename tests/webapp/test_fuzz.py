@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -24,7 +23,7 @@ ODD = st.one_of(
 PATH = {
     "symbol": st.one_of(st.sampled_from(["BTC", "ethusdt", "PEPE"]), ODD),
     "timeframe": st.one_of(st.sampled_from(["1h", "15m", "1mo"]), ODD),
-    "name": st.one_of(st.sampled_from(["board", "coins", "compare"]), ODD),
+    "name": st.one_of(st.sampled_from(["board", "coins"]), ODD),
     "run_id": st.one_of(st.from_regex("[0-9a-f]{32}", fullmatch=True), ODD),
 }
 QUERY = {
@@ -76,7 +75,7 @@ def test_no_request_makes_it_fail(service, data):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed")
+@pytest.mark.timeout(900)
 def test_schemathesis_finds_nothing(mixed, monkeypatch, tmp_path):
     monkeypatch.chdir(mixed)
     with serve(create_app(mixed / "data")) as port:
@@ -91,5 +90,5 @@ def test_schemathesis_finds_nothing(mixed, monkeypatch, tmp_path):
             "100",
             "--no-color",
         ]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=840, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

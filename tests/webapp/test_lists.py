@@ -15,12 +15,13 @@ from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, wri
 from schemas.handover import Decision, FleetJob, JobMember, ModelRef, SeriesRecord, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
-from tasks.tracking import start_parent
 from tasks.tracking.connection import search
 from tasks.tracking.decisions import keep_decisions
+from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
+from tasks.tracking.studies import start_study
 from tasks.training.fleet_files import prepare
-from webapp.answers_lists import Runs
+from webapp.answers import Runs
 from webapp.replies import Answer, Replies, Reply, respond, rows_json
 
 EVERY = [
@@ -222,6 +223,19 @@ def test_a_training_at_work_is_shown_with_its_progress(own):
     assert {name for name in after if after[name] != before[name]} == {"runs"}
     with client_of(own) as client:
         assert client.get("/api/runs").json()["trainings"] == []
+
+
+def test_a_search_is_among_the_runs(own):
+    start_study("tune-1", {"coins": "BTC", "timeframes": "1h", "architectures": "gru"}, {"market": "spot"})
+    with client_of(own) as client:
+        first, second = client.get("/api/runs").json()["runs"]
+    assert (first["name"], first["kind"], first["status"], first["coins"]) == (
+        "tune",
+        "study",
+        "RUNNING",
+        ["BTC"],
+    )
+    assert second["kind"] == "flow"
 
 
 def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own, monkeypatch):

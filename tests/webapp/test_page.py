@@ -11,7 +11,7 @@ from browsing import WAIT_S
 from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
-from tasks.tracking import start_parent
+from tasks.tracking.runs import start_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 

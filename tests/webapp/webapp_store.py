@@ -4,23 +4,16 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
+from live_record import made_forecasts, write_walk
 
-from benchmarks._ledgers import made_forecasts, write_walk
 from schemas.identity import ModelId, SeriesId
 from schemas.klines import KLINES
 from tasks.forecasting.chain import append
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.store import forecast_rows
-from tasks.tracking import (
-    Champion,
-    MemberRecord,
-    finish,
-    log_members,
-    log_metrics,
-    register_champion,
-    start_fleet,
-    start_parent,
-)
+from tasks.tracking.records import MemberRecord
+from tasks.tracking.registry import Champion, register_champion
+from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 BTC, ETH = SeriesId("spot", "BTCUSDT", "1h"), SeriesId("spot", "ETHUSDT", "1h")
 PEPE = SeriesId("spot", "PEPEUSDT", "15m")

@@ -23,7 +23,7 @@ export async function open(root, { options }, remember) {
     asked.market ||= markets[0] || "spot";
     board = await get(ask("/api/leaderboard", { market: asked.market }));
     // Without a finished run: one that has begun, whose models are not judged yet.
-    first = board.rows.length ? null : atWork((await get("/api/runs")).runs).find((r) => r.market === asked.market);
+    first = board.rows.length ? null : atWork((await get("/api/runs")).runs).find((r) => r.kind === "flow" && r.market === asked.market);
   }
 
   function timeframes() {

@@ -1,0 +1,214 @@
+"""`cpb ingest`, `verify`, `prune` and `doctor`: what is stored, whether it is good, what goes; what the machine is."""
+
+import itertools
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flows.cli.options import Json, Shown, takes
+from flows.console import emit, quiet_libraries, say
+from flows.progress import shown_progress
+from schemas.errors import COMPLETE, FATAL, UsageError
+from schemas.identity import MARKETS, SPOT
+from schemas.run import IngestSpec
+from schemas.wording import count
+from tasks.progress import tell
+from tasks.storage.home import checked_home, stored_home
+
+if TYPE_CHECKING:
+    from schemas.scope import Scope
+    from tasks.market.report import IngestReport
+
+
+@takes(IngestSpec, shown={"coins": Shown(names=("--coins", "--symbols"))})
+def ingest(
+    spec: IngestSpec,
+    plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
+    report: Annotated[bool, typer.Option("--report", help="print every hole and save the report")] = False,
+    connections: Annotated[int, typer.Option(min=1, max=64, help="downloads at the same time")] = 32,
+    json: Json = False,
+) -> None:
+    """Fetch, verify and store klines; a second run fetches only what is new.
+
+    Example: cpb ingest --coins BTC,ETH --timeframes 1h --since 2024-01
+
+    Exit code: 0 complete, 1 fatal, 2 usage, 3 partial (good data kept).
+    """
+    with shown_progress("ingest"):
+        from tasks.market.ingest import ingest as bring_up_to_date
+        from tasks.market.report import save
+
+        scope = _with_listed_pairs(spec) if spec.every_pair else spec.scope
+        found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections)
+    if report and not plan:
+        save(found, scope.root)
+    if json:
+        emit(found.to_dict())
+    else:
+        print(_for_people(found, plan, report))
+    raise typer.Exit(0 if plan else found.exit)
+
+
+def _with_listed_pairs(spec: IngestSpec) -> "Scope":
+    """Return the scope with the pairs that its source lists: those of `exchange`, or all."""
+    from tasks.market.ingest import listed_symbols
+    from tasks.market.pairs import with_listed_pairs
+
+    if not spec.whole_exchange:
+        return spec.scope.model_copy(update={"symbols": tuple(listed_symbols(spec.scope))})
+    found, sentence = with_listed_pairs(spec)
+    say(sentence)
+    return found.scope
+
+
+def _for_people(report: "IngestReport", plan: bool, full: bool) -> str:
+    from tasks.market.report import details, table
+
+    if plan:
+        return "\n".join(report.notes)
+    parts = [table(report), *report.notes, *([details(report)] if full else [])]
+    requests = count(report.requests, "request")
+    return "\n".join([*parts, f"{requests} to {report.source} in {report.seconds:.1f} s"])
+
+
+_ALL = "all"
+
+
+def verify(
+    market: Annotated[str, typer.Option(help="all, spot, um, cm, own or sim")] = _ALL,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="fetch or make again what can be, and set the rest aside")
+    ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(help="URL or folder to fetch damaged candles from; default: Binance Vision itself"),
+    ] = None,
+    hub: Annotated[
+        str | None,
+        typer.Option(help="USER/NAME: also compare the published record of forecasts with the stored one"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check every stored file against its digest: candles, features, fleets, champions, forecasts, scores and cards.
+
+    Prints one line per damaged file: its path, the reason, and a command, or what --repair has done. Exit 1 where
+    damage remains, or something could not be checked.
+
+    Example: cpb verify --hub alice/cpb-models
+    """
+    if market not in (_ALL, *MARKETS):
+        raise UsageError(
+            f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}",
+            code="market", field="market",
+        )  # fmt: skip
+    quiet_libraries()
+    markets = MARKETS if market == _ALL else (market,)
+    with shown_progress("verify"):
+        from tasks.storage.damage import REPAIRED
+        from tasks.verify import verify_all
+
+        checked, home = itertools.count(1), stored_home()
+        result = verify_all(
+            home, markets, repair=repair, source=source,
+            seen=lambda _path: tell("verify", next(checked), 0, "files"),
+        )  # fmt: skip
+    if hub:
+        from tasks.hub.ledger import compare
+
+        published = compare(home, SPOT if market == _ALL else market, hub)
+        result.damaged += published.damaged
+        same = f"{count(published.files, 'file')} and {count(published.rows, 'row')} the same as stored"
+        say(f"{hub} at {published.commit[:12]}, up to line {published.line} of the chain: {same}")
+    for damage in () if json else result.damaged:
+        print(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
+    for sentence in result.unchecked:
+        say(sentence)
+    for name, rows in result.rows_before.items():
+        say(f"{count(rows, 'row')} of forecasts and scores ({name}) were stored before the chain began")
+    done = ""
+    if repair:
+        mended = len(result.damaged) - len(result.remaining)
+        whole = sum(damage.outcome == REPAIRED for damage in result.damaged)
+        done = f": {whole} repaired, {mended - whole} removed or set aside, {len(result.remaining)} left"
+    if result.checked or result.damaged:
+        say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged{done}")
+    elif result.is_good:
+        say(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
+    code = COMPLETE if result.is_good else FATAL
+    if json:
+        damaged = [d.model_dump(mode="json") for d in result.damaged]
+        emit(
+            {
+                "checked": result.checked,
+                "damaged": damaged,
+                "unchecked": result.unchecked,
+                "rows_before_chain": result.rows_before,
+                "exit": code,
+            }
+        )
+    raise typer.Exit(code)
+
+
+_SHOWN = 20
+"""Lines of each kind that are shown to people; `--json` has all."""
+
+
+def prune(
+    yes: Annotated[bool, typer.Option("--yes", help="delete; without it, only show what would go")] = False,
+    json: Json = False,
+) -> None:
+    """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
+
+    Kept: of each market the last 14 nights whole, then one run a week with its members' figures in one file;
+    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Each version that goes
+    leaves a card in the ledger. Nothing goes while a run is being written.
+
+    Example: cpb prune
+    """
+    quiet_libraries()
+    from tasks.tracking.prune import prune as delete_old
+
+    report = delete_old(checked_home(), dry_run=not yes)
+    if json:
+        emit({**asdict(report), "exit": 0})
+        return
+    _list("version", report.versions)
+    _list("fleet", report.fleets)
+    _list("file", report.files)
+    _list("stays:", report.kept)
+    say(str(report))
+    if report.dry_run and (report.runs or report.versions or report.fleets or report.files):
+        say("nothing was deleted: add --yes to do it")
+
+
+def _list(word: str, lines: list[str]) -> None:
+    for line in lines[:_SHOWN]:
+        say(f"  {word} {line}")
+    if len(lines) > _SHOWN:
+        say(f"  … and {len(lines) - _SHOWN} more; --json shows all")
+
+
+def doctor(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="skip the training step of each architecture")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Look at GPU, driver, torch build and memory; measure them; say what is wrong and what to do.
+
+    Exit code 1 where something is wrong, such as a CPU-only torch on a machine with a GPU.
+
+    Example: cpb doctor --json
+    """
+    from cpbmodels.device.doctor import examine
+
+    diagnosis = examine(steps=not quick)
+    if json:
+        emit(diagnosis.as_dict() | {"exit": diagnosis.exit_code})
+    else:
+        from cpbmodels.device.report import lines
+
+        for line in lines(diagnosis):
+            print(line)
+    raise typer.Exit(diagnosis.exit_code)

@@ -1,0 +1,83 @@
+"""A password in a file that its owner alone may read: random, made once, kept over restarts.
+
+Processes read the file themselves, or inherit the password in their environment; it never stands on a command line, in
+a unit file or in a log.
+"""
+
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import CpbError
+from tasks.storage.files import write_secret
+
+USER = "cpb"
+_OTHERS = 0o077
+
+
+def config_folder() -> Path:
+    """Return the folder of this user's passwords for MLflow's servers: `~/.config/cpb`."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "cpb"
+
+
+@dataclass(frozen=True)
+class PasswordFile:
+    """Where a password lies, and what a person does where it is missing or not safe.
+
+    Args:
+        missing: why there may be none, and what makes one.
+        remedy: how a file that is not safe is replaced.
+    """
+
+    path: Path
+    missing: str
+    remedy: str
+
+    def make(self) -> str:
+        """Return `USER:PASSWORD`; a random one is made where there is none yet."""
+        if not self.path.is_symlink() and not self.path.exists():
+            write_secret(self.path, f"{USER}:{secrets.token_urlsafe(32)}\n")
+        return self.read()
+
+    def renew(self) -> str:
+        """Return a new `USER:PASSWORD`, in place of an earlier one."""
+        self.path.unlink(missing_ok=True)
+        return self.make()
+
+    def read(self) -> str:
+        """Return `USER:PASSWORD`.
+
+        Raises:
+            CpbError: there is no such file, or others than its owner could have read or written it.
+        """
+        try:
+            handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError as error:
+            raise CpbError(
+                f"{self.path} does not exist: {self.missing}", code="no-auth-file", field=str(self.path)
+            ) from error
+        except OSError as error:
+            raise self._unsafe(error.strerror or "it cannot be opened") from error
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise self._unsafe("it is not a file")
+            if status.st_uid != os.getuid():
+                raise self._unsafe("it belongs to another user")
+            if status.st_mode & _OTHERS:
+                mode = f"{stat.S_IMODE(status.st_mode):o}"
+                raise self._unsafe(f"its mode is {mode}, so that others may know it")
+            text = os.read(handle, 1000).decode().strip()
+        finally:
+            os.close(handle)
+        if not text.partition(":")[2]:
+            raise self._unsafe("it holds no password")
+        return text
+
+    def _unsafe(self, why: str) -> CpbError:
+        return CpbError(
+            f"the password file {self.path} is not safe to use: {why}; {self.remedy}",
+            code="auth-file-unsafe", field=str(self.path),
+        )  # fmt: skip

@@ -1,0 +1,117 @@
+"""`cpb ui`: MLflow's own interface over cpb's store, in this process and for this user alone.
+
+MLflow itself asks nobody for a password, and whoever may write to it can read and write files as its user. So there is
+a password, made for the run: a browser gets in by a link that is good once and for a minute, a program by HTTP Basic.
+One process and no job runner, 280 MB: MLflow's own command starts 15 processes (2.1 GB).
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import quote
+
+from flows.ops.guard import SignIn
+from flows.ops.listeners import UI
+from flows.ops.password_file import PasswordFile, config_folder
+from flows.ops.serving import check_port, serve
+from flows.ops.tracking_server import artifacts_place
+from schemas.errors import CpbError
+from tasks.storage.urls import public_url
+from tasks.tracking.connection import Store
+from tasks.tracking.database import is_server
+from tasks.tracking.mlflow_private import PROXIED, served_app
+from tasks.tracking.reconcile import reconcile
+from tasks.tracking.store import open_store
+from tasks.tracking.views import views
+
+FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
+"""Filter of the 1h members that beat the random walk on real candles."""
+
+_LOOK_S = 60.0
+"""How often the interface looks for runs whose process has died, which else stand as running."""
+
+log = logging.getLogger("cpb")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the interface is: addresses by what they show (`views.py`), and the table with the filter applied.
+
+    Args:
+        sign_in: the link that signs a browser in; empty where the store is a server, which asks by its own rules.
+        auth_file: holds the password of this run.
+    """
+
+    url: str
+    views: dict[str, str]
+    filtered_url: str
+    sign_in: str = ""
+    auth_file: Path | None = None
+
+
+def serve_ui(
+    host: str = "127.0.0.1", port: int = 5000, ready: Callable[[Address], None] = lambda where: None
+) -> None:
+    """Run MLflow's interface until interrupted (Ctrl-C, SIGTERM or SIGHUP).
+
+    A store that is itself a server has an interface already: then only its address is given.
+
+    Args:
+        ready: called once it answers.
+
+    Raises:
+        CpbError: there is no store yet, the port is taken, or MLflow does not start.
+    """
+    store = open_store(create=False)
+    if is_server(store.uri):
+        ready(address(public_url(store.uri), store))
+        return
+    check_port(host, port)
+    file = password_file(port)
+    sign_in = SignIn(file.renew(), cookie=f"cpb-{port}")
+
+    def announce(url: str) -> None:
+        if not store.read_only:
+            threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
+        ready(address(url, store, sign_in.new_link(url), file.path))
+
+    location = store.artifacts
+    proxied = location.startswith(PROXIED)  # a tracking server's database, whose files that server keeps
+    try:
+        app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
+        serve(UI, app, host, port, announce, sign_in=sign_in)
+    finally:
+        file.path.unlink(missing_ok=True)
+
+
+def password_file(port: int) -> PasswordFile:
+    """Return where the password of a run lies: `~/.config/cpb/ui-auth-PORT`."""
+    return PasswordFile(
+        config_folder() / f"ui-auth-{port}",
+        missing="no `cpb ui` of this user runs on that port",
+        remedy="delete it, and start `cpb ui`, which makes a new one",
+    )
+
+
+def _look(store: Store) -> None:
+    while True:
+        try:
+            reconcile(store)
+        except CpbError as error:  # locked or away: it may be back in a minute
+            log.warning("%s", error)
+        time.sleep(_LOOK_S)
+
+
+def address(url: str, store: Store, sign_in: str = "", auth_file: Path | None = None) -> Address:
+    """Return the addresses of the interface at `url`; the views behind them are stored, unless this may only read."""
+    found = views(store)
+    for view in found if not store.read_only else ():
+        view.keep(store)
+    runs = f"{url}/#/experiments/{store.experiment_id}/runs"
+    members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
+    links = {view.about: view.link(url, store) for view in found}
+    return Address(url, links, f"{runs}?{members}", sign_in, auth_file)

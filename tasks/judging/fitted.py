@@ -1,0 +1,147 @@
+"""Baselines that are fitted: boosted trees, GARCH, and the robust HAR.
+
+LightGBM forecast of the scale (extra `judging`), on the columns of the robust HAR and its close location.
+
+One booster per step forecasts the log of the mean coming range relative to σ, the target of the robust HAR; unlike
+that linear model, trees find interactions.
+
+GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model.
+
+Parameters are estimated once on the training span; the variance is then filtered through every candle and its path
+forecast in closed form: E[σ²(t+k)] = m + (α + β)ᵏ⁻¹ (σ²(t+1) − m) with the mean m = ω / (1 − α − β). The quantiles of
+the standardised training moves give the shape per step.
+
+Robust HAR as a baseline: a linear forecast of the coming range, without a network. The strongest baseline.
+
+It is the architecture `robust-har` (`cpbmodels/ranges.py` defines both), fitted in float64 on the training origins of a
+coin and used without a model folder.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cpbmodels.presets import preset
+from cpbmodels.ranges import RangeModel, fit_ranges, future_range
+from cpbmodels.series import Series
+from tasks.judging.baselines import Rows, import_extra, levels, realised, step_scale
+from tasks.judging.scores import Array
+
+PARAMETERS = {
+    "objective": "l2", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 500,
+    "feature_fraction": 0.7, "lambda_l2": 10.0, "verbosity": -1, "num_threads": 1,
+    "deterministic": True, "seed": 1,
+}  # fmt: skip
+ROUNDS = 120
+"""Boosting rounds of each step's model."""
+
+
+@dataclass(frozen=True)
+class Boosted:
+    """A booster per step, and the quantiles of the standardised training moves: `table` [H, 19]."""
+
+    boosters: tuple[Any, ...]
+    table: Array
+
+    def scale(self, series: Series, origins: Rows) -> Array:
+        """Return the predicted scale [N, H] in log-return."""
+        inputs = _inputs(series, origins)
+        relative = np.column_stack([np.exp(b.predict(inputs)) for b in self.boosters])
+        return relative * step_scale(series, origins, len(self.boosters))
+
+    def quantiles(self, series: Series, origins: Rows) -> Array:
+        """Return [N, H, 19]."""
+        return self.scale(series, origins)[..., None] * self.table
+
+
+def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
+    """Fit on the training origins.
+
+    Raises:
+        CpbError: the extra `judging` is not installed.
+    """
+    lightgbm = import_extra("lightgbm")
+    inputs, targets = _inputs(series, origins), future_range(series, origins, horizon)
+    boosters = [
+        lightgbm.train(PARAMETERS, lightgbm.Dataset(inputs, label=target, free_raw_data=True), ROUNDS)
+        for target in targets.T
+    ]
+    unshaped = Boosted(tuple(boosters), np.ones((horizon, 1)))
+    moves = realised(series, origins, horizon) / unshaped.scale(series, origins)
+    return Boosted(unshaped.boosters, levels(moves))
+
+
+def _inputs(series: Series, origins: Rows) -> Array:
+    """Return the columns [N, F]; the hour of the week as hour of day and day of week."""
+    hour = series.columns((HOUR,))[origins]
+    return np.hstack([series.columns((*INPUTS, "close_location"))[origins], hour % 24, hour // 24])
+
+
+@dataclass(frozen=True)
+class Garch:
+    """ω, α, β of one-candle variance (in squared log-return), and the quantiles of the standardised training moves.
+
+    `table`: those quantiles [H, 19].
+    """
+
+    omega: float
+    alpha: float
+    beta: float
+    table: Array
+
+    def scale(self, series: Series, origins: Rows, horizon: int) -> Array:
+        """Return the forecast standard deviation [N, H] of the cumulative log-return."""
+        first = self._next_variance(series)[origins][:, None]
+        persistence = self.alpha + self.beta
+        mean = self.omega / max(1 - persistence, 1e-6)
+        path = mean + persistence ** np.arange(horizon) * (first - mean)
+        return np.sqrt(np.maximum(np.cumsum(path, axis=1), 1e-16))
+
+    def quantiles(self, series: Series, origins: Rows) -> Array:
+        """Return [N, H, 19]."""
+        return self.scale(series, origins, len(self.table))[..., None] * self.table
+
+    def _next_variance(self, series: Series) -> Array:
+        """Return, per row, the variance of the next candle; it starts from the mean in each segment."""
+        squared = np.nan_to_num(series.columns(("r_close",))[:, 0]) ** 2
+        starts = np.r_[True, np.diff(series.segments) != 0]
+        mean = self.omega / max(1 - self.alpha - self.beta, 1e-6)
+        out, variance = np.empty(len(squared)), mean
+        for row, (square, start) in enumerate(zip(squared.tolist(), starts.tolist(), strict=True)):
+            variance = mean if start else self.omega + self.alpha * square + self.beta * variance
+            out[row] = variance
+        return out
+
+
+def garch(series: Series, origins: Rows, horizon: int) -> Garch:
+    """Fit on the returns of the training origins' candles.
+
+    Raises:
+        CpbError: the extra `judging` is not installed.
+    """
+    arch_model = import_extra("arch").arch_model
+    returns = (
+        series.columns(("r_close",))[origins, 0] * 100
+    )  # in per cent, the scale that the optimizer expects
+    fit = arch_model(returns, mean="Zero", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(
+        disp="off", show_warning=False
+    )
+    omega, alpha, beta = (float(fit.params[name]) for name in ("omega", "alpha[1]", "beta[1]"))
+    unshaped = Garch(omega / 1e4, alpha, beta, np.ones((horizon, 1)))
+    moves = realised(series, origins, horizon) / unshaped.scale(series, origins, horizon)
+    return Garch(unshaped.omega, alpha, beta, levels(moves))
+
+
+_OPTIONS = preset("default", "robust-har")
+HOUR = _OPTIONS.calendar
+INPUTS = _OPTIONS.features
+
+
+def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
+    """Fit one series on its training origins.
+
+    Raises:
+        ModelError: no training origin.
+    """
+    return fit_ranges([(series, origins)], INPUTS, HOUR, horizon, _OPTIONS.input_clip)

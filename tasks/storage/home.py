@@ -1,0 +1,67 @@
+"""The version of a home: which layout of files lies below `CPB_HOME`, checked before a command reads or writes there.
+
+A home of another version is refused, never migrated. Kept for ever, whatever this number becomes: forecast rows with
+their chain (`forecasts/`), and published model folders.
+"""
+
+from pathlib import Path
+
+from schemas.errors import CpbError
+from schemas.identity import MARKETS, market_home
+from schemas.scope import home
+from tasks.storage.files import write_bytes
+
+VERSION = "1"
+VERSION_FILE = "cpb-version"
+_FIRST_FILE = "manifest.db"  # what ingestion writes first: a home that has it was in use
+
+
+def check_home(folder: Path) -> Path:
+    """Return a home that this version can use, also where there is no such folder yet.
+
+    Raises:
+        CpbError: another version of cpb wrote there (`home-version`).
+    """
+    found = version_of(folder)
+    if found not in ("", VERSION):
+        raise CpbError(
+            f"{folder} was written by another version of cpb (its {VERSION_FILE} says {found}, this version reads "
+            f"{VERSION}): set CPB_HOME to another folder, or use the version that wrote it",
+            code="home-version", field="CPB_HOME",
+        )  # fmt: skip
+    return folder
+
+
+def checked_home() -> Path:
+    """Return `CPB_HOME`, checked by `check_home`."""
+    return check_home(home())
+
+
+def stored_home() -> Path:
+    """Return `CPB_HOME`, for what only looks at what is stored.
+
+    Raises:
+        CpbError: there is no such folder (`no-home`), or another version of cpb wrote there.
+    """
+    folder = checked_home()
+    if not folder.is_dir():
+        raise CpbError(
+            f"nothing is stored in {folder}: there is no such folder; correct CPB_HOME, or fill it with `cpb demo`",
+            code="no-home", field="CPB_HOME",
+        )  # fmt: skip
+    return folder
+
+
+def mark_home(folder: Path) -> None:
+    """Write the version into a home that has none, before anything else is stored there."""
+    if not version_of(folder):
+        write_bytes(folder / VERSION_FILE, f"{VERSION}\n".encode())
+
+
+def version_of(folder: Path) -> str:
+    """Return the version of a home, "" where nothing is stored yet, "none" where one in use does not say."""
+    try:
+        return (folder / VERSION_FILE).read_text(errors="replace").strip()[:20] or "none"
+    except (FileNotFoundError, NotADirectoryError):
+        in_use = any((market_home(folder, market) / _FIRST_FILE).exists() for market in MARKETS)
+        return "none" if in_use else ""

@@ -1,0 +1,273 @@
+"""A model's folder that was not written by `save`: one sentence, never another error, and never a forecast of NaN."""
+
+import json
+import random
+from hashlib import sha256
+
+import numpy as np
+import pytest
+import torch
+from candles import series_for, walk
+from safetensors.torch import load_file, save_file
+
+from cpbmodels import ModelError, architectures, load, train_fleet
+from cpbmodels.config import DIGEST, FIELDS, JUDGED, OPTIONS, WEIGHTS_DIGEST, digest, sealed
+
+SMALL = {
+    "preset": "smoke",
+    "device": "cpu",
+    "epochs": 1,
+    "steps_per_epoch": 1,
+    "hidden_dim": 8,
+    "ff_dim": 8,
+    "max_validation_windows": 8,
+}
+PIPELINE = {
+    "market": "spot",
+    "scope": "per-series",
+    "preset": "smoke",
+    "recipe": "abc",
+    "data_digest": "abc",
+    "code_digest": "abc",
+    "rows": 400,
+    "warm_start": None,
+    "training_span": ["2024-01-01T00:00:00.000000Z", "2024-01-09T00:00:00.000000Z"],
+    "bounds": {"timeframe": "1h", "test": ["2024-01-01T00:00:00Z", "2024-01-09T00:00:00Z"]},
+    "metrics": {"test_crps_ratio": 0.9, "test_mae_ratio": float("nan")},
+}
+"""What cpb's own trainer and judge write beside the options."""
+STRANGE = [
+    None, True, False, 0, 1, -1, 2, 3, 7, 31, 2**63, 10**400, 1e9, 1e308, -0.5, float("nan"), float("inf"), "", "x",
+    "x" * 5_000, "0", "har", "gru", "\ud800", [], [[]], ["x"], [None], [1] * 5_000, {}, {"x": {}}, {"": None},
+]  # fmt: skip
+MUTATIONS = 2_000
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Each architecture's folder, its series and its config."""
+    found = {}
+    for name in architectures():
+        series = series_for(name, 400, seed=1)
+        folder = tmp_path_factory.mktemp(name)
+        short = {} if name.endswith("har") else {"context": 8, "horizon": 4}
+        member = train_fleet([series], name, seeds=[1], **SMALL | short)[0]
+        member.save(folder, extra=PIPELINE)
+        found[name] = (folder, series, json.loads((folder / "config.json").read_text()))
+    return found
+
+
+def places(values, path=()):
+    """Every place in nested objects and lists."""
+    for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+        yield (*path, key)
+        if isinstance(value, dict | list):
+            yield from places(value, (*path, key))
+
+
+def nested(depth):
+    return "[" * depth + "]" * depth
+
+
+def mutated(config, draw):
+    """The text of a config with one or two changes, often with digests that fit: an attacker can compute them."""
+    values = json.loads(json.dumps(config))
+    for _ in range(draw.choice((1, 1, 2))):
+        *path, last = draw.choice(list(places(values)))
+        parent = values
+        for key in path:
+            parent = parent[key]
+        change = draw.choice(("strange", "strange", "remove", "scale", "add", "wrap"))
+        if change == "remove":
+            del parent[last]
+        elif change == "add" and isinstance(parent, dict):
+            parent[draw.choice(("extra", *FIELDS, *OPTIONS))] = draw.choice(STRANGE)
+        elif change == "scale" and isinstance(parent[last], int | float):
+            parent[last] = parent[last] * draw.choice((2, 10, 1e9, -1, 0.5))
+        elif change == "wrap":
+            parent[last] = [parent[last]]
+        else:
+            parent[last] = draw.choice(STRANGE)
+        if not values:
+            break
+    if draw.random() < 0.8:
+        values[DIGEST] = digest(values)
+    text = json.dumps(values, indent=2)
+    damage = draw.random()
+    if damage < 0.02:
+        return text[: draw.randrange(len(text))]
+    if damage < 0.04:
+        return text[:-1] + ', "symbol": ' + nested(100_000) + "}"
+    return text
+
+
+def outcome(folder, series):
+    """The sentence of the error, or the forecast."""
+    try:
+        member = load(folder)
+        repr(member)
+        return "", member.forecast(series)
+    except ModelError as error:
+        return str(error), None
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_a_mutated_config_is_a_model_error_or_a_finite_forecast(name, saved, tmp_path):
+    folder, series, config = saved[name]
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    draw = random.Random(f"21 {name}")
+    refused = 0
+    for _ in range(MUTATIONS // len(architectures())):
+        text = mutated(config, draw)
+        (tmp_path / "config.json").write_text(text, errors="surrogatepass")
+        sentence, forecast = outcome(tmp_path, series)
+        if forecast is None:
+            assert "\n" not in sentence
+            assert len(sentence) < 1_000
+            refused += 1
+            continue
+        assert np.isfinite(forecast.close.array).all(), text
+        assert np.isfinite(forecast.candle).all(), text
+    assert refused > MUTATIONS // len(architectures()) // 2
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_a_folder_is_read_back_whole(name, saved, tmp_path):
+    folder, series, config = saved[name]
+    member = load(folder)
+    again = member.save(tmp_path)
+    assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+    assert {*OPTIONS} <= config.keys()
+    assert json.loads((again / "config.json").read_text()).keys() == config.keys()
+    np.testing.assert_array_equal(load(again).forecast(series).candle, member.forecast(series).candle)
+
+
+def rewrite(folder, to, **changes):
+    """A copy of a folder with other fields and digests that fit."""
+    to.mkdir(exist_ok=True)
+    weights = (folder / "model.safetensors").read_bytes()
+    (to / "model.safetensors").write_bytes(weights)
+    values = json.loads((folder / "config.json").read_text()) | changes
+    (to / "config.json").write_text(json.dumps(sealed(values, sha256(weights).hexdigest())))
+    return to
+
+
+def test_a_huge_context_asks_for_no_memory(saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "arange", lambda *_, **__: pytest.fail("allocated before the check"))
+    with pytest.raises(ModelError, match="context must be a whole number from 1 to 2,048"):
+        load(rewrite(saved["gru"][0], tmp_path, context=10**9))
+
+
+def test_an_unknown_field_is_refused_and_a_newer_version_says_so(saved, tmp_path):
+    with pytest.raises(ModelError, match="unknown field 'surprise'"):
+        load(rewrite(saved["gru"][0], tmp_path, surprise=1))
+    with pytest.raises(ModelError, match="model format 2, this version reads 1: update"):
+        load(rewrite(saved["gru"][0], tmp_path, surprise=1, format=2))
+
+
+def test_a_field_that_cannot_be_read_back_is_not_saved(saved, tmp_path):
+    with pytest.raises(ModelError, match="unknown field 'surprise'"):
+        load(saved["gru"][0]).save(tmp_path / "new", extra={"surprise": 1})
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("field", ["input_clip", "known_until", "seed", WEIGHTS_DIGEST])
+def test_the_digest_covers_every_field_but_what_judging_adds(field, saved, tmp_path):
+    folder = rewrite(saved["har"][0], tmp_path)
+    values = json.loads((folder / "config.json").read_text())
+    for name in JUDGED:
+        values[name] = {"test_crps_ratio": 0.5}
+    (folder / "config.json").write_text(json.dumps(values))
+    load(folder)
+    other = {"input_clip": 5.0, "known_until": "2025-01-01T00:00:00Z", "seed": 2, WEIGHTS_DIGEST: "0" * 64}[
+        field
+    ]
+    (folder / "config.json").write_text(json.dumps(values | {field: other}))
+    with pytest.raises(ModelError, match="damaged"):
+        load(folder)
+
+
+@pytest.mark.parametrize("tensor", ["weights.out.weight", "input.mean", "head.table"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused(tensor, value, saved, tmp_path):
+    rewrite(saved["gru"][0], tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[tensor].view(-1)[0] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"{tensor} holds NaN or infinity"):
+        load(rewrite(tmp_path, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"input.mean": torch.zeros(1, 2)},
+        {"head.table": torch.zeros(1, 3, 19)},
+        {"head.table": torch.zeros(0, 4, 19)},
+        {"head.table": torch.zeros(2, 4, 19)},
+        {"input.mean": torch.zeros(())},
+        {"more": torch.zeros(3)},
+        {"weights.out.bias": torch.zeros(1, 1, 1)},
+        {"weights.out.bias": None},
+        {"dtype": torch.float64},
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(change, saved, tmp_path):
+    tensors = load_file(saved["gru"][0] / "model.safetensors")
+    if kind := change.pop("dtype", None):
+        change = {name: one.to(kind) for name, one in tensors.items()}
+    tensors = {name: one for name, one in (tensors | change).items() if one is not None}
+    rewrite(saved["gru"][0], tmp_path)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match="config and weights differ"):
+        load(rewrite(tmp_path, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff" * 9, b"\2\0\0\0\0\0\0\0[]", b"\2\0\0\0\0\0\0\0{}", b"x" * 60]
+)
+def test_what_is_no_weights_file_is_refused(content, saved, tmp_path):
+    rewrite(saved["gru"][0], tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError):
+        load(rewrite(tmp_path, tmp_path))
+
+
+def test_a_file_instead_of_its_folder_is_named(saved, tmp_path):
+    folder = saved["gru"][0]
+    for name in ("model.safetensors", "config.json"):
+        with pytest.raises(ModelError, match=f"give the folder that holds it, {folder}"):
+            load(folder / name)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ModelError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_a_forecast_that_is_not_finite_is_an_error():
+    series = walk(500)
+    member = train_fleet([series], "linear", **SMALL)[0]
+    member.rows = member.rows * 1e38
+    with pytest.raises(ModelError, match="AAAUSDT 1h: a forecast is not finite"):
+        member.forecast(series)
+
+
+def test_a_model_of_one_series_refuses_another_symbol():
+    bitcoin, ether = walk(500, symbol="BTCUSDT"), walk(500, seed=1, symbol="ETHUSDT")
+    own, everyone = (
+        train_fleet([bitcoin], "linear", **SMALL)[0],
+        train_fleet([bitcoin, ether], "linear", scope="universal", **SMALL)[0],
+    )
+    for ask in (own.forecast, own.predict):
+        with pytest.raises(ModelError, match="ETHUSDT 1h: the model learned BTCUSDT alone"):
+            ask(ether)
+    for name in ("BTCUSDT", "BTC/USDT", "BTC/USDT:USDT", "btc-usdt", ""):
+        own.forecast(walk(500, seed=2, symbol=name))
+    everyone.forecast(walk(500, seed=2, symbol="SOLUSDT"))
+    unnamed = train_fleet([walk(500, symbol="")], "linear", **SMALL)[0]
+    unnamed.forecast(ether)
+
+
+def test_a_universal_model_that_is_kept_under_one_symbol_serves_all(tmp_path):
+    series = [walk(500, seed=k, symbol=name) for k, name in enumerate(("BTCUSDT", "ETHUSDT"))]
+    member = train_fleet(series, "linear", scope="universal", **SMALL)[0]
+    load(member.save(tmp_path, extra={"symbol": "BTCUSDT"})).forecast(walk(500, symbol="SOLUSDT"))

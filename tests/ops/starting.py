@@ -1,0 +1,77 @@
+"""Every server of the table, started as its command starts it, in a folder of its own."""
+
+import os
+import random
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def free_port():
+    """A port below those that Linux gives to outgoing connections, so that it stays free while a server starts."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.2)
+
+
+def environment(folder):
+    """The environment of commands whose store, passwords and records all lie in a folder."""
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
+    }
+    return kept | {
+        "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "CPB_HOME": str(folder / "data"),
+        "PREFECT_HOME": str(folder / "prefect"), "CPB_DEPLOY_STATE": str(folder / "state"),
+        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/tracking.db", "CPB_MARK": str(folder),
+    }  # fmt: skip
+
+
+def processes_of(folder):
+    """All processes that were started with the environment of a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
+            if process.environ().get("CPB_MARK") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+@contextmanager
+def started(listener, folder):
+    """Start a server and yield its process and port once it listens; everything of it is gone afterwards."""
+    port = free_port()
+    with (folder / f"{listener.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *shlex.split(listener.command.format(port=port))], cwd=folder,
+            env=environment(folder), stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        wait_until(lambda: listens(port) or process.poll() is not None)
+        assert process.poll() is None, Path(log.name).read_text()
+        yield process, port
+    finally:
+        for left in processes_of(folder):
+            left.kill()
+        process.wait()

@@ -1,0 +1,190 @@
+"""Every server of cpb: foreign pages and strangers get nothing, and nothing is left of one that was killed."""
+
+import ast
+import dataclasses
+import http.client
+import signal
+from pathlib import Path
+
+import pytest
+from starting import ROOT, free_port, listens, processes_of, started, wait_until
+
+from flows.ops.listeners import LISTENERS, PAGE
+from flows.ops.serving import serve
+
+ALLOWED = {"flows/ops/serving.py", "tasks/market/mirror.py"}
+"""Modules that may open a port; the second: simulated candles for the command that runs, on loopback."""
+SERVERS = (
+    "uvicorn",
+    "hypercorn",
+    "gunicorn",
+    "waitress",
+    "http.server",
+    "socketserver",
+    "wsgiref",
+    "aiohttp.web",
+)
+STARTING = ("mlflow server", "prefect server", "-m uvicorn", ".listen(", "start_server(", "create_server(")
+
+
+def imports_of(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def opens_a_port(path):
+    """Whether a module imports a server, calls for one, or runs one as a command (a list of words)."""
+    tree = ast.parse(path.read_text())
+    words = [
+        " ".join(e.value for e in node.elts if isinstance(e, ast.Constant) and isinstance(e.value, str))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.List | ast.Tuple)
+    ]
+    calls = [
+        f".{ast.unparse(node.func).rpartition('.')[2]}("
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+    ]
+    text = "\n".join(words + calls)
+    return any(name.startswith(SERVERS) for name in imports_of(path)) or any(
+        part in text for part in STARTING
+    )
+
+
+def test_no_module_opens_a_port_besides_the_one_that_puts_the_guard_before_it(tmp_path):
+    packages = ("flows", "tasks", "webapp", "schemas", "cpbmodels")
+    found = {
+        str(path.relative_to(ROOT))
+        for package in packages
+        for path in (ROOT / package).rglob("*.py")
+        if opens_a_port(path)
+    }
+    assert found == ALLOWED
+    probe = tmp_path / "probe.py"
+    for text in (
+        "import uvicorn",
+        "from http.server import HTTPServer",
+        "run([python, '-m', 'mlflow', 'server'])",
+    ):
+        probe.write_text(text)
+        assert opens_a_port(probe)
+
+
+def test_a_listener_that_is_not_in_the_table_is_not_served():
+    new = dataclasses.replace(PAGE, name="new")
+    with pytest.raises(ValueError, match="not in LISTENERS"):
+        serve(new, lambda: None, "127.0.0.1", free_port(), print)
+
+
+def test_the_page_on_security_names_each_listener():
+    text = (ROOT / "docs/security.md").read_text()
+    for listener in LISTENERS:
+        command = listener.command.removeprefix("flows.cli ").partition(" ")[0]
+        assert f"`cpb {command}`" in text or command.startswith("flows.deploy"), listener.name
+    assert "`cpb deploy up`" in text
+    assert "`--source sim`" in text
+    assert "Ray" in text
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with an empty MLflow store in it."""
+    from tasks.tracking.store import open_store
+
+    folder = tmp_path_factory.mktemp("listeners")
+    (folder / "mlruns").mkdir()
+    open_store(f"sqlite:///{folder}/mlruns/mlflow.db")
+    return folder
+
+
+def ask(port, path="/", method="GET", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.putrequest(method, path, skip_host=True)
+        for name, value in ({"Host": f"127.0.0.1:{port}"} | headers).items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read()
+    finally:
+        connection.close()
+
+
+DATA = {  # what a stranger would read or write
+    "page": [],
+    "ui": [
+        "/",
+        "/api/2.0/mlflow/experiments/search",
+        "/get-artifact?path=x&run_uuid=x",
+        "/version",
+        "/graphql",
+    ],
+    "tracking-server": [
+        "/",
+        "/api/2.0/mlflow/experiments/search",
+        "/get-artifact?path=x&run_uuid=x",
+        "/version",
+    ],
+    "prefect": ["/api/flows/filter", "/api/version", "/api/admin/settings", "/api/deployments/filter"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("listener", LISTENERS, ids=lambda listener: listener.name)
+def test_foreign_pages_and_strangers_get_nothing(listener, folder):
+    with started(listener, folder) as (_, port):
+        open_path = "/" if listener.asks == "nobody" else min(listener.open_paths, key=len)
+        status, headers, _ = ask(port, open_path)
+        assert status == 200
+        for path in (open_path, "/sign-in?code=x", *DATA[listener.name]):
+            for method in ("GET", "POST", "OPTIONS"):
+                foreign, marked, _ = ask(port, path, method, Host="evil.example")
+                assert foreign == listener.wrong_host
+                assert {"content-security-policy", "x-content-type-options"} <= {
+                    name.lower() for name in marked
+                }
+                for origin in ("https://evil.example", "null", f"http://127.0.0.1:{port + 1}"):
+                    status, sent, _ = ask(port, path, method, Origin=origin)
+                    assert status == 403
+                    assert not [name for name in sent if name.lower().startswith("access-control")]
+        for path in DATA[listener.name]:
+            for method in ("GET", "POST", "PUT", "DELETE"):
+                status, sent, body = ask(port, path, method, Authorization="Basic Y3BiOmd1ZXNz")
+                assert status in (401, 405), (path, method, body)
+        assert (listener.asks == "nobody") == (DATA[listener.name] == [])
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["X-Frame-Options"] in ("DENY", "SAMEORIGIN")
+        policy = dict(rule.split(maxsplit=1) for rule in headers["Content-Security-Policy"].split("; "))
+        foreign = [
+            s
+            for s in policy["connect-src"].split()
+            if not s.endswith((f"127.0.0.1:{port}", f"localhost:{port}"))
+        ]
+        assert set(foreign) <= {"'self'", "data:", "blob:"}
+        assert policy["frame-ancestors"] in ("'none'", "'self'")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name
+)
+@pytest.mark.parametrize("listener", LISTENERS, ids=lambda listener: listener.name)
+def test_nothing_is_left_of_a_server_whose_command_ends(listener, folder, number):
+    with started(listener, folder) as (process, port):
+        if number != signal.SIGKILL:  # asked for an end, it may finish a request
+            ask(port, "/health")
+        process.send_signal(number)
+        code = process.wait(60)
+        wait_until(lambda: not processes_of(folder), 60)
+        assert not listens(port)
+    said = Path(folder / f"{listener.name}.log").read_text()
+    if number != signal.SIGKILL:
+        assert code == 0, said
+        assert "Traceback" not in said

@@ -1,0 +1,152 @@
+"""Which sources make stored fleets stale: those that decide a training, no other, and none forgotten."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import cpbmodels
+from schemas.handover import JobMember
+from schemas.identity import ModelId
+from schemas.run import RunSpec
+from tasks.ingest import ingest
+from tasks.signals import store
+from tasks.signals.splits import split_bounds
+from tasks.storage import digests
+from tasks.training import planning
+from tasks.training.fleet_files import prepare
+
+ROOT = Path(__file__).resolve().parents[2]
+
+COMPUTING = {
+    "cpbmodels": {
+        "bank", "cells", "checkpoint", "closed_form", "columns", "config", "deferred", "draws", "export", "figures",
+        "fleet", "graphs", "heads", "job", "layers", "loop", "member", "model", "net", "options", "per_member", "plan",
+        "prediction", "presets", "ranges", "recurrent", "reporting", "series", "student_t", "torch_private",
+        "training", "weights",
+    },
+    "cpbmodels/arch": {
+        "__init__", "base", "gru", "har", "linear", "lstm", "transformer",
+    },
+    "tasks/signals": {"__init__", "splits", "store"},
+    "tasks/training": {"members", "worker"},
+}  # fmt: skip
+
+EXECUTED_BESIDE = {
+    "cpbmodels/__init__.py": "finds names",
+    "cpbmodels/device/monitor.py": "measures the device",
+    "cpbmodels/files.py": "writes files",
+    "schemas/features.py": "refuses features that break their contract, and changes none",
+    "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
+    "schemas/identity.py": "names of series and models; the job's digest covers them",
+    "schemas/run.py": "the suffix of universal models",
+    "tasks/market/cache.py": "reads candles, whose digest the job holds",
+    "tasks/market/grid.py": "reads candles",
+    "tasks/market/store.py": "reads candles",
+    "tasks/storage/digests.py": "digests",
+    "tasks/storage/files.py": "reads and writes files",
+    "tasks/storage/records.py": "reads and writes records",
+    "tasks/training/epochs.py": "what epochs cost",
+    "tasks/training/fleet_files.py": "where a fleet's files lie",
+    "tasks/training/planning.py": "tells universal models from others",
+    "tasks/training/progress.py": "how far the training is",
+}
+"""Modules whose functions run in a training or in making its features, and why they do not decide its result."""
+
+TRAIN = """
+import sys, json, pathlib, threading
+executed = set()
+def trace(frame, event, arg):
+    executed.add(frame.f_code.co_filename)
+import schemas.identity, tasks.signals.store as store, tasks.training.worker as worker
+threading.settrace(trace)
+sys.settrace(trace)
+home, out, symbol, *folders = sys.argv[1:]
+store.write_features(pathlib.Path(home), schemas.identity.SeriesId("sim", symbol, "1h"))
+for folder in folders:
+    worker.train_job(pathlib.Path(folder))
+sys.settrace(None)
+pathlib.Path(out).write_text(json.dumps(sorted(executed)))
+"""
+
+
+def digested():
+    """The sources that the digest covers, relative to the project."""
+    found = digests._with_imports(planning._TRAINING, planning._NOT_TRAINING)
+    return {path.relative_to(digests.ROOT).as_posix() for path in found}
+
+
+def test_the_sources_that_decide_a_training_are_these():
+    assert digested() == {f"{folder}/{name}.py" for folder, names in COMPUTING.items() for name in names}
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A copy of the sources, whose digest can be asked for after each change."""
+    for package in ("cpbmodels", "schemas", "tasks"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(digests, "ROOT", tmp_path)
+
+    def digest(path="", old="", new=""):
+        if path:
+            text = (tmp_path / path).read_text()
+            assert old in text
+            (tmp_path / path).write_text(text.replace(old, new, 1))
+        digests._code_digest.cache_clear()
+        return planning.training_code()
+
+    yield digest
+    digests._code_digest.cache_clear()
+
+
+def test_a_comment_leaves_every_stored_fleet_as_it_is(project):
+    before = project()
+    assert project("schemas/wording.py", "def count", "# a comment\ndef count") == before
+    assert project("cpbmodels/onnx_export.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
+    assert project("cpbmodels/heads.py", '"""', '"""Another docstring. ') == before
+    assert project("cpbmodels/figures.py", "HORIZON = 10", "HORIZON = 11  # steps") != before
+
+
+@pytest.fixture(scope="module")
+def fleets(tmp_path_factory):
+    """A home with candles, and a job's folder for each architecture, alone and universal."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPB_HOME", str(home))
+        spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim", since="2024-10", as_of="2025-01-01",
+                       overrides={"epochs": 1, "max_train_rows": 400})  # fmt: skip
+        ingest.fn(spec.scope)
+        (series,) = spec.scope.series
+        record = store.write_features(home, series)
+        shutil.rmtree(series.folder(home, "features"))
+        folders = []
+        for name in (*cpbmodels.architectures(), "har-universal"):
+            one = spec.model_copy(update={"architectures": name})
+            if cpbmodels.architecture(name.removesuffix("-universal")).closed_form:
+                one = one.model_copy(update={"overrides": {}})
+            member = JobMember(
+                model=ModelId(name, "smoke", series, 1), features=record, bounds=split_bounds([record])
+            )
+            folders.append(prepare(spec.scope.root, planning.plan_job(one, name, [member])))
+    return home, series, folders
+
+
+@pytest.mark.slow
+def test_nothing_else_runs_in_a_training(fleets, tmp_path):
+    """In a process of its own: what other tests have imported, or a cache holds, is not executed again."""
+    home, series, folders = fleets
+    out = tmp_path / "executed.json"
+    subprocess.run(
+        [sys.executable, "-c", TRAIN, str(home), str(out), series.symbol, *map(str, folders)],
+        check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT), "CPB_HOME": str(home)},
+    )  # fmt: skip
+    executed = {Path(name) for name in json.loads(out.read_text())}
+    own = {
+        p.relative_to(ROOT).as_posix() for p in executed if p.is_relative_to(ROOT) and ".venv" not in p.parts
+    }
+    assert own - digested() == EXECUTED_BESIDE.keys()
+    assert all((folder / "result.json").exists() for folder in folders)

@@ -1,0 +1,158 @@
+"""Two whole files of one kind that were exchanged: `cpb verify` names both, and the next run makes them anew."""
+
+from datetime import timedelta
+
+import pytest
+from stored_home import MARKET, SERIES, SPAN, hour
+from test_verify_command import train_again
+from test_verify_parts import fleet_of, member_of
+
+from flows.forecast import run_forecast
+from flows.runner import Runner
+from schemas.handover import Decisions
+from schemas.identity import SeriesId
+from tasks.hub.tree import verify as verify_published
+from tasks.market import cache
+from tasks.publish import publish
+from tasks.signals.store import write_features
+from tasks.storage.records import read_record, write_record
+from tasks.tracking.decisions import DECISIONS
+from tasks.tracking.records import REPORT
+from tasks.tracking.registry import champions
+from tasks.tracking.verify import verify as verify_champions
+from tasks.verify import verify_all
+
+OTHER = SeriesId(MARKET, "ETHUSDT", "1h")
+
+
+def exchange(one, other):
+    kept = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(kept)
+
+
+def of_both(tree, name):
+    return lambda home: [next(series.folder(home, tree).glob(name)) for series in (SERIES, OTHER)]
+
+
+def months(home):
+    return [SERIES.folder(home, "klines") / f"2025-0{month}.parquet" for month in (3, 4)]
+
+
+def of_members(name):
+    """The files of both members of one fleet."""
+    return lambda home: [next((fleet_of(home) / "members" / s.name).glob(name)) for s in (SERIES, OTHER)]
+
+
+def of_fleets(name):
+    return lambda home: [folder / name for folder in sorted((home / MARKET / "fleets").iterdir())]
+
+
+def of_champions(name):
+    return lambda home: [one.folder / name for one in champions(market=MARKET)]
+
+
+def published(name):
+    return lambda home: [home / MARKET / "hub" / s.label / s.timeframe / name for s in (SERIES, OTHER)]
+
+
+FILES = {
+    "candles of two coins": of_both("klines", "2025-04.parquet"),
+    "candles of two months": months,
+    "features of two coins": of_both("features", "*.parquet"),
+    "records of features": of_both("features", "*.json"),
+    "jobs": of_fleets("job.json"),
+    "results": of_fleets("result.json"),
+    "weights": of_members("model/model.safetensors"),
+    "configs": of_members("model/config.json"),
+    "scores of models": of_members("score-*.npz"),
+    "metrics": of_members("model/metrics.json"),
+    "references": of_members("model/reference.json"),
+    "references of two fleets": of_fleets(f"members/{SERIES.name}/model/reference.json"),
+    "pictures": of_members("model/forecast.png"),
+    "pictures of two fleets": of_fleets(f"members/{SERIES.name}/model/loss.png"),
+    "pictures of one model": lambda home: [
+        member_of(home, f"model/{name}") for name in ("loss.png", "forecast.png")
+    ],
+    "weights of champions": of_champions("model.safetensors"),
+    "forecasts": of_both("forecasts", "2025-05.parquet"),
+    "digests of forecasts": of_both("forecasts", "index.json"),
+    "scores": of_both("ledger", "2025-05.parquet"),
+    "sums of scores": of_both("ledger", "daily.json"),
+    "versions": of_both("ledger", "versions.json"),
+    "published weights": published("model.safetensors"),
+    "published scores": published("metrics.json"),
+    "published pictures": published("loss.png"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_both_files_are_named(stored, kind):
+    pair = FILES[kind](stored)
+    exchange(*pair)
+    named = {damage.path for damage in verify_all(stored, (MARKET,)).damaged}
+    assert {p.relative_to(stored).as_posix() if p.is_relative_to(stored) else str(p) for p in pair} <= named
+
+
+@pytest.mark.parametrize(
+    "kind", ["candles of two coins", "candles of two months", "records of features", "jobs", "results", "weights",
+             "scores of models", "references", "pictures", "digests of forecasts", "sums of scores", "versions"],
+)  # fmt: skip
+def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
+    exchange(*FILES[kind](stored))
+    monkeypatch.setattr(cache, "_checked", set())
+    for day in (
+        "2025-05-22",
+        "2025-05-23",
+    ):  # the first names damaged candles, and the second fetches them again
+        train_again()
+        run_forecast(hour(day), Runner(), lambda _: None)
+    assert verify_all(stored, (MARKET,)).remaining == []
+    assert train_again()[0].exit_code == 0
+
+
+def test_exchanged_features_of_one_coin_wedge_no_training(stored, caplog):
+    """Each with its record, so that both pairs are whole: only their names tell that they are wrong."""
+    first = write_features(stored, SERIES, **SPAN)
+    earlier = write_features(stored, SERIES, since=SPAN["since"], as_of=SPAN["as_of"] - timedelta(days=20))
+    for ending in (".parquet", ".json"):
+        exchange(*((stored / record.path).with_suffix(ending) for record in (first, earlier)))
+    named = {damage.path for damage in verify_all(stored, (MARKET,)).damaged}
+    assert {record.path.replace(".parquet", ".json") for record in (first, earlier)} == named
+    assert write_features(stored, SERIES, **SPAN) == first
+    assert "of other candles" in caplog.text
+    done, said = train_again()
+    assert done.exit_code == 0
+    assert not any("stopped trading" in line for line in said)
+    list(verify_all(stored, (MARKET,), repair=True).damaged)
+    assert verify_all(stored, (MARKET,)).is_good
+
+
+@pytest.mark.parametrize("name", [DECISIONS, REPORT])
+def test_decisions_and_the_report_of_a_run_are_checked(stored, built, name):
+    (path,) = (built / "mlruns/artifacts").glob(f"*/artifacts/{name}")
+    assert list(verify_champions(stored, MARKET)) == []
+    path.write_bytes(path.read_bytes() + b" {")
+    assert [damage.path for damage in verify_champions(stored, MARKET)] == [str(path)]
+    assert [damage.repaired for damage in verify_champions(stored, MARKET, repair=True)] == [True]
+    assert list(verify_champions(stored, MARKET)) == []
+
+
+def test_decisions_of_another_run_are_named(stored, built):
+    (path,) = (built / "mlruns/artifacts").glob(f"*/artifacts/{DECISIONS}")
+    write_record(path, read_record(path, Decisions, of=None), of="another run")
+    (damage,) = verify_champions(stored, MARKET)
+    assert (damage.path, damage.reason.split(",")[0]) == (str(path), "it is the record of another run")
+
+
+@pytest.mark.parametrize("name", ["README.md", "SHA256SUMS", "ledger/head.json"])
+def test_every_file_of_the_published_folder_is_checked_and_made_again(stored, name):
+    publish(stored, MARKET)
+    path = stored / MARKET / "hub" / name
+    path.write_text(path.read_text() + "x")
+    (damage,) = verify_published(stored, MARKET)
+    assert (damage.path, damage.command) == (
+        path.relative_to(stored).as_posix(), f"cpb publish --dry-run --market {MARKET}",
+    )  # fmt: skip
+    publish(stored, MARKET)
+    assert list(verify_published(stored, MARKET)) == []

@@ -1,0 +1,67 @@
+"""`cpb verify` where it may not write, and where its libraries cannot be loaded."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+
+import pytest
+from stored_home import SERIES
+from test_verify_parts import flip
+
+from tasks.storage.digests import ROOT
+
+CPB = [sys.executable, "-m", "flows.cli"]
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+
+
+def has_mounts():
+    if os.geteuid() != 0 or not shutil.which("unshare"):
+        return False
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.fixture
+def read_only(stored, built):
+    """Run `cpb verify` with everything that is stored on a read-only mount; return exit code, output and errors."""
+    if not has_mounts():
+        pytest.skip("mounts need root")
+
+    def run(*options):
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", READ_ONLY, str(built), *CPB, "verify", "--market", "sim", "--json", *options],
+            cwd=ROOT, env=os.environ | {"CPB_HOME": str(stored)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr
+        return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_a_read_only_mount_is_checked(stored, read_only):
+    code, found = read_only()
+    assert (code, found["damaged"], found["unchecked"]) == (0, [], [])
+    candles = SERIES.folder(stored, "klines") / "2025-04.parquet"
+    flip(candles)
+    code, found = read_only()
+    assert (code, [d["path"] for d in found["damaged"]]) == (1, [candles.relative_to(stored).as_posix()])
+
+
+def test_nothing_can_be_repaired_on_a_read_only_mount(read_only):
+    code, found = read_only("--repair")
+    assert code == 2
+    assert "cannot write in" in found["error"]
+
+
+def test_too_small_an_address_space_is_one_sentence():
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (1_000_000 * 1024,) * 2)
+
+    done = subprocess.run(
+        [*CPB, "verify"], cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("cpb: the address space of this process is limited to 1.0 GB")
+    assert done.stderr.count("\n") == 1
