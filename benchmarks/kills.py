@@ -22,7 +22,7 @@ import psutil
 MOMENTS, SPAN_S, LIMIT_S = 20, 3.0, 2.0
 
 SLOW_TRAINER = """
-from tasks.training.process import die_with_parent
+from tasks.training.runner import die_with_parent
 die_with_parent()
 import time
 time.sleep(2.5)
@@ -31,7 +31,7 @@ time.sleep(3600)
 RUN = """
 import pathlib, sys
 from tasks.training import process
-from tasks.training.slots import Slots
+from tasks.training.devices import Slots
 process.WORKER = "slow_trainer"
 process.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """

@@ -36,7 +36,7 @@ SIZES = ("database", "artifacts", "store")
 def training_in_this_process() -> Iterator[None]:
     """Train without a process per fleet, which would take longer than the training."""
     from tasks.training import executor
-    from tasks.training.worker import train_job
+    from tasks.training.trainer import train_job
 
     def run(folder: Path, *_: Any) -> None:
         if not (folder / "result.json").exists():

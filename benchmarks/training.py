@@ -26,7 +26,7 @@ from benchmarks._isolated import isolated, peak_mb
 from benchmarks._paired import main, paired, seconds
 from benchmarks._walks import walk, walks
 from cpbmodels.device.placement import OpLog
-from tasks.training.process import MALLOC
+from tasks.training.runner import MALLOC
 
 SEEDS = ("transformer", "gru", "lstm")
 TINY = {"hidden_dim": 8, "n_heads": 2, "ff_dim": 32, "batch_size": 2}

@@ -18,8 +18,8 @@ from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
-from tasks.training.engine import Engine, check_engine, opened_engine
 from tasks.training.retention import FleetsInUse
+from tasks.training.runner import Engine, check_engine, opened_engine
 
 
 def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:

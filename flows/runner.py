@@ -7,6 +7,7 @@ needs no server, starts at once, and leaves nothing behind when it is killed.
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial, wraps
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
@@ -53,26 +54,32 @@ class Runner:
         calls: Sequence[tuple[Any, ...]],
         unit: str = "",
         workers: int | None = None,
+        then: Callable[[int, Any], None] = lambda index, found: None,
     ) -> list[Any]:
         """Return the result of every call, in order, or the exception that ended it; one stops no other.
 
         Args:
             unit: what a call is about, as in `series`; where it is given, the number of calls done is told.
             workers: calls at the same time, where not the step's own number; they begin in order.
+            then: called with a call's number in order and its result or exception, as soon as it has ended.
         """
         call, at_once = self._call(step), workers or step.workers
-        if not unit:
-            return run_each([partial(call, *args) for args in calls], at_once)
         done = itertools.count(1)
 
-        def counted(*args: Any) -> Any:
+        def called(index: int) -> Any:
             try:
-                return call(*args)
+                found = call(*calls[index])
+            except Exception as error:
+                then(index, error)
+                raise
             finally:
-                tell(step.name, next(done), len(calls), unit)
+                if unit:
+                    tell(step.name, next(done), len(calls), unit)
+            then(index, found)
+            return found
 
-        with telling(step.name, len(calls), unit):
-            return run_each([partial(counted, *args) for args in calls], at_once)
+        with telling(step.name, len(calls), unit) if unit else nullcontext():
+            return run_each([partial(called, index) for index in range(len(calls))], at_once)
 
     def _call(self, step: Step[..., Any]) -> Callable[..., Any]:
         return step.in_prefect if self._prefect else step.fn

@@ -15,7 +15,7 @@ from tasks.tracking.run_names import learned_from, run_name, scope_tags
 from tasks.tracking.runs import FAILED, finish, kill, log_datasets, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, NEWEST, REASON
 from tasks.tracking.wandb_mirror import is_wanted, mirror
-from tasks.training.planning import training_code
+from tasks.training.plan import training_code
 
 
 def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> OpenRun:

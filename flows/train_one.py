@@ -15,7 +15,7 @@ from schemas.handover import FleetResult, Judgement
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, finish
-from tasks.training.fleet_files import LATEST, Checkpoint, member_folder
+from tasks.training.files import LATEST, Checkpoint, member_folder
 
 
 def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:

@@ -1,10 +1,16 @@
 """A run up to its scores, as `train` and `train-all` share it: candles, features, plan, train, evaluate."""
 
+import itertools
 import shutil
+import threading
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from flows.console import say as say_to_people
@@ -12,14 +18,17 @@ from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
 from schemas.errors import CpbError
-from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, FleetResult, SeriesRecord
+from schemas.handover import Decision, Failure, FleetJob, FleetJudgement, FleetPlan, FleetResult, SeriesRecord
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from schemas.wording import count
 from tasks.evaluate import evaluate
 from tasks.judging.fleet import read_scores
+from tasks.judging.judges import Judges
 from tasks.market.sources import check_source
+from tasks.parallel import run_each
 from tasks.plan import Plan, plan
+from tasks.storage.waiting import check_interrupted
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.flow_report import ReportedFleet, keep_report
 from tasks.tracking.run_list import short_id
@@ -27,12 +36,12 @@ from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.wandb_mirror import check_installed, is_wanted
 from tasks.train import train
-from tasks.training.engine import Engine, check_engine, opened_engine
-from tasks.training.executor import EngineLost
-from tasks.training.fleet_files import Checkpoint, fleet_folder, is_training, progress_so_far
-from tasks.training.planning import job_key, shards_of
+from tasks.training.epochs import busy_share
+from tasks.training.files import Checkpoint, fleet_folder, is_training, progress_so_far
+from tasks.training.plan import job_key, shards_of
+from tasks.training.progress import FleetProgress
 from tasks.training.retention import FleetsInUse
-from tasks.training.told import FleetTold
+from tasks.training.runner import Engine, EngineLost, check_engine, opened_engine
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
 """What becomes of what the same command has trained before: gone on from, the same and said where there is nothing,
@@ -75,11 +84,13 @@ def run_training(
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
         say(f"profile {spec.profile} with preset {spec.preset}: {used} (another model than the preset's own)")
-    with opened_engine(spec) as engine:
-        return _run(spec, steps, engine, say, earlier, name)
+    with opened_engine(spec) as engine, Judges(engine.cores, spec.scope.root) as judges:
+        return _run(spec, steps, engine, judges, say, earlier, name)
 
 
-def _run(spec: RunSpec, steps: Runner, engine: Engine, say: Say, earlier: Earlier, name: str) -> Training:
+def _run(
+    spec: RunSpec, steps: Runner, engine: Engine, judges: Judges, say: Say, earlier: Earlier, name: str
+) -> Training:
     summary, root = Summary(), spec.scope.root
     planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary), engine.gpus)
     summary.add(planned.failures, say)
@@ -98,34 +109,38 @@ def _run(spec: RunSpec, steps: Runner, engine: Engine, say: Say, earlier: Earlie
     summary.run_id = run.run_id
     in_use = FleetsInUse(root)
     with run_of(run.run_id):
-        results = _train(spec, steps, engine, say, planned.fleets, summary, earlier)
-        judged = []
+        before = _begun_before(root, planned.fleets, earlier, say)
+        began = time.time()
+
+        def judge(fleet: FleetPlan, trained: Arrivals) -> FleetJudgement:
+            return steps.one(evaluate, spec, run.run_id, fleet, trained, root, judges, left_out)  # type: ignore[no-any-return]
+
+        results, judged = _train_and_judge(spec, steps, engine, planned.fleets, judge, before, say)
+        for found in results:
+            summary.add([failure for one in found for failure in one.failures], say)
+        for one in judged:
+            summary.add(one.failures, say)
         for fleet, found in zip(planned.fleets, results, strict=True):
-            if any(one.members for one in found):
-                judged.append(steps.one(evaluate, spec, run.run_id, fleet, found, root, left_out))
-                summary.add(judged[-1].failures, say)
+            for sentence in fleet_warnings(found):
+                summary.warnings.append(f"{fleet.architecture}: {sentence}")
+                say(summary.warnings[-1])
+        if isinstance(earlier, Checkpoint) and not any(one.members for one in results[0]):
+            earlier.take_out_of(fleet_folder(root, planned.fleets[0].shards[0]))
         summary.members = sum(len(fleet.judgements) for fleet in judged)
         if not summary.members:
             raise CpbError(
                 f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
             )
-    log_metrics(run.run_id, {"members": summary.members, "failed": len(summary.failures)})
+    work = [one.work for found in results for one in found if one.work and one.work.begin >= began]
+    busy = busy_share(work, engine.cores.number) if work else {}
+    log_metrics(run.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
     board = f"`cpb leaderboard --run {short_id(run.run_id)}`"
     say(f"judged {count(summary.members, 'member')} against the random walk ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
 
 
-def _train(
-    spec: RunSpec,
-    steps: Runner,
-    engine: Engine,
-    say: Say,
-    fleets: Sequence[FleetPlan],
-    summary: Summary,
-    earlier: Earlier,
-) -> list[list[FleetResult]]:
-    """Train the fleets of all architectures, side by side."""
-    root = spec.scope.root
+def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say: Say) -> dict[str, str]:
+    """Return how far each shard had come before, by its key, after what `earlier` says was done with it."""
     folders = {job_key(shard): fleet_folder(root, shard) for fleet in fleets for shard in fleet.shards}
     if earlier not in ("use", "expect"):
         for folder in folders.values():
@@ -136,25 +151,85 @@ def _train(
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
     if earlier == "expect" and not any(before.values()):
         say("nothing to resume: no training with these options on these candles was begun; starting anew")
-    results = []
-    for fleet, found in zip(fleets, train_fleets(spec, steps, engine, fleets), strict=True):
-        good = [one for one in found if isinstance(one, FleetResult)]
-        members = sum(len(one.members) for one in good)
-        if isinstance(earlier, Checkpoint) and not members:
-            earlier.take_out_of(fleet_folder(root, fleets[0].shards[0]))
-        if error := next((one for one in found if isinstance(one, Exception)), None):
-            raise error
-        summary.add([failure for one in good for failure in one.failures], say)
-        results.append(good)
-        if members:
-            known = _known(fleet, before)
-            say(
-                f"trained {fleet.architecture}: {count(members, 'member')}" + (f" ({known})" if known else "")
-            )
-        for sentence in fleet_warnings(good):
-            summary.warnings.append(f"{fleet.architecture}: {sentence}")
-            say(summary.warnings[-1])
-    return results
+    return before
+
+
+class Arrivals:
+    """A fleet's shards with their results, as they are trained: an iteration waits for the next one.
+
+    The error that ended a shard ends the iteration.
+    """
+
+    def __init__(self, fleet: FleetPlan) -> None:
+        self._expected = len(fleet.shards)
+        self._found: list[tuple[FleetJob, FleetResult | Exception]] = []
+        self._changed = threading.Condition()
+
+    def put(self, shard: FleetJob, found: FleetResult | Exception) -> bool:
+        """Take in what became of a shard; whether it was the fleet's last one."""
+        with self._changed:
+            self._found.append((shard, found))
+            self._changed.notify_all()
+            return len(self._found) == self._expected
+
+    def __iter__(self) -> Iterator[tuple[FleetJob, FleetResult]]:
+        """Yield the shards; any number of iterations, each from the first on."""
+        for number in range(self._expected):
+            with self._changed:
+                while len(self._found) <= number:
+                    self._changed.wait(0.2)
+                    check_interrupted()
+                shard, found = self._found[number]
+            if isinstance(found, Exception):
+                raise found
+            yield shard, found
+
+
+def _train_and_judge(
+    spec: RunSpec,
+    steps: Runner,
+    engine: Engine,
+    fleets: Sequence[FleetPlan],
+    judge: Callable[[FleetPlan, Arrivals], FleetJudgement],
+    before: Mapping[str, str],
+    say: Say,
+) -> tuple[list[list[FleetResult]], list[FleetJudgement]]:
+    """Train the fleets' shards in one queue, and judge and log each fleet beside it, as its shards are trained.
+
+    Returns:
+        Per fleet, its shards' results; and the judgement of each fleet of which a member could be trained.
+    """
+    arrivals = {fleet.architecture: Arrivals(fleet) for fleet in fleets}
+    plans = {fleet.architecture: fleet for fleet in fleets}
+
+    def trained(shard: FleetJob, found: FleetResult | Exception) -> None:
+        arrived = arrivals[shard.architecture]
+        if not arrived.put(shard, found) or isinstance(found, Exception):
+            return
+        with suppress(Exception):  # another shard's, which ends the run
+            if members := sum(len(result.members) for _, result in arrived):
+                known = _known(plans[shard.architecture], before)
+                end = f" ({known})" if known else ""
+                say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
+
+    def judged(fleet: FleetPlan) -> FleetJudgement | None:
+        arrived = arrivals[fleet.architecture]
+        return judge(fleet, arrived) if any(result.members for _, result in arrived) else None
+
+    results: Any
+    calls: list[Callable[[], Any]] = [
+        partial(train_fleets, spec, steps, engine, fleets, trained),
+        *(partial(judged, f) for f in fleets),
+    ]
+    results, *found = run_each(calls, len(calls))
+    for one in (
+        results,
+        *itertools.chain.from_iterable(results if isinstance(results, list) else ()),
+        *found,
+    ):
+        if isinstance(one, Exception):
+            raise one
+    return results, [one for one in found if isinstance(one, FleetJudgement)]
 
 
 def _known(fleet: FleetPlan, before: Mapping[str, str]) -> str:
@@ -168,9 +243,16 @@ def _known(fleet: FleetPlan, before: Mapping[str, str]) -> str:
 
 
 def train_fleets(
-    spec: RunSpec, steps: Runner, engine: Engine, fleets: Sequence[FleetPlan]
+    spec: RunSpec,
+    steps: Runner,
+    engine: Engine,
+    fleets: Sequence[FleetPlan],
+    then: Callable[[FleetJob, FleetResult | Exception], None] = lambda shard, found: None,
 ) -> list[list[FleetResult | Exception]]:
     """Train planned fleets, their shards in one queue, and leave the engine.
+
+    Args:
+        then: called with a shard and its result, or the step's error, as soon as it has ended.
 
     Returns:
         What became of each fleet's shards, in order, or the step's error.
@@ -178,15 +260,18 @@ def train_fleets(
     Raises:
         EngineLost: the run's engine is gone; what was finished is used by the next call.
     """
-    queue, told = shards_of(fleets), {fleet.architecture: FleetTold(fleet) for fleet in fleets}
+    queue, told = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
     executor = engine.executor(len(queue))
     calls = [
         (shard, spec.scope.root, executor, spec.train_timeout_s, told[shard.architecture]) for shard in queue
     ]
-    found = dict(zip(map(job_key, queue), steps.each(train, calls, workers=executor.calls), strict=True))
+    ended = steps.each(
+        train, calls, workers=executor.calls, then=lambda index, found: then(queue[index], found)
+    )
     engine.leave()
-    if lost := next((one for one in found.values() if isinstance(one, EngineLost)), None):
+    if lost := next((one for one in ended if isinstance(one, EngineLost)), None):
         raise lost
+    found = dict(zip(map(job_key, queue), ended, strict=True))
     return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 
 

@@ -25,10 +25,10 @@ from tasks.tracking.artifacts import check_place
 from tasks.tracking.store import open_store
 from tasks.tracking.studies import TrialRecord, finish_study, log_trials, start_study
 from tasks.tracking.tags import AS_OF, NEWEST
-from tasks.training.planning import training_code
-from tasks.training.process import PROGRESS
+from tasks.training.devices import check_device, gpu_held, gpus_of
+from tasks.training.plan import training_code
 from tasks.training.progress import ProgressFile
-from tasks.training.slots import check_device, hold_slot, plan_slots
+from tasks.training.runner import PROGRESS
 from tasks.tuning.at_work import LOCK, SEARCH, Search
 
 _FIRST_BATCH = 16
@@ -67,7 +67,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
         with run_of(run.run_id):
             deadline = started + spec.budget_s if spec.budget_s is not None else None
             how = {"device": spec.device, "dtype": spec.dtype, "profile": _profile(spec)}
-            with hold_slot(plan_slots(spec.device, 1)):
+            with gpu_held(gpus_of(spec.device)):
                 scored = _search(spec, study, inner, deadline, how, run.run_id, folder, say)
                 answer = _conclude(spec, study, scored, newest, how, folder, say)
             answer |= {

@@ -193,17 +193,34 @@ class TrainedMember(Record):
     """Half-width of the class `flat` of a classifier, in log-return."""
 
 
+class DeviceWork(Record):
+    """When a shard's device was at work. `device`: a GPU's UUID, "" for a CPU.
+
+    `begin`, `end`: of its first and last batch, in seconds since 1970. `busy_s`: seconds between in which a batch of
+    training, validation or prediction was in flight. `cpu_s`: of processor time of the trainer.
+    """
+
+    device: str
+    begin: float
+    end: float
+    busy_s: float
+    cpu_s: float
+
+
 class FleetResult(Record):
     """What became of a `FleetJob`: the members that can be used, and a failure for each other one.
 
     `epochs`: per epoch, from 1, seconds, windows/s, memory in MB and utilisation in percent of the whole job.
     """
 
+    version: ClassVar[int] = 2
+
     key: str
     architecture: str
     members: tuple[TrainedMember, ...] = ()
     failures: tuple[Failure, ...] = ()
     train_seconds: float = 0.0
+    work: DeviceWork | None = None
     epochs: tuple[dict[str, float], ...] = ()
 
 

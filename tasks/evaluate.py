@@ -1,7 +1,8 @@
 """Step 5, evaluate: judge a fleet on its test span and log it to MLflow."""
 
 import json
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from schemas.handover import (
 from schemas.identity import ModelId
 from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, judge_fleet
+from tasks.judging.judges import Judges
 from tasks.judging.pool import PoolScore
 from tasks.step import step
 from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
@@ -28,8 +30,8 @@ from tasks.tracking.run_names import judged_on, learned_from, run_name, scope_ta
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES
 from tasks.training.epochs import fleet_epochs
-from tasks.training.fleet_files import fleet_folder, member_folder
-from tasks.training.planning import job_key, member_seed, recipe_of
+from tasks.training.files import fleet_folder, member_folder
+from tasks.training.plan import job_key, member_seed, recipe_of
 
 
 @step("evaluate", run_name="evaluate {fleet.architecture}")
@@ -37,16 +39,43 @@ def evaluate(
     spec: RunSpec,
     parent: str,
     fleet: FleetPlan,
-    results: Sequence[FleetResult],
+    trained: Iterable[tuple[FleetJob, FleetResult]],
     root: Path,
+    judges: Judges,
     earlier: Sequence[Failure] = (),
 ) -> FleetJudgement:
     """Return the fleet's judgements and their runs, logged under the flow's run `parent`.
 
-    `results`: of the fleet's shards, in order. A member that failed gets a run too, marked failed, with the reason: in
-    training or judging, or (`earlier`) because its series failed before any fleet was trained.
+    `trained`: the fleet's shards with their results, as they are trained. A member that failed gets a run too, marked
+    failed, with the reason: in training or judging, or (`earlier`) because its series failed before any fleet was
+    trained.
     """
-    score = judge_fleet(root, fleet, results)
+    found: dict[str, FleetResult] = {}
+
+    def taken() -> Iterator[tuple[FleetJob, FleetResult]]:
+        for shard, result in trained:
+            found[result.key] = result
+            yield shard, result
+
+    score = judge_fleet(root, fleet, taken(), judges)
+    results = [found[job_key(shard)] for shard in fleet.shards]
+    with _LOGGING:
+        return _log(spec, parent, fleet, results, root, score, earlier)
+
+
+_LOGGING = threading.Lock()
+"""One fleet is logged at a time: SQLite has one writer, and a fleet's runs stand together."""
+
+
+def _log(
+    spec: RunSpec,
+    parent: str,
+    fleet: FleetPlan,
+    results: Sequence[FleetResult],
+    root: Path,
+    score: FleetScore,
+    earlier: Sequence[Failure],
+) -> FleetJudgement:
     job = fleet.shards[0]  # the shards differ in their members alone
     failures = [
         *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),

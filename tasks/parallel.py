@@ -13,7 +13,7 @@ from tasks.storage.waiting import Interrupted, check_interrupted, let_ctrl_c_end
 T = TypeVar("T")
 
 STOP_S = 2.0
-"""Seconds that interrupted calls get to end: longer than `tasks.training.process.stop` needs, 3 s in all."""
+"""Seconds that interrupted calls get to end: longer than `tasks.training.runner.stop` needs, 3 s in all."""
 
 _SLICE_S = 0.2
 """Longest single wait of the calling thread, so that it sees an interrupt whatever handles the signal."""

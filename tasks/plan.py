@@ -13,7 +13,7 @@ from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.step import step
 from tasks.tracking.registry import continued_from
-from tasks.training.planning import member_seed, plan_fleet, recipe_of
+from tasks.training.plan import member_seed, plan_fleet, recipe_of
 
 
 @dataclass(frozen=True)

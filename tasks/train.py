@@ -10,17 +10,18 @@ from prefect.context import FlowRunContext
 from schemas.errors import CpbError
 from schemas.handover import Failure, FleetJob, FleetResult
 from tasks.step import Retry, step
-from tasks.training.executor import EngineLost, Executor
-from tasks.training.planning import job_key
-from tasks.training.process import TrainerDied
-from tasks.training.told import FleetTold
+from tasks.training.plan import job_key
+from tasks.training.progress import FleetProgress
+from tasks.training.runner import EngineLost, Executor, TrainerDied
 
 RETRY_WAIT_S = 5.0
 
 
 @step("train", run_name="train {job.architecture}", workers=64)
-def train(job: FleetJob, root: Path, executor: Executor, timeout_s: float, told: FleetTold) -> FleetResult:
-    """Train and judge a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
+def train(
+    job: FleetJob, root: Path, executor: Executor, timeout_s: float, told: FleetProgress
+) -> FleetResult:
+    """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
 
     Once more if its trainer died (not after its time limit: it would only run into it again). Where the trainer fails
     as a whole, every member of the shard is a failure.

@@ -8,8 +8,8 @@ from schemas.errors import DamagedError
 from schemas.handover import FleetJob
 from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
-from tasks.training.fleet_files import JOB, RESULT, fleet_folders, is_training, read_job
-from tasks.training.process import PROGRESS
+from tasks.training.files import JOB, RESULT, fleet_folders, is_training, read_job
+from tasks.training.runner import PROGRESS
 from tasks.tuning.at_work import SEARCH, Search, searches_at_work
 from webapp import registry
 from webapp.answers import Runs, Training

@@ -28,7 +28,7 @@ def make_pool_and_limit(client: "SyncPrefectClient") -> None:
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
-    from tasks.training.slots import visible_gpus
+    from tasks.training.devices import visible_gpus
 
     template = ProcessWorker.get_default_base_job_template()
     client.create_work_pool(

@@ -15,7 +15,7 @@ from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.backtesting.judge import Backtest, as_json, judge_models
 from tasks.backtesting.models import Model, baselines, check_installed
-from tasks.training.planning import job_key
+from tasks.training.plan import job_key
 
 Say = Callable[[str], None]
 

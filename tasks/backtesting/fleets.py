@@ -20,8 +20,8 @@ from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
 from tasks.storage.npz import read_npz
-from tasks.training.fleet_files import fleet_folder, member_folder
-from tasks.training.planning import member_seed, plan_fleet, recipe_of
+from tasks.training.files import fleet_folder, member_folder
+from tasks.training.plan import member_seed, plan_fleet, recipe_of
 
 log = logging.getLogger("cpb")
 

@@ -14,7 +14,7 @@ from tasks.judging.gate import Contender, contender
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion
 from tasks.tracking.tags import RECIPE
-from tasks.training.fleet_files import member_folder, read_job
+from tasks.training.files import member_folder, read_job
 
 _DECIDES = "validation_crps_ratio"
 

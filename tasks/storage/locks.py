@@ -68,6 +68,11 @@ def acquire(file: IO[bytes], *, shared: bool = False, wait: bool = True) -> None
         pause(_POLL_S)
 
 
+def release(file: IO[bytes]) -> None:
+    """End the hold of an open lock file, which stays open; of all processes that were handed its descriptor."""
+    fcntl.flock(file, fcntl.LOCK_UN)
+
+
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock for itself now; False where there is no lock file.
 

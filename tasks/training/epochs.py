@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import Any
 
 import cpbmodels
+from schemas.handover import DeviceWork
 from tasks.storage.files import write_bytes
 
 _LOSSES = ("train_loss", "val_loss")
@@ -66,6 +67,18 @@ def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str,
         for one in shard:
             by_epoch[one["epoch"]].append(one)
     return [found[0] if len(found) == 1 else _added(found) for _, found in sorted(by_epoch.items())]
+
+
+def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
+    """Return `device_busy_share`: how much of the time from the first batch to the last one devices were at work.
+
+    Of GPUs the seconds in which a batch was in flight, the mean over those that trained; of a CPU the trainers'
+    processor time, over its cores.
+    """
+    span = max(one.end for one in work) - min(one.begin for one in work)
+    gpus = {one.device for one in work if one.device}
+    seconds = sum(one.busy_s if one.device else one.cpu_s for one in work)
+    return {"device_busy_share": seconds / (span * (len(gpus) or cores))} if span > 0 else {}
 
 
 def _added(found: Sequence[dict[str, float]]) -> dict[str, float]:

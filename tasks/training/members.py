@@ -16,8 +16,8 @@ from cpbmodels.member import Member
 from cpbmodels.series import Series
 from schemas.handover import FleetJob, JobMember
 from schemas.run import base_of
-from tasks.training.fleet_files import earlier_model
-from tasks.training.planning import is_universal
+from tasks.training.files import earlier_model
+from tasks.training.plan import is_universal
 
 log = logging.getLogger("cpb")
 

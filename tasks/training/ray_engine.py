@@ -13,18 +13,20 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
 from schemas.wording import install_extra
+from tasks.parallel import usable_cores
 from tasks.progress import tell
+from tasks.resident import Cores
 from tasks.training import ray_node
+from tasks.training.devices import plan_slots
 from tasks.training.ray_address import ADDRESS, AUTH_MODE, HERE, unreachable
 from tasks.training.ray_executor import RayExecutor
-from tasks.training.slots import plan_slots
 
 log = logging.getLogger("cpb")
 
@@ -48,6 +50,8 @@ class RayEngine:
     spec: RunSpec
     home: Path
     nodes: list[dict[str, float]]
+    cores: Cores = field(default_factory=lambda: Cores(usable_cores()))
+    """Of this machine, which judges: a node only trains and predicts."""
 
     @property
     def largest(self) -> dict[str, float]:

@@ -24,22 +24,21 @@ from tasks.storage.model_folder import NEEDED
 from tasks.storage.records import parse_record
 from tasks.storage.waiting import Interrupted, pause
 from tasks.training import ray_node
-from tasks.training.executor import EngineLost
-from tasks.training.fleet_files import (
+from tasks.training.files import (
     EPOCHS,
     JOB,
+    LOG,
     RESULT,
-    TRAINED,
     damaged_files,
     earlier_copy,
     prepare,
     read_result,
 )
-from tasks.training.process import LOG, TrainerDied
+from tasks.training.plan import memory_bytes
+from tasks.training.progress import ShardProgress
 from tasks.training.ray_address import ADDRESS, HERE, Head
 from tasks.training.ray_node import Files, Report, read_files, write_files
-from tasks.training.shards import memory_bytes
-from tasks.training.told import ShardTold
+from tasks.training.runner import EngineLost, TrainerDied
 
 log = logging.getLogger("cpb")
 
@@ -85,7 +84,7 @@ class RayExecutor:
         self._started: set[str] = set()
         """Keys of shards that a node has begun with."""
 
-    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardTold) -> FleetResult:
+    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardProgress) -> FleetResult:
         """Train and judge a shard on the cluster; see `Executor`."""
         folder = prepare(root, job)
         if not (folder / RESULT).exists():
@@ -108,7 +107,7 @@ class RayExecutor:
                 code="ray-memory",
             )
 
-    def _train(self, order: ray_node.Order, job: FleetJob, told: ShardTold) -> Files:
+    def _train(self, order: ray_node.Order, job: FleetJob, told: ShardProgress) -> Files:
         """Let Ray train it; once more elsewhere where a node's disk was full."""
         # One by one: the files of a shard are read into this process's memory first.
         with self._putting, self._noticing_loss():
@@ -149,7 +148,7 @@ class RayExecutor:
         self._full.add(full)
         return any(n["Alive"] and n["NodeID"] not in self._full for n in self._ray.nodes())
 
-    def _wait(self, task: Any, key: str, told: ShardTold) -> Files:
+    def _wait(self, task: Any, key: str, told: ShardProgress) -> Files:
         """Return what a task returns, telling what its node reports meanwhile; raises the task's own error."""
         errors = self._ray.exceptions
         while not self._ray.wait([task], timeout=0)[0]:
@@ -190,7 +189,7 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             raise _lost(type(error).__name__) from error
 
-    def _tell(self, key: str, told: ShardTold) -> None:
+    def _tell(self, key: str, told: ShardProgress) -> None:
         """Tell what the node has reported of a shard since the last time."""
         for kind, value in self._reader.take(key):
             if kind == "start":
@@ -278,6 +277,5 @@ def keep_result(folder: Path, files: Files) -> None:
                     f"{path} came damaged from its node ({reason}); run the same command again",
                     field=str(path),
                 )
-        (folder / TRAINED).unlink(missing_ok=True)
         (folder / EPOCHS).unlink(missing_ok=True)
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)

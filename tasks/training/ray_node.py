@@ -30,10 +30,10 @@ from schemas import __version__
 from schemas.errors import CpbError
 from tasks.storage.files import DiskFull, is_disk_full, write_bytes
 from tasks.storage.locks import is_locked, locked, temporary_lock
-from tasks.training.fleet_files import EPOCHS, JOB, RESULT, TRAINED
-from tasks.training.planning import training_code
-from tasks.training.process import DISK_FULL, LOG, run_trainer
-from tasks.training.slots import Slots, visible_gpus
+from tasks.training.devices import Slots, visible_gpus
+from tasks.training.files import EPOCHS, JOB, RESULT
+from tasks.training.plan import training_code
+from tasks.training.runner import DISK_FULL, LOG, run_trainer
 
 log = logging.getLogger("cpb")
 
@@ -139,8 +139,6 @@ class Board:
         """Return what the home has of a shard that is not finished: checkpoints, or the trained models to be judged."""
         folder = self._home / key
         names = [name for part in _checkpoints(folder) for name in part] + [EPOCHS]
-        if (folder / TRAINED).exists():
-            names += [*_files_below(folder, "members"), TRAINED]
         return read_files(folder, names)
 
     def keep(self, key: str, files: Files) -> None:

@@ -19,7 +19,7 @@ from tasks.storage.files import DRAFT
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
 from tasks.storage.records import SET_ASIDE
-from tasks.training.fleet_files import EPOCHS, JOB, RESULT, TRAINED, fleet_folders, read_job
+from tasks.training.files import EPOCHS, JOB, RESULT, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
 """Fleets kept of each kind (architecture, preset and members), the most recently used first."""
@@ -27,7 +27,7 @@ MAX_FLEETS_PER_KIND = 3
 MAX_UNUSED_DAYS = 90
 """Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
 
-_RECORDS = "|".join(map(re.escape, (JOB, TRAINED, RESULT, EPOCHS, "progress.json")))
+_RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, "progress.json")))
 _TOP = re.compile(rf"{_RECORDS}|worker\.log(\.\d+)?|lock")
 _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 

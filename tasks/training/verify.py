@@ -22,7 +22,7 @@ from tasks.storage.model_folder import (
 )
 from tasks.storage.npz import read_npz
 from tasks.storage.records import member_subject, parse_record, set_aside
-from tasks.training.fleet_files import JOB, RESULT, TRAINED, damaged_files, fleet_folders, is_training
+from tasks.training.files import JOB, RESULT, damaged_files, fleet_folders, is_training
 
 _SET_ASIDE = "set aside; the command that trained this fleet trains it again"
 
@@ -56,7 +56,7 @@ def _market_of(folder: Path) -> str:
 
 def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen) -> Iterator[Damage]:
     records, faults = {}, {}
-    for name, kind in ((JOB, FleetJob), (TRAINED, FleetResult), (RESULT, FleetResult)):
+    for name, kind in ((JOB, FleetJob), (RESULT, FleetResult)):
         path = folder / name
         seen(path)
         try:
@@ -72,7 +72,7 @@ def _verify_fleet(home: Path, folder: Path, repair: bool, seen: Seen) -> Iterato
             set_aside(path, fault)
         reason = f"the record is not what was written: {fault}"
         yield damage_at(home, path, reason, VERIFY, repair, outcome=_SET_ASIDE)
-    job, result = records.get(JOB), records.get(RESULT) or records.get(TRAINED)
+    job, result = records.get(JOB), records.get(RESULT)
     command = _command(job) if isinstance(job, FleetJob) else VERIFY
     if isinstance(result, FleetResult):
         yield from _verify_models(home, folder, result, command, repair, seen)
@@ -87,7 +87,7 @@ def _verify_models(
             seen(folder / "members" / member.name / "model" / name)
     found = list(damaged_files(folder, result))
     if found and repair:
-        record = next(path for name in (RESULT, TRAINED) if (path := folder / name).exists())
+        record = folder / RESULT
         set_aside(record, f"{found[0][0]} is damaged, so this fleet is trained again")
     for path, reason in found:
         yield damage_at(

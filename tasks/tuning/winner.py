@@ -24,7 +24,7 @@ from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.storage.files import write_bytes
-from tasks.training.planning import member_seed
+from tasks.training.plan import member_seed
 
 
 def score_on_test(

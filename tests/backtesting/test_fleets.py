@@ -14,8 +14,8 @@ from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.storage.npz import write_npz
-from tasks.training.fleet_files import fleet_folder
-from tasks.training.planning import job_key
+from tasks.training.files import fleet_folder
+from tasks.training.plan import job_key
 
 
 @pytest.fixture

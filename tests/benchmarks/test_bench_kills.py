@@ -17,7 +17,7 @@ def test_a_trainer_that_is_left_is_found_and_ended(tmp_path, monkeypatch):
     monkeypatch.setattr(kills, "LIMIT_S", 0.8)
     deaf = kills.SLOW_TRAINER.replace("die_with_parent()\n", "", 1)
     monkeypatch.setattr(
-        kills, "SLOW_TRAINER", deaf.replace("from tasks.training.process import die_with_parent", "")
+        kills, "SLOW_TRAINER", deaf.replace("from tasks.training.runner import die_with_parent", "")
     )
     assert "die_with_parent" not in kills.SLOW_TRAINER
     assert kills.slow(Path(tmp_path), 2)[1].gone_after_s is None

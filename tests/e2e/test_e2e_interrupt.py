@@ -11,7 +11,7 @@ from folder_mirror import FolderMirror
 from terminal import Terminal
 
 from tasks.market.mirror import serve
-from tasks.training.fleet_files import read_result
+from tasks.training.files import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ def after_one_night(tmp_path_factory):
     place = tmp_path_factory.mktemp("night")
     with pytest.MonkeyPatch.context() as patch:
         _use(patch, place)
-        patch.setattr("tasks.training.executor.run_trainer", Trainer())
+        patch.setattr("tasks.training.runner.run_trainer", Trainer())
         from tasks.ingest import ingest
 
         ingest(RunSpec(**SPEC.model_dump() | {"as_of": SECOND}).scope)
@@ -33,5 +33,5 @@ def trainer(after_one_night, tmp_path, monkeypatch):
     shutil.copytree(after_one_night, place)
     _use(monkeypatch, place)
     fake = Trainer()
-    monkeypatch.setattr("tasks.training.executor.run_trainer", fake)
+    monkeypatch.setattr("tasks.training.runner.run_trainer", fake)
     return fake

@@ -13,7 +13,7 @@ from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import aliases_of
 from tasks.training import worker
-from tasks.training.fleet_files import read_job
+from tasks.training.files import read_job
 
 FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"
 SPEC = RunSpec(

@@ -21,7 +21,7 @@ from tasks.promotion import losses, pairs, trial
 from tasks.promotion.trial import on_trial, update_trials
 from tasks.tracking.registry import challengers, champions
 from tasks.tracking.store import open_store
-from tasks.training.fleet_files import read_job
+from tasks.training.files import read_job
 
 THIRD = "2025-01-03"
 FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)

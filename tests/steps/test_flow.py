@@ -21,8 +21,8 @@ from tasks.tracking.connection import search
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.training import worker
-from tasks.training.fleet_files import LATEST, read_job, read_result
-from tasks.training.process import TrainerDied, TrainingTimeout
+from tasks.training.files import LATEST, read_job, read_result
+from tasks.training.runner import TrainerDied, TrainingTimeout
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
@@ -68,7 +68,7 @@ def trainer(ingested, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     monkeypatch.chdir(tmp_path)
     fake = Trainer()
-    monkeypatch.setattr("tasks.training.executor.run_trainer", fake)
+    monkeypatch.setattr("tasks.training.runner.run_trainer", fake)
     return fake
 
 

@@ -40,7 +40,7 @@ def start_parent(folder):
 
     def start(extra=""):
         code = (
-            "import sys, pathlib; from tasks.training import process; from tasks.training.slots import Slots\n"
+            "import sys, pathlib; from tasks.training import process; from tasks.training.devices import Slots\n"
             f"process.WORKER = 'fake_worker'\n{extra}\n"
             "process.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
         )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.training.planning import member_seed, plan_fleet
+from tasks.training.plan import member_seed, plan_fleet
 
 
 def day(n):

@@ -12,8 +12,8 @@ from schemas.run import RunSpec
 from tasks.storage.digests import file_digest
 from tasks.storage.npz import write_npz
 from tasks.storage.records import write_record
-from tasks.training.fleet_files import RESULT, prepare
-from tasks.training.planning import job_key, plan_job
+from tasks.training.files import RESULT, prepare
+from tasks.training.plan import job_key, plan_job
 
 SERIES = SeriesId("spot", "BTCUSDT", "1h")
 START = datetime(2024, 1, 1, tzinfo=UTC)

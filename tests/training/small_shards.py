@@ -11,7 +11,7 @@ from tasks.ingest import ingest
 from tasks.judging.fleet import score_file
 from tasks.plan import plan
 from tasks.training import shards
-from tasks.training.fleet_files import TRAINED, fleet_folder, member_folder, read_result
+from tasks.training.files import TRAINED, fleet_folder, member_folder, read_result
 
 SPEC = {
     "coins": "BTC,ETH", "timeframes": "1h", "architectures": "gru", "preset": "smoke", "source": "sim",

@@ -11,7 +11,7 @@ from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.training.members import train_members
-from tasks.training.planning import member_seed, plan_job
+from tasks.training.plan import member_seed, plan_job
 
 TINY = {"epochs": 1}
 

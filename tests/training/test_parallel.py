@@ -14,7 +14,7 @@ from trainer_tools import trainers_in, wait_until
 
 from tasks.parallel import run_each, thread_pool
 from tasks.storage.waiting import Interrupted, pause, stoppable
-from tasks.training.slots import Slots, hold_slot
+from tasks.training.devices import Slots, hold_slot
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = ContextVar("name", default="none")
@@ -171,7 +171,7 @@ from functools import partial
 from flows.console import exit_now
 from tasks.parallel import run_each, thread_pool
 from tasks.training import process
-from tasks.training.slots import Slots
+from tasks.training.devices import Slots
 process.WORKER = "fake_worker"
 folder = pathlib.Path(sys.argv[1])
 def train(name, workers):

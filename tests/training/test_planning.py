@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.training.fleet_files import fleet_folder, home_of, prepare, progress_so_far, read_job
-from tasks.training.planning import is_universal, job_key, member_seed, plan_job, recipe_of
+from tasks.training.files import fleet_folder, home_of, prepare, progress_so_far, read_job
+from tasks.training.plan import is_universal, job_key, member_seed, plan_job, recipe_of
 
 
 def day(n):

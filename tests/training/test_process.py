@@ -16,8 +16,8 @@ from trainer_tools import PRELUDE, trainers_in, wait_until
 
 from schemas.errors import CpbError
 from tasks.training import process
-from tasks.training.process import TrainerDied, TrainingTimeout, run_trainer
-from tasks.training.slots import Slots, hold_slot
+from tasks.training.devices import Slots, hold_slot
+from tasks.training.runner import TrainerDied, TrainingTimeout, run_trainer
 
 CPU = Slots((), 1, 1)
 

@@ -8,9 +8,8 @@ from planned import fleet, universe
 
 import cpbmodels
 from tasks.progress import heard_by
-from tasks.training.planning import job_key
-from tasks.training.progress import ProgressFile
-from tasks.training.told import FleetTold, ShardTold
+from tasks.training.plan import job_key
+from tasks.training.progress import FleetProgress, ProgressFile, ShardProgress
 
 PLAN = fleet()
 (JOB,) = PLAN.shards
@@ -36,7 +35,7 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.training.progress._EVERY_S", 0.0)
     heard = []
     listener = SimpleNamespace(progress=heard.append, line=heard.append)
-    file, reader = ProgressFile(tmp_path, JOB.architecture), ShardTold(FleetTold(PLAN), job_key(JOB))
+    file, reader = ProgressFile(tmp_path, JOB.architecture), ShardProgress(FleetProgress(PLAN), job_key(JOB))
 
     def read():
         heard.clear()
@@ -92,7 +91,7 @@ def test_a_fleet_that_waits_says_for_what_and_each_stage_has_a_name_of_its_own(t
     file, read = told
 
     def wait():
-        with FleetTold(PLAN).shard(JOB) as reader:
+        with FleetProgress(PLAN).shard(JOB) as reader:
             reader.waiting("core")
             reader.starting()
 
@@ -111,7 +110,7 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     file, read = told
     plan = fleet(universe(), preset="seed-gru")
     assert len(plan.shards) == 20
-    whole = FleetTold(plan)
+    whole = FleetProgress(plan)
     file.on_step(step(5, 5, members=(0, 1, 2, 3)))
     state = read()[0]
 

@@ -22,9 +22,9 @@ from schemas.errors import CpbError
 from schemas.handover import FleetResult
 from schemas.run import RunSpec
 from tasks.training import ray_executor, ray_node
-from tasks.training.engine import opened_engine
-from tasks.training.fleet_files import fleet_folder
-from tasks.training.told import ShardTold
+from tasks.training.files import fleet_folder
+from tasks.training.progress import ShardProgress
+from tasks.training.runner import opened_engine
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,13 +79,13 @@ def train(home, fleet, **options):
 def starts(monkeypatch):
     """How often nodes have started on each shard."""
     found = Counter()
-    starting = ShardTold.starting
+    starting = ShardProgress.starting
 
     def count(told):
         found[told._key] += 1
         starting(told)
 
-    monkeypatch.setattr(ShardTold, "starting", count)
+    monkeypatch.setattr(ShardProgress, "starting", count)
     return found
 
 

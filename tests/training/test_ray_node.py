@@ -14,10 +14,10 @@ from cpbmodels.errors import ModelError
 from schemas.errors import CpbError, DamagedError
 from tasks.storage.locks import locked
 from tasks.training import members, ray_node
-from tasks.training.fleet_files import EPOCHS, RESULT, TRAINED, prepare, read_result
-from tasks.training.process import TrainerDied
+from tasks.training.files import EPOCHS, RESULT, TRAINED, prepare, read_result
 from tasks.training.ray_executor import keep_result, shard_inputs
 from tasks.training.ray_node import Board, Order, difference, read_files, train_on_node, versions, write_files
+from tasks.training.runner import TrainerDied
 
 
 class Sent:

@@ -6,8 +6,7 @@ import pytest
 from planned import fleet, planned, universe
 
 from schemas.run import RunSpec
-from tasks.training.planning import job_key, plan_job, shards_of
-from tasks.training.shards import MAX_MEMBERS, cut, shard_seconds
+from tasks.training.plan import MAX_MEMBERS, cut, job_key, plan_job, shard_seconds, shards_of
 
 
 def names(plan):

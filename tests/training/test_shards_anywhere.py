@@ -16,9 +16,9 @@ from schemas.run import RunSpec
 from tasks.judging.fleet import read_scores
 from tasks.storage import locks
 from tasks.training import process
-from tasks.training.executor import LocalExecutor
-from tasks.training.fleet_files import RESULT, TRAINED, fleet_folder, read_result
-from tasks.training.slots import Slots
+from tasks.training.devices import Slots
+from tasks.training.files import RESULT, TRAINED, fleet_folder, read_result
+from tasks.training.runner import LocalExecutor
 
 pytestmark = pytest.mark.slow
 

@@ -15,8 +15,8 @@ from trainer_tools import wait_until
 from schemas.errors import UsageError
 from tasks.storage import locks
 from tasks.training import slots as module
-from tasks.training.process import run_trainer
-from tasks.training.slots import Slots, check_device, hold_slot, plan_slots, visible_gpus
+from tasks.training.devices import Slots, check_device, hold_slot, plan_slots, visible_gpus
+from tasks.training.runner import run_trainer
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 

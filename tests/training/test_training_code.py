@@ -18,7 +18,7 @@ from tasks.signals import store
 from tasks.signals.splits import split_bounds
 from tasks.storage import digests
 from tasks.training import planning
-from tasks.training.fleet_files import prepare
+from tasks.training.files import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,8 +51,8 @@ EXECUTED_BESIDE = {
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/records.py": "reads and writes records",
     "tasks/training/epochs.py": "what epochs cost",
-    "tasks/training/fleet_files.py": "where a fleet's files lie",
-    "tasks/training/planning.py": "tells universal models from others",
+    "tasks/training/files.py": "where a fleet's files lie",
+    "tasks/training/plan.py": "tells universal models from others",
     "tasks/training/progress.py": "how far the training is",
 }
 """Modules whose functions run in a training or in making its features, and why they do not decide its result."""
@@ -62,7 +62,7 @@ import sys, json, pathlib, threading
 executed = set()
 def trace(frame, event, arg):
     executed.add(frame.f_code.co_filename)
-import schemas.identity, tasks.signals.store as store, tasks.training.worker as worker
+import schemas.identity, tasks.signals.store as store, tasks.training.trainer as worker
 threading.settrace(trace)
 sys.settrace(trace)
 home, out, symbol, *folders = sys.argv[1:]

@@ -10,8 +10,8 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.shard_worker import main
 from tasks.storage.records import write_record
-from tasks.training.fleet_files import RESULT, prepare
-from tasks.training.planning import job_key, plan_job
+from tasks.training.files import RESULT, prepare
+from tasks.training.plan import job_key, plan_job
 
 
 def day(n):

@@ -5,7 +5,7 @@ import time
 import psutil
 
 PRELUDE = """\
-from tasks.training.process import die_with_parent
+from tasks.training.runner import die_with_parent
 die_with_parent()
 import sys, pathlib, time, os
 folder = pathlib.Path(sys.argv[-1])

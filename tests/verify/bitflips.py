@@ -40,7 +40,7 @@ from tasks.storage.npz import read_npz
 from tasks.storage.records import find_record
 from tasks.tracking.registry import champions
 from tasks.tracking.verify import verify as verify_champions
-from tasks.training.fleet_files import JOB, RESULT, prepare, read_job
+from tasks.training.files import JOB, RESULT, prepare, read_job
 from tasks.training.verify import verify as verify_fleets
 
 

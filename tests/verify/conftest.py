@@ -29,7 +29,7 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPB_HOME", str(place / "data"))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
-        patch.setattr("tasks.training.executor.run_trainer", train_here)
+        patch.setattr("tasks.training.runner.run_trainer", train_here)
         stored_home.build()
     shutil.copytree(place / "data", place / "kept/data")
     shutil.copytree(place / "mlruns/artifacts", place / "kept/artifacts")
@@ -42,7 +42,7 @@ def stored(built, monkeypatch):
     """The home, as it was built; MLflow's artifacts lie where they were logged, so all are put back in place."""
     monkeypatch.setenv("CPB_HOME", str(built / "data"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{built}/mlruns/mlflow.db")
-    monkeypatch.setattr("tasks.training.executor.run_trainer", train_here)
+    monkeypatch.setattr("tasks.training.runner.run_trainer", train_here)
     monkeypatch.setattr(cache, "_checked", set())
     monkeypatch.chdir(built)
     for kept, place in (("data", "data"), ("artifacts", "mlruns/artifacts")):

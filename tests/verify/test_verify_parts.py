@@ -29,7 +29,7 @@ from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.tracking.verify import verify as verify_champions
 from tasks.tracking.versions import versions_of
-from tasks.training.fleet_files import JOB, RESULT, prepare, read_job, read_result
+from tasks.training.files import JOB, RESULT, prepare, read_job, read_result
 from tasks.training.verify import verify as verify_fleets
 
 

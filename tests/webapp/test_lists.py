@@ -20,7 +20,7 @@ from tasks.tracking.decisions import keep_decisions
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.studies import start_study
-from tasks.training.fleet_files import prepare
+from tasks.training.files import prepare
 from webapp.answers import Runs
 from webapp.replies import Answer, Replies, Reply, respond, rows_json
 

@@ -1,12 +1,20 @@
-"""Trains the job in a fleet's folder, as the process of `tasks/shard_worker.py` does.
+"""What runs in a resident process (`tasks.resident`) that trains shards and predicts the spans to be judged.
 
-Reads `job.json`, leaves a folder per member and then the record of what was trained; a checkpoint per epoch lets a
-killed process be continued to the same bits. Knows no orchestrator and no MLflow.
+An order names a shard's folder: the trainer reads `job.json`, leaves a folder per member, and then the record of what
+was trained; a checkpoint per epoch lets a killed process be continued to the same bits. An error ends it: what a device
+does after one is not to be relied on, and its last words say why. Knows no orchestrator and no MLflow.
 """
 
+import ctypes
+import gc
+import logging
+import math
+import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,69 +24,121 @@ import torch
 
 import cpbmodels
 from cpbmodels.device.doctor import profile_for
+from cpbmodels.plan import pick_device
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.handover import Failure, FleetJob, FleetResult, JobMember, TrainedMember
+from schemas.handover import DeviceWork, Failure, FleetJob, FleetResult, JobMember, TrainedMember
 from schemas.run import base_of
+from tasks.resident import Orders
 from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
+from tasks.storage.locks import locked
 from tasks.storage.npz import write_npz
 from tasks.storage.records import write_record
 from tasks.training.epochs import EpochReports
-from tasks.training.fleet_files import EPOCHS, RESULT, home_of, read_job
+from tasks.training.files import EPOCHS, RESULT, home_of, read_job
 from tasks.training.members import Loaded, train_members
-from tasks.training.planning import is_universal, job_key
+from tasks.training.plan import is_universal, job_key
 from tasks.training.progress import ProgressFile, plain
+
+log = logging.getLogger("cpb")
 
 _MEMBERS_AT_ONCE = 8
 """Members whose forecasts are made and written together."""
 
 
-def train_job(folder: Path, record: str = RESULT, progress: ProgressFile | None = None) -> FleetResult:
-    """Train, predict the validation and test spans, and write every member's folder, then the result as `record`."""
+def serve(orders: Orders) -> None:
+    """Open the device, then train shard after shard as they are ordered."""
+    torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
+    if torch.cuda.is_available():
+        torch.cuda.init()
+    for order in orders:
+        forget_peaks()
+        train_once(Path(order["folder"]))
+        orders.answer()
+
+
+def forget_peaks() -> None:
+    """Give memory back and forget its peaks, so that a shard's figures are its own whatever was trained before it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with suppress(OSError, AttributeError):  # glibc's, on Linux: what was freed goes back to the system
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):  # the peak of resident memory (proc(5), clear_refs)
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def train_once(folder: Path) -> None:
+    """Train the job in `folder` unless that is done; raises `CpbError` where none of its members can be trained."""
+    with locked(folder / "lock"):
+        if not (folder / RESULT).exists():
+            train_job(folder)
+
+
+def train_job(folder: Path) -> FleetResult:
+    """Train, predict the validation and test spans, and write every member's folder, then the result."""
     job = read_job(folder)
-    progress = progress or ProgressFile(folder, job.architecture)
+    progress = ProgressFile(folder, job.architecture)
     home = home_of(folder, job)
     loaded, failures = _load(job, home)
     if not loaded:
         raise CpbError(
             f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started, epochs = time.perf_counter(), EpochReports(folder / EPOCHS)
+    started, watch, epochs = time.perf_counter(), Stopwatch(), EpochReports(folder / EPOCHS)
 
     def on_epoch(record: cpbmodels.EpochRecord) -> None:
         epochs.add(record)
         progress.on_epoch(record)
 
-    models = train_members(
-        job,
-        loaded,
-        home,
-        checkpoint=folder / "checkpoints",
-        resume=True,
-        device=job.device.partition(":")[0],  # the trainer of cuda:1 sees that GPU alone
-        profile=_profile(job),
-        dtype=job.dtype,
-        on_epoch=on_epoch,
-        on_step=progress.on_step,
-    )
+    device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees that GPU alone
+    with watch.running():
+        models = train_members(
+            job, loaded, home, checkpoint=folder / "checkpoints", resume=True, device=device,
+            profile=_profile(job), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
+        )  # fmt: skip
     trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
     good = [one for one in trained if not one[2].report.get("diverged")]
     failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
     with new_folder(folder / "members") as draft:
-        members = _write_members(draft, job, good, progress)
+        members = _write_members(draft, job, good, progress, _Predictor(device, watch))
     result = FleetResult(
         key=job_key(job),
         architecture=job.architecture,
         members=tuple(members),
         failures=tuple(failures),
         train_seconds=time.perf_counter() - started,
+        work=watch.work(),
         epochs=tuple(epochs.costs()),
     )
-    write_record(folder / record, result, of=folder.name)
+    write_record(folder / RESULT, result, of=folder.name)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result holds it all
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
+
+
+class Stopwatch:
+    """How long the device was at work for one shard: batches of training and prediction, not files and candles."""
+
+    def __init__(self) -> None:
+        self._began, self._ended = math.inf, 0.0
+        self._busy_s, self._cpu = 0.0, time.process_time()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Count the time of the block."""
+        begin = time.time()
+        yield
+        self._began, self._ended = min(self._began, begin), time.time()
+        self._busy_s += self._ended - begin
+
+    def work(self) -> DeviceWork:
+        """Return what was counted."""
+        return DeviceWork(
+            device=os.environ.get("CUDA_VISIBLE_DEVICES", "") if torch.cuda.is_available() else "",
+            begin=self._began, end=self._ended, busy_s=self._busy_s, cpu_s=time.process_time() - self._cpu,
+        )  # fmt: skip
 
 
 def _profile(job: FleetJob) -> str | None:
@@ -119,17 +179,17 @@ Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
 
 
 def _write_members(
-    draft: Path, job: FleetJob, trained: Trained, progress: ProgressFile
+    draft: Path, job: FleetJob, trained: Trained, progress: ProgressFile, predict: "_Predictor"
 ) -> list[TrainedMember]:
     """Write every member's folder, a few at a time: the forecasts of 40 members would fill half a gigabyte."""
     found: list[TrainedMember] = []
     for start in range(0, len(trained), _MEMBERS_AT_ONCE):
         progress.forecasting(start, len(trained))
-        found += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE])
+        found += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE], predict)
     return found
 
 
-def _write_some(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMember]:
+def _write_some(draft: Path, job: FleetJob, trained: Trained, predict: "_Predictor") -> list[TrainedMember]:
     members = []
     for spec, series, model in trained:
         folder = draft / spec.name / "model"
@@ -146,10 +206,35 @@ def _write_some(draft: Path, job: FleetJob, trained: Trained) -> list[TrainedMem
         )
     for split in ("validation", "test"):
         origins = [series.origins(split, model.context, model.horizon) for _, series, model in trained]
-        forecasts = cpbmodels.predict([m for _, _, m in trained], [s for _, s, _ in trained], origins)
+        forecasts = predict([m for _, _, m in trained], [s for _, s, _ in trained], origins)
         for (spec, _, _), one in zip(trained, forecasts, strict=True):
             _save_forecasts(draft / spec.name / f"{split}.npz", one)
     return members
+
+
+class _Predictor:
+    """Forecasts on the device that trained; where its memory is short, on the CPU from then on."""
+
+    def __init__(self, device: str, watch: Stopwatch) -> None:
+        self._device, self._watch = device, watch
+
+    def __call__(
+        self,
+        members: Sequence[cpbmodels.Member],
+        series: Sequence[cpbmodels.Series],
+        origins: Sequence[np.ndarray],
+    ) -> list[cpbmodels.Prediction]:
+        """Return the forecasts of member i on series i from origins i."""
+        try:
+            with self._watch.running():
+                return cpbmodels.predict(members, series, origins, device=self._device)
+        except torch.OutOfMemoryError:
+            if self._device == "cpu":
+                raise
+            log.warning("the GPU's memory is too short for the forecasts of the test span: made on the CPU")
+        self._device = "cpu"
+        torch.cuda.empty_cache()
+        return self(members, series, origins)
 
 
 def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:

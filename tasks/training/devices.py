@@ -8,9 +8,8 @@ process.
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -21,7 +20,7 @@ from schemas.errors import BusyError, UsageError
 from schemas.wording import count as named
 from tasks.parallel import usable_cores
 from tasks.storage.locks import locked, machine_lock
-from tasks.storage.waiting import check_interrupted, pause
+from tasks.storage.waiting import pause
 
 log = logging.getLogger("cpb")
 
@@ -33,14 +32,6 @@ class Slots:
     gpus: tuple[str, ...]
     workers: int
     threads: int
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A slot that is held: the GPU's UUID (None: a CPU slot) and the descriptor of its lock file."""
-
-    gpu: str | None = None
-    lock: int | None = None
 
 
 def plan_slots(device: str, shards: int) -> Slots:
@@ -119,45 +110,23 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 @contextmanager
-def hold_slot(slots: Slots) -> Iterator[Slot]:
-    """Hold a free slot, waiting for one; an interrupt ends the wait."""
-    with _gpu_slot(slots.gpus) if slots.gpus else _cpu_slot(slots.workers) as slot:
-        yield slot
-
-
-@contextmanager
-def _gpu_slot(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[Slot]:
-    paths = {gpu: machine_lock(f"cpb-{gpu}.lock") for gpu in gpus}
-    told = False
+def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
+    """Hold one of these GPUs for the length of the block, waiting for it; an interrupt ends the wait. None: no wait."""
+    paths = [machine_lock(f"cpb-{gpu}.lock") for gpu in gpus]
     with ExitStack() as stack:
-        while True:
-            for gpu, path in paths.items():
-                try:
-                    file = stack.enter_context(locked(path, wait=False, everyone=True))
-                except BusyError:
-                    continue
-                yield Slot(gpu, file.fileno())
-                return
-            if not told:
-                log.info("waiting for a GPU: other trainings hold %s", ", ".join(map(str, paths.values())))
-                told = True
-            pause(poll_s)
-
-
-@cache
-def _cpu_slots(workers: int) -> threading.Semaphore:
-    return threading.Semaphore(workers)
-
-
-@contextmanager
-def _cpu_slot(workers: int) -> Iterator[Slot]:
-    slots = _cpu_slots(workers)
-    while not slots.acquire(timeout=0.2):
-        check_interrupted()
-    try:
-        yield Slot()
-    finally:
-        slots.release()
+        told = False
+        while paths:
+            for path in paths:
+                with suppress(BusyError):
+                    stack.enter_context(locked(path, wait=False, everyone=True))
+                    paths = []
+                    break
+            else:
+                if not told:
+                    log.info("waiting for a GPU: other trainings hold %s", ", ".join(map(str, paths)))
+                    told = True
+                pause(poll_s)
+        yield
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,9 @@ from tasks.storage.files import write_bytes
 from tasks.storage.locks import is_locked
 from tasks.storage.model_folder import trained_file_damage
 from tasks.storage.records import find_record, read_record, set_aside, write_record
-from tasks.training.planning import job_key
-from tasks.training.process import RESULT
+from tasks.training.plan import job_key
 
-JOB = "job.json"
-TRAINED = "trained.json"
-"""The result between training and judging; then it is renamed to `RESULT`."""
-
+JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 EPOCHS = "epochs.jsonl"
 """Of a fleet in training: what each of its epochs has cost, a line per report (`epochs.py`)."""
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -54,10 +50,9 @@ def prepare(root: Path, job: FleetJob) -> Path:
         write_record(folder / JOB, job, of=folder.name)
     else:
         os.utime(folder / JOB)  # the most recently used fleets survive the pruning
-    for name in (TRAINED, RESULT):
-        result = find_record(folder / name, FleetResult, of=folder.name)
-        if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
-            set_aside(folder / name, f"{path} is damaged, so this fleet is trained again")
+    result = find_record(folder / RESULT, FleetResult, of=folder.name)
+    if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
+        set_aside(folder / RESULT, f"{path} is damaged, so this fleet is trained again")
     return folder
 
 
@@ -84,8 +79,6 @@ def progress_so_far(folder: Path) -> str:
     """Return how far the fleet had come before: trained, begun, or "" for not at all."""
     if (folder / RESULT).exists():
         return "trained before by the same command"
-    if (folder / TRAINED).exists():
-        return "trained before by the same command, judged from where it stopped"
     checkpoints = folder / "checkpoints"
     return "from its last checkpoint on" if checkpoints.is_dir() and any(checkpoints.iterdir()) else ""
 

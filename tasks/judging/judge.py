@@ -1,0 +1,112 @@
+"""What runs in a resident process (`tasks.resident`) that judges trained members; `judges.py` gives it orders.
+
+Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
+`reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`. Judging needs no
+torch, but where a member's forecasts are gone and its model makes them again.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from cpbmodels.series import Series
+from schemas.errors import DamagedError
+from schemas.handover import Failure, FleetJob, JobMember, TrainedMember
+from schemas.reference import BANDS, Promise, Reference
+from tasks.judging.baselines import realised
+from tasks.judging.classes import judge_classes
+from tasks.judging.fleet import score_file
+from tasks.judging.member import judge_member
+from tasks.judging.pictures import confusion_png, forecast_png, loss_png
+from tasks.judging.reference import fit_reference, reference_quantiles
+from tasks.judging.scores import pinball
+from tasks.resident import Orders
+from tasks.signals.store import load_series
+from tasks.storage.model_folder import read_config, write_reference
+from tasks.storage.npz import read_npz
+from tasks.training.files import home_of, member_folder, read_job, read_result
+
+log = logging.getLogger("cpb")
+
+
+def serve(orders: Orders) -> None:
+    """Judge members of shard after shard as they are ordered."""
+    for order in orders:
+        failures = judge_members(Path(order["folder"]), order["names"])
+        orders.answer([failure.model_dump(mode="json") for failure in failures])
+
+
+def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:
+    """Judge these members of the shard in `folder`; return a failure for each that cannot be judged."""
+    job, result = read_job(folder), read_result(folder)
+    planned, trained = {m.name: m for m in job.members}, {m.name: m for m in result.members}
+    failures = []
+    for name in names:
+        try:
+            _judge(folder, job, planned[name], trained[name])
+        except Exception as error:  # one member's fault must not cost the others their judgement
+            log.debug("%s cannot be judged", trained[name].model, exc_info=error)
+            failures.append(Failure.of(trained[name].model, "evaluate", error))
+    return failures
+
+
+def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) -> None:
+    folder = member_folder(fleet, spec.name)
+    series = load_series(home_of(fleet, job), spec.features, spec.bounds)
+    test = _forecasts(folder, series, "test")
+    if test.quantiles.size:
+        columns = read_config(folder / "model").features
+        fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1], columns)
+        other = reference_quantiles(fitted, series, test.origins)
+        score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
+        own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"), fitted)}
+        score = replace(score, metrics=score.metrics | own)
+        first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
+        promised = Promise.of(score.metrics, first)
+        write_reference(folder / "model", fitted.model_copy(update={"promised": promised}))
+        forecast_png(folder / "model" / "forecast.png", series, test)
+    else:
+        assert trained.flat_band is not None
+        band = trained.flat_band
+        score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.model.seed)
+        confusion_png(folder / "model" / "confusion.png", score.metrics)
+    loss_png(folder / "model" / "loss.png", list(trained.history))
+    score.to_npz(score_file(folder))
+    for split in ("test", "validation"):  # 4 MB a member, and the model can make them again
+        (folder / f"{split}.npz").unlink(missing_ok=True)
+
+
+def _forecasts(folder: Path, series: Series, split: str) -> Any:
+    """Return a split's forecasts as the trainer left them, or made again by the model."""
+    try:
+        kept = read_npz(folder / f"{split}.npz")
+    except FileNotFoundError:
+        return _made_again(folder, series, split)
+    except DamagedError as error:
+        log.warning("%s", error)
+        return _made_again(folder, series, split)
+    origins = kept.pop("origins")
+    return SimpleNamespace(origins=origins, **{k: v.astype(np.float64) for k, v in kept.items()})
+
+
+def _made_again(folder: Path, series: Series, split: str) -> Any:
+    from cpbmodels.member import load  # torch
+    from cpbmodels.prediction import predict
+
+    member = load(folder / "model")
+    found = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
+    arrays = {"quantiles": found.quantiles, "candle": found.candle, "probabilities": found.probabilities}
+    # Rounded like those that the trainer stores, so that judging again gives the same score to the last bit.
+    rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
+    return SimpleNamespace(origins=found.origins, **rounded)
+
+
+def _crps_ratio(series: Series, forecasts: Any, fitted: Reference) -> float:
+    truth = realised(series, forecasts.origins, forecasts.quantiles.shape[1])
+    own = pinball(forecasts.quantiles, truth).mean()
+    return float(own / pinball(reference_quantiles(fitted, series, forecasts.origins), truth).mean())
