@@ -22,18 +22,17 @@ import psutil
 MOMENTS, SPAN_S, LIMIT_S = 20, 3.0, 2.0
 
 SLOW_TRAINER = """
-from tasks.training.runner import die_with_parent
-die_with_parent()
 import time
 time.sleep(2.5)
-time.sleep(3600)
+def serve(orders):
+    time.sleep(3600)
 """
 RUN = """
 import pathlib, sys
-from tasks.training import process
+from tasks.training import runner
 from tasks.training.devices import Slots
-process.WORKER = "slow_trainer"
-process.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
+runner.TRAINER = "slow_trainer"
+runner.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """
 CPB = ("flows.cli", "train", "BTCUSDT", "1h", "--arch", "lstm", "--preset", "smoke", "--max-epochs", "100000",
        "--patience", "100000", "--source", "sim", "--since", "2025-01", "--as-of", "2025-06-06")  # fmt: skip

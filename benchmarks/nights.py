@@ -16,7 +16,9 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -34,19 +36,35 @@ SIZES = ("database", "artifacts", "store")
 
 @contextmanager
 def training_in_this_process() -> Iterator[None]:
-    """Train without a process per fleet, which would take longer than the training."""
-    from tasks.training import executor
-    from tasks.training.trainer import train_job
+    """Train and judge without processes of their own, which would take longer to start than their work takes."""
+    from tasks.resident import Resident
 
-    def run(folder: Path, *_: Any) -> None:
-        if not (folder / "result.json").exists():
-            train_job(folder)
+    def call(resident: Resident, order: dict[str, Any], *_: Any) -> Any:
+        answers: list[Any] = []
+        module = import_module(resident.module)
+        module.serve(_OneOrder(order, answers))
+        return answers[0]
 
-    before, executor.run_trainer = executor.run_trainer, run
+    before = Resident.call
+    Resident.call = call  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
-        executor.run_trainer = before
+        Resident.call = before  # type: ignore[method-assign]
+
+
+@dataclass
+class _OneOrder:
+    """What a resident's module gets in place of `tasks.resident.Orders`."""
+
+    order: dict[str, Any]
+    answers: list[Any]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        yield self.order
+
+    def answer(self, value: object = None) -> None:
+        self.answers.append(value)
 
 
 def night(number: int, keep: int, **options: Any) -> dict[str, Any]:

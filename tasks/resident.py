@@ -96,6 +96,7 @@ class Resident:
     """
 
     def __init__(self, module: str, label: str, env: Mapping[str, str], fds: Sequence[int] = ()) -> None:
+        self.module = module
         self._command = [sys.executable, "-m", "tasks.resident", module, label]
         self._env, self._fds = env, tuple(fds)
         self._process: subprocess.Popen[bytes] | None = None

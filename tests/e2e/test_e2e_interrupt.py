@@ -51,7 +51,7 @@ def trainers_in(folder):
     found = []
     for one in psutil.process_iter(["cmdline", "status"]):
         command = one.info["cmdline"] or []
-        if one.info["status"] != "zombie" and "tasks.shard_worker" in command:
+        if one.info["status"] != "zombie" and "tasks.training.trainer" in command:
             found += [one] if command[-1].startswith(str(folder)) else []
     return found
 

@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+from in_process import train_by
 from promotion_tools import SECOND, SPEC, Trainer, night
 
 from schemas.run import RunSpec
@@ -18,7 +19,7 @@ def after_one_night(tmp_path_factory):
     place = tmp_path_factory.mktemp("night")
     with pytest.MonkeyPatch.context() as patch:
         _use(patch, place)
-        patch.setattr("tasks.training.runner.run_trainer", Trainer())
+        train_by(patch, Trainer())
         from tasks.ingest import ingest
 
         ingest(RunSpec(**SPEC.model_dump() | {"as_of": SECOND}).scope)
@@ -33,5 +34,5 @@ def trainer(after_one_night, tmp_path, monkeypatch):
     shutil.copytree(after_one_night, place)
     _use(monkeypatch, place)
     fake = Trainer()
-    monkeypatch.setattr("tasks.training.runner.run_trainer", fake)
+    train_by(monkeypatch, fake)
     return fake

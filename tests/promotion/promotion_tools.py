@@ -12,7 +12,7 @@ from tasks.tracking.decisions import DECISIONS, newest_decisions
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import aliases_of
-from tasks.training import worker
+from tasks.training import trainer as worker
 from tasks.training.files import read_job
 
 FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"
@@ -24,12 +24,12 @@ BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
 
 class Trainer:
-    """Stands in for `run_trainer`: trains in this process; `after` may change what it left in a folder."""
+    """Stands in for resident trainers: trains in this process; `after` may change what it left in a folder."""
 
     def __init__(self):
         self.after = lambda job, folder: None
 
-    def __call__(self, folder, slots, timeout_s, on_progress=None, on_start=None):
+    def __call__(self, folder):
         if not (folder / "result.json").exists():
             worker.train_job(folder)
             self.after(read_job(folder), folder)

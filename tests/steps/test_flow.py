@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from in_process import train_by
 from inbox import inbox
 
 from cpbmodels.fleet import Fleet
@@ -20,7 +21,7 @@ from tasks.promotion.contenders import standing
 from tasks.tracking.connection import search
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
-from tasks.training import worker
+from tasks.training import trainer as worker
 from tasks.training.files import LATEST, read_job, read_result
 from tasks.training.runner import TrainerDied, TrainingTimeout
 
@@ -32,12 +33,12 @@ BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
 
 class Trainer:
-    """Stands in for `run_trainer`: trains in this process; `after` may spoil what it left in a folder."""
+    """Stands in for resident trainers: trains in this process; `after` may spoil what it left in a folder."""
 
     def __init__(self):
         self.calls, self.before, self.after = [], lambda job, folder: None, lambda job, folder: None
 
-    def __call__(self, folder, slots, timeout_s, on_progress=None, on_start=None):
+    def __call__(self, folder):
         job = read_job(folder)
         self.calls.append(job.architecture)
         if (folder / "result.json").exists():
@@ -68,7 +69,7 @@ def trainer(ingested, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlruns/mlflow.db")
     monkeypatch.chdir(tmp_path)
     fake = Trainer()
-    monkeypatch.setattr("tasks.training.runner.run_trainer", fake)
+    train_by(monkeypatch, fake)
     return fake
 
 

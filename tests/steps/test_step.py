@@ -58,9 +58,9 @@ def test_the_steps_are_the_folder_in_order():
 
     files = {p.stem for p in Path(tasks.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(tasks.STEPS) <= files
-    # What makes a step, how several run at once and how far they are, the check of all that steps have stored, and the
-    # process of the step train.
-    assert files - set(tasks.STEPS) == {"step", "parallel", "progress", "verify", "shard_worker"}
+    # What makes a step, how several run at once (in threads and in processes that stay) and how far they are, and the
+    # check of all that steps have stored.
+    assert files - set(tasks.STEPS) == {"step", "parallel", "resident", "progress", "verify"}
 
 
 @pytest.mark.parametrize(

@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 from trainer_tools import PRELUDE, trainers_in
 
-from tasks.training import process
+from tasks.training import runner
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Let this code run as the trainer, in a real process of its own; `folder` is the fleet's folder."""
+    """Let this code do each order of the trainer, in a real process of its own; `folder` is the fleet's folder."""
     modules = tmp_path / "modules"
     modules.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{modules}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(process, "WORKER", "fake_worker")
+    monkeypatch.setattr(runner, "TRAINER", "fake_worker")
 
-    def use(code, prelude=PRELUDE):
-        (modules / "fake_worker.py").write_text(prelude + code + "\n")
+    def use(code, prelude=""):
+        (modules / "fake_worker.py").write_text(f"{prelude}{PRELUDE}\nWORK = {code!r}\n")
 
     return use
 
@@ -40,9 +40,9 @@ def start_parent(folder):
 
     def start(extra=""):
         code = (
-            "import sys, pathlib; from tasks.training import process; from tasks.training.devices import Slots\n"
-            f"process.WORKER = 'fake_worker'\n{extra}\n"
-            "process.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
+            "import sys, pathlib; from tasks.training import runner; from tasks.training.devices import Slots\n"
+            f"runner.TRAINER = 'fake_worker'\n{extra}\n"
+            "runner.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
         )
         started.append(subprocess.Popen([sys.executable, "-c", code, str(folder)]))
         return started[-1]

@@ -10,8 +10,8 @@ from tasks.features import features
 from tasks.ingest import ingest
 from tasks.judging.fleet import score_file
 from tasks.plan import plan
-from tasks.training import shards
-from tasks.training.files import TRAINED, fleet_folder, member_folder, read_result
+from tasks.training import plan as shards
+from tasks.training.files import fleet_folder, member_folder, read_result
 
 SPEC = {
     "coins": "BTC,ETH", "timeframes": "1h", "architectures": "gru", "preset": "smoke", "source": "sim",
@@ -44,7 +44,6 @@ def models(root, fleet):
     found = {}
     for shard in fleet.shards:
         folder = fleet_folder(root, shard)
-        assert not (folder / TRAINED).exists()
         for member in read_result(folder).members:
             place = member_folder(folder, member.name)
             weights = (place / "model" / "model.safetensors").read_bytes()

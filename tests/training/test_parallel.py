@@ -13,8 +13,9 @@ from terminal import Terminal
 from trainer_tools import trainers_in, wait_until
 
 from tasks.parallel import run_each, thread_pool
+from tasks.resident import Cores
 from tasks.storage.waiting import Interrupted, pause, stoppable
-from tasks.training.devices import Slots, hold_slot
+from tasks.training.devices import gpu_held
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = ContextVar("name", default="none")
@@ -107,17 +108,17 @@ def test_a_call_that_cannot_be_stopped_is_left_behind(monkeypatch):
     release.set()
 
 
-def test_a_wait_for_a_slot_ends_with_an_interrupt(tmp_path, monkeypatch):
+def test_a_wait_for_a_device_ends_with_an_interrupt(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.storage.locks.SHARED_FOLDER", tmp_path)
-    for slots in (Slots((), 1, 1), Slots(("GPU-1",), 1, 1)):
+    for hold in (Cores(1).held, lambda _: gpu_held(("GPU-1",))):
         stop, ended = threading.Event(), []
 
-        def wait(slots=slots, stop=stop, ended=ended):
-            with stoppable(stop), pytest.raises(Interrupted), hold_slot(slots):
+        def wait(hold=hold, stop=stop, ended=ended):
+            with stoppable(stop), pytest.raises(Interrupted), hold(1):
                 pass
             ended.append(1)
 
-        with hold_slot(slots):
+        with hold(1):
             thread = threading.Thread(target=wait)
             thread.start()
             time.sleep(0.2)
@@ -170,12 +171,13 @@ import pathlib, sys, time
 from functools import partial
 from flows.console import exit_now
 from tasks.parallel import run_each, thread_pool
-from tasks.training import process
+from tasks.training import runner
 from tasks.training.devices import Slots
-process.WORKER = "fake_worker"
+runner.TRAINER = "fake_worker"
 folder = pathlib.Path(sys.argv[1])
+trainers = {workers: runner.Trainers(Slots((), workers, 1), folder) for workers in (1, 2)}
 def train(name, workers):
-    process.run_trainer(folder / name, Slots((), workers, 1), 600)
+    trainers[workers].train(folder / name, 600)
 def main():
 BODY
 try:
@@ -234,8 +236,8 @@ def test_ctrl_c_ends_trainings_at_once(tmp_path, worker, body, trainers, query, 
         assert terminal.process.returncode == 130, terminal.screen
         assert "Traceback" not in terminal.screen
         if body == FUTURE:  # such a pool knows no stop event: its trainer ends when it sees its parent's end
-            wait_until(lambda: not trainers_in(fleets[0]), 30)
-        assert not [one for fleet in fleets for one in trainers_in(fleet)]
+            wait_until(lambda: not trainers_in(tmp_path), 30)
+        assert not trainers_in(tmp_path)
     finally:
         terminal.close()
 

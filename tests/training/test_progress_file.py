@@ -97,13 +97,10 @@ def test_a_fleet_that_waits_says_for_what_and_each_stage_has_a_name_of_its_own(t
 
     heard = heard_of(wait)
     assert [one.facts for one in heard[:2]] == [("waiting for a free core",), ("starting its trainer",)]
-    assert ended(heard) == {"train gru", "predict the test span with gru", "judge gru"}
+    assert ended(heard) == {"train gru", "predict the test span with gru"}
     file.on_step(step(1, 0))
     file.forecasting(0, 8)
     assert "predict the test span with gru" in [getattr(one, "step", "") for one in read()[1]]
-    file.judging(0, 8)
-    (last,) = [one for one in read()[1] if one.step == "judge gru"]
-    assert (last.done, last.total, last.unit) == (0, 2, "members")
 
 
 def test_shards_of_a_fleet_are_told_as_one(told):
@@ -127,7 +124,7 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     assert middle[-1].facts[0] == "18/20 shards"
     assert not ended(middle)
     assert ended(heard_of(lambda: train(plan.shards[-1]))) == {
-        "train gru", "predict the test span with gru", "judge gru",
+        "train gru", "predict the test span with gru",
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from cpbmodels.errors import ModelError
 from schemas.errors import CpbError, DamagedError
 from tasks.storage.locks import locked
 from tasks.training import members, ray_node
-from tasks.training.files import EPOCHS, RESULT, TRAINED, prepare, read_result
+from tasks.training.files import EPOCHS, RESULT, prepare, read_result
 from tasks.training.ray_executor import keep_result, shard_inputs
 from tasks.training.ray_node import Board, Order, difference, read_files, train_on_node, versions, write_files
 from tasks.training.runner import TrainerDied
@@ -132,13 +132,6 @@ def test_a_home_that_takes_no_checkpoint_is_told_and_ends_nothing(tmp_path):
     ((kind, (level, text)),) = board.take()[key]
     assert (kind, level) == ("line", logging.WARNING)
     assert "is not kept" in text
-
-
-def test_models_that_were_trained_and_not_judged_go_to_the_node(tmp_path):
-    folder = trained_shard(tmp_path, home_with_job(tmp_path))
-    (folder / RESULT).rename(folder / TRAINED)
-    found = Board(str(tmp_path)).begun(folder.relative_to(tmp_path).as_posix())
-    assert {TRAINED, f"members/{SERIES.name}/model/model.safetensors"} <= set(found)
 
 
 def test_a_node_sends_the_newest_checkpoint_of_each_part_once(tmp_path):

@@ -1,9 +1,7 @@
 """The same shards one by one, side by side, on several devices or after a loss: the same models to the last bit."""
 
-import subprocess
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from small_shards import SPEC, copied, models, planned_in
@@ -13,12 +11,14 @@ from flows.runner import Runner
 from flows.training import train_fleets
 from schemas.handover import FleetResult
 from schemas.run import RunSpec
-from tasks.judging.fleet import read_scores
+from tasks.judging.fleet import judge_fleet, read_scores
+from tasks.judging.judges import Judges
+from tasks.resident import Resident
 from tasks.storage import locks
-from tasks.training import process
+from tasks.training import runner
 from tasks.training.devices import Slots
-from tasks.training.files import RESULT, TRAINED, fleet_folder, read_result
-from tasks.training.runner import LocalExecutor
+from tasks.training.files import fleet_folder, read_result
+from tasks.training.runner import opened_engine
 
 pytestmark = pytest.mark.slow
 
@@ -32,17 +32,21 @@ def planned(tmp_path_factory):
 
 @pytest.fixture
 def train(planned, tmp_path, monkeypatch):
-    """Train the fleet in a copy of the home: `train(slots)` -> the home."""
+    """Train and judge the fleet in a copy of the home: `train(slots)` -> the home."""
     monkeypatch.setattr(locks, "SHARED_FOLDER", tmp_path)
     monkeypatch.setattr("tasks.train.RETRY_WAIT_S", 0.0)
 
     def run(slots, name):
-        home = tmp_path / name
+        home, fleet = tmp_path / name, planned[1]
         if not home.exists():
             copied(planned[0], home)
         monkeypatch.setenv("CPB_HOME", str(home))
-        engine = SimpleNamespace(executor=lambda number: LocalExecutor(slots), leave=lambda: None)
-        (found,) = train_fleets(RunSpec(**SPEC), Runner(), engine, [planned[1]])
+        monkeypatch.setattr(runner, "plan_slots", lambda device, shards: slots)
+        monkeypatch.setattr(runner, "gpus_of", lambda device: slots.gpus)
+        spec = RunSpec(**SPEC)
+        with opened_engine(spec) as engine, Judges(engine.cores, home) as judges:
+            (found,) = train_fleets(spec, Runner(), engine, [fleet])
+            judge_fleet(home / "sim", fleet, zip(fleet.shards, found, strict=True), judges)
         assert [len(one.members) for one in found if isinstance(one, FleetResult)] == [1, 1]
         return home / "sim"
 
@@ -53,54 +57,56 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     train, planned, monkeypatch
 ):
     fleet = planned[1]
-    started = []
-    popen = subprocess.Popen
+    ordered, judged = [], []
+    call = Resident.call
 
-    def count(command, **how):
-        made = popen(command, **how)
-        folder = command[-1]
-        started.append(
-            (folder.rpartition("/")[2], how["env"]["CPB_THREADS"], how["env"]["CUDA_VISIBLE_DEVICES"])
-        )
-        if len(started) == killed:
-            threading.Thread(target=kill_at_work, args=(made, folder)).start()
-        return made
+    def count(resident, order, *how):
+        name = Path(order["folder"]).name
+        if resident.module == runner.TRAINER:
+            ordered.append((name, resident._env["CPB_THREADS"], resident._env["CUDA_VISIBLE_DEVICES"]))
+            if len(ordered) == killed:
+                threading.Thread(target=kill_at_work, args=(resident, Path(order["folder"]))).start()
+        else:
+            judged.append(name)
+        return call(resident, order, *how)
 
-    def kill_at_work(made, folder):
-        wait_until(lambda: (Path(folder) / "progress.json").exists(), 120)
-        made.kill()
+    def kill_at_work(resident, folder):
+        wait_until((folder / "progress.json").exists, 120)
+        resident._process.kill()
 
-    monkeypatch.setattr(process.subprocess, "Popen", count)
+    monkeypatch.setattr(Resident, "call", count)
     keys = [fleet_folder(planned[0], shard).name for shard in fleet.shards]
 
     killed = 0
     expected = models(train(Slots((), 1, 1), "one"), fleet)
-    assert [one[1:] for one in started] == [("1", "")] * 2
-    started.clear()
+    assert [one[1:] for one in ordered] == [("1", "")] * 2
+    ordered.clear()
     assert models(train(Slots((), 2, 1), "two"), fleet) == expected
-    assert sorted(one[0] for one in started) == sorted(keys)
-    started.clear()
+    assert sorted(one[0] for one in ordered) == sorted(keys)
+    ordered.clear()
     assert models(train(Slots(("GPU-a", "GPU-b"), 2, 1), "devices"), fleet) == expected
-    assert sorted(one[2] for one in started) == ["GPU-a", "GPU-b"]
-    started.clear()
+    assert sorted(one[2] for one in ordered) == ["GPU-a", "GPU-b"]
+    ordered.clear()
     killed = 1
     lost = train(Slots((), 1, 1), "lost")
     assert models(lost, fleet) == expected
-    first = started[0][0]
-    assert [one[0] for one in started] == [first, first, next(key for key in keys if key != first)]
-    started.clear()
+    first = ordered[0][0]
+    assert [one[0] for one in ordered] == [first, first, next(key for key in keys if key != first)]
+    ordered.clear()
+    judged.clear()
     killed = 0
     train(Slots((), 1, 1), "lost")
-    assert not started
+    assert not ordered
+    assert not judged
 
-    # Killed while it judges: what is trained stays, the score is made.
+    # Killed before a score is there: what is trained stays, the score is made.
     folder = fleet_folder(lost, fleet.shards[0])
-    (folder / RESULT).rename(folder / TRAINED)
     weights = next(folder.rglob("model.safetensors"))
     before = weights.stat().st_mtime_ns
     next(folder.rglob("score-*.npz")).unlink()
     train(Slots((), 1, 1), "lost")
-    assert [one[0] for one in started] == [folder.name]
+    assert not ordered
+    assert judged == [folder.name]
     assert weights.stat().st_mtime_ns == before
     assert models(lost, fleet) == expected
     assert len(read_scores(lost, [read_result(fleet_folder(lost, s)) for s in fleet.shards])) == 2

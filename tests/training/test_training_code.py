@@ -17,7 +17,7 @@ from tasks.ingest import ingest
 from tasks.signals import store
 from tasks.signals.splits import split_bounds
 from tasks.storage import digests
-from tasks.training import planning
+from tasks.training import plan as planning
 from tasks.training.files import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,7 @@ COMPUTING = {
         "__init__", "base", "gru", "har", "linear", "lstm", "transformer",
     },
     "tasks/signals": {"__init__", "splits", "store"},
-    "tasks/training": {"members", "worker"},
+    "tasks/training": {"members", "trainer"},
 }  # fmt: skip
 
 EXECUTED_BESIDE = {

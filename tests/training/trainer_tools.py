@@ -5,11 +5,15 @@ import time
 import psutil
 
 PRELUDE = """\
-from tasks.training.runner import die_with_parent
-die_with_parent()
 import sys, pathlib, time, os
-folder = pathlib.Path(sys.argv[-1])
-(folder / "pid").write_text(str(os.getpid()))
+
+def serve(orders):
+    global folder
+    for order in orders:
+        folder = pathlib.Path(order["folder"])
+        (folder / "pid").write_text(str(os.getpid()))
+        exec(WORK, globals())
+        orders.answer()
 """
 
 

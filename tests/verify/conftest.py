@@ -6,15 +6,9 @@ from contextlib import closing
 
 import pytest
 import stored_home
+from in_process import serve_here
 
 from tasks.market import cache
-from tasks.training import worker
-
-
-def train_here(folder, slots, timeout_s, on_progress=None, on_start=None):
-    """Train in this process: a process of its own would only take longer to start."""
-    if not (folder / "result.json").exists():
-        worker.train_job(folder)
 
 
 def copy_database(source, target):
@@ -29,7 +23,7 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPB_HOME", str(place / "data"))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
-        patch.setattr("tasks.training.runner.run_trainer", train_here)
+        serve_here(patch)
         stored_home.build()
     shutil.copytree(place / "data", place / "kept/data")
     shutil.copytree(place / "mlruns/artifacts", place / "kept/artifacts")
@@ -42,7 +36,7 @@ def stored(built, monkeypatch):
     """The home, as it was built; MLflow's artifacts lie where they were logged, so all are put back in place."""
     monkeypatch.setenv("CPB_HOME", str(built / "data"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{built}/mlruns/mlflow.db")
-    monkeypatch.setattr("tasks.training.runner.run_trainer", train_here)
+    serve_here(monkeypatch)
     monkeypatch.setattr(cache, "_checked", set())
     monkeypatch.chdir(built)
     for kept, place in (("data", "data"), ("artifacts", "mlruns/artifacts")):

@@ -5,19 +5,22 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import threading
 import time
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
-from trainer_tools import PRELUDE, trainers_in, wait_until
+from trainer_tools import trainers_in, wait_until
 
 from schemas.errors import CpbError
-from tasks.training import process
-from tasks.training.devices import Slots, hold_slot
-from tasks.training.runner import TrainerDied, TrainingTimeout, run_trainer
+from tasks.parallel import run_each
+from tasks.resident import Cores
+from tasks.training import runner
+from tasks.training.devices import Slots
+from tasks.training.runner import TrainerDied, Trainers, TrainingTimeout, run_trainer
 
 CPU = Slots((), 1, 1)
 
@@ -40,18 +43,60 @@ def test_threads_follow_from_the_plan_and_progress_is_told(folder, worker):
     assert json.loads((folder / "result.json").read_text()) == {"threads": 2}
 
 
-def test_it_is_told_when_a_place_to_train_in_is_free(folder, worker):
-    worker("(folder / 'result.json').touch()")
-    slots, told = Slots((), 1, 1), []
-    with hold_slot(slots):
-        waiting = threading.Thread(
-            target=run_trainer, args=(folder, slots, 30, None, lambda: told.append("free"))
-        )
-        waiting.start()
-        time.sleep(0.3)
-        assert told == []
-    waiting.join(30)
-    assert told == ["free"]
+def test_it_is_told_when_a_trainer_is_free_which_is_the_same_process_for_all_shards(tmp_path, worker):
+    worker("time.sleep(0.5); (folder / 'result.json').touch()")
+    folders = [tmp_path / name for name in "abc"]
+    for one in folders:
+        one.mkdir()
+    trainers, told = Trainers(CPU, tmp_path), []
+    try:
+        calls = [
+            threading.Thread(
+                target=trainers.train, args=(one, 30, None, lambda: told.append(time.monotonic()))
+            )
+            for one in folders
+        ]
+        for call in calls:
+            call.start()
+        for call in calls:
+            call.join(30)
+    finally:
+        trainers.stop()
+    assert all(later - earlier >= 0.4 for earlier, later in pairwise(sorted(told)))
+    assert len({(one / "pid").read_text() for one in folders}) == 1
+
+
+def test_after_a_death_the_next_shard_gets_a_new_trainer_and_the_others_go_on(tmp_path, worker):
+    worker(
+        "if folder.name == 'bad': sys.exit('CpbError: bad')\n"
+        "time.sleep(0.5); (folder / 'result.json').touch()"
+    )
+    names = ("good", "bad", "next", "last")
+    for name in names:
+        (tmp_path / name).mkdir()
+    trainers = Trainers(Slots((), 2, 1), tmp_path)
+    try:
+        found = run_each([partial(trainers.train, tmp_path / name, 30) for name in names], 2)
+    finally:
+        trainers.stop()
+    assert [type(one) for one in found] == [type(None), TrainerDied, type(None), type(None)]
+    assert "CpbError: bad" in str(found[1])
+    assert not trainers_in(tmp_path)
+
+
+def test_trainers_and_judges_never_take_more_than_the_cores():
+    cores, inside, most = Cores(2), [], []
+
+    def work(wanted):
+        with cores.held(wanted):
+            inside.append(wanted)
+            most.append(sum(inside))
+            time.sleep(0.05)
+            inside.remove(wanted)
+
+    run_each([partial(work, wanted) for wanted in (1, 1, 2, 1, 8, 1, 1)], 7)
+    assert max(most) == 8  # more than there are: all of them, alone
+    assert sorted(most)[-2] == 2
 
 
 def test_half_a_progress_file_is_passed_over(folder, worker):
@@ -89,7 +134,7 @@ def test_a_killed_worker_names_its_signal(folder, worker):
 
 def test_a_worker_that_the_kernel_killed_for_memory_says_so(folder, worker, monkeypatch):
     counts = iter((7, 8))
-    monkeypatch.setattr(process, "_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(runner, "_oom_kills", lambda: next(counts))
     worker("os.kill(os.getpid(), 9)")
     with pytest.raises(TrainerDied, match=r"ran out of memory.*kernel") as died:
         run_trainer(folder, CPU, 30)
@@ -100,7 +145,7 @@ def test_the_kernel_counts_its_kills():
     vmstat = Path("/proc/vmstat")
     if not vmstat.exists() or "oom_kill " not in vmstat.read_text():
         pytest.skip("this kernel does not say")
-    assert f"oom_kill {process._oom_kills()}\n" in vmstat.read_text()
+    assert f"oom_kill {runner._oom_kills()}\n" in vmstat.read_text()
 
 
 @pytest.mark.parametrize(
@@ -166,13 +211,13 @@ def test_the_log_is_not_written_through_a_link(folder, worker, tmp_path):
     assert (tmp_path / "precious").read_text() == "mine"
 
 
-SLOW_IMPORT = "time.sleep(2.5)\n(folder / 'imported').touch()\ntime.sleep(600)"
-"""What a trainer does that imports its libraries for a while and then trains."""
+SLOW_IMPORT = "import time; time.sleep(2.5)\n"
+"""What a trainer does that imports its libraries for a while."""
 
 
 @pytest.mark.parametrize("moment", [0.05, 0.2, 0.6, 2.9])
 def test_a_trainer_dies_with_its_parent_whenever_that_is_killed(folder, worker, start_parent, moment):
-    worker(SLOW_IMPORT)
+    worker("time.sleep(600)", prelude=SLOW_IMPORT)
     parent = start_parent()
     time.sleep(moment)
     parent.kill()
@@ -182,14 +227,18 @@ def test_a_trainer_dies_with_its_parent_whenever_that_is_killed(folder, worker, 
 
 
 def test_a_trainer_that_asks_for_its_parent_long_after_its_death_ends(folder, worker, start_parent):
-    worker(SLOW_IMPORT, prelude="import time; time.sleep(1)\n" + PRELUDE)
+    worker("time.sleep(600)", prelude=SLOW_IMPORT)
     parent = start_parent()
     wait_until(lambda: trainers_in(folder))
+    (trainer,) = trainers_in(folder)
+    trainer.suspend()
     parent.kill()
     parent.wait()
+    time.sleep(0.2)
     assert trainers_in(folder)
+    trainer.resume()
     wait_until(lambda: not trainers_in(folder), 3)
-    assert not (folder / "imported").exists()
+    assert not (folder / "pid").exists()
 
 
 def test_a_child_of_the_parent_that_keeps_the_pipe_open_does_not_keep_the_trainer(
@@ -211,9 +260,3 @@ def test_a_child_of_the_parent_that_keeps_the_pipe_open_does_not_keep_the_traine
     wait_until(lambda: not trainers_in(folder), 2)
     assert child.is_running()
     child.kill()
-
-
-def test_a_trainer_started_by_hand_needs_no_parent(folder, worker):
-    code = f"{PRELUDE}time.sleep(0.8); (folder / 'result.json').touch()"
-    subprocess.run([sys.executable, "-c", code, str(folder)], stdin=subprocess.DEVNULL, check=True)
-    assert (folder / "result.json").exists()

@@ -14,9 +14,9 @@ from trainer_tools import wait_until
 
 from schemas.errors import UsageError
 from tasks.storage import locks
-from tasks.training import slots as module
-from tasks.training.devices import Slots, check_device, hold_slot, plan_slots, visible_gpus
-from tasks.training.runner import run_trainer
+from tasks.training import devices as module
+from tasks.training.devices import Slots, check_device, gpu_held, plan_slots, visible_gpus
+from tasks.training.runner import Trainers, run_trainer
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
@@ -183,32 +183,15 @@ def test_builds_of_torch_as_they_say_it(line, expected, tmp_path, monkeypatch):
     assert module.torch_cuda.__wrapped__() == expected
 
 
-def test_cpu_slots_bound_what_runs_side_by_side():
-    inside, most = 0, 0
-    guard = threading.Lock()
-
-    def work():
-        nonlocal inside, most
-        with hold_slot(Slots((), 2, 1)):
-            with guard:
-                inside += 1
-                most = max(most, inside)
-            time.sleep(0.05)
-            with guard:
-                inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 2
+def test_without_a_gpu_nothing_is_held_and_nothing_waits():
+    with gpu_held(()), gpu_held(()):
+        pass
 
 
 def test_a_gpu_is_held_by_one_at_a_time(locks_in):
-    two = Slots(UUIDS[:2], 2, 1)
-    with hold_slot(two) as first, hold_slot(two) as second:
-        assert {first.gpu, second.gpu} == set(UUIDS[:2])
+    two = UUIDS[:2]
+    with gpu_held(two), gpu_held(two):
+        assert [locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two] == [True, True]
         waited = []
         thread = threading.Thread(target=lambda: waited.append(_hold_shortly(two)))
         thread.start()
@@ -218,9 +201,37 @@ def test_a_gpu_is_held_by_one_at_a_time(locks_in):
     assert waited
 
 
-def _hold_shortly(slots):
-    with hold_slot(slots) as slot:
-        return slot.gpu
+def _hold_shortly(gpus):
+    with gpu_held(gpus):
+        return True
+
+
+def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, worker, tmp_path):
+    """Between two shards another command may train; while it holds one of two GPUs, all shards go to the other."""
+    worker(
+        "(folder / 'device').write_text(os.environ['CUDA_VISIBLE_DEVICES']); (folder / 'result.json').touch()"
+    )
+    folders = [tmp_path / name for name in "abc"]
+    for one in folders:
+        one.mkdir()
+    two = UUIDS[:2]
+    trainers = Trainers(Slots(two, 2, 1), tmp_path)
+    try:
+        trainers.start()
+        assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
+        with locks.locked(locks_in / f"cpb-{two[0]}.lock"):
+            for one in folders[:2]:
+                trainers.train(one, 30)
+            with locks.locked(locks_in / f"cpb-{two[1]}.lock"):
+                last = threading.Thread(target=trainers.train, args=(folders[2], 30))
+                last.start()
+                time.sleep(0.5)
+                assert not (folders[2] / "device").exists()
+            last.join(10)
+    finally:
+        trainers.stop()
+    assert [(one / "device").read_text() for one in folders] == [two[1]] * 3
+    assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
 
 
 def test_processes_that_number_the_gpus_otherwise_meet_at_the_same_lock(gpus, locks_in, monkeypatch):
@@ -228,8 +239,9 @@ def test_processes_that_number_the_gpus_otherwise_meet_at_the_same_lock(gpus, lo
     alone = plan_slots("cuda", 1)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb,0")
     both = plan_slots("cuda", 2)
-    with hold_slot(alone) as held, hold_slot(both) as other:
-        assert (held.gpu, other.gpu) == ("GPU-bb33", "GPU-aa11")
+    assert set(alone.gpus) < set(both.gpus)
+    with gpu_held(alone.gpus), gpu_held(both.gpus):
+        assert all(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in ("GPU-bb33", "GPU-aa11"))
 
 
 def test_the_trainer_sees_its_gpu_alone_and_holds_its_lock_past_its_parents_death(

@@ -8,10 +8,10 @@ from schemas.errors import CpbError
 from schemas.handover import FleetResult, JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.shard_worker import main
 from tasks.storage.records import write_record
 from tasks.training.files import RESULT, prepare
 from tasks.training.plan import job_key, plan_job
+from tasks.training.trainer import train_once
 
 
 def day(n):
@@ -43,7 +43,7 @@ def job():
 def test_a_fleet_without_a_series_that_can_be_read_says_why(job, tmp_path):
     folder = prepare(tmp_path, job)
     with pytest.raises(CpbError) as caught:
-        main(folder)
+        train_once(folder)
     assert caught.value.code == "empty-fleet"
     assert "BTCUSDT" in str(caught.value)
     assert not (folder / RESULT).exists()
@@ -53,6 +53,6 @@ def test_a_fleet_that_is_trained_is_left_as_it_is(job, tmp_path):
     folder = prepare(tmp_path, job)
     write_record(folder / RESULT, FleetResult(key=job_key(job), architecture="gru"), of=folder.name)
     before = (folder / RESULT).read_bytes()
-    assert main(folder) == 0
+    train_once(folder)
     assert (folder / RESULT).read_bytes() == before
     assert not (folder / "members").exists()
