@@ -13,18 +13,21 @@ from tasks.tracking.database import DOWN
 from tasks.tracking.records import OpenRun
 from tasks.tracking.run_names import learned_from, run_name, scope_tags
 from tasks.tracking.runs import FAILED, finish, kill, log_datasets, start_parent
-from tasks.tracking.tags import AS_OF, COMMAND, NEWEST, REASON
+from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb_mirror import is_wanted, mirror
 from tasks.training.plan import training_code
 
 
-def start_run(spec: RunSpec, records: Sequence[SeriesRecord], name: str) -> OpenRun:
+def start_run(
+    spec: RunSpec, records: Sequence[SeriesRecord], name: str, left_out: str | None = None
+) -> OpenRun:
     """Open the run of a specification on the data it met: the same command on the same data is the same run.
 
     Args:
         name: the command's.
+        left_out: what a night does not train, and why.
     """
-    tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name}
+    tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name, LEFT_OUT: left_out}
     run = start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
     log_datasets(run.run_id, learned_from(records))
     return run

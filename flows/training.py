@@ -103,9 +103,11 @@ def _run(
         raise CpbError(
             f"no series can be trained ({reasons}); check coins, since, as_of and source", code="no-series"
         )
+    if planned.night.reason:
+        say(planned.night.reason)
     summary.series = len(planned.series)
     left_out = tuple(summary.failures)  # they belong to series, and so to a model of every fleet
-    run = start_run(spec, planned.series, name)
+    run = start_run(spec, planned.series, name, planned.night.reason if planned.night.idle else None)
     summary.run_id = run.run_id
     in_use = FleetsInUse(root)
     with run_of(run.run_id):

@@ -290,6 +290,10 @@ class RunSpec(ScopeSpec):
     warm_start: Literal["champion"] | None = Field(
         None, description="champion: continue from the registered models; default: train anew"
     )
+    weekly_challengers: bool = Field(
+        False,
+        description="train an architecture without a champion or challenger in a timeframe there once a week only",
+    )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
     )
@@ -387,6 +391,7 @@ _NOT_IN_BACKTESTS = {
     "force": "a backtest promotes nothing",
     "wandb": "a backtest leaves no runs behind",
     "prune": "a backtest leaves no runs behind",
+    "weekly_challengers": "a backtest judges all architectures alike",
 }
 """Options of a run that a backtest refuses, and why."""
 

@@ -92,7 +92,7 @@ class TuneSpec(RunSpec):
             what = "is solved at once" if info.closed_form else "forecasts no price"
             raise UsageError(f"architectures: {info.name} {what}; tune another one",
                              code="architectures", field="architectures")  # fmt: skip
-        for name in ("warm_start", "repo", "prune", "wandb", "engine"):
+        for name in ("warm_start", "repo", "prune", "wandb", "engine", "weekly_challengers"):
             if getattr(self, name):
                 raise UsageError(f"{name} has no meaning for trials: leave it out", code="usage", field=name)
         _ = self.budget_s

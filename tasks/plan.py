@@ -9,6 +9,7 @@ from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord
 from schemas.identity import ModelId
 from schemas.run import RunSpec
 from tasks.forecasting.staleness import STOPPED_AFTER
+from tasks.promotion.weekly import NightPlan, plan_night
 from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.step import step
@@ -20,18 +21,21 @@ from tasks.training.plan import member_seed, plan_fleet, recipe_of
 class Plan:
     """The series that can be trained, a fleet per architecture, and why the other series are left out.
 
-    `stopped`: series that are not traded any more, which is no failure.
+    `stopped`: series that are not traded any more, which is no failure. `night`: what is not trained, and why.
     """
 
     series: tuple[SeriesRecord, ...]
     fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
-    stopped: tuple[SeriesRecord, ...] = ()
+    stopped: tuple[SeriesRecord, ...]
+    night: NightPlan
 
 
 @step("plan")
 def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> Plan:
     """Return the fleets of a run; they follow from the specification and the data alone, wherever they run.
+
+    With `weekly_challengers` the registry and the nights before have a say, too.
 
     `gpus`: the shards are to train on GPUs, and have sizes for these.
     """
@@ -45,8 +49,10 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
             usable.append(record)
         except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
-    fleets = tuple(_fleet(spec, name, usable, bounds, gpus) for name in spec.names) if usable else ()
-    return Plan(tuple(usable), fleets, tuple(failures), tuple(stopped))
+    night = plan_night(spec, [r.series for r in usable])
+    trained = {name: [r for r in usable if night.trains(name, r.series.timeframe)] for name in spec.names}
+    fleets = tuple(_fleet(spec, name, found, bounds, gpus) for name, found in trained.items() if found)
+    return Plan(tuple(usable), fleets, tuple(failures), tuple(stopped), night)
 
 
 def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[SeriesRecord]]:

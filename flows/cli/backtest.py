@@ -22,7 +22,7 @@ _COLUMNS = (
 
 @takes(
     BacktestSpec,
-    without=("repo", "tail", "warm_start", "force", "prune", "wandb"),
+    without=("repo", "tail", "warm_start", "force", "prune", "wandb", "weekly_challengers"),
     shown={"expanding": Shown(names=("--expanding/--sliding",))},
 )
 def backtest(spec: BacktestSpec, json: Json = False) -> None:
@@ -71,9 +71,9 @@ def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
 
 @takes(
     TuneSpec,
-    without=("repo", "tail", "warm_start", "prune", "wandb", "seeds", "train_timeout_s"),
+    without=("repo", "tail", "warm_start", "prune", "wandb", "weekly_challengers", "seeds", "train_timeout_s"),
     shown={"architectures": Shown(names=("--arch",))},
-)
+)  # fmt: skip
 def tune(
     spec: TuneSpec,
     json: Json = False,

@@ -30,24 +30,15 @@ OVERRIDES = "overrides"
 """The field that takes options of the model preset: `--set NAME=VALUE`, or options of their own (`ModelOption`)."""
 
 _PANELS = {
-    "Which data": (
-        "coins",
-        "timeframes",
-        "market",
-        "source",
-        "since",
-        "as_of",
-        "tail",
-        "min_days_listed",
-        "min_quote_volume",
-        "number_assets",
-    ),
-    "Which models": ("architectures", "preset", "seed", "seeds", "warm_start", "overrides", "baselines"),
+    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "min_days_listed",
+                   "min_quote_volume", "number_assets"),
+    "Which models": ("architectures", "preset", "seed", "seeds", "warm_start", "weekly_challengers", "overrides",
+                     "baselines"),
     "Periods": ("folds", "refit", "expanding", "check_lookahead"),
     "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
     "How it trains": ("device", "profile", "dtype", "engine", "train_timeout_s"),
     "What becomes of it": ("repo", "force", "prune", "wandb", "out", "report", "fallback"),
-}
+}  # fmt: skip
 """Panel of the help -> the fields of specifications that it shows; the others, and a command's own, are `Options`."""
 
 _PANEL_OF = {field: panel for panel, fields in _PANELS.items() for field in fields}

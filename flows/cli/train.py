@@ -1,6 +1,7 @@
 """`cpb demo`, `cpb train-all` and `cpb train`."""
 
 import os
+from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -10,9 +11,10 @@ from flows.cli.options import Json, ModelOption, Shown, takes
 from flows.console import emit, quiet_libraries, say
 from flows.prefect_server import server_in_use
 from flows.progress import shown_progress
-from schemas.errors import UsageError
+from schemas.errors import COMPLETE, UsageError
 from schemas.presets import is_file
 from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
+from schemas.wording import count
 from tasks.storage.urls import public_url
 
 FLEET_OPTIONS = {
@@ -67,11 +69,18 @@ def demo(json: Json = False) -> None:
 
 
 @takes(RunSpec, model_options=FLEET_OPTIONS)
-def train_all(spec: RunSpec, json: Json = False) -> None:
+def train_all(
+    spec: RunSpec,
+    plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
+    json: Json = False,
+) -> None:
     """Ingest, train, judge, promote, package and forecast the whole universe.
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
+    if plan:
+        _show_plan(spec, json)
+        return
     result = _train_all(spec, "train-all")
     if json:
         emit(result)
@@ -108,7 +117,7 @@ def _default_preset(architecture: str) -> str:
 
 @takes(
     RunSpec,
-    without=("repo", "tail", "force", "prune", *FILTERS),
+    without=("repo", "tail", "force", "prune", "weekly_challengers", *FILTERS),
     shown={
         "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
         "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
@@ -152,6 +161,28 @@ def train(
         for line in result_lines(result):
             say(line)
     raise typer.Exit(int(result["exit"]))
+
+
+def _show_plan(spec: RunSpec, json: bool) -> None:
+    """Print what a run would train now, from the registry alone: nothing is fetched, trained or written."""
+    quiet_libraries()
+    with shown_progress("train-all"):
+        from flows.runner import with_pairs
+        from tasks.promotion.weekly import plan_night
+
+        series = with_pairs(spec, say).scope.series
+        night = plan_night(spec, series)
+    lines: list[dict[str, Any]] = []
+    for timeframe, number in Counter(one.timeframe for one in series).items():
+        names = [name for name in spec.names if night.trains(name, timeframe)]
+        lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
+    if json:
+        emit({"trained": lines, "reason": night.reason, "exit": COMPLETE})
+        return
+    for line in lines:
+        print(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")
+    if night.reason:
+        print(night.reason)
 
 
 def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:

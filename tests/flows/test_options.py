@@ -148,8 +148,12 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
         ("ingest", ScopeSpec, set()),
         ("forecast", ScopeSpec, set()),
         ("train-all", RunSpec, set()),
-        ("train", RunSpec, {"repo", "tail", "force", "prune", *FILTERS}),
-        ("backtest", BacktestSpec, {"repo", "tail", "warm_start", "force", "prune", "wandb"}),
+        ("train", RunSpec, {"repo", "tail", "force", "prune", "weekly_challengers", *FILTERS}),
+        (
+            "backtest",
+            BacktestSpec,
+            {"repo", "tail", "warm_start", "force", "prune", "wandb", "weekly_challengers"},
+        ),
     ]:
         assert set(spec.model_fields) - {p.name for p in commands[name].params} == hidden, name
     assert BACKTEST.keys() - {p.name for p in commands["backtest"].params} == {"tail"}

@@ -25,8 +25,9 @@ RUN = SCOPE | {
     "dtype": "float64", "seed": 7, "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
     "train_timeout_s": 12.5, "engine": "local",
     "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
+    "weekly_challengers": True,
 }  # fmt: skip
-NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb"}
+NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb", "weekly_challengers"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
     "folds": 2, "refit": False, "expanding": False, "baselines": "garch-t", "check_lookahead": True,
     "out": "out", "report": "report",

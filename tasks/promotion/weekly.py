@@ -1,0 +1,114 @@
+"""Which models a nightly run does not train: those that serve no series, but for one night a week.
+
+A new recipe serves only after it has won a trial that takes weeks (docs/promotion.md), so it can wait for some days to
+be appointed. With `weekly_challengers` a run trains, per timeframe, the architectures of champions and challengers, and
+everything in a **full night**: where no full night of the same scope lies in the six days before its own. Days count
+back from `as_of`, so a replay decides as its night did; a missed night is made up for by the next; and a run that
+was killed and is repeated on its day decides the same again, since nights of the same day do not count.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+
+from schemas.errors import CpbError
+from schemas.identity import SeriesId
+from schemas.run import RunSpec
+from tasks.tracking.connection import Store, search
+from tasks.tracking.records import param_texts
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import FLOW, KIND, LEFT_OUT, age_of
+from tasks.tracking.versions import ALIAS, CHALLENGER, versions_with_alias
+from tasks.training.planning import recipe_of
+
+EVERY = timedelta(days=7)
+"""From one full night to the next."""
+
+_SAME_SCOPE = ("market", "coins", "timeframes", "preset", "architectures")
+"""Params of a flow's run in which two nights must agree."""
+
+Idle = Mapping[str, tuple[str, ...]]
+"""Timeframe -> the architectures that are not trained there."""
+
+
+@dataclass(frozen=True)
+class NightPlan:
+    """What a run does not train, and the rule's reason in one sentence; "" where `weekly_challengers` is off."""
+
+    idle: Idle
+    reason: str = ""
+
+    def trains(self, architecture: str, timeframe: str) -> bool:
+        """Whether an architecture is trained on a timeframe's series."""
+        return architecture not in self.idle.get(timeframe, ())
+
+
+def plan_night(spec: RunSpec, series: Collection[SeriesId]) -> NightPlan:
+    """Return what a run does not train, from the registry and the runs as they are now; a missing store has none."""
+    if not spec.weekly_challengers:
+        return NightPlan({})
+    timeframes = tuple(dict.fromkeys(one.timeframe for one in series))
+    today = (spec.scope.as_of or datetime.now(UTC)).date()
+    try:
+        store = open_store(create=False)
+    except CpbError as error:
+        if error.code != "no-store":
+            raise
+        return decide(spec.names, dict.fromkeys(timeframes, ()), None, today)
+    return decide(
+        spec.names, _serving(spec, store, series, timeframes), _last_full(spec, store, today), today
+    )
+
+
+def decide(
+    names: Iterable[str], serving: Mapping[str, Collection[str]], last_full: date | None, today: date
+) -> NightPlan:
+    """Return what is not trained on a day.
+
+    Args:
+        names: the run's architectures.
+        serving: timeframe -> those of them that have a champion or a challenger; where none has, all are trained.
+        last_full: day of the last full night before `today`, None where there was none.
+    """
+    found = {t: tuple(n for n in names if n not in known) for t, known in serving.items() if known}
+    idle = {timeframe: left for timeframe, left in found.items() if left}
+    if not idle:
+        return NightPlan(
+            {}, "all architectures are trained: each serves or is on trial, or none of them does"
+        )
+    if last_full is None or today - last_full >= EVERY:
+        since = f"the last such night was {last_full}" if last_full else "no such night is on record"
+        return NightPlan({}, f"all architectures are trained, as once a week: {since}")
+    left = "; ".join(f"{', '.join(left)} at {timeframe}" for timeframe, left in idle.items())
+    return NightPlan(
+        idle,
+        f"not trained tonight: {left} (no champion or challenger there; last on {last_full}, again on "
+        f"{last_full + EVERY})",
+    )
+
+
+def _serving(
+    spec: RunSpec, store: Store, series: Collection[SeriesId], timeframes: Iterable[str]
+) -> dict[str, set[str]]:
+    recipes = {(name, recipe_of(spec, name)) for name in spec.names}
+    found: dict[str, set[str]] = {timeframe: set() for timeframe in timeframes}
+    for alias in (ALIAS, CHALLENGER):
+        for one, version in versions_with_alias(store, alias).items():
+            made = version.tags.get("architecture", ""), version.tags.get("recipe", "")
+            if one in series and made in recipes:
+                found[one.timeframe].add(made[0])
+    return found
+
+
+def _last_full(spec: RunSpec, store: Store, today: date) -> date | None:
+    """Return the day of the newest finished night of this scope, before `today`, that left nothing out."""
+    asked = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
+    runs = search(store, f"tags.`{KIND}` = '{FLOW}' and params.weekly_challengers = 'true'")
+    days = [
+        date.fromisoformat(age_of(run)[0][:10])
+        for run in runs
+        if run.info.status == "FINISHED"
+        and LEFT_OUT not in run.data.tags
+        and all(run.data.params.get(name) == asked[name] for name in _SAME_SCOPE)
+    ]
+    return max((day for day in days if day < today), default=None)
