@@ -19,7 +19,7 @@ from tasks.tracking.records import param_texts
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FLOW, KIND, LEFT_OUT, age_of
 from tasks.tracking.versions import ALIAS, CHALLENGER, versions_with_alias
-from tasks.training.planning import recipe_of
+from tasks.training.plan import recipe_of
 
 EVERY = timedelta(days=7)
 """From one full night to the next."""

@@ -4,8 +4,8 @@
 
 A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in the
 workspace's `bin` does. The child runs `flows.cli.main()`, as the installed script does; its Python
-(`CPB_DOCS_PYTHON`) is a client, too: a trainer that it starts is a child that calls the trainer's `main`, and anything
-else the real Python executes.
+(`CPB_DOCS_PYTHON`) is a client, too: a trainer or judge that it starts is a child that calls `tasks.resident.main`, and
+anything else the real Python executes.
 """
 
 import json
@@ -13,9 +13,8 @@ import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
-TRAINER = "tasks.shard_worker"
+TRAINER = "tasks.resident"
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
@@ -39,7 +38,8 @@ def serve(path: str) -> None:
 
     import flows.cli
     import flows.train_all
-    import tasks.shard_worker  # noqa: F401
+    import tasks.judging.judge
+    import tasks.training.trainer  # noqa: F401
 
     flows.cli._app()
     listener = socket.socket(socket.AF_UNIX)
@@ -105,10 +105,16 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
             sys.executable = environment["CPB_DOCS_PYTHON"]
             main()
         else:
-            from tasks.shard_worker import main as train
+            from tasks.resident import main as serve_orders
 
-            code = train(Path(arguments[-1]))
+            os.environ["CPB_CHILD_OF"] = str(
+                os.getppid()
+            )  # not the process that wants it, whose end closes the pipe
+            sys.argv = arguments[2:]
+            serve_orders()
     except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
     except Exception:  # noqa: BLE001 - a child tells every fault as Python itself would
         import traceback

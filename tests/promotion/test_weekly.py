@@ -17,7 +17,7 @@ from tasks.tracking.registry import register
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import LEFT_OUT
 from tasks.tracking.versions import CHALLENGER
-from tasks.training.planning import recipe_of
+from tasks.training.plan import recipe_of
 
 TODAY = date(2025, 6, 8)
 NAMES = ("robust-har", "har", "har-universal")

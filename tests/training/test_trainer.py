@@ -3,14 +3,17 @@
 from datetime import UTC, datetime
 
 import pytest
+from shard_tools import home_with_job
 
 from schemas.errors import CpbError
 from schemas.handover import FleetResult, JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.records import write_record
-from tasks.training.files import RESULT, prepare
+from tasks.training.devices import Slots
+from tasks.training.files import RESULT, fleet_folder, prepare, read_result
 from tasks.training.plan import job_key, plan_job
+from tasks.training.runner import Trainers
 from tasks.training.trainer import train_once
 
 
@@ -56,3 +59,32 @@ def test_a_fleet_that_is_trained_is_left_as_it_is(job, tmp_path):
     train_once(folder)
     assert (folder / RESULT).read_bytes() == before
     assert not (folder / "members").exists()
+
+
+@pytest.mark.slow
+def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tmp_path):
+    """A small and a large shard, in both orders, by one trainer each."""
+    kinds = {"small": ("linear", 500), "large": ("gru", 40_000)}
+    found = {}
+    for names in (("small", "large"), ("large", "small")):
+        trainers = Trainers(Slots((), 1, 1), tmp_path)
+        try:
+            for name in names:
+                architecture, hours = kinds[name]
+                home = tmp_path / "-".join((*names, name))
+                job = home_with_job(home, architecture, hours=hours, epochs=2)
+                trainers.train(prepare(home, job), 300)
+                found[names[0], name] = read_result(fleet_folder(home, job))
+        finally:
+            trainers.stop()
+    for name in kinds:
+        (first,), (second,) = (found[order, name].members for order in ("small", "large"))
+        assert first.files["model.safetensors"] == second.files["model.safetensors"]
+        assert [one["val_loss"] for one in first.history] == [one["val_loss"] for one in second.history]
+        peaks = [one.report["rss_peak_mb"] for one in (first, second)]
+        assert max(peaks) - min(peaks) < 0.1 * min(peaks), (name, peaks)
+        work = found["small", name].work
+        assert 0 < work.busy_s <= work.end - work.begin
+        assert work.cpu_s > 0
+    small, large = (found["large", name].members[0].report["rss_peak_mb"] for name in kinds)
+    assert small < large  # though it was trained after it

@@ -1,0 +1,83 @@
+"""The processes that judge: what they load, what becomes of one that dies, and their end with the command's."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from schemas.handover import TrainedMember
+from schemas.identity import ModelId, SeriesId
+from tasks.judging import judges as module
+from tasks.judging.judges import Judges
+from tasks.resident import Cores
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = """
+import os, time
+def serve(orders):
+    for order in orders:
+        if "SLOW" in order["names"]:
+            time.sleep(600)
+        if "BAD" in order["names"]:
+            os._exit(9)
+        orders.answer([])
+"""
+
+
+def member(name):
+    model = ModelId("gru", "smoke", SeriesId("spot", "BTCUSDT", "1h"), 1)
+    return TrainedMember(model=model, name=name, files={}, history=(), report={})
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    (tmp_path / "fake_judge.py").write_text(FAKE)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.setattr(module, "JUDGE", "fake_judge")
+    return tmp_path
+
+
+def test_a_judge_loads_no_torch():
+    code = "import sys, tasks.judging.judge; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_a_member_that_ends_its_judge_is_a_failure_and_the_others_are_judged(fake):
+    told = []
+    with Judges(Cores(2), fake) as judges:
+        (failure,) = judges.judge(
+            fake, [member(name) for name in ("A", "B", "BAD", "C", "D")], lambda: told.append(1)
+        )
+    assert (failure.step, failure.code) == ("evaluate", "judge-died")
+    assert "ended with code 9" in failure.reason
+    assert len(told) == 5
+
+
+def test_nothing_to_judge_starts_no_process(fake):
+    with Judges(Cores(2), fake) as judges:
+        assert judges.judge(fake, []) == []
+        assert not psutil.Process().children()
+
+
+def test_a_judge_dies_with_the_command(fake):
+    code = (
+        "import sys, pathlib; from tasks.judging import judges; from tasks.resident import Cores\n"
+        "judges.JUDGE = 'fake_judge'; sys.path.insert(0, 'tests/judging'); from test_judges import member\n"
+        "judges.Judges(Cores(1), pathlib.Path(sys.argv[1])).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)
+    try:
+        end = time.monotonic() + 20
+        while not (found := psutil.Process(parent.pid).children()):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        time.sleep(1.0)
+        assert found[0].is_running()
+    finally:
+        parent.kill()
+        parent.wait()
+    assert not psutil.wait_procs(found, timeout=5)[1]
