@@ -9,6 +9,7 @@ from schemas.run import RunSpec
 from tasks.features import features
 from tasks.ingest import ingest
 from tasks.judging.fleet import score_file
+from tasks.judging.judge import judge_members
 from tasks.plan import plan
 from tasks.training import plan as shards
 from tasks.training.files import fleet_folder, member_folder, read_result
@@ -40,11 +41,14 @@ def copied(home, place):
 
 
 def models(root, fleet):
-    """Every trained model's weights and score: bytes and figures."""
+    """Every trained model's weights and score, judged here where it is not yet: bytes and figures."""
     found = {}
     for shard in fleet.shards:
         folder = fleet_folder(root, shard)
-        for member in read_result(folder).members:
+        members = read_result(folder).members
+        unjudged = [m.name for m in members if not score_file(member_folder(folder, m.name)).exists()]
+        assert judge_members(folder, unjudged) == []
+        for member in members:
             place = member_folder(folder, member.name)
             weights = (place / "model" / "model.safetensors").read_bytes()
             with np.load(score_file(place)) as score:
