@@ -1,8 +1,10 @@
 """Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
 
+import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -63,7 +65,8 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
     chain a new one begins. Files without a digest get one.
     """
     home, market = asked.home, asked.market
-    if pending_path(home, market).exists():
+    read_only = not os.access(market_home(home, market), os.W_OK)  # then nothing writes there
+    if pending_path(home, market).exists() and not read_only:
         with chain_lock(home, market, begin=False):  # finishes it
             pass
     for folder in (series.folder(home, tree.name) for tree in TREES for series in asked.series(tree.name)):
@@ -76,7 +79,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
             yield checked(month.path, "")
     damage, faults = _chain_fault(chain, months), list[_Fault]()
     if damage or len(sound) < len(months) or (asked.repair and months):
-        with chain_lock(home, market, begin=False):
+        with nullcontext() if read_only else chain_lock(home, market, begin=False):
             if damage or len(sound) < len(months):
                 # Again while no writer is at work: one may have replaced files between two looks.
                 chain = Chain.read(chain_path(home, market))
