@@ -26,7 +26,8 @@ from tasks.forecasting.chain import Kind, append
 from tasks.forecasting.index import announce, sha256
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
 from tasks.forecasting.months import FORECASTS, LEDGER
-from tasks.forecasting.verify import verify
+from tasks.forecasting.verify import forecasts
+from tasks.storage.verify import Asked, verify
 
 FIRST = datetime(2023, 12, 31, 23, tzinfo=UTC)
 """The first candle opens; its forecast is the first of the year."""
@@ -88,13 +89,12 @@ def time_verify(count: int, days: int) -> dict[str, float]:
         files = list(home.rglob("*.parquet"))
         size = sum(path.stat().st_size for path in files)
         began = time.perf_counter()
-        damage = list(verify(home, "spot"))
+        damage = list(verify(Asked(home), forecasts))
         seconds = time.perf_counter() - began
         assert not damage, damage[0]
-        chain = chain_path(home, "spot").stat().st_size
         return {
             "series": count, "rows": rows, "files": len(files), "files_mb": round(size / 1e6),
-            "chain_mb": round(chain / 1e6), "verify_s": round(seconds, 1),
+            "chain_mb": round(chain_path(home, "spot").stat().st_size / 1e6), "verify_s": round(seconds, 1),
         }  # fmt: skip
 
 

@@ -1,39 +1,61 @@
 """Checks every stored artefact of a market, or of all: candles, features, fleets, champions, forecasts and the ledger.
 
-Not a step of the DAG: `cpb verify` runs it beside it. What damage keeps one kind from being checked stops no other.
+Not a step of the DAG: `cpb verify` runs it beside it. Each kind has a manifest of its files (`tasks.storage.verify`);
+those of candles, forecasts, champions, cards and the published folder lie beside the code that mends them, the others
+here. What damage keeps one kind from being checked stops no other.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from schemas.errors import CpbError
-from schemas.handover import Damage
-from tasks.forecasting.verify import verify as verify_forecasts
-from tasks.hub.tree import verify as verify_published
-from tasks.market.verify import verify as verify_market
-from tasks.promotion.verify import verify as verify_records
-from tasks.signals.verify import verify as verify_features
-from tasks.storage.damage import Seen, unseen
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import Damage, FleetJob, FleetResult, Record, SeriesRecord
+from schemas.identity import SPOT, SeriesId, is_series_name, market_home, tree_of
+from schemas.ledger import DailyState, KnownVersions, LedgerSummary
+from schemas.reference import Reference
+from tasks.forecasting.daily import DAILY
+from tasks.forecasting.reference import reference_files
+from tasks.forecasting.verify import forecasts
+from tasks.forecasting.watch import Watch
+from tasks.hub.tree import published
+from tasks.market.own import TREES
+from tasks.market.verify import candles
+from tasks.promotion.pairs import Pair, about, pair_files
+from tasks.signals.store import write_features
 from tasks.storage.files import check_writable
-from tasks.tracking.cards import verify as verify_cards
-from tasks.tracking.verify import verify as verify_champions
-from tasks.training.verify import verify as verify_fleets
+from tasks.storage.model_folder import (
+    METRICS,
+    PICTURES,
+    REFERENCE,
+    metrics_damage,
+    picture_damage,
+    trained_file_damage,
+)
+from tasks.storage.npz import read_npz
+from tasks.storage.records import member_subject, parse_record, set_aside
+from tasks.storage.verify import (
+    REPAIRED,
+    VERIFY,
+    Asked,
+    Manifest,
+    Mend,
+    Stored,
+    digest_fault,
+    record_fault,
+    record_file,
+    removed,
+    sound_record,
+    verify,
+)
+from tasks.tracking.cards import cards
+from tasks.tracking.verify import runs_and_champions
+from tasks.training.files import JOB, RESULT, fleet_folders, is_training
 
-KINDS: dict[str, Callable[..., Iterator[Damage]]] = {
-    "candles": verify_market,
-    "features": verify_features,
-    # Before the fleets: a champion's files are copied back from the fleet that it comes from.
-    "champions": verify_champions,
-    "fleets": verify_fleets,
-    "forecasts": verify_forecasts,
-    "records of the ledger": verify_records,
-    "cards": verify_cards,
-    "published models": verify_published,
-}
-"""What is checked, in this order."""
+log = logging.getLogger("cpb")
 
 
 @dataclass
@@ -66,13 +88,13 @@ def verify_all(
     *,
     repair: bool = False,
     source: str | None = None,
-    seen: Seen = unseen,
+    seen: Callable[[int], None] = lambda _checked: None,
 ) -> Verification:
     """Check all artefacts of the markets, and with `repair` fetch or make again what can be.
 
     Args:
         source: where damaged candles are fetched from; None: Binance Vision (the simulator's from itself).
-        seen: called with each file that is checked.
+        seen: called with the number of files that are checked.
 
     Raises:
         UsageError: `repair`, and the home cannot be written to.
@@ -81,17 +103,169 @@ def verify_all(
         check_writable(home)
     result = Verification()
 
-    def count(path: Path) -> None:
+    def count(_path: Path) -> None:
         result.checked += 1
-        seen(path)
+        seen(result.checked)
 
     for market in markets:
-        for kind, verify in KINDS.items():
-            options: dict[str, Any] = {"source": source} if kind == "candles" else {}
-            if kind == "forecasts":
-                options["before"] = partial(result.rows_before.__setitem__, market)
+        asked = Asked(home, market, repair, source, result.rows_before)
+        for kind, manifest in KINDS.items():
             try:
-                result.damaged += verify(home, market, repair=repair, seen=count, **options)
+                for damage in verify(asked, manifest, count):
+                    # The futures' candles share the manifest of spot's: it is named once.
+                    if damage.path not in {known.path for known in result.damaged}:
+                        result.damaged.append(damage)
             except (CpbError, OSError) as error:
                 result.unchecked.append(f"the {kind} of market {market} could not be checked: {error}")
     return result
+
+
+def features(asked: Asked) -> Iterator[Stored]:
+    """Yield stored features and their records. They are derived: what is damaged is deleted and computed again.
+
+    A feature file without a record is no damage: a run was stopped between the two, and the next one writes both.
+    """
+    for folder in (series.folder(asked.home, "features") for series in asked.series("features")):
+        for path in sorted(folder.glob("*.json")):
+            data = path.with_suffix(".parquet")
+            if TREES["features"].fullmatch(data.name):
+                of = data.relative_to(asked.home).as_posix()
+                record = sound_record(path, SeriesRecord, of)
+                remove = removed("removed; the next run computes it anew", data, path)
+                yield replace(record_file(path, SeriesRecord, of, ""), mend=remove)
+                if record:
+                    again = partial(_compute_again, asked.home, record, remove)
+                    yield Stored(data, partial(digest_fault, data, record.file_digest), mend=again)
+
+
+def _compute_again(home: Path, record: SeriesRecord, remove: Mend, reason: str) -> str:
+    """Delete a damaged file with its record, and compute it again from the same candles if they are there."""
+    outcome = remove(reason)
+    first, last = (datetime.fromtimestamp(us / 1e6, UTC) for us in (record.first_us, record.last_us))
+    end = last + timedelta(seconds=record.series.seconds)
+    try:
+        again = write_features(home, record.series, since=first, as_of=end)
+    except CpbError as error:  # its candles are damaged or gone, which their own check names
+        log.info("%s cannot be computed now: %s", record.path, error)
+        return outcome
+    return REPAIRED if again.path == record.path else outcome  # other candles or other code since then
+
+
+def fleets(asked: Asked) -> Iterator[Stored]:
+    """Yield a market's fleets: records, models, and what judging added; a fleet that is being trained is left out.
+
+    A fleet with a damaged record or model loses its record, so that the same command trains it again; scores and
+    pictures are deleted, as the same command makes them again from the models.
+    """
+    records: dict[str, type[Record]] = {JOB: FleetJob, RESULT: FleetResult}
+    aside = "set aside; the command that trained this fleet trains it again"
+    for folder in fleet_folders(market_home(asked.home, asked.market)):
+        job = sound_record(folder / JOB, FleetJob, folder.name)
+        result = sound_record(folder / RESULT, FleetResult, folder.name)
+        is_own = job or result or (folder / "worker.log").exists()
+        if not is_own or is_training(folder) or _market_of(folder, job) != asked.market:
+            continue
+        for name, kind in records.items():  # one that is not there yet, or was set aside, is passed over
+            yield record_file(folder / name, kind, folder.name, aside)
+        command = _command(job) if job else VERIFY
+        for member in result.members if result else ():
+            place = folder / "members" / member.name
+            for path, digest in ((place / "model" / name, digest) for name, digest in member.files.items()):
+                again = partial(_train_again, folder, path, command)
+                yield Stored(path, partial(trained_file_damage, path, digest), command, again)
+            yield from _judged(place, command)
+
+
+def _market_of(folder: Path, job: FleetJob | None) -> str:
+    """Return the market of a fleet, without a sound job by its members' folders; spot where none tells."""
+    if job:
+        return job.members[0].model.series.market
+    names = (path.name.split("-fold-")[0] for path in sorted(folder.glob("members/*")))
+    return next((SeriesId.parse(name).market for name in names if is_series_name(name)), SPOT)
+
+
+def _train_again(folder: Path, path: Path, command: str, _reason: str) -> str:
+    """Set the result of a fleet with a damaged model aside, if that is not done yet."""
+    if (record := folder / RESULT).exists():
+        set_aside(record, f"{path} is damaged, so this fleet is trained again")
+    return f"set aside; `{command}` trains it again"
+
+
+def _judged(place: Path, command: str) -> Iterator[Stored]:
+    """Yield the scores and pictures of a member; without a score it is judged again, which writes all of these."""
+    scores = sorted(place.glob("score-*.npz"))
+    judged = (place / "model" / name for name in (METRICS, REFERENCE, *PICTURES))
+    for path in [*place.glob("*.npz"), *judged]:
+        if path.is_file():
+            mend = removed(f"removed; `{command}` makes it anew", path, *scores)
+            yield Stored(path, partial(_judged_fault, path), command, mend)
+
+
+def _judged_fault(path: Path) -> str:
+    if path.suffix == ".png":
+        return picture_damage(path)
+    if path.name == METRICS:
+        return metrics_damage(path.parent)
+    if path.name == REFERENCE:
+        return record_fault(path, Reference, member_subject(path))
+    try:
+        read_npz(path)
+    except DamagedError as error:
+        raise DamagedError("its arrays are not those that were written there") from error
+    return ""
+
+
+def _command(job: FleetJob) -> str:
+    """Return a command that trains these models again (options of the first run, such as seeds, are its user's)."""
+    series = [member.model.series for member in job.members]
+    first = series[0]
+    coins = ",".join(dict.fromkeys(s.symbol for s in series))
+    timeframes = ",".join(dict.fromkeys(s.timeframe for s in series))
+    every = f"{coins} --timeframes {timeframes}"
+    scope = first.options.replace(f"{first.symbol} --timeframes {first.timeframe}", every)
+    command = "backtest" if any(member.fold for member in job.members) else "train-all"
+    return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset}"
+
+
+def ledger_records(asked: Asked) -> Iterator[Stored]:
+    """Yield the records beside the ledger: evidence of pairs, drift watch, versions, references, derived figures.
+
+    Without scores nothing there is provably cpb's.
+    """
+    again = "set aside; the next `cpb forecast` makes it again"
+    series, ledger = asked.series("ledger"), tree_of(asked.home, "ledger", asked.market)
+    if series:
+        yield record_file(ledger / "summary.json", LedgerSummary, asked.market, again)
+        yield record_file(
+            ledger / "watch.json", Watch, asked.market, "set aside; the drift watch begins anew"
+        )
+    for one in series:
+        folder = one.folder(asked.home, "ledger")
+        daily = record_file(folder / "daily.json", DailyState, one.name, again)
+        yield replace(daily, check=partial(_daily_fault, daily.path, one))
+        lost = "versions that forecast again are noted again, the recipes of older ones are lost"
+        yield record_file(folder / "versions.json", KnownVersions, one.name, f"set aside; {lost}")
+    for path in reference_files(asked.home, asked.market):
+        yield record_file(path, Reference, path.stem, again)
+    for path in pair_files(asked.home, asked.market):
+        yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
+
+
+def _daily_fault(path: Path, series: SeriesId) -> str:
+    digest = parse_record(path, DailyState, of=series.name).digest
+    beside = digest_fault(path.with_name(DAILY), digest)
+    return beside and f"{DAILY} beside it is not the file that was recorded"
+
+
+KINDS: dict[str, Manifest] = {
+    "candles": candles,
+    "features": features,
+    # Before the fleets: a champion's files are copied back from the fleet that it comes from.
+    "champions": runs_and_champions,
+    "fleets": fleets,
+    "forecasts": forecasts,
+    "records of the ledger": ledger_records,
+    "cards": cards,
+    "published models": published,
+}
+"""What is checked, in this order."""

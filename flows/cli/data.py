@@ -1,6 +1,5 @@
 """`cpb ingest`, `verify`, `prune` and `doctor`: what is stored, whether it is good, what goes; what the machine is."""
 
-import itertools
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -102,16 +101,19 @@ def verify(
             f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}",
             code="market", field="market",
         )  # fmt: skip
+    if hub:
+        from tasks.hub.publish import check_repo
+
+        check_repo(hub, "hub")
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):
-        from tasks.storage.damage import REPAIRED
+        from tasks.storage.verify import REPAIRED
         from tasks.verify import verify_all
 
-        checked, home = itertools.count(1), stored_home()
+        home = stored_home()
         result = verify_all(
-            home, markets, repair=repair, source=source,
-            seen=lambda _path: tell("verify", next(checked), 0, "files"),
+            home, markets, repair=repair, source=source, seen=lambda checked: tell("verify", checked, 0, "files")
         )  # fmt: skip
     if hub:
         from tasks.hub.ledger import compare
@@ -137,16 +139,11 @@ def verify(
         say(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
     code = COMPLETE if result.is_good else FATAL
     if json:
-        damaged = [d.model_dump(mode="json") for d in result.damaged]
-        emit(
-            {
-                "checked": result.checked,
-                "damaged": damaged,
-                "unchecked": result.unchecked,
-                "rows_before_chain": result.rows_before,
-                "exit": code,
-            }
-        )
+        damaged = [damage.model_dump(mode="json") for damage in result.damaged]
+        emit({
+            "checked": result.checked, "damaged": damaged, "unchecked": result.unchecked,
+            "rows_before_chain": result.rows_before, "exit": code,
+        })  # fmt: skip
     raise typer.Exit(code)
 
 

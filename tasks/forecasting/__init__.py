@@ -14,6 +14,6 @@ watch          the state of each champion: fine, watch or drifted
 look           what the watch looks at after a scoring
 fallback       a robust HAR in place of a champion that has drifted
 staleness      candles and forecasts that are too old
-verify         damaged files of a market, found and set aside
-suspects       bytes that no digest vouches for, parsed in a process that may die of it
+verify         the manifest of a market's forecasts and scores; damaged files are found and set aside
+read_isolated  bytes that no digest vouches for, compared in a process that may die of it
 """

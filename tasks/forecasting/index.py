@@ -15,9 +15,9 @@ from pydantic import Field
 
 from schemas.errors import BusyError, DamagedError
 from schemas.handover import Record
-from tasks.storage.damage import VERIFY
 from tasks.storage.digests import file_digest
 from tasks.storage.records import find_record, read_record, write_record
+from tasks.storage.verify import VERIFY
 
 log = logging.getLogger("cpb")
 

@@ -24,7 +24,7 @@ from schemas.forecasts import (
 )
 from schemas.identity import SeriesId
 from tasks.forecasting.index import intact, log_once, month_files
-from tasks.storage.damage import VERIFY
+from tasks.storage.verify import VERIFY
 
 NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
 """What polars raises for bytes that are no parquet file, or no whole one. Some of them end in a Rust panic."""

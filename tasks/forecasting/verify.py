@@ -1,19 +1,19 @@
 """Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
 
+import os
 import re
-import shlex
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from schemas.errors import DamagedError
-from schemas.handover import Damage
-from schemas.identity import SPOT, SeriesId, market_home, stored_series
+from schemas.identity import SeriesId, market_home
 from tasks.forecasting.chain import adopt, chain_lock, lose, restart
-from tasks.forecasting.commit import pending_path
+from tasks.forecasting.commit import below, pending_path
 from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing, sha256
-from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
+from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
     TREES,
@@ -21,227 +21,189 @@ from tasks.forecasting.months import (
     Tree,
     consequence,
     forecast_command,
-    parse_rows,
     read_bytes,
 )
-from tasks.forecasting.suspects import described, inspect, rows_fault
-from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
-from tasks.storage.records import parse_record, set_aside
+from tasks.forecasting.read_isolated import Finding, compare, compare_isolated
+from tasks.storage.verify import (
+    REPAIRED,
+    VERIFY,
+    Asked,
+    Stored,
+    allow_reading,
+    checked,
+    record_file,
+    sound_record,
+)
 
 _THREADS = 2  # of Python; polars and the hashes run beside them
-_PLACE = re.compile(r"interval=\w+/symbol=\w+/[0-9]{4}-[0-9]{2}\.parquet")
+_PLACE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/([0-9]{4}-[0-9]{2})\.parquet")
+_GONE = "the file is missing"
 
 
-@dataclass(frozen=True)
-class _MonthFile:
-    """A month file of a series, by its place in the store."""
+class _Month(NamedTuple):
+    """A month file of a series; `name`: its path below the market's home."""
 
+    name: str
+    path: Path
     series: SeriesId
     tree: Tree
-    path: Path
 
 
-@dataclass(frozen=True)
-class _Fault:
-    """What is wrong with a file.
+class _Fault(NamedTuple):
+    """What is wrong with a month file, and what a repair does about it."""
 
-    `of` is None for a record of digests and for the chain. `is_whole`: its rows keep their contract and those that
-    have a line fit it, so that a line for the rest is all it needs.
-    """
-
-    path: Path
+    month: _Month
     reason: str
-    of: _MonthFile | None = None
-    code: str = ""
-    is_whole: bool = False
+    remedy: Literal["lose", "adopt", "allow reading"] = "lose"
 
 
-def verify(
-    home: Path,
-    market: str = SPOT,
-    *,
-    repair: bool = False,
-    seen: Seen = unseen,
-    before: Callable[[int], None] = lambda _rows: None,
-) -> Iterator[Damage]:
-    """Yield what is damaged in a market's forecasts, its scores and their chain.
+def forecasts(asked: Asked) -> Iterator[Stored]:
+    """Yield a market's records of digests, its months of forecasts and scores, and their chain.
 
-    Args:
-        repair: set damaged files aside, with a line that says so; scores are then made again by the next
-            `cpb forecast`, forecasts are lost. Rows without a line get one that says that they were there before it.
-            In place of a damaged chain a new one begins. Files without a digest, written before digests were
-            recorded, get one.
-        seen: called with each file that is checked.
-        before: called with the number of rows that the chain only found there, where there are any.
+    A repair sets damaged months aside, with a line that says so: scores are then made again by the next `cpb forecast`,
+    forecasts are lost. Rows without a line get one that says that they were there before it. In place of a damaged
+    chain a new one begins. Files without a digest get one.
     """
-    if pending_path(home, market).exists():
+    home, market = asked.home, asked.market
+    read_only = not os.access(market_home(home, market), os.W_OK)  # then nothing writes there
+    if pending_path(home, market).exists() and not read_only:
         with chain_lock(home, market, begin=False):  # finishes it
             pass
-    files = _month_files(home, market)
-    faults, chain = _find(home, market, files, seen)
-    if faults or (repair and files):
-        with chain_lock(home, market, begin=False):
-            if faults:  # again while no writer is at work: one may have replaced files between two looks
-                suspects = {fault.path for fault in faults}
-                faults, chain = _find(home, market, _month_files(home, market), only=suspects)
-            if repair:
-                _repair(home, market, faults, chain)
+    for folder in (series.folder(home, tree.name) for tree in TREES for series in asked.series(tree.name)):
+        yield record_file(folder / INDEX, MonthIndex, index_subject(folder), REPAIRED)
+    chain = Chain.read(chain_path(home, market))
+    months, sound = _months(asked, chain), set()
+    for month, fault in _look(months, chain, explain=False):
+        if fault is None:
+            sound.add(month.name)
+            yield checked(month.path, "")
+    damage, faults = _chain_fault(chain, months), list[_Fault]()
+    if damage or len(sound) < len(months) or (asked.repair and months):
+        with nullcontext() if read_only else chain_lock(home, market, begin=False):
+            if damage or len(sound) < len(months):
+                # Again while no writer is at work: one may have replaced files between two looks.
+                chain = Chain.read(chain_path(home, market))
+                damage = _chain_fault(chain, months := _months(asked, chain))
+                months = [month for month in months if month.name not in sound]
+                faults = [fault for _, fault in _look(months, chain, explain=True) if fault]
+            if asked.repair:
+                _repair(asked, damage, faults)
+    if damage:
+        outcome = "a new chain begins with the rows that are whole"
+        yield checked(chain_path(home, market), damage, outcome=outcome)
+    yield from (_stored(asked, fault) for fault in faults)
     if chain and chain.rows_before:
-        before(chain.rows_before)
-    yield from (_damage(home, fault, repair and fault.code != UNREADABLE) for fault in faults)
+        asked.rows_before[market] = chain.rows_before
 
 
-def _month_files(home: Path, market: str) -> dict[str, _MonthFile]:
-    """Return all month files of a market, by their path below the market's home."""
-    base = market_home(home, market)
-    return {
-        path.relative_to(base).as_posix(): _MonthFile(series, tree, path)
-        for tree in TREES
-        for series in stored_series(home, tree.name)
-        if series.market == market
-        for path in month_files(series.folder(home, tree.name))
-    }
-
-
-def _find(
-    home: Path,
-    market: str,
-    files: dict[str, _MonthFile],
-    seen: Seen = unseen,
-    only: Collection[Path] | None = None,
-) -> tuple[list[_Fault], Chain | None]:
-    """Return all that is wrong (with the files `only`, whose rows are then looked for), and what the chain says."""
-    path = chain_path(home, market)
-    chain = Chain.read(path)
-    faults = [*_index_faults(home, market, files, chain)]
-    if chain is None and files:
-        faults.append(_Fault(path, "the file is missing, though rows were stored with lines in it"))
-    elif chain is not None and chain.fault and (files or chain.lines):  # else nothing says that it is cpb's
-        faults.append(_Fault(path, chain.fault))
-    looked = [name for name, file in files.items() if only is None or file.path in only]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        for name, fault in zip(
-            looked,
-            pool.map(lambda name: _look(home, name, files[name], chain, only is not None), looked),
-            strict=True,
-        ):
-            seen(files[name].path)
-            faults += [fault] if fault else []
-    return faults, chain
-
-
-def _index_faults(
-    home: Path, market: str, files: dict[str, _MonthFile], chain: Chain | None
-) -> Iterator[_Fault]:
-    """Yield records of digests that cannot be read, and files that they or the chain speak of, but that are gone."""
-    base = market_home(home, market)
-    gone: dict[str, _MonthFile] = {}
+def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
+    """Return all month files of a market, also those of which only the chain or a record of digests speaks."""
+    found = set()
     for tree in TREES:
-        for series in stored_series(home, tree.name):
-            if series.market != market:
-                continue
-            folder = series.folder(home, tree.name)
-            try:
-                known = parse_record(folder / INDEX, MonthIndex, of=index_subject(folder))
-            except FileNotFoundError:
-                continue
-            except DamagedError as error:
-                yield _Fault(folder / INDEX, f"the record of digests cannot be read: {error}")
-                continue
+        for series in asked.series(tree.name):
+            folder = series.folder(asked.home, tree.name)
+            index = sound_record(folder / INDEX, MonthIndex, index_subject(folder)) or MonthIndex()
             # Without an older digest a file may never have been written: the index is written first.
-            for month in (month for month, entry in known.months.items() if entry.previous):
-                path = folder / f"{month}.parquet"
-                gone[path.relative_to(base).as_posix()] = _MonthFile(series, tree, path)
-    if chain is not None and not chain.fault:
-        gone |= {name: file for name in chain.files if (file := _place(base, market, name))}
-    for name in sorted(gone.keys() - files.keys()):
-        yield _Fault(gone[name].path, "the file is missing", gone[name])
+            written = {month for month, entry in index.months.items() if entry.previous}
+            found |= {(series, tree.name, month) for month in written | {p.stem for p in month_files(folder)}}
+    for match in map(_PLACE.fullmatch, chain.files if chain and not chain.fault else ()):
+        if match:
+            series = SeriesId(asked.market, match[4], match[3])  # type: ignore[arg-type]
+            found.add((series, match[1], match[5]))
+    trees, base = {tree.name: tree for tree in TREES}, market_home(asked.home, asked.market)
+    paths = {one: one[0].folder(asked.home, one[1]) / f"{one[2]}.parquet" for one in found}
+    return sorted(
+        (_Month(below(base, path), path, series, trees[name]) for (series, name, _), path in paths.items()),
+        key=lambda month: month.name,
+    )
 
 
-def _place(base: Path, market: str, name: str) -> _MonthFile | None:
-    """Return the month file that a line of the chain speaks of; None where the name is none that cpb gives."""
-    top, _, rest = name.partition("/")
-    tree = next((tree for tree in TREES if top.partition("-")[0] == tree.name), None)
-    if tree is None or not _PLACE.fullmatch(rest):
-        return None
-    interval, symbol, _ = (part.partition("=")[2] for part in rest.split("/"))
-    series = SeriesId(market, symbol, interval)  # type: ignore[arg-type]
-    return _MonthFile(series, tree, base / name)
+def _chain_fault(chain: Chain | None, months: list[_Month]) -> str:
+    if chain is None:
+        return "the file is missing, though rows were stored with lines in it" if months else ""
+    return chain.fault if months or chain.lines else ""  # else nothing says that it is cpb's
 
 
-def _look(home: Path, name: str, file: _MonthFile, chain: Chain | None, explain: bool) -> _Fault | None:
+def _look(months: list[_Month], chain: Chain | None, explain: bool) -> Iterator[tuple[_Month, _Fault | None]]:
+    """Yield what is wrong with each month file, None for nothing; arguments as of `_fault`."""
+    usable = None if chain is None or chain.fault else chain
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
+        yield from zip(months, pool.map(lambda month: _fault(month, usable, explain), months), strict=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
     """Return what is wrong with a month file. Bytes that are not the recorded ones are not parsed in this process.
 
     Args:
+        chain: None where it can say nothing.
         explain: let a child process look for the row that does not fit in such bytes.
     """
-    record = chain.files.get(name) if chain and not chain.fault else None
+    record = chain.files.get(month.name) if chain else None
+    content, doubt = b"", ""
     try:
-        content = read_bytes(file.path)
+        content = read_bytes(month.path)
+    except FileNotFoundError:
+        return _Fault(month, _GONE)
     except DamagedError as error:
-        row = (
-            ""
-            if record is None or error.code == UNREADABLE or not explain
-            else _suspect(home, file, record)[0]
+        if error.code == UNREADABLE:
+            return _Fault(month, str(error), "allow reading")
+        doubt = str(error)
+    if doubt or (record and sha256(content) != record.file_sha256):
+        found = _explained(month, record) if explain and record else Finding("")
+        found = Finding("; ".join(filter(None, (doubt, found.reason))), found.is_whole and not doubt)
+    else:
+        found = _compared(month, content, None if chain is None else record or FileRecord())
+        if not found.reason:
+            return None
+    return _Fault(month, found.reason, "adopt" if found.is_whole else "lose")
+
+
+def _compared(month: _Month, content: bytes, record: FileRecord | None) -> Finding:
+    try:
+        return compare(
+            content, record.slices if record else None, (month.series, month.tree, month.path.stem)
         )
-        return _Fault(file.path, "; ".join(filter(None, (str(error), row))), file, error.code)
-    if record and sha256(content) != record.file_sha256:
-        reason, is_whole = _suspect(home, file, record) if explain else ("", False)
-        return _Fault(file.path, reason, file, is_whole=is_whole)
-    try:
-        rows = parse_rows(file.tree, content)
     except DamagedError as error:
-        return _Fault(file.path, str(error), file, error.code)
-    if reason := rows_fault(rows, file.series, file.tree, file.path.stem):
-        return _Fault(file.path, reason, file)
-    if chain is None or chain.fault:
-        return None
-    if record is None:
-        return _Fault(file.path, "no line of the chain speaks of it", file, is_whole=True)
-    if misfit := first_misfit(rows, record.slices):
-        return _Fault(file.path, described(rows, *misfit), file, is_whole=misfit[1] == 0)
-    return None
+        return Finding(str(error))
 
 
-def _suspect(home: Path, file: _MonthFile, record: FileRecord) -> tuple[str, bool]:
-    """Return what is wrong with a file that is not as the chain left it, and whether its rows are whole."""
-    first, last = record.slices[0].line, record.slices[-1].line
-    found = inspect(file.path, record.slices, (home, file.series, file.tree))
-    if not found.readable:
-        return f"no rows can be read from it; line {first} of the chain tells of its first batch", False
-    if found.contract or found.misfit:
-        is_whole = not found.contract and found.misfit is not None and found.misfit[1] == 0
-        return "; ".join(filter(None, (found.contract, found.row))), is_whole
-    return f"its rows are those of the chain, but its bytes are not those of line {last}", True
+def _explained(month: _Month, record: FileRecord) -> Finding:
+    """Return what is wrong with a file that is not as the chain left it."""
+    found = compare_isolated(month.path, record.slices, (month.series, month.tree, month.path.stem))
+    if found is None:
+        line = record.slices[0].line
+        return Finding(f"no rows can be read from it; line {line} of the chain tells of its first batch")
+    same = f"its rows are those of the chain, but its bytes are not those of line {record.slices[-1].line}"
+    return found if found.reason else Finding(same, is_whole=True)
 
 
-def _repair(home: Path, market: str, faults: list[_Fault], chain: Chain | None) -> None:
+def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     """Mend what can be; the caller holds the chain's lock."""
-    for fault in faults:
-        if fault.path.name == INDEX:
-            set_aside(fault.path, fault.reason)
-    if chain is None or chain.fault:
+    home, market = asked.home, asked.market
+    if chain_fault:
         restart(home, market)
-    of = [(fault.of, fault) for fault in faults if fault.of and fault.code != UNREADABLE]
-    lost = [(file.series, file.tree, file.path.stem) for file, fault in of if not fault.is_whole]
+    lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "lose"]
     if lost:
         lose(home, market, lost, "it is damaged, as `cpb verify` says")
-    adopt(home, market, [(file.series, file.tree, file.path) for file, fault in of if fault.is_whole])
-    for folder in {file.path.parent for file in _month_files(home, market).values()}:
-        record_missing(folder)
+    if whole := [(f.month.series, f.month.tree, f.month.path) for f in faults if f.remedy == "adopt"]:
+        adopt(home, market, whole)
+    for tree in TREES:
+        for series in asked.series(tree.name):
+            if month_files(folder := series.folder(home, tree.name)):
+                record_missing(folder)
 
 
-def _damage(home: Path, fault: _Fault, mended: bool) -> Damage:
-    of = fault.of
-    if fault.code == UNREADABLE:
-        return damage_at(home, fault.path, fault.reason, f"chmod u+r {shlex.quote(str(fault.path))}")
-    if of is None:
-        outcome = REPAIRED if fault.path.name == INDEX else "a new chain begins with the rows that are whole"
-        return damage_at(home, fault.path, fault.reason, VERIFY, mended, outcome=outcome)
-    if fault.is_whole:
-        outcome = "a line of the chain says that its rows were there before it"
-        return damage_at(home, fault.path, fault.reason, VERIFY, mended, outcome=outcome)
-    command = forecast_command(of.series) if mended or of.tree is LEDGER else VERIFY
-    outcome = f"{'set aside' if fault.reason != 'the file is missing' else 'its digest is removed'}; "
-    outcome += consequence(of.series, of.tree)
-    return damage_at(home, fault.path, fault.reason, command, mended, outcome=outcome)
+def _stored(asked: Asked, fault: _Fault) -> Stored:
+    _, path, series, tree = fault.month
+    if fault.remedy == "allow reading":
+        return checked(path, fault.reason, allow_reading(path))
+    if fault.remedy == "adopt":
+        return checked(
+            path, fault.reason, VERIFY, "a line of the chain says that its rows were there before it"
+        )
+    command = forecast_command(series) if asked.repair or tree is LEDGER else VERIFY
+    done = "its digest is removed" if fault.reason == _GONE else "set aside"
+    return checked(path, fault.reason, command, f"{done}; {consequence(series, tree)}")

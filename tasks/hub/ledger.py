@@ -17,7 +17,7 @@ from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.index import intact, month_files
 from tasks.forecasting.lines import Chain, chain_path, last_line, parse_line, read_lines
 from tasks.forecasting.months import TREES
-from tasks.forecasting.suspects import inspect
+from tasks.forecasting.read_isolated import compare_isolated
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 
@@ -151,15 +151,10 @@ def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> s
         path = fetch_file(repo, name, commit, again=again)
         if file_digest(path) == record.file_sha256:
             return ""
-    found = inspect(path, record.slices)
-    if not found.readable:
+    found = compare_isolated(path, record.slices)
+    if found is None:
         return "no rows can be read from it"
-    if found.misfit is None:
-        return "its rows are the stored ones, but its bytes are not"
-    start, line = found.misfit
-    return f"row {start + 1} is not what line {line} of the stored chain says" if line else (
-        f"row {start + 1} and those after it are not in the stored chain"
-    )  # fmt: skip
+    return found.reason or "its rows are the stored ones, but its bytes are not"
 
 
 def _damage(repo: str, file: str, reason: str) -> Damage:

@@ -91,9 +91,16 @@ def publish(
 
 def check_ready(repo: str, token: str | None = None) -> None:
     """Raise what `publish` would raise for a wrong name or a missing token, without asking any server."""
-    if not _REPO.fullmatch(repo):
-        raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field="repo")
+    check_repo(repo)
     _api(token)
+
+
+def check_repo(repo: str, field: str = "repo") -> None:
+    """Raise `UsageError` where `repo` is not USER/NAME; `field`: the option that it came from."""
+    if not _REPO.fullmatch(repo):
+        raise UsageError(
+            f"{field} {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field=field
+        )
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":

@@ -11,14 +11,11 @@ import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage
-from schemas.identity import SPOT, Market, is_series_name, tree_of
+from schemas.identity import SPOT, is_series_name, tree_of
 from tasks.hub.card import is_card, model_card
 from tasks.hub.ledger import FOLDER, copy_ledger, is_ledger_file
-from tasks.storage.damage import Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
@@ -30,8 +27,9 @@ from tasks.storage.model_folder import (
     WEIGHTS,
     write_published_config,
 )
+from tasks.storage.verify import REPAIRED, Asked, Stored, checked, digest_fault
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.registry import Champion
+from tasks.tracking.registry import Champion, champions
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
@@ -163,41 +161,40 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
     return False
 
 
-def verify(
-    home: Path, market: Market, *, repair: bool = False, seen: Seen = unseen, **_: Any
-) -> Iterator[Damage]:
-    """Yield each file of a market's published folder that is not what was written: models, card, library, record.
+def published(asked: Asked) -> Iterator[Stored]:
+    """Yield each file of the folder that is published: models, card, library, record.
 
-    Nothing is repaired here: the folder is a copy of the champions, which `cpb publish --dry-run` makes again.
+    It is a copy of the champions, from which a repair makes all of it again; not where one of them is damaged, since
+    what is published of that one is perhaps the last copy.
     """
-    tree = tree_of(home, "hub", market)
-    command = "cpb publish --dry-run" if market == SPOT else f"cpb publish --dry-run --market {market}"
-    for name, reason in _faults(tree, seen):
-        yield damage_at(home, tree / name, reason, command)
-
-
-def _faults(tree: Path, seen: Seen) -> Iterator[tuple[str, str]]:
-    """Yield the name of each wrong file and the reason; a folder without list and models is not cpb's."""
+    tree = tree_of(asked.home, "hub", asked.market)
     if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
-        return
-    seen(tree / SUMS)
+        return  # without list and models it is not cpb's
+    faults = _faults(tree)
+    again = asked.repair and any(faults.values()) and _build_again(asked, tree)
+    command = "cpb publish --dry-run" + ("" if asked.market == SPOT else f" --market {asked.market}")
+    for name, reason in faults.items():
+        done = REPAIRED if (tree / name).is_file() else "removed; no champion has it any more"
+        yield checked(tree / name, reason, command, done if again else "")
+
+
+def _build_again(asked: Asked, tree: Path) -> bool:
+    try:
+        build_tree(champions(market=asked.market), tree, home=asked.home)
+    except CpbError as error:
+        log.warning("%s is not made again: %s", tree, error)
+        return False
+    return True
+
+
+def _faults(tree: Path) -> dict[str, str]:
+    """Return what is wrong with each file of a tree, "" for nothing."""
     try:
         sums = read_sums(tree)
     except FileNotFoundError:
-        yield SUMS, "it is missing"
-        return
+        return {SUMS: "it is missing"}
     except (DamagedError, OSError) as error:
-        yield SUMS, str(error)
-        return
-    for name, digest in sums.items():
-        seen(tree / name)
-        try:
-            if file_digest(tree / name) != digest:
-                yield name, "it is not the file that was written (its sha256 differs)"
-        except FileNotFoundError:
-            yield name, "it is missing"
-        except OSError as error:
-            yield name, f"it cannot be read ({error.strerror})"
+        return {SUMS: str(error)}
     there = {path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file()}
-    for name in sorted(there - sums.keys() - {SUMS}):
-        yield name, f"{SUMS} does not list it"
+    unlisted = dict.fromkeys(sorted(there - sums.keys() - {SUMS}), f"{SUMS} does not list it")
+    return {SUMS: ""} | {name: digest_fault(tree / name, digest) for name, digest in sums.items()} | unlisted

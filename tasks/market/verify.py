@@ -9,6 +9,7 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -16,8 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import CpbError
-from schemas.handover import Damage
-from schemas.identity import APART, SIM, SPOT, SeriesId, market_home
+from schemas.identity import SIM, SeriesId, market_home
 from schemas.scope import Scope
 from tasks.market import cache
 from tasks.market.ingest import ingest
@@ -26,57 +26,50 @@ from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set
 from tasks.market.own import is_own, own_files
 from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
 from tasks.market.writer import set_part_aside
-from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
 from tasks.storage.records import set_aside
+from tasks.storage.verify import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed
 
 log = logging.getLogger("cpb")
 
 
-def verify(
-    home: Path,
-    market: str = SPOT,
-    *,
-    repair: bool = False,
-    source: str | None = None,
-    seen: Seen = unseen,
-) -> Iterator[Damage]:
-    """Yield each damaged file of a market: candles, provisional and off-grid ones, cache, manifest.
+def candles(asked: Asked) -> Iterator[Stored]:
+    """Yield the manifest of a market, its candles, the provisional and the off-grid ones, and its cache.
 
-    Args:
-        home: CPB_HOME.
-        repair: delete damaged cache files, set damaged months aside and fetch them from `source` again (None:
-            Binance Vision; the simulator's come from the simulator). What could not be fetched is not `repaired`.
-        source: a URL or a folder, as of every command.
-        seen: called with each file that is checked.
+    A repair sets damaged months aside, and fetches them again once all have been checked.
 
     Raises:
         BusyError: another process writes in the market's home.
     """
-    root = market_home(home, market)
-    if not (root / MANIFEST).exists() or not is_own(root):
+    root = market_home(asked.home, asked.market)
+    path = root / MANIFEST
+    if not path.exists() or not is_own(root):
         return
-    seen(root / MANIFEST)
-    found: list[Found] = []
     read_only = not os.access(root, os.W_OK)  # then nothing writes there, and SQLite needs to be told
+    damaged: list[tuple[SeriesId, Path, str]] = []
     with nullcontext() if read_only else writer_lock(root):
-        broken = manifest_damage(root / MANIFEST, read_only)
-        if broken and repair:
-            set_manifest_aside(root / MANIFEST, broken)
-        if not broken:
-            with Manifest(root / MANIFEST, read_only) as manifest:
-                found = _check(home, manifest, market, repair, seen)
-    if broken and market in (SPOT, *APART):  # spot's is that of um and cm too, and is named once
-        reason = f"it is no sound database ({broken}): every file is fetched again without it"
-        outcome = "set aside; the next ingest fetches every file again"
-        yield damage_at(home, root / MANIFEST, reason, VERIFY, repair, outcome=outcome)
-    for series, group in groupby(found, itemgetter(0)):
-        damages = list(group)
-        if repair:
-            _fetch_again(home, series, [month for _, _, month, _ in damages if month], source)
-        for _, damage, month, path in damages:
-            if not damage.repaired and repair and month and not damage_of(path):
-                damage = damage.model_copy(update={"repaired": True, "outcome": REPAIRED})
-            yield damage
+        if broken := manifest_damage(path, read_only):
+            if asked.repair:
+                set_manifest_aside(path, broken)
+            reason = f"it is no sound database ({broken}): every file is fetched again without it"
+            yield checked(path, reason, outcome="set aside; the next ingest fetches every file again")
+            return
+        yield checked(path, "")
+        with Manifest(path, read_only) as manifest:
+            for series in (s for s in manifest.series() if s.market == asked.market):
+                for month, reason in _months(asked, manifest, series):
+                    if reason:
+                        damaged.append((series, month, reason))
+                    else:
+                        yield checked(month, "")
+                yield from _derived(asked.home, series)
+    for series, group in groupby(damaged, itemgetter(0)):
+        found = list(group)
+        if asked.repair:
+            _fetch_again(asked.home, series, [month.stem for _, month, _ in found], asked.source)
+        # Without a repair an ingest does not help: by itself it looks at a file's size only.
+        command = ingest_command(series) if asked.repair else VERIFY
+        for _, month, reason in found:
+            yield checked(month, reason, command, "" if damage_of(month) else REPAIRED)
 
 
 def record_damage(home: Path, series: SeriesId) -> None:
@@ -95,33 +88,21 @@ def record_damage(home: Path, series: SeriesId) -> None:
         log.info("damage of %s is not put on record: %s", series, error)
 
 
-Found = tuple[SeriesId, Damage, str, Path]
-"""The series of a damaged file, what is wrong, the month to fetch again (empty: nothing to fetch), the file."""
-
-
-def _check(home: Path, manifest: Manifest, market: str, repair: bool, seen: Seen) -> list[Found]:
-    found: list[Found] = []
-    for series in (s for s in manifest.series() if s.market == market):
-        for month, part in manifest.parts(series).items():
-            path = part_path(home, series, month)
-            seen(path)
-            if reason := _part_damage(path, part):
-                # Without a repair: an ingest by itself looks at a file's size only.
-                command = ingest_command(series) if repair else VERIFY
-                found.append((series, damage_at(home, path, reason, command), month, path))
-                if repair:
-                    set_part_aside(home, manifest, series, month, reason)
-        for path in _files(home, series, "offgrid"):
-            seen(path)
-            if reason := damage_of(path):
-                found.append((series, damage_at(home, path, reason, VERIFY), path.stem, path))
-                if repair:
-                    set_aside(path, reason)
-                    manifest.fail_files(
-                        series, path.stem, f"off-grid candles were damaged: {reason}", part_is_gone=True
-                    )
-        found += [(series, damage, "", path) for damage, path in _check_derived(home, series, repair, seen)]
-    return found
+def _months(asked: Asked, manifest: Manifest, series: SeriesId) -> Iterator[tuple[Path, str]]:
+    """Yield each month's candles and off-grid candles, and what is wrong with them; a repair sets them aside."""
+    for month, part in manifest.parts(series).items():
+        path = part_path(asked.home, series, month)
+        reason = _part_damage(path, part)
+        if reason and asked.repair:
+            set_part_aside(asked.home, manifest, series, month, reason)
+        yield path, reason
+    for path in _files(asked.home, series, "offgrid"):
+        reason = damage_of(path)
+        if reason and asked.repair:
+            set_aside(path, reason)
+            fault = f"off-grid candles were damaged: {reason}"
+            manifest.fail_files(series, path.stem, fault, part_is_gone=True)
+        yield path, reason
 
 
 def _part_damage(path: Path, part: Part) -> str:
@@ -132,24 +113,19 @@ def _part_damage(path: Path, part: Part) -> str:
     return "" if own == part.digest else "its candles are not those on record"
 
 
-def _check_derived(home: Path, series: SeriesId, repair: bool, seen: Seen) -> Iterator[tuple[Damage, Path]]:
-    """Check what cpb makes again by itself: the cache, and the provisional candles."""
+def _derived(home: Path, series: SeriesId) -> Iterator[Stored]:
+    """Yield what cpb makes again by itself: the cache, and the provisional candles."""
     for path in _files(home, series, "cache"):
-        seen(path)
-        if cache.is_damaged(path):
-            if repair:
-                path.unlink(missing_ok=True)
-            outcome = "removed; the next read of its series makes it anew"
-            reason = "its bytes are not those that were written"
-            yield damage_at(home, path, reason, VERIFY, repair, outcome=outcome), path
+        mend = removed("removed; the next read of its series makes it anew", path)
+        yield Stored(path, partial(_cache_fault, path), mend=mend)
+    command = f"{ingest_command(series)} --tail"
     for path in _files(home, series, "provisional"):
-        seen(path)
-        if reason := damage_of(path):
-            if repair:
-                set_aside(path, reason)
-            command = f"{ingest_command(series)} --tail"
-            outcome = f"set aside; `{command}` fetches it again"
-            yield damage_at(home, path, reason, command, repair, outcome=outcome), path
+        mend = aside(path, f"set aside; `{command}` fetches it again")
+        yield Stored(path, partial(damage_of, path), command, mend)
+
+
+def _cache_fault(path: Path) -> str:
+    return "its bytes are not those that were written" if cache.is_damaged(path) else ""
 
 
 def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:

@@ -4,16 +4,18 @@ Stored forecasts name their model (`cpb-BTCUSDT-1h/3`); the card says what that 
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage, Record
-from schemas.identity import SPOT, SeriesId, tree_of
+from schemas.errors import CpbError
+from schemas.handover import Record
+from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.months import LEDGER
-from tasks.storage.damage import REPAIRED, VERIFY, Seen, damage_at, unseen
-from tasks.storage.records import parse_record, set_aside, write_record
+from tasks.storage.records import set_aside, write_record
+from tasks.storage.verify import REPAIRED, Asked, Stored, record_file
 from tasks.tracking.archive import rounded
 from tasks.tracking.connection import Store, find_run
 from tasks.tracking.registry import version_metrics
@@ -77,31 +79,23 @@ def write_card(store: Store, home: Path, series: SeriesId, version: "ModelVersio
     return path
 
 
-def verify(home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen) -> Iterator[Damage]:
-    """Yield each damaged card of a market's versions.
+def cards(asked: Asked) -> Iterator[Stored]:
+    """Yield each card of a market's versions.
 
-    Args:
-        repair: set a damaged card aside, and write it again where MLflow still has its version, which pruning deletes
-            after the card is written.
-        seen: called with each card that is checked.
+    A damaged one is set aside, and written again where MLflow still has its version, which pruning deletes after the
+    card is written.
 
     Raises:
         CpbError: a card is to be written again, and the MLflow store cannot be read.
     """
-    for path in sorted(_folder(home, market).glob("*.json")):
-        if (named := _named(path)) is None or path.is_symlink():
-            continue
-        seen(path)
-        try:
-            parse_record(path, VersionCard, of=path.stem)
-        except DamagedError as error:
-            outcome = _mend(home, path, *named, str(error)) if repair else ""
-            yield damage_at(home, path, str(error), VERIFY, repair, outcome=outcome)
+    for path in sorted(_folder(asked.home, asked.market).glob("*.json")):
+        if (named := _named(path)) and not path.is_symlink():
+            stored = record_file(path, VersionCard, path.stem, _LOST)
+            yield replace(stored, mend=partial(_write_again, asked.home, path, *named))
 
 
-def _mend(home: Path, path: Path, series: SeriesId, number: str, fault: str) -> str:
-    """Set a damaged card aside, write it again if its version still exists, and return what was done."""
-    set_aside(path, fault)
+def _write_again(home: Path, path: Path, series: SeriesId, number: str, reason: str) -> str:
+    set_aside(path, reason)
     try:
         store = open_store(create=False)
     except CpbError as error:

@@ -6,48 +6,38 @@ the folder an MLflow model is written again. Of a tracking server's champions al
 """
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage, Decisions
-from schemas.identity import SPOT
-from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
-from tasks.storage.digests import file_digest
+from schemas.errors import CpbError
+from schemas.handover import Decisions
 from tasks.storage.model_folder import NEEDED, damage_of
-from tasks.storage.records import parse_record, set_aside
+from tasks.storage.verify import (
+    REPAIRED,
+    VERIFY,
+    Asked,
+    Stored,
+    aside,
+    checked,
+    digest_fault,
+    record_file,
+)
 from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.artifacts import put_back, registered_files
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_private import local_path
-from tasks.tracking.records import REPORT
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 
-if TYPE_CHECKING:
-    from mlflow.entities import Run
 
-_FLOW_OUTCOME = {
-    DECISIONS: "set aside; MLflow's tags hold the newest decision on each series",
-    REPORT: "set aside; the command that made this run writes it again",
-}
-_CHANGED = "it is not the file that was registered (its sha256 differs)"
+def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
+    """Yield each file of a market's champions, and its runs' decisions, reports and archives.
 
-
-def verify(
-    home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, store: Store | None = None
-) -> Iterator[Damage]:
-    """Yield each damaged file of a market's champions, and of its runs' decisions, reports and archives.
-
-    A folder outside the home, or a URI, is named as it is. Of runs, files on this machine are checked.
-
-    Args:
-        repair: copy a champion's files back from the fleet that it comes from, or from the published folder; set
-            decisions and reports aside.
-        seen: called with each file that is checked.
+    Of runs, files on this machine are checked. A repair copies a champion's files back from the fleet that it comes
+    from, or from the published folder, and sets decisions and reports aside.
 
     Raises:
         CpbError: the MLflow store cannot be read (but not where there is none yet).
@@ -58,86 +48,54 @@ def verify(
         if error.code == "no-store":
             return
         raise
-    yield from _flow_damage(store, home, market, repair, seen)
-    for champion in champions(market=market, store=store):
-        with registered_files(store, champion.source) as folder:
-            yield from _model_damage(store, home, champion, folder, repair, seen)
-            yield from _mlflow_damage(store, home, champion, folder, repair, seen)
-
-
-def _flow_damage(store: Store, home: Path, market: str, repair: bool, seen: Seen) -> Iterator[Damage]:
-    """Yield each damaged file of a market's flow runs."""
     for run in search(store, f"tags.`{KIND}` = '{FLOW}'"):
-        if market_of(run) != market or (folder := local_path(run.info.artifact_uri)) is None:
-            continue
-        for name, reason in _flow_faults(run, folder, seen):
-            path = folder / name
-            # An archive is all that is left of the runs that it is about: a backup of it takes its place.
-            mended = repair and name != ARCHIVE
-            if mended and path.exists():
-                set_aside(path, reason)
-            command = "restore it from a backup" if name == ARCHIVE else VERIFY
-            yield damage_at(
-                home.resolve(), path, reason, command, mended, outcome=_FLOW_OUTCOME.get(name, "")
-            )
+        if market_of(run) == asked.market and (folder := local_path(run.info.artifact_uri)):
+            yield from _of_run(run.info.run_id, folder, digests_of(run.data.tags))
+    for champion in champions(market=asked.market, store=store):
+        with registered_files(store, champion.source) as folder:
+            yield from _of_model(asked, store, champion, folder)
+            yield from _of_mlflow(asked, store, champion, folder)
 
 
-def _flow_faults(run: "Run", folder: Path, seen: Seen) -> Iterator[tuple[str, str]]:
-    for name, kind in ((DECISIONS, Decisions), (ARCHIVE, FlowArchive)):
-        if (folder / name).exists():
-            seen(folder / name)
-            try:
-                parse_record(folder / name, kind, of=run.info.run_id)
-            except DamagedError as error:
-                yield name, str(error)
-    for name, digest in digests_of(run.data.tags).items():
-        if (folder / name).exists():  # pruning takes it away
-            seen(folder / name)
-            if file_digest(folder / name) != digest:
-                yield name, "it is not the file that was written (its sha256 differs)"
+def _of_run(run_id: str, folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
+    """Yield the files of a flow's run; pruning takes some away."""
+    outcome = "set aside; MLflow's tags hold the newest decision on each series"
+    yield record_file(folder / DECISIONS, Decisions, run_id, outcome)
+    # An archive is all that is left of the runs that it is about: a backup of it takes its place.
+    archive = record_file(folder / ARCHIVE, FlowArchive, run_id, "")
+    yield Stored(archive.path, archive.check, "restore it from a backup")
+    for path, digest in ((folder / name, digest) for name, digest in digests.items()):
+        if path.exists():
+            again = aside(path, "set aside; the command that made this run writes it again")
+            yield Stored(path, partial(digest_fault, path, digest), mend=again)
 
 
-def _model_damage(
-    store: Store, home: Path, champion: Champion, folder: Path, repair: bool, seen: Seen
-) -> Iterator[Damage]:
-    """Yield each damaged file of a champion's model, copied back where there is an intact one.
+def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:
+    """Yield each file of a champion's model; a damaged one is copied back where there is an intact one.
 
     Args:
         folder: what is kept at the champion's source now.
     """
-    for name, reason in _damaged(champion, folder, seen):
-        copy = find_copy(home, champion, name)
-        if repair and copy:
+    digests = champion.digests
+    faults = {name: digest_fault(folder / name, digests.get(name)) for name in (*NEEDED, *digests)}
+    if (
+        not digests and not any(faults.values()) and (damage := damage_of(folder, {}))
+    ):  # registered by a person
+        faults[next((name for name in NEEDED if name in damage), NEEDED[0])] = damage
+    for name, reason in faults.items():
+        copy = find_copy(asked.home, champion, name) if reason else None
+        if copy and asked.repair:
             put_back(store, champion.run_id, champion.source, name, copy)
         command = VERIFY if copy else training_command(champion)
-        yield damage_at(home.resolve(), _place(champion, name), reason, command, repair and copy is not None)
+        yield checked(_place(champion, name), reason, command, REPAIRED if copy else "")
 
 
-def _damaged(champion: Champion, folder: Path, seen: Seen) -> Iterator[tuple[str, str]]:
-    """Yield the name of each damaged file of a champion's model, and the reason."""
-    digests = champion.digests
-    for name in dict.fromkeys((*NEEDED, *digests)):
-        path = folder / name
-        seen(_place(champion, name))
-        if not path.is_file():
-            yield name, "it is missing"
-        elif name in digests and file_digest(path) != digests[name]:
-            yield name, _CHANGED
-    if not digests and (damage := damage_of(folder, {})):  # registered by a person
-        yield next((n for n in NEEDED if n in damage), NEEDED[0]), damage
-
-
-def _mlflow_damage(
-    store: Store, home: Path, champion: Champion, folder: Path, repair: bool, seen: Seen
-) -> Iterator[Damage]:
-    """Yield each damaged file that MLflow alone reads; such files are written anew, by the library of today."""
-    for name in champion.mlflow_files:
-        seen(_place(champion, name))
-    wrong = damaged(folder, champion.mlflow_files)
-    told = [(n, "it is missing" if not (folder / n).is_file() else _CHANGED) for n in wrong]
-    repaired = bool(wrong) and repair and _write_again(store, champion, folder)
-    for name, reason in told:
-        yield damage_at(home.resolve(), _place(champion, name), reason, VERIFY, repaired)
+def _of_mlflow(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:
+    """Yield each file that MLflow alone reads; such files are written anew, by the library of today."""
+    faults = {name: digest_fault(folder / name, digest) for name, digest in champion.mlflow_files.items()}
+    again = asked.repair and any(faults.values()) and _write_again(store, champion, folder)
+    for name, reason in faults.items():
+        yield checked(_place(champion, name), reason, outcome=REPAIRED if again else "")
 
 
 def _write_again(store: Store, champion: Champion, folder: Path) -> bool:

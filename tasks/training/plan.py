@@ -54,7 +54,7 @@ _NOT_TRAINING = (
     # Measures a device. It also chooses the profile, which like the device itself says how a model is trained.
     "cpbmodels/device",
     # Records and contracts: a job holds their values. Candles: a job holds the digest of those that are learnt from.
-    "schemas", "tasks/market", "tasks/storage", "tasks/signals/verify.py",
+    "schemas", "tasks/market", "tasks/storage",
     # Plans jobs, whose digest covers what is planned; keeps and starts them, and reports on them.
     "tasks/training/epochs.py", "tasks/training/files.py", "tasks/training/plan.py", "tasks/training/progress.py",
     "tasks/parallel.py", "tasks/progress.py", "tasks/resident.py",

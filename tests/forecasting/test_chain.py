@@ -12,13 +12,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, flip, rows_at, write_candles
+from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
 from tasks.forecasting import chain, commit
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.store import read
-from tasks.forecasting.verify import verify
 
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
 PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")

@@ -17,13 +17,13 @@ from forecast_tools import (
     rows_at,
     write_candles,
 )
+from verifying import verify_forecasts as verify
 
 from schemas.errors import DamagedError
 from tasks.forecasting import index, months
 from tasks.forecasting.ledger import ledger, score_due
 from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.store import latest, read
-from tasks.forecasting.verify import verify
 
 
 def cut(path):

@@ -115,8 +115,9 @@ def test_published_rows_that_are_not_the_stored_ones_are_named(hub, send, tmp_pa
     replace_blob(hub, f"ledger/{MONTH}", change)
     (damage,) = compare(tmp_path / "data", "spot", REPO).damaged
     assert (damage.path, damage.reason) == (
-        f"hub:{REPO}/ledger/{MONTH}", "row 11 is not what line 3 of the stored chain says"
-    )  # fmt: skip
+        f"hub:{REPO}/ledger/{MONTH}",
+        "row 11 and those after it, of line 3 of the chain, are missing",
+    )
 
 
 @pytest.mark.parametrize("place", [0.1, 0.5, 0.999])

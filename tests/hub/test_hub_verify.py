@@ -2,9 +2,10 @@
 
 import pytest
 from hub_models import trained
+from verifying import verify_published as verify
 
 from schemas.identity import tree_of
-from tasks.hub.tree import build_tree, verify
+from tasks.hub.tree import build_tree
 
 
 @pytest.mark.parametrize("market", ["spot", "sim"])

@@ -6,6 +6,7 @@ import shutil
 import polars as pl
 import pytest
 from market_tools import build, key, put, scope
+from verifying import verify_market as verify
 
 from schemas.errors import MemberError
 from tasks.features import features
@@ -13,7 +14,7 @@ from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
 from tasks.market.store import read_klines
-from tasks.market.verify import verify
+from tasks.verify import verify_all
 
 BTC, ETH = key(), key("ETHUSDT")
 FLIPS = 24
@@ -156,6 +157,12 @@ def test_a_damaged_manifest_is_named(home):
     (found,) = verify(home, repair=True)
     assert found.repaired
     assert not list(verify(home))
+
+
+def test_a_damaged_manifest_that_markets_share_is_named_once(home):
+    (home / "manifest.db").write_bytes(b"no database" * 1000)
+    assert [d.path for d in verify(home, "um")] == ["manifest.db"]
+    assert [d.path for d in verify_all(home, ("spot", "um", "cm")).damaged] == ["manifest.db"]
 
 
 def test_a_damaged_manifest_is_set_aside_by_the_next_ingest_which_fetches_all_again(home, tmp_path):

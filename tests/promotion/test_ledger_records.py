@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 from promotion_tools import BTC
+from verifying import verify_ledger as verify
 
 from schemas.handover import Record
 from schemas.identity import MARKETS, Recipe
@@ -11,7 +12,6 @@ from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from tasks.forecasting.watch import Watch
 from tasks.promotion import pairs
 from tasks.promotion.pairs import Pair, about
-from tasks.promotion.verify import verify
 from tasks.storage.digests import file_digest
 from tasks.storage.files import draft_name
 from tasks.storage.records import write_record

@@ -21,6 +21,7 @@ from known_markets import busy_hours
 from mlflow.types.schema import AnyType, DataType
 from test_runs import fleet_of, log_member, member
 from test_ui import free_port
+from verifying import verify_champions as verify
 
 import cpbmodels
 from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
@@ -33,7 +34,6 @@ from tasks.tracking.prune_plan import StoredRun, problem_of
 from tasks.tracking.registry import champions, register_champion
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import MLFLOW_FILES
-from tasks.tracking.verify import verify
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 URI = "models:/cpb-BTCUSDT-1h@champion"

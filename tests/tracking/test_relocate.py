@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from nights import add_night, day
+from verifying import verify_champions as verify
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
@@ -18,7 +19,6 @@ from tasks.tracking.mlflow_private import close_connections, local_path
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
-from tasks.tracking.verify import verify
 
 NIGHTS = 3
 

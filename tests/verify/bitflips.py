@@ -24,24 +24,20 @@ from typing import Any
 import numpy as np
 import polars as pl
 from stored_home import MARKET, SERIES, SPAN
+from verifying import verify_champions, verify_features, verify_fleets, verify_forecasts, verify_market
 
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.handover import Damage, FleetResult, SeriesRecord
 from tasks.forecasting import index, store
-from tasks.forecasting.verify import verify as verify_forecasts
 from tasks.market import cache
 from tasks.market.store import read_klines
-from tasks.market.verify import verify as verify_market
 from tasks.signals.store import newest_series, read_features, write_features
-from tasks.signals.verify import verify as verify_features
 from tasks.storage.model_folder import CONFIG, WEIGHTS
 from tasks.storage.npz import read_npz
 from tasks.storage.records import find_record
 from tasks.tracking.registry import champions
-from tasks.tracking.verify import verify as verify_champions
 from tasks.training.files import JOB, RESULT, prepare, read_job
-from tasks.training.verify import verify as verify_fleets
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import pytest
 from stored_home import MARKET, SERIES, SPAN, hour
 from test_verify_command import train_again
 from test_verify_parts import fleet_of, member_of
+from verifying import verify_champions, verify_published
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.handover import Decisions
 from schemas.identity import SeriesId
-from tasks.hub.tree import verify as verify_published
 from tasks.market import cache
 from tasks.publish import publish
 from tasks.signals.store import write_features
@@ -19,7 +19,6 @@ from tasks.storage.records import read_record, write_record
 from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.records import REPORT
 from tasks.tracking.registry import champions
-from tasks.tracking.verify import verify as verify_champions
 from tasks.verify import verify_all
 
 OTHER = SeriesId(MARKET, "ETHUSDT", "1h")
@@ -156,3 +155,26 @@ def test_every_file_of_the_published_folder_is_checked_and_made_again(stored, na
     )  # fmt: skip
     publish(stored, MARKET)
     assert list(verify_published(stored, MARKET)) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_repair_makes_the_published_folder_again(stored, name):
+    publish(stored, MARKET)
+    path = stored / MARKET / "hub" / SERIES.label / SERIES.timeframe / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    (damage,) = verify_published(stored, MARKET, repair=True)
+    assert (damage.path, damage.outcome) == (path.relative_to(stored).as_posix(), "repaired")
+    assert path.read_bytes() == whole
+    assert verify_published(stored, MARKET) == []
+
+
+def test_a_published_folder_stays_while_a_champion_is_damaged(stored):
+    publish(stored, MARKET)
+    folder = stored / MARKET / "hub" / SERIES.label / SERIES.timeframe
+    (folder / "config.json").write_text("{")
+    (champion,) = (one for one in champions(market=MARKET) if one.series == SERIES)
+    (champion.folder / "config.json").write_text("{")
+    (damage,) = verify_published(stored, MARKET, repair=True)
+    assert not damage.repaired
+    assert (folder / "model.safetensors").exists()

@@ -95,6 +95,12 @@ def test_an_unknown_market(stored, cpb):
     assert (code, json.loads(out[-1])["code"], json.loads(out[-1])["field"]) == (2, "market", "market")
 
 
+def test_a_wrong_name_of_a_repository_is_refused_before_anything_is_checked(stored, cpb, monkeypatch):
+    monkeypatch.setattr("tasks.verify.verify_all", lambda *_, **__: pytest.fail("it was checked"))
+    code, out, _ = cpb("verify", "--hub", "x", "--json")
+    assert (code, json.loads(out[-1])["field"]) == (2, "hub")
+
+
 def test_what_cannot_be_checked_stops_no_other_kind_and_is_no_success(stored, monkeypatch):
     def busy(*_, **__):
         raise BusyError("another process is writing")

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import polars as pl
 import pytest
 from stored_home import SERIES
 from test_verify_parts import flip
@@ -47,6 +48,16 @@ def test_a_read_only_mount_is_checked(stored, read_only):
     flip(candles)
     code, found = read_only()
     assert (code, [d["path"] for d in found["damaged"]]) == (1, [candles.relative_to(stored).as_posix()])
+
+
+def test_the_first_row_that_does_not_fit_is_named_on_a_read_only_mount(stored, read_only):
+    path = SERIES.folder(stored, "forecasts") / "2025-05.parquet"
+    rows = pl.read_parquet(path, hive_partitioning=False)
+    rows.with_columns(last_close=pl.col("last_close") * 2).write_parquet(path)
+    code, found = read_only()
+    (damage,) = found["damaged"]
+    assert (code, damage["path"], found["unchecked"]) == (1, path.relative_to(stored).as_posix(), [])
+    assert "row 1 (issued " in damage["reason"]
 
 
 def test_nothing_can_be_repaired_on_a_read_only_mount(read_only):

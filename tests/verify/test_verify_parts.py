@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from stored_home import MARKET, SERIES, SPAN
+from verifying import verify_cards, verify_champions, verify_features, verify_fleets
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -17,20 +18,16 @@ from tasks.judging.member import MemberScore
 from tasks.judging.reference import reference_quantiles
 from tasks.judging.scores import crps
 from tasks.signals.store import load_series, read_features, write_features
-from tasks.signals.verify import verify as verify_features
-from tasks.storage.damage import REPAIRED
 from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
 from tasks.storage.records import read_record, write_record
+from tasks.storage.verify import REPAIRED
 from tasks.tracking.cards import VersionCard, write_card
-from tasks.tracking.cards import verify as verify_cards
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
-from tasks.tracking.verify import verify as verify_champions
 from tasks.tracking.versions import versions_of
 from tasks.training.files import JOB, RESULT, prepare, read_job, read_result
-from tasks.training.verify import verify as verify_fleets
 
 
 def cut(path):
