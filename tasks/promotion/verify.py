@@ -1,4 +1,4 @@
-"""Checks the records beside the ledger: evidence of pairs, drift watch, versions, references, derived figures."""
+"""Checks the records beside the ledger: evidence of pairs, drift watch, versions, derived figures."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -7,9 +7,7 @@ from schemas.errors import DamagedError
 from schemas.handover import Damage, Record
 from schemas.identity import SPOT, stored_series, tree_of
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
-from schemas.reference import Reference
 from tasks.forecasting.daily import DAILY
-from tasks.forecasting.reference import reference_files
 from tasks.forecasting.watch import Watch
 from tasks.promotion.pairs import Pair, about, pair_files
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
@@ -65,8 +63,6 @@ def _records(home: Path, market: str) -> Iterator[tuple[Path, type[Record], str,
         for name, (kind, outcome) in _OF_SERIES.items():
             if (path := series.folder(home, "ledger") / name).is_file():
                 yield path, kind, series.name, outcome
-    for path in reference_files(home, market):
-        yield path, Reference, path.stem, _AGAIN
     for path in pair_files(home, market):
         yield path, Pair, about(path), _TRIED
 

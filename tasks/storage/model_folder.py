@@ -151,7 +151,7 @@ def write_reference(folder: Path, reference: Reference) -> None:
 
 
 def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
-    """Return a model's reference; None where the folder is of a release that wrote none, or other ones.
+    """Return a model's reference; None where the folder holds none.
 
     Args:
         of: what it must be about (`member_subject`); None for a copy, whose files are known by their sha256.
