@@ -202,10 +202,7 @@ class RiskFromForecast:
         return value if np.isfinite(value) else None
 
 
-@lru_cache(maxsize=256)
-def _load(folder: str) -> Member:
-    return load(folder)
-
+_load = lru_cache(maxsize=256)(load)
 
 _doubles = WeakTensorKeyDictionary()
 """Weights by the float32 tensor they come from: `predict` keeps what it stacked of every tensor that it sees."""

@@ -103,8 +103,6 @@ class Forecast:
 
     def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
         """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
-        from cpbmodels.prediction import draw_forecast
-
         return draw_forecast(self, candles, ax)
 
     def __repr__(self) -> str:

@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import CpbError
-from tasks.storage.leases import Lease, use
+from tasks.storage.leases import use
 from tasks.storage.urls import public_url
 from tasks.storage.waiting import pause
 
@@ -40,11 +40,7 @@ log = logging.getLogger("cpb")
 
 def share_leases() -> None:
     """Let this process hold leases of the Prefect server in use, if there is one when the first is asked for."""
-    use(_grant)
-
-
-def _grant(name: str) -> AbstractContextManager[Lease] | None:
-    return hold(name) if server_in_use() else None
+    use(lambda name: hold(name) if server_in_use() else None)
 
 
 class PrefectLease:

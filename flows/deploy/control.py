@@ -116,7 +116,7 @@ def down(grace_s: float = 30) -> list[Name]:
         if server and services.stop(server.process, grace_s):
             stopped.append("server")
         for name in services.NAMES:
-            services.forget(name)
+            services.record_file(name).unlink(missing_ok=True)
     return stopped
 
 

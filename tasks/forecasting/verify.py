@@ -1,5 +1,6 @@
 """Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
 
+import hashlib
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterator
@@ -12,7 +13,7 @@ from schemas.handover import Damage
 from schemas.identity import SPOT, SeriesId, market_home, stored_series
 from tasks.forecasting.chain import adopt, chain_lock, lose, restart
 from tasks.forecasting.commit import pending_path
-from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing, sha256
+from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import (
     LEDGER,
@@ -185,7 +186,7 @@ def _look(home: Path, name: str, file: _MonthFile, chain: Chain | None, explain:
             else _suspect(home, file, record)[0]
         )
         return _Fault(file.path, "; ".join(filter(None, (str(error), row))), file, error.code)
-    if record and sha256(content) != record.file_sha256:
+    if record and hashlib.sha256(content).hexdigest() != record.file_sha256:
         reason, is_whole = _suspect(home, file, record) if explain else ("", False)
         return _Fault(file.path, reason, file, is_whole=is_whole)
     try:

@@ -84,9 +84,10 @@ def publish(
         return patiently(_commit, api, tree, repo, check_head)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause holds the request and with it the token.
-        raise CpbError(
-            _sentence(error, repo, api.endpoint).replace(secret, "***"), code=_code(error)
-        ) from None
+        status = _status(error)
+        code = "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
+        sentence = _sentence(error, repo, api.endpoint).replace(secret, "***")
+        raise CpbError(sentence, code=code) from None
 
 
 def check_ready(repo: str, token: str | None = None) -> None:
@@ -182,11 +183,6 @@ def _worth_repeating(error: BaseException) -> bool:
 
     interrupted = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
     return interrupted or _status(error) in _RETRIED_STATUS
-
-
-def _code(error: Exception) -> str:
-    status = _status(error)
-    return "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
 
 
 def _sentence(error: Exception, repo: str, endpoint: str) -> str:

@@ -120,7 +120,9 @@ def start_batch(
     blocks, arrived = trim_all(batch)
     frame, faults = read(blocks)
     stored = [(*r, *e) for p in manifest.parts(series).values() for r, e in zip(p.runs, p.edges, strict=True)]
-    checked, more = check(series, blocks, frame, [edge for edge in stored if not _replaced(edge, arrived)])
+    coming = [item.file.bounds for item in arrived]
+    kept = [e for e in stored if not any(a < e[1] and e[0] < b for a, b in coming)]  # not replaced or filled
+    checked, more = check(series, blocks, frame, kept)
     for index, fault in {**more, **faults}.items():
         arrived[index].fault = fault
     known = manifest.files(series)
@@ -172,11 +174,6 @@ def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str,
     return (
         f"{series} {month}: stored part was damaged ({reason}){where}; the next `cpb ingest` fetches it again"
     )
-
-
-def _replaced(edge: tuple[int, int, float, float], arrived: list[Fetched]) -> bool:
-    """Whether a stored stretch overlaps a file that is about to replace or fill it."""
-    return any(a < edge[1] and edge[0] < b for a, b in (item.file.bounds for item in arrived))
 
 
 def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:

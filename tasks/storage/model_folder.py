@@ -293,11 +293,8 @@ def recipe_of(config: ModelConfig) -> Recipe:
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
     digest = value_digest(changed)[:_DIGITS]
-    return Recipe(f"{config.architecture}{UNIVERSAL if _is_universal(values) else ''}", config.preset, digest)
-
-
-def _is_universal(values: dict[str, Any]) -> bool:
-    return bool(values.get("scope") == "universal")
+    scope = UNIVERSAL if values.get("scope") == "universal" else ""
+    return Recipe(f"{config.architecture}{scope}", config.preset, digest)
 
 
 def _plain(value: Any) -> Any:
