@@ -219,9 +219,8 @@ def _predict_group(
         whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
-    found = [
-        Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)
-    ]  # without the padding
+    # without the padding
+    found = [Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)]
     for forecast, one in zip(found, series, strict=True):
         _check_finite(forecast, one)
     return found

@@ -84,12 +84,13 @@ def hold(name: str) -> Iterator[PrefectLease]:
     with client_of_settings(_TIMEOUT_S) as client:
         lease = _wait_for(client, name)
         ended = threading.Event()
+        # a copy: Prefect's settings are the context's
         renewing = threading.Thread(
             target=contextvars.copy_context().run,
             args=(_renew, lease, ended),
             name=f"lease-{name}",
             daemon=True,
-        )  # a copy: Prefect's settings are the context's
+        )
         renewing.start()
         try:
             yield lease

@@ -77,9 +77,8 @@ def serve_ui(
     proxied = location.startswith(PROXIED)  # a tracking server's database, whose files that server keeps
     app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
     with ExitStack() as running:
-        with locked(
-            config_folder() / ".ui.lock"
-        ):  # no start removes the file of another between making and locking
+        # no start removes the file of another between making and locking
+        with locked(config_folder() / ".ui.lock"):
             remove_dead()
             file = password_file(port)
             sign_in = SignIn(file.renew(), cookie=f"cpb-{port}")

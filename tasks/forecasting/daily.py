@@ -122,10 +122,8 @@ def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple
     try:
         state = read_record(folder / STATE, DailyState, of=series.name)
         data = (folder / DAILY).read_bytes()
-    except (
-        FileNotFoundError,
-        DamagedError,
-    ):  # not set aside: nothing is in it that the month files do not say
+    # not set aside: nothing is in it that the month files do not say
+    except (FileNotFoundError, DamagedError):
         return pl.DataFrame(schema=SCHEMA), {}
     if hashlib.sha256(data).hexdigest() != state.digest:  # a kill between the two leaves them so as well
         return pl.DataFrame(schema=SCHEMA), {}

@@ -116,9 +116,8 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
             "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only",
             code="no-token",
         )
-    if not re.fullmatch(
-        r"[\x21-\x7e]+", secret
-    ):  # no HTTP header can hold it, and the client's error would show it
+    # no HTTP header can hold it, and the client's error would show it
+    if not re.fullmatch(r"[\x21-\x7e]+", secret):
         raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN", code="token")
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 

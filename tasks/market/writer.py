@@ -69,10 +69,11 @@ class Writing:
             CpbError: the disk is full or the folder cannot be written.
         """
         outcome = Outcome(list(self.notes))
-        parts = [part for future in self.parts if (part := future.result())]
+        parts = [written for future in self.parts if (written := future.result())]
         if parts:
             sync(self.series.folder(self.home, "klines"))
-        _write_off_grid(self.home, self.series, self.checked.off_grid)
+        for month, part in split_months(with_stored_columns(self.checked.off_grid)):
+            write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part, {})
         root = market_home(self.home, self.series.market)
         records = [_record(root, item, outcome, self.known) for item in self.batch if item.fault]
         records += self._good_records(root, outcome)
@@ -285,11 +286,6 @@ def _good_record(
     if file.table:
         facts["table"] = file.table
     return FileRecord(file.period, file.key, file.version, item.sha256, rows, status, "", facts)
-
-
-def _write_off_grid(home: Path, series: SeriesId, rows: pl.DataFrame) -> None:
-    for month, part in split_months(with_stored_columns(rows)):
-        write_parquet(series.folder(home, "offgrid") / f"{month}.parquet", part, {})
 
 
 def _anomalies(series: SeriesId, checked: Checked) -> list[Anomaly]:
