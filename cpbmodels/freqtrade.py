@@ -202,7 +202,10 @@ class RiskFromForecast:
         return value if np.isfinite(value) else None
 
 
-_load = lru_cache(maxsize=256)(load)
+@lru_cache(maxsize=256)
+def _load(folder: str) -> Member:
+    return load(folder)
+
 
 _doubles = WeakTensorKeyDictionary()
 """Weights by the float32 tensor they come from: `predict` keeps what it stacked of every tensor that it sees."""
