@@ -28,9 +28,8 @@ class Bank:
 
     rows: Tensor
     inverse_sigma: Tensor
-    starts: tuple[
-        int, ...
-    ]  # first row of each series; series with the same candles (seeds, folds) share rows
+    # first row of each series; series with the same candles (seeds, folds) share rows
+    starts: tuple[int, ...]
 
     @classmethod
     def build(cls, series: list[Series], options: Preset, device: torch.device, dtype: torch.dtype) -> Bank:

@@ -21,6 +21,7 @@ from cpbmodels.series import check_prices
 TIME_NAMES = ("open_time", "date", "timestamp")
 """Columns that may hold the open times, the first that is there; else a time index."""
 
+_READ = {*TIME_NAMES, *PRICES, "volume"}
 _TIMEFRAMES = {seconds: name for name, seconds in INTERVAL_SECONDS.items()}
 _UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds of one unit."""
@@ -92,7 +93,7 @@ def _pandas(frame: Any) -> dict[str, Any]:
         index.name in TIME_NAMES or type(index).__name__ == "DatetimeIndex"
     ):
         table["open_time"] = index.to_series()
-    return {name: _from_pandas(column) for name, column in table.items() if _wanted(name)}
+    return {name: _from_pandas(column) for name, column in table.items() if name.lower() in _READ}
 
 
 def _from_pandas(column: Any) -> Any:
@@ -104,10 +105,6 @@ def _from_pandas(column: Any) -> Any:
     if values.dtype.kind == "M":
         return pl.Series(values.astype("datetime64[us]"))
     return pl.Series(values.tolist(), strict=False) if values.dtype.kind == "O" else pl.Series(values)
-
-
-def _wanted(name: str) -> bool:
-    return name.lower() in (*TIME_NAMES, *PRICES, "volume")
 
 
 def _has(table: dict[str, Any], name: str) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpbmodels.bank import Scaling
 from cpbmodels.config import OPTIONS, options_of
 from cpbmodels.net import Net
 from cpbmodels.options import Preset
@@ -53,11 +52,6 @@ class Model:
     def dtype(self) -> torch.dtype:
         """float32 or float64."""
         return DTYPES[self.config["dtype"]]
-
-    @property
-    def scaling(self) -> Scaling:
-        """Input scaling of its rows."""
-        return Scaling(self.mean, self.inverse)
 
     @property
     def stacking_key(self) -> str:

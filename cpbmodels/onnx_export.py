@@ -83,7 +83,9 @@ def export_onnx(model: Model, folder: str | Path, series: Series | None = None) 
     data = _program(exported, model)
     example = _example(exported, model, series)
     _check(data, example)
-    description = _description(exported, model) | ({"example": _as_lists(example)} if example else {})
+    description = _description(exported, model) | (
+        {"example": {name: values.tolist() for name, values in example.items()}} if example else {}
+    )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "model.onnx", folder / "model.json"]
@@ -154,10 +156,6 @@ def _check(data: bytes, example: dict[str, np.ndarray]) -> None:
             raise ModelError(
                 f"The exported file's {name} differ by {worst:.1e} from the model's: do not use it."
             )
-
-
-def _as_lists(example: dict[str, np.ndarray]) -> dict[str, Any]:
-    return {name: values.tolist() for name, values in example.items()}
 
 
 def _description(exported: _Exported, model: Model) -> dict[str, Any]:

@@ -103,8 +103,6 @@ class Forecast:
 
     def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
         """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
-        from cpbmodels.prediction import draw_forecast
-
         return draw_forecast(self, candles, ax)
 
     def __repr__(self) -> str:
@@ -221,9 +219,8 @@ def _predict_group(
         whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
-    found = [
-        Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)
-    ]  # without the padding
+    # without the padding
+    found = [Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)]
     for forecast, one in zip(found, series, strict=True):
         _check_finite(forecast, one)
     return found

@@ -212,9 +212,8 @@ class LstmSequence(torch.autograd.Function):
             torch.addcmul(i[t] * g[t], f[t], c[t], out=c[t + 1])
             torch.tanh(c[t + 1], out=tanh_c[t])
             torch.mul(o[t], tanh_c[t], out=h[t + 1])
-        saved = [
-            part.transpose(0, 1) for part in (states, cells, acts, new, tanh_cells)
-        ]  # [K, T, B, ..] again
+        # [K, T, B, ..] again
+        saved = [part.transpose(0, 1) for part in (states, cells, acts, new, tanh_cells)]
         ctx.save_for_backward(*saved, w_hh)
         return saved[0][:, 1:], c[T]
 

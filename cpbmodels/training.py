@@ -74,12 +74,14 @@ def train_fleet(
     look at `member.report["diverged"]`.
     """
     series = list(series)
+    if not series:
+        raise ModelError("train_fleet needs at least one series.")
     place = pick_device(device)
     if dtype not in DTYPES:
         raise ModelError(
             f"dtype {dtype!r} is unknown: choose float32 or float64 (mixed_precision adds bf16)."
         )
-    members = dict(enumerate(plan_members(_nonempty(series), seeds, scope)))
+    members = dict(enumerate(plan_members(series, seeds, scope)))
     options = _resolved(preset, architecture, profile, overrides_by_member(overrides, len(members)))
     job = Job(
         series=series,
@@ -136,12 +138,6 @@ def _groups(job: Job, members: dict[int, Planned], options: list[Preset]) -> lis
         tasks = plan_tasks(banks[columns], job.series, own, options)
         out.append(Share(replace(job, options=common, compute=compute), banks[columns], tasks))
     return out
-
-
-def _nonempty(series: list[Series]) -> list[Series]:
-    if not series:
-        raise ModelError("train_fleet needs at least one series.")
-    return series
 
 
 def _train_shares(job: Job, groups: list[Share]) -> list[Member]:
@@ -311,14 +307,11 @@ def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
         _warm_row(net, old) if old else _new_row(net, task) for task, old in zip(tasks, warm, strict=True)
     ]
     flat = torch.cat(rows)
-    scaling = Scaling(*(_stack(tasks, name, job) for name in ("mean", "inverse")))
+    scales = (np.stack([getattr(task, name) for task in tasks]) for name in ("mean", "inverse"))
+    scaling = Scaling(*(torch.as_tensor(one).to(job.device, job.dtype) for one in scales))
     seeds = torch.tensor([task.seed for task in tasks], device=job.device)
     differ = differing([task.options for task in tasks], job.device)
     return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute, differ)
-
-
-def _stack(tasks: list[Task], name: str, job: Job) -> Tensor:
-    return torch.as_tensor(np.stack([getattr(task, name) for task in tasks])).to(job.device, job.dtype)
 
 
 def _new_row(net: Net, task: Task) -> Tensor:

@@ -11,12 +11,12 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import CpbError
-from tasks.storage.leases import Lease, use
+from tasks.storage.leases import use
 from tasks.storage.urls import public_url
 from tasks.storage.waiting import pause
 
@@ -40,11 +40,7 @@ log = logging.getLogger("cpb")
 
 def share_leases() -> None:
     """Let this process hold leases of the Prefect server in use, if there is one when the first is asked for."""
-    use(_grant)
-
-
-def _grant(name: str) -> AbstractContextManager[Lease] | None:
-    return hold(name) if server_in_use() else None
+    use(lambda name: hold(name) if server_in_use() else None)
 
 
 class PrefectLease:
@@ -88,12 +84,13 @@ def hold(name: str) -> Iterator[PrefectLease]:
     with client_of_settings(_TIMEOUT_S) as client:
         lease = _wait_for(client, name)
         ended = threading.Event()
+        # a copy: Prefect's settings are the context's
         renewing = threading.Thread(
             target=contextvars.copy_context().run,
             args=(_renew, lease, ended),
             name=f"lease-{name}",
             daemon=True,
-        )  # a copy: Prefect's settings are the context's
+        )
         renewing.start()
         try:
             yield lease

@@ -33,9 +33,10 @@ def check_server() -> None:
     """
     url = _api_url()
     failures: list[BaseException] = []
+    # a thread: neither a name lookup nor Prefect's own retries keep to a time limit
     asked = threading.Thread(
         target=contextvars.copy_context().run, args=(_ask, failures), daemon=True, name="check-server"
-    )  # a thread: neither a name lookup nor Prefect's own retries keep to a time limit
+    )
     asked.start()
     asked.join(ANSWER_WITHIN_S)
     if asked.is_alive():

@@ -44,9 +44,8 @@ def run_of(run_id: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if (
-            getattr(error, "code", "") != DOWN
-        ):  # else the store would be waited for once more, to tell it this
+        # else the store would be waited for once more, to tell it this
+        if getattr(error, "code", "") != DOWN:
             finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
         raise
     except BaseException as interrupt:

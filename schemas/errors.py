@@ -1,5 +1,7 @@
 """The errors people see. Each message is one sentence: what, where, and what to do next."""
 
+from functools import partial
+
 COMPLETE, FATAL, USAGE, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes of every command; PARTIAL means that good results were kept."""
 
@@ -19,11 +21,7 @@ class CpbError(Exception):
         self.field = field
 
     def __reduce__(self) -> tuple[object, ...]:  # keyword arguments survive pickling between processes
-        return _rebuild, (type(self), str(self), self.code, self.field)
-
-
-def _rebuild(kind: type[CpbError], message: str, code: str, field: str) -> CpbError:
-    return kind(message, code=code, field=field)
+        return partial(type(self), str(self), code=self.code, field=self.field), ()
 
 
 class UsageError(CpbError):

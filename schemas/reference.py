@@ -20,7 +20,7 @@ class Promise(Record):
 
     `crps_ratio` (model / reference, both mean losses over all steps) with its 95 % interval, `tail_ratio`: of the
     pinball losses at 5 and 95 %. `coverage`: share of closes within each band of `BANDS`, over all steps;
-    `coverage_step_1`: at the first step alone, whose targets do not overlap (empty: a release that did not record it).
+    `coverage_step_1`: at the first step alone, whose targets do not overlap.
     """
 
     n: int

@@ -191,9 +191,8 @@ class ScopeSpec(Spec):
                              code="range", field="as_of")  # fmt: skip
         now = datetime.now(UTC)
         for name, instant in (("as_of", end), ("since", start)):
-            if instant and instant - now > timedelta(
-                days=1
-            ):  # a day: as_of may be today's end, or a clock be slow
+            # a day: as_of may be today's end, or a clock be slow
+            if instant and instant - now > timedelta(days=1):
                 raise UsageError(
                     f"{name} {getattr(self, name)} lies ahead of this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
                     "give an earlier time, or leave it out",

@@ -59,9 +59,8 @@ class Table:
     label: str
     symbol: str
     timeframe: str | None
-    part: "pl.DataFrame | None" = field(
-        default=None, repr=False
-    )  # its rows, where the file holds several series
+    # its rows, where the file holds several series
+    part: "pl.DataFrame | None" = field(default=None, repr=False)
 
     @cached_property
     def frame(self) -> "pl.DataFrame":

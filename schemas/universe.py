@@ -1,7 +1,7 @@
 """Names of the market: coins, symbols and Binance's kline intervals."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Literal
 
 from cpbmodels.figures import INTERVAL_SECONDS
@@ -22,7 +22,7 @@ MONTH = "1mo"
 MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot", "own": "own"}
 """Markets and their folders under `data/` in Binance Vision's layout, in which simulator and tables are read too."""
 
-_MAX_NAMED = 3
+_MAX_NAMED, _MAX_LISTED = 3, 12
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
 SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
@@ -75,6 +75,26 @@ def symbol_of(coin: str, quoted: bool = False) -> str:
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
         return name
     return f"{name}USDT"
+
+
+def check_known(symbols: Iterable[str] | None, known: Collection[str], place: str) -> None:
+    """Refuse a misspelt coin: one that is neither among those `known` nor in the default universe.
+
+    Args:
+        place: where the known ones are, at the beginning of the sentence: `the MLflow store`.
+
+    Raises:
+        UsageError: naming the coins, and some of those that there are.
+    """
+    universe = {symbol_of(coin) for coin in COINS}
+    if unknown := sorted(one for one in symbols or () if one not in known and one not in universe):
+        there = sorted(known)
+        held = ", ".join(there[:_MAX_LISTED]) + (", …" if len(there) > _MAX_LISTED else "")
+        raise UsageError(
+            f"coins: {place} has nothing of {', '.join(unknown)}"
+            f"{f', only of {held}' if held else ''}; check the name",
+            code="coins", field="coins",
+        )  # fmt: skip
 
 
 def coins_label(symbols: Iterable[str]) -> str:

@@ -18,7 +18,6 @@ from schemas.identity import SPOT, SeriesId, is_series_name, market_home, tree_o
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
 from tasks.forecasting.daily import DAILY
-from tasks.forecasting.reference import reference_files
 from tasks.forecasting.verify import forecasts
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import published
@@ -228,7 +227,7 @@ def _command(job: FleetJob) -> str:
 
 
 def ledger_records(asked: Asked) -> Iterator[Stored]:
-    """Yield the records beside the ledger: evidence of pairs, drift watch, versions, references, derived figures.
+    """Yield the records beside the ledger: evidence of pairs, drift watch, versions, derived figures.
 
     Without scores nothing there is provably cpb's.
     """
@@ -245,8 +244,6 @@ def ledger_records(asked: Asked) -> Iterator[Stored]:
         yield replace(daily, check=partial(_daily_fault, daily.path, one))
         lost = "versions that forecast again are noted again, the recipes of older ones are lost"
         yield record_file(folder / "versions.json", KnownVersions, one.name, f"set aside; {lost}")
-    for path in reference_files(asked.home, asked.market):
-        yield record_file(path, Reference, path.stem, again)
     for path in pair_files(asked.home, asked.market):
         yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
 

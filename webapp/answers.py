@@ -96,8 +96,8 @@ class Candles(OfSeries):
 class ChampionInfo(OfSeries):
     """The model that serves a series, with its finding on the test span.
 
-    `reason`: why it became champion. `decision`: the newest one on its series, null where an older release made it
-    champion. `selected_on`: test rows that its recipe was chosen on, so that its finding is no result; null for none.
+    `reason`: why it became champion. `decision`: the newest one on its series, null where it was made champion in
+    MLflow. `selected_on`: test rows that its recipe was chosen on, so that its finding is no result; null for none.
     """
 
     model_version: str
@@ -314,7 +314,7 @@ class FlowRun(OfMarket):
     `outcome`: complete, partial or failed; null while it runs or was killed.
 
     `status`: RUNNING, FINISHED, FAILED or KILLED, which a run is too whose process has died. `coins`, `timeframes` and
-    `architectures` as they were asked for, so that coins may be `all`; empty where an older release did not say.
+    `architectures` as they were asked for, so that coins may be `all`.
     `as_of`: no candle that closes after it was seen, as asked; else the day (UTC) of the newest candle.
     """
 

@@ -1,6 +1,5 @@
 """The routes under `/api`: what they take, what they answer, and of which files an answer is."""
 
-import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +27,17 @@ from webapp.answers import (
     Runs,
     SeriesList,
 )
-from webapp.replies import Answer, Format, Replies, State, market_state, respond, series_state, tree_state
+from webapp.replies import (
+    Answer,
+    Format,
+    Replies,
+    State,
+    digest,
+    market_state,
+    respond,
+    series_state,
+    tree_state,
+)
 
 OPTIONS: dict[int | str, dict[str, Any]] = {422: {"model": Problem, "description": "impossible option"}}
 SERIES: dict[int | str, dict[str, Any]] = {
@@ -125,6 +134,14 @@ class Api:
 
         return respond(request, self.replies.get((*key, form), state, render), form, name)
 
+    def of_series(
+        self, request: Request, what: str, series: SeriesId, options: tuple[Any, ...], state: State,
+        make: Callable[[], Answer], form: Format,
+    ) -> Response:  # fmt: skip
+        """Answer with what there is of one series; arguments as of `reply`."""
+        name = f"cpb-{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
+        return self.reply(request, (what, series, *options), state, make, form, name)
+
 
 def add_api(app: FastAPI, api: Api) -> None:
     """Add the routes that answer with lists and tables."""
@@ -185,7 +202,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
             "board": board,
             "runs": (board, training),
         }
-        tokens = Changes(**{name: _token(state) for name, state in parts.items()})
+        tokens = Changes(**{name: digest(state) for name, state in parts.items()})
         return api.reply(request, ("changes",), (parts,), lambda: Answer(tokens))
 
 
@@ -205,14 +222,8 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
     @app.get("/api/models/{symbol}/{timeframe}", response_model=Models, responses={**CSV, **SERIES})
     def models(request: Request, series: Series, form: Form = "json") -> Response:
         """Return the newest judged model of each architecture on a series."""
-        return api.reply(
-            request,
-            ("models", series),
-            registry.state(),
-            lambda: registry.models(series),
-            form,
-            _name(series, "models"),
-        )
+        state = registry.state()
+        return api.of_series(request, "models", series, (), state, lambda: registry.models(series), form)
 
     @app.get("/api/decisions/{symbol}/{timeframe}", response_model=Decisions, responses={**CSV, **SERIES})
     def decisions(
@@ -222,9 +233,8 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
         form: Form = "json",
     ) -> Response:
         """Return who was to serve a series after each run, and why, newest first."""
-        return api.reply(
-            request, ("decisions", series, limit), registry.state(), lambda: registry.decisions(series, limit), form,
-            _name(series, "decisions"),
+        return api.of_series(
+            request, "decisions", series, (limit,), registry.state(), lambda: registry.decisions(series, limit), form
         )  # fmt: skip
 
 
@@ -234,9 +244,9 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
     @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**CSV, **SERIES})
     def forecast(request: Request, series: Series, issued_at: IssuedAt, form: Form = "json") -> Response:
         """Return the newest forecast, or an earlier one."""
-        return api.reply(
-            request, ("forecast", series, issued_at), series_state(home, series, "forecasts"),
-            lambda: reading.forecast(home, series, issued_at), form, _name(series, "forecast"),
+        return api.of_series(
+            request, "forecast", series, (issued_at,), series_state(home, series, "forecasts"),
+            lambda: reading.forecast(home, series, issued_at), form,
         )  # fmt: skip
 
     @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**CSV, **SERIES})
@@ -244,9 +254,9 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
         request: Request, series: Series, until: IssuedUntil, limit: Limit = 200, form: Form = "json"
     ) -> Response:
         """Return when forecasts were issued, newest last; one of these instants is `issued_at` of a forecast."""
-        return api.reply(
-            request, ("forecasts", series, until, limit), series_state(home, series, "forecasts"),
-            lambda: reading.forecasts(home, series, limit, until), form, _name(series, "forecasts"),
+        return api.of_series(
+            request, "forecasts", series, (until, limit), series_state(home, series, "forecasts"),
+            lambda: reading.forecasts(home, series, limit, until), form,
         )  # fmt: skip
 
     @app.get("/api/candles/{symbol}/{timeframe}", response_model=Candles, responses={**CSV, **SERIES})
@@ -254,9 +264,9 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
         request: Request, series: Series, until: Until, limit: Limit = 200, form: Form = "json"
     ) -> Response:
         """Return stored candles, the newest last."""
-        return api.reply(
-            request, ("candles", series, until, limit), series_state(home, series, "klines", "provisional"),
-            lambda: reading.candles(home, series, limit, until), form, _name(series, "candles"),
+        return api.of_series(
+            request, "candles", series, (until, limit), series_state(home, series, "klines", "provisional"),
+            lambda: reading.candles(home, series, limit, until), form,
         )  # fmt: skip
 
     @app.get("/api/ledger/{symbol}/{timeframe}", response_model=Ledger, responses={**CSV, **SERIES})
@@ -267,9 +277,9 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
         form: Form = "json",
     ) -> Response:
         """Return what came true of the forecasts, against the random walk, and the newest `limit` scored rows."""
-        return api.reply(
-            request, ("ledger", series, limit), series_state(home, series, "forecasts", "ledger"),
-            lambda: reading.scored(home, series, limit), form, _name(series, "ledger"),
+        return api.of_series(
+            request, "ledger", series, (limit,), series_state(home, series, "forecasts", "ledger"),
+            lambda: reading.scored(home, series, limit), form,
         )  # fmt: skip
 
 
@@ -277,14 +287,6 @@ def _label(market: Market) -> str:
     return "simulated" if market == "sim" else market
 
 
-def _name(series: SeriesId, what: str) -> str:
-    return f"cpb-{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
-
-
 def _minute() -> int:
     """Return the minute, for answers that say how old something is."""
     return int(datetime.now(UTC).timestamp() // 60)
-
-
-def _token(state: object) -> str:
-    return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()

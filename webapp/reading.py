@@ -70,10 +70,9 @@ def all_series(home: Path) -> list[SeriesInfo]:
     """Return every series that has forecasts or candles: those with forecasts first, real ones before simulated."""
     with_forecast = set(forecast_store.stored(home))
     known = with_forecast.union(stored_series(home, "klines"))
+    # the page has no calendar for candles of a month
     ordered = sorted(
-        (
-            s for s in known if s.timeframe in INTERVAL_SECONDS
-        ),  # the page has no calendar for candles of a month
+        (s for s in known if s.timeframe in INTERVAL_SECONDS),
         key=lambda s: (
             s not in with_forecast,
             s.market == SIM,

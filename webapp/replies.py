@@ -9,14 +9,15 @@ import io
 import json
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 from urllib.parse import quote
 
 import polars as pl
+from cachetools import LRUCache
 from fastapi import Request, Response
 from pydantic import BaseModel
 
@@ -25,6 +26,7 @@ from tasks.tracking.database import sqlite_path
 from webapp.answers import OfSeries
 
 Format = Literal["json", "csv"]
+Render = Callable[[], bytes]
 State = tuple[object, ...]
 """The state of stored files: what an answer was made from, and whether it is still that."""
 
@@ -104,46 +106,35 @@ class Replies:
     """The newest replies, each with the state of the files that it was made from; those used longest ago go first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self.max_bytes, self.bytes = max_bytes, 0
-        self._kept: OrderedDict[Hashable, tuple[bytes, Reply]] = OrderedDict()
+        self._kept = LRUCache[Hashable, tuple[str, Reply]](
+            max_bytes, getsizeof=lambda kept: len(kept[1].body) + _ENTRY_BYTES
+        )
         self._making: dict[Hashable, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, state: Hashable, make: Callable[[], bytes]) -> Reply:
+    @property
+    def bytes(self) -> int:
+        """What the kept replies take."""
+        return int(self._kept.currsize)
+
+    def get(self, key: Hashable, state: Hashable, make: Render) -> Reply:
         """Return the reply to `key` in this state, made where there is none; by one thread, for which others wait."""
-        made_from = _digest(state)
-        if known := self._find(key, made_from):
-            return known
+        made_from = digest(state)
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
         try:
             with turn:
-                if known := self._find(key, made_from):
+                with self._lock:
+                    before, known = self._kept.get(key, ("", None))
+                if known and before == made_from:
                     return known
                 reply = Reply.of(make())
-                self._keep(key, made_from, reply)
+                with self._lock, suppress(ValueError):  # larger than all that may be kept
+                    self._kept[key] = made_from, reply
                 return reply
         finally:
             with self._lock:
                 self._making.pop(key, None)
-
-    def _find(self, key: Hashable, state: bytes) -> Reply | None:
-        with self._lock:
-            known = self._kept.get(key)
-            if known is None or known[0] != state:
-                return None
-            self._kept.move_to_end(key)
-            return known[1]
-
-    def _keep(self, key: Hashable, state: bytes, reply: Reply) -> None:
-        with self._lock:
-            if before := self._kept.pop(key, None):
-                self.bytes -= len(before[1].body) + _ENTRY_BYTES
-            self._kept[key] = state, reply
-            self.bytes += len(reply.body) + _ENTRY_BYTES
-            while self.bytes > self.max_bytes:
-                _, (_, oldest) = self._kept.popitem(last=False)
-                self.bytes -= len(oldest.body) + _ENTRY_BYTES
 
 
 def respond(request: Request, reply: Reply, form: Format = "json", name: str = "") -> Response:
@@ -164,9 +155,9 @@ def _attachment(name: str) -> str:
     return f'attachment; filename="{plain}"{full}'
 
 
-def _digest(state: Hashable) -> bytes:
-    """Return 16 bytes for a state: it names every month's file, and there may be thousands of answers."""
-    return hashlib.blake2b(repr(state).encode(), digest_size=16).digest()
+def digest(state: object) -> str:
+    """Return a short text for a state: it names every month's file, and there may be thousands of answers."""
+    return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
 def is_known(request: Request, etag: str) -> bool:

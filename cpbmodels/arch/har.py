@@ -30,9 +30,8 @@ HAR_COLUMNS = (
     "close_location",
     "log_sigma",
 )
-QUARTILES = [
-    int(np.flatnonzero(level == QUANTILES)[0]) for level in (0.25, 0.75)
-]  # their places in QUANTILES
+# their places in QUANTILES
+QUARTILES = [int(np.flatnonzero(level == QUANTILES)[0]) for level in (0.25, 0.75)]
 QUARTILE_DISTANCE = float(2 * t_quantiles(np.array(START_DF), np.array([0.75]))[0])
 """Between the quartiles of the standard t distribution with which a Student-t head starts."""
 
@@ -156,11 +155,7 @@ class RobustHar(_OfOneCandle):
     @override
     def solve(self, data: MemberData) -> dict[str, np.ndarray]:
         fitted = fit_ranges(
-            data.origins(),
-            data.columns,
-            self.options.calendar,
-            self.options.horizon,
-            self.options.input_clip,
+            data.origins(), data.columns, self.options.calendar, self.options.horizon, self.options.input_clip
         )
         weights = {
             "out.weight": fitted.slopes,

@@ -154,7 +154,9 @@ def examine(*, steps: bool = True) -> Diagnosis:
     if steps or device.type == "cuda":  # on a CPU there is nowhere else to run, and the check takes seconds
         _place(diagnosis, device)
     if steps:
-        _time_steps(diagnosis, device)
+        from cpbmodels.device.steps import time_architectures  # the whole engine: `--quick` does without
+
+        diagnosis.facts["steps"] = time_architectures(device)
     diagnosis.notes += [str(error) for error in architecture_problems()]
     return diagnosis
 
@@ -234,9 +236,3 @@ def slow_notes(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
         for name, rate in rates.items()
         if rate["share"] is not None and rate["share"] < MIN_RATE_SHARE
     ]
-
-
-def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
-    from cpbmodels.device.steps import time_architectures  # the whole engine: `--quick` does without
-
-    diagnosis.facts["steps"] = time_architectures(device)

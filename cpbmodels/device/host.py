@@ -111,7 +111,7 @@ def cpu() -> Cpu:
     interesting = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
     return Cpu(
         model=_field(info, "model name") or platform.processor() or platform.machine(),
-        cores=_usable_cores(),
+        cores=usable_cores(),
         torch_threads=torch.get_num_threads(),
         capability=torch.backends.cpu.get_cpu_capability(),
         flags=tuple(f for f in interesting if f in flags),
@@ -120,7 +120,7 @@ def cpu() -> Cpu:
     )
 
 
-def _usable_cores() -> int:
+def usable_cores() -> int:
     """Cores this process may run on (affinity masks of containers included)."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1

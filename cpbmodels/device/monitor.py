@@ -8,7 +8,6 @@ NVIDIA's management library (pynvml, from nvidia-ml-py), opened lazily and read 
 
 import contextlib
 import importlib
-import os
 import sys
 import threading
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 import torch
+
+from cpbmodels.device.host import usable_cores
 
 resource: ModuleType | None
 try:
@@ -93,9 +94,7 @@ class CpuClock:
     """Processor time of this process, all threads together, against the clock."""
 
     def __init__(self) -> None:
-        self._cores = (
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        )
+        self._cores = usable_cores()
         self._last = time.perf_counter(), time.process_time()
 
     def percent(self) -> float:

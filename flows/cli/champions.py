@@ -11,6 +11,7 @@ from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
+from schemas.universe import check_known
 from schemas.wording import count
 from tasks.storage.home import checked_home
 
@@ -35,9 +36,11 @@ def champions(
     from tasks.promotion.by_hand import served
 
     symbols, timeframes = spec.symbols, spec.intervals
+    everyone = served(spec.market)
+    check_known(symbols, {one.champion.series.symbol for one in everyone}, "the registry of champions")
     found = [
         one
-        for one in served(spec.market)
+        for one in everyone
         if (symbols is None or one.champion.series.symbol in symbols)
         and (timeframes is None or one.champion.series.timeframe in timeframes)
     ]

@@ -11,6 +11,7 @@ from flows.tables import Column, check_one_form, print_csv, print_table
 from schemas.errors import UsageError
 from schemas.identity import SIM, SPOT
 from schemas.run import BoardSpec, ForecastSpec
+from schemas.universe import check_known
 from schemas.wording import count
 from tasks.storage.home import stored_home
 
@@ -200,6 +201,7 @@ def ledger(
     from tasks.forecasting.summary import ledger_rows
 
     home = stored_home()
+    check_known(spec.symbols, {one.symbol for one in stored(home)}, f"the forecast store in {home}")
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
     if json:
         emit({"ledger": rows, "exit": 0})

@@ -115,7 +115,8 @@ def takes(
         parameters += _model_parameters(model_options)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [_keyword(p.name, p.annotation, p.default) for p in _after_first(command)]
+        _, *given_here = inspect.signature(command).parameters.values()
+        own = [_keyword(p.name, p.annotation, p.default) for p in given_here]
         signature = inspect.Signature([*parameters, *own], return_annotation=None)
 
         @wraps(command)
@@ -128,7 +129,7 @@ def takes(
                 values[OVERRIDES] = _overrides(values, model_options)
             # Reading the architectures takes a second.
             with shown_progress(_dashed(command.__name__), "reading the options"):
-                made = (build or _build(spec))(values)
+                made = build(values) if build else spec(**values)
             command(made, **bound.arguments)
 
         run.__dict__["__signature__"] = signature
@@ -144,10 +145,6 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # also of digits by the thousand, and brackets
         return text
-
-
-def _build(spec: type[S]) -> Callable[[dict[str, Any]], S]:
-    return lambda values: spec(**values)
 
 
 def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None) -> dict[str, Any]:
@@ -250,10 +247,6 @@ def _dashed(name: str) -> str:
 
 def _keyword_of(option: str) -> str:
     return option.removeprefix("--").replace("-", "_")
-
-
-def _after_first(command: Callable[..., None]) -> list[inspect.Parameter]:
-    return list(inspect.signature(command).parameters.values())[1:]
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

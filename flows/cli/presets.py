@@ -38,7 +38,9 @@ def presets(
         else:
             _print_explained(explained)
         return
-    found = [_built_in(one) for one in PRESET_ARCHITECTURES] + [_own(path) for path in _own_files()]
+    found = [_built_in(one) for one in PRESET_ARCHITECTURES] + [
+        _own(path) for path in sorted(own_presets_folder().glob(f"*{SUFFIX}"))
+    ]
     code = PARTIAL if any(one["problem"] for one in found) else COMPLETE
     if json:
         emit({"presets": found, "folder": str(own_presets_folder()), "exit": code})
@@ -85,11 +87,6 @@ def _built_in(name: str) -> dict[str, Any]:
         "options": dict(all_presets()[name]),
         "problem": None,
     }
-
-
-def _own_files() -> list[Path]:
-    folder = own_presets_folder()
-    return sorted(folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
 
 
 def _own(path: Path) -> dict[str, Any]:

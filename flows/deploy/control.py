@@ -11,13 +11,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 
 from flows.deploy import services
 from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
-from flows.deploy.prepare import (
-    POOL,
-    deploying,
-    drop_missed_runs,
-    forget_dead_workers,
-    make_pool_and_limit,
-)
+from flows.deploy.prepare import POOL, deploying, drop_missed_runs, forget_dead_workers, make_pool_and_limit
 from flows.deploy.project import password_file, prefect_home, project_folder, state_folder
 from flows.deploy.services import Name, Service, client_of, until
 from flows.ops.serving import check_port
@@ -116,7 +110,7 @@ def down(grace_s: float = 30) -> list[Name]:
         if server and services.stop(server.process, grace_s):
             stopped.append("server")
         for name in services.NAMES:
-            services.forget(name)
+            services.record_file(name).unlink(missing_ok=True)
     return stopped
 
 
@@ -133,12 +127,13 @@ def _server(port: int | None, started: list[Name]) -> Service:
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
+    # a server that was just killed holds it for a moment
     waiting = Retrying(
         retry=retry_if_exception_type(CpbError),
         stop=stop_after_delay(_FREE_S),
         wait=wait_fixed(0.2),
         reraise=True,
-    )  # a server that was just killed holds it for a moment
+    )
     waiting(check_port, "127.0.0.1", port)
     home = prefect_home()
     password_file(home).make()

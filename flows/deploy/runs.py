@@ -29,7 +29,9 @@ NAMES = {
 }
 """Short names of the deployments; Prefect itself only takes FLOW/DEPLOYMENT."""
 
-_POLL_S = 2.0
+_until_final = Retrying(
+    retry=retry_if_result(lambda run: not (run.state and run.state.is_final())), wait=wait_fixed(2.0)
+)
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
     with _client() as client:
         flow_run = _create(client, full, values)
         if watch:
-            flow_run = _await_end(client, flow_run)
+            flow_run = _until_final(client.read_flow_run, flow_run.id)
     state = flow_run.state
     failed = watch and not (state and state.is_completed())
     code = FATAL if failed else PARTIAL if state and state.name == "Partial" else COMPLETE
@@ -128,10 +130,3 @@ def _create(client: SyncPrefectClient, name: str, parameters: dict[str, Any]) ->
         reason = error.response.json()
         said = reason.get("detail") or reason.get("exception_detail") or reason
         raise UsageError(f"{name} refuses the parameters: {said}", code="parameter", field="param") from error
-
-
-def _await_end(client: SyncPrefectClient, flow_run: FlowRun) -> FlowRun:
-    ended = Retrying(
-        retry=retry_if_result(lambda run: not (run.state and run.state.is_final())), wait=wait_fixed(_POLL_S)
-    )
-    return ended(client.read_flow_run, flow_run.id)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -72,7 +73,7 @@ def api_of(port: int) -> str:
 
 def find(name: Name) -> Service | None:
     """Return the record of a process that should run, alive or not."""
-    return find_record(_record_file(name), Service)
+    return find_record(record_file(name), Service)
 
 
 def log_file(name: str) -> Path:
@@ -86,7 +87,7 @@ def announce(name: Name, port: int, home: Path, workers: int = 0) -> None:
         name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=home, data_home=data_home(),
         workers=workers,
     )  # fmt: skip
-    write_record(_record_file(name), found)
+    write_record(record_file(name), found)
 
 
 def entry_options(name: Name, about: str | None) -> argparse.Namespace:
@@ -104,11 +105,6 @@ def entry_options(name: Name, about: str | None) -> argparse.Namespace:
     return options
 
 
-def forget(name: Name) -> None:
-    """Remove the record of a process that need not run any more."""
-    _record_file(name).unlink(missing_ok=True)
-
-
 def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[bytes]:
     """Start a process that outlives this one, with its output in the log file."""
     log = log_file(name)
@@ -118,7 +114,9 @@ def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[
         return subprocess.Popen(
             [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port), "--log", str(log), *options],
             cwd=ROOT, env=environment(api_of(port), home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True, preexec_fn=_default_sigint,
+            start_new_session=True,
+            # A background job of a script inherits SIGINT as ignored, and Prefect's processes would then never stop.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
 
@@ -171,12 +169,8 @@ def _running(family: list[psutil.Process]) -> list[psutil.Process]:
     return found
 
 
-def _default_sigint() -> None:
-    # A background job of a script inherits SIGINT as ignored, and Prefect's processes would then never stop.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _record_file(name: Name) -> Path:
+def record_file(name: Name) -> Path:
+    """Return the record of a process."""
     return state_folder() / f"{name}.json"
 
 

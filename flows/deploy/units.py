@@ -54,7 +54,7 @@ def _run(arguments: str, kind: str = "exec", before_start: str = "") -> str:
     python = _word(sys.executable)
     lines = [
         f"Type={kind}",
-        f"WorkingDirectory={_percent(str(project_folder()))}",
+        "WorkingDirectory=" + str(project_folder()).replace("%", "%%"),
         *(f"Environment={_word(f'{name}={value}')}" for name, value in _environment().items()),
         "EnvironmentFile=-%h/.config/cpb/env",
         *([f"ExecStartPre={python} {before_start}"] if before_start else []),
@@ -83,12 +83,8 @@ def _environment() -> dict[str, str]:
 
 def _word(text: str) -> str:
     """Quote one word for systemd."""
-    escaped = _percent(text).replace("\\", "\\\\").replace('"', '\\"')
+    escaped = text.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if any(c in escaped for c in " \t'\"\\") else escaped
-
-
-def _percent(text: str) -> str:
-    return text.replace("%", "%%")
 
 
 def _cron() -> str:

@@ -254,8 +254,12 @@ class Guard:
             cookies = {"set-cookie": cookie} if cookie else {}
             await _answer(scope, send, 303, "signed in", cookies | {"location": "/"} | _NO_STORE)
         else:
-            text = "this link was used before or is too old: start `cpb ui` anew, or open / and give user and password"
-            await _answer(scope, send, 403, text, _NO_STORE)
+            text = (
+                "This link was used before, or is older than a minute. For a new one stop `cpb ui` with Ctrl-C and "
+                f"start it again, or open http://{headers.get('host')}/ and give the user and the password that stand "
+                "in the file named by `cpb ui`.\n"
+            )
+            await _answer(scope, send, 403, text, _NO_STORE | {"content-type": "text/plain; charset=utf-8"})
 
     def _with_headers(self, host: str, send: "Send") -> "Send":
         """Add the security headers to an answer; `host` is used in an accepted request alone."""
@@ -288,7 +292,8 @@ async def _answer(
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return
-    body = json.dumps({"detail": reason}).encode()
+    plain = "content-type" in (more or {})
+    body = (reason if plain else json.dumps({"detail": reason})).encode()
     head = {"content-type": "application/json", "content-length": str(len(body))} | (more or {})
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})

@@ -6,15 +6,13 @@ a unit file or in a log.
 
 import os
 import secrets
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.storage.files import write_secret
+from tasks.storage.files import read_private, write_secret
 
 USER = "cpb"
-_OTHERS = 0o077
 
 
 def config_folder() -> Path:
@@ -53,25 +51,13 @@ class PasswordFile:
             CpbError: there is no such file, or others than its owner could have read or written it.
         """
         try:
-            handle = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
+            text = read_private(self.path, 1000).strip()
         except FileNotFoundError as error:
             raise CpbError(
                 f"{self.path} does not exist: {self.missing}", code="no-auth-file", field=str(self.path)
             ) from error
         except OSError as error:
             raise self._unsafe(error.strerror or "it cannot be opened") from error
-        try:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise self._unsafe("it is not a file")
-            if status.st_uid != os.getuid():
-                raise self._unsafe("it belongs to another user")
-            if status.st_mode & _OTHERS:
-                mode = f"{stat.S_IMODE(status.st_mode):o}"
-                raise self._unsafe(f"its mode is {mode}, so that others may know it")
-            text = os.read(handle, 1000).decode().strip()
-        finally:
-            os.close(handle)
         if not text.partition(":")[2]:
             raise self._unsafe("it holds no password")
         return text

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from flows.ops.password_file import PasswordFile, config_folder
 from flows.ops.serving import check_port, serve
 from flows.ops.tracking_server import artifacts_place
 from schemas.errors import CpbError
+from tasks.storage.locks import is_locked, locked
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server
@@ -71,21 +73,33 @@ def serve_ui(
         ready(address(public_url(store.uri), store))
         return
     check_port(host, port)
-    file = password_file(port)
-    sign_in = SignIn(file.renew(), cookie=f"cpb-{port}")
-
-    def announce(url: str) -> None:
-        if not store.read_only:
-            threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
-        ready(address(url, store, sign_in.new_link(url), file.path))
-
     location = store.artifacts
     proxied = location.startswith(PROXIED)  # a tracking server's database, whose files that server keeps
-    try:
-        app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
+    app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
+    with ExitStack() as running:
+        # no start removes the file of another between making and locking
+        with locked(config_folder() / ".ui.lock"):
+            remove_dead()
+            file = password_file(port)
+            sign_in = SignIn(file.renew(), cookie=f"cpb-{port}")
+            running.callback(file.path.unlink, missing_ok=True)
+            running.enter_context(locked(file.path))
+
+        def announce(url: str) -> None:
+            if not store.read_only:
+                threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
+            ready(address(url, store, sign_in.new_link(url), file.path))
+
         serve(UI, app, host, port, announce, sign_in=sign_in)
-    finally:
-        file.path.unlink(missing_ok=True)
+
+
+def remove_dead() -> None:
+    """Remove the password files of runs that were killed: those of this user that no process holds locked."""
+    for path in config_folder().glob("ui-auth-*"):
+        port = path.name.removeprefix("ui-auth-")
+        with suppress(CpbError):  # no file that `cpb ui` has written
+            if port.isdecimal() and password_file(int(port)).read() and not is_locked(path):
+                path.unlink(missing_ok=True)
 
 
 def password_file(port: int) -> PasswordFile:

@@ -6,14 +6,13 @@ from typing import Any
 
 from schemas.errors import COMPLETE, PARTIAL
 from schemas.handover import Failure, FleetJob, FleetPlan, FleetResult, SeriesRecord
-from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
 from schemas.wording import count
 from tasks.backtesting import output
 from tasks.backtesting.audit import audit
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
-from tasks.backtesting.judge import Backtest, as_json, judge_models
+from tasks.backtesting.judge import Backtest, as_json, by_series, judge_models
 from tasks.backtesting.models import Model, baselines, check_installed
 from tasks.training.plan import job_key
 
@@ -43,16 +42,9 @@ def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord], *, gpus: 
         UsageError: a timeframe's history is too short for so many folds.
     """
     found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
-    training = found.loaded if spec.refit else _first_folds(found.loaded)
+    training = found.loaded if spec.refit else [own[0] for own in by_series(found.loaded).values()]
     fleets = tuple(plan_folds(spec, name, training, gpus=gpus) for name in spec.names) if training else ()
     return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete)
-
-
-def _first_folds(folds: Sequence[FoldSeries]) -> list[FoldSeries]:
-    first: dict[SeriesId, FoldSeries] = {}
-    for one in folds:
-        first.setdefault(one.id, one)
-    return list(first.values())
 
 
 def finish_backtest(

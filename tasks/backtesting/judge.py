@@ -133,7 +133,7 @@ def judge_models(
         record_fold: receives every judged fold's forecasts.
     """
     result = Backtest()
-    series = _by_series(folds)
+    series = by_series(folds)
     for model in models:
         for done, (name, own) in enumerate(series.items()):
             tell(f"judge {model.name}", done, len(series), "series", f"{name}, {count(len(own), 'fold')}")
@@ -145,7 +145,8 @@ def judge_models(
     return result
 
 
-def _by_series(folds: Sequence[FoldSeries]) -> dict[SeriesId, list[FoldSeries]]:
+def by_series(folds: Sequence[FoldSeries]) -> dict[SeriesId, list[FoldSeries]]:
+    """Return the folds of each series, in order."""
     found: dict[SeriesId, list[FoldSeries]] = defaultdict(list)
     for one in folds:
         found[one.id].append(one)

@@ -91,9 +91,8 @@ def _traded(position: Array, joined: NDArray[np.bool_]) -> Array:
     """
     if not len(position):
         return position
-    before = np.concatenate(
-        [[0.0], np.where(joined, position[:-1], 0.0)]
-    )  # position held on entering the candle
+    # position held on entering the candle
+    before = np.concatenate([[0.0], np.where(joined, position[:-1], 0.0)])
     closed = np.concatenate([~joined, [True]])  # whether the position is sold at the candle's end
     return np.abs(position - before) + np.where(closed, np.abs(position), 0.0)
 

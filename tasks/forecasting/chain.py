@@ -196,26 +196,31 @@ def _checked_all(
     where that fails, series by series.
     """
     try:
-        whole = pl.concat([_stamped(tree, rows, now) for rows in batch.values()], how="vertical")
-        owners = np.repeat(np.arange(len(batch)), [len(rows) for rows in batch.values()])
-        names = {f: pl.Series([getattr(s, f) for s in batch]).gather(owners) for f in ("symbol", "timeframe")}
-        tree.check(whole)
-        good = all((whole[field] == expected).all() for field, expected in names.items())
-    except ANY_ERROR:
-        good = False
-    if good and all(series.market == market and len(rows) for series, rows in batch.items()):
-        ends = np.cumsum([len(rows) for rows in batch.values()]).tolist()
-        return {
-            series: whole.slice(end - len(rows), len(rows))
-            for (series, rows), end in zip(batch.items(), ends, strict=True)
-        }
-    found: dict[SeriesId, pl.DataFrame | CpbError] = {}
-    for series, rows in batch.items():
-        try:
-            found[series] = _checked(series, market, tree, rows, now)
-        except ANY_ERROR as error:
-            found[series] = as_error(series, error)
-    return found
+        return {**_checked(batch, market, tree, now)}
+    except ANY_ERROR as error:
+        if len(batch) == 1:
+            return {series: as_error(series, error) for series in batch}
+    return {
+        s: found for s, rows in batch.items() for found in _checked_all({s: rows}, market, tree, now).values()
+    }
+
+
+def _checked(
+    batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
+) -> dict[SeriesId, pl.DataFrame]:
+    """Return the rows as they are to be stored; raises whatever is wrong with any of them."""
+    if others := [series for series in batch if series.market != market]:
+        raise MemberError(f"{others[0]} is not of market {market}", code="rows", field="market")
+    whole = pl.concat([_stamped(tree, rows, now) for rows in batch.values()], how="vertical")
+    tree.check(whole)
+    sizes = [len(rows) for rows in batch.values()]
+    owners = np.repeat(np.arange(len(batch)), sizes)
+    names = {f: pl.Series([getattr(s, f) for s in batch]).gather(owners) for f in ("symbol", "timeframe")}
+    if not all(sizes) or not all((whole[field] == expected).all() for field, expected in names.items()):
+        text = f"rows of another series cannot be stored under {next(iter(batch))}"
+        raise MemberError(text, code="rows", field="symbol")
+    starts = np.cumsum([0, *sizes]).tolist()
+    return {s: whole.slice(start, size) for s, start, size in zip(batch, starts[:-1], sizes, strict=True)}
 
 
 def _stage_all(
@@ -256,18 +261,6 @@ def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
     """Return rows with the clock's time where they have no `made_at`."""
     if "made_at" in tree.schema and rows.schema.get("made_at") == tree.schema["made_at"]:
         return rows.with_columns(pl.col("made_at").fill_null(now))
-    return rows
-
-
-def _checked(series: SeriesId, market: str, tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
-    if series.market != market:
-        raise MemberError(f"{series} is not of market {market}", code="rows", field="market")
-    rows = _stamped(tree, rows, now)
-    tree.check(rows)
-    if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
-        raise MemberError(
-            f"rows of another series cannot be stored under {series}", code="rows", field="symbol"
-        )
     return rows
 
 

@@ -8,6 +8,7 @@ The recipe of each version that has issued forecasts of a series, `versions.json
 A registry forgets versions that are pruned; their record stays.
 """
 
+import hashlib
 import io
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import polars as pl
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId
 from schemas.ledger import DailyState, KnownVersions
-from tasks.forecasting.index import month_files, read_index, sha256
+from tasks.forecasting.index import month_files, read_index
 from tasks.forecasting.losses import BANDS, scored_rows
 from tasks.forecasting.months import FORECASTS, LEDGER, Tree, read_month
 from tasks.storage.digests import file_digest
@@ -86,7 +87,8 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     if not month_files(folder):
         return pl.DataFrame(schema=SCHEMA)
     with locked(folder / LOCK):  # of those who make the sums; the month files may be written to meanwhile
-        months = _digests(home, series)
+        forecasts, scores = (_digests_of(series.folder(home, tree.name)) for tree in (FORECASTS, LEDGER))
+        months = {month: (forecasts.get(month, ""), digest) for month, digest in scores.items()}
         known, made_of = _read(folder, series)
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]
         if not changed and made_of.keys() == months.keys():
@@ -98,7 +100,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
         buffer = io.BytesIO()
         sums.write_parquet(buffer, compression="zstd", statistics=False)
         write_bytes(folder / DAILY, buffer.getvalue())
-        state = DailyState(digest=sha256(buffer.getvalue()), months=months)
+        state = DailyState(digest=file_digest(folder / DAILY), months=months)
         write_record(folder / STATE, state, of=series.name, compact=True)
     return sums
 
@@ -120,20 +122,12 @@ def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple
     try:
         state = read_record(folder / STATE, DailyState, of=series.name)
         data = (folder / DAILY).read_bytes()
-    except (
-        FileNotFoundError,
-        DamagedError,
-    ):  # not set aside: nothing is in it that the month files do not say
+    # not set aside: nothing is in it that the month files do not say
+    except (FileNotFoundError, DamagedError):
         return pl.DataFrame(schema=SCHEMA), {}
-    if sha256(data) != state.digest:  # a kill between the two leaves them so as well
+    if hashlib.sha256(data).hexdigest() != state.digest:  # a kill between the two leaves them so as well
         return pl.DataFrame(schema=SCHEMA), {}
     return pl.read_parquet(io.BytesIO(data)), dict(state.months)
-
-
-def _digests(home: Path, series: SeriesId) -> dict[str, tuple[str, str]]:
-    """Return the digests of forecasts and scores of each month that has scores."""
-    forecasts, scores = (_digests_of(series.folder(home, tree.name)) for tree in (FORECASTS, LEDGER))
-    return {month: (forecasts.get(month, ""), digest) for month, digest in scores.items()}
 
 
 def _digests_now(home: Path, series: SeriesId, month: str) -> tuple[str, str]:
@@ -149,7 +143,7 @@ def _digests_of(folder: Path) -> dict[str, str]:
     index = read_index(folder)
     known = index.months if index else {}
     return {
-        path.stem: known[path.stem].digest if path.stem in known else sha256(path.read_bytes())
+        path.stem: known[path.stem].digest if path.stem in known else file_digest(path)
         for path in month_files(folder)
     }
 

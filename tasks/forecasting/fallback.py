@@ -90,7 +90,7 @@ def issue_fallbacks(
         if not is_drifted(scope.home, series):
             continue
         try:
-            reference = reference_of(scope.home, series, champion.folder)
+            reference = reference_of(series, champion.folder)
             rows[series] = fallback_forecast(scope, series, provisional, reference=reference)
         except ANY_ERROR as error:
             failures.append(failure(series, "forecast", error))

@@ -94,7 +94,7 @@ def intact(path: Path) -> bytes:
         content, state = _content(path)
         if entry is None or _checked.get(path) == (state, entry):
             return content
-        if sha256(content) in (entry.digest, entry.previous):
+        if hashlib.sha256(content).hexdigest() in (entry.digest, entry.previous):
             _checked[path] = (state, entry)
             return content
         if entry == before:  # the index has not changed between two looks, so no writer is at work
@@ -125,11 +125,6 @@ def log_once(path: Path, text: str) -> None:
     if (path, state) not in _logged:
         _logged.add((path, state))
         log.warning("%s", text)
-
-
-def sha256(data: bytes) -> str:
-    """Return the sha256 of bytes."""
-    return hashlib.sha256(data).hexdigest()
 
 
 _State = tuple[int, int, int]

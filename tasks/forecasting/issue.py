@@ -1,7 +1,7 @@
 """Issues forecasts: each champion, from the newest closed candles of its series, into the forecast store."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -90,7 +90,7 @@ def _forecasts(
         made, problems = None, list[Failure]()
         try:
             model.check()
-            reference, missing = _reference(scope.home, model)
+            reference, missing = _reference(model)
             made = _forecast(scope, model, reference, provisional, role)
             problems += [missing] if missing else []
             recipe = recipe_of(read_config(model.folder))
@@ -141,9 +141,9 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     return Failure.of(series, step, known)
 
 
-def _reference(home: Path, champion: Champion) -> tuple[Reference | None, Failure | None]:
+def _reference(champion: Champion) -> tuple[Reference | None, Failure | None]:
     try:
-        return reference_of(home, champion.series, champion.folder), None
+        return reference_of(champion.series, champion.folder), None
     except MemberError as error:  # a forecast without it is worth more than none
         return None, failure(champion.series, "forecast", error)
 
@@ -203,7 +203,7 @@ def forecast_with(
     return forecast_rows(
         wanted,
         model_version,
-        issued_at=_end_of(series, forecast.issued_row, wanted.seconds),
+        issued_at=series.end_of(forecast.issued_row),
         close=close,
         candle=forecast.candle,
         last_close=forecast.last_close,
@@ -212,9 +212,3 @@ def forecast_with(
         if reference
         else None,
     )
-
-
-def _end_of(series: cpbmodels.Series, row: int, step_seconds: int) -> datetime:
-    assert series.times is not None
-    opened = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=int(series.times[row]))
-    return opened + timedelta(seconds=step_seconds)

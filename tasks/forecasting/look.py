@@ -56,7 +56,7 @@ def _look_at(
     provisional: bool,
 ) -> SeriesWatch:
     series = champion.series
-    reference = reference_of(scope.home, series, champion.folder)
+    reference = reference_of(series, champion.folder)
     recipe = str(recipe_of(read_config(champion.folder)))
     state = follow(before, Watched(series, champion.model_version, recipe, reference))
     state = take(state, evidence_rows(scope.home, [series], state.taken_to, scope.as_of, roles=(CHAMPION,)))

@@ -32,6 +32,9 @@ NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, 
 UNREADABLE = "unreadable"
 """Code of the error for a file that this user may not read."""
 
+LOSS = "the forecasts in it are lost unless a backup has the file"
+REMEDY = f"restore its folder from a backup, or set it aside with `{VERIFY}`"
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -111,7 +114,7 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
         if error.code == UNREADABLE:
             raise DamagedError(f"{place} {error}; make it readable for this user", code=UNREADABLE) from error
         raise DamagedError(
-            f"{place} is damaged: {error}; {remedy(series, tree)}", field=place.as_posix()
+            f"{place} is damaged: {error}; {consequence(series, tree, REMEDY)}", field=place.as_posix()
         ) from error
 
 
@@ -148,18 +151,9 @@ def _no_rows(error: BaseException) -> DamagedError:
     return DamagedError(f"no rows can be read from it ({text})")
 
 
-def remedy(series: SeriesId, tree: Tree) -> str:
-    """Return what to do about a damaged file of a tree, with a command that exists."""
-    if tree is LEDGER:
-        return f"`{forecast_command(series)}` scores its rows again"
-    return f"restore its folder from a backup, or set it aside with `{VERIFY}`"
-
-
-def consequence(series: SeriesId, tree: Tree) -> str:
-    """Return what the loss of a month's file means, and what makes it good."""
-    if tree is LEDGER:
-        return f"`{forecast_command(series)}` scores its rows again"
-    return "the forecasts in it are lost unless a backup has the file"
+def consequence(series: SeriesId, tree: Tree, of_forecasts: str = LOSS) -> str:
+    """Return what makes the loss of a month's file good: of scores a command, of forecasts the given sentence."""
+    return f"`{forecast_command(series)}` scores its rows again" if tree is LEDGER else of_forecasts
 
 
 def forecast_command(series: SeriesId) -> str:

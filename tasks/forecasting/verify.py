@@ -1,5 +1,6 @@
 """Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from schemas.errors import DamagedError
 from schemas.identity import SeriesId, market_home
 from tasks.forecasting.chain import adopt, chain_lock, lose, restart
 from tasks.forecasting.commit import below, pending_path
-from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing, sha256
+from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
@@ -151,7 +152,7 @@ def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
         if error.code == UNREADABLE:
             return _Fault(month, str(error), "allow reading")
         doubt = str(error)
-    if doubt or (record and sha256(content) != record.file_sha256):
+    if doubt or (record and hashlib.sha256(content).hexdigest() != record.file_sha256):
         found = _explained(month, record) if explain and record else Finding("")
         found = Finding("; ".join(filter(None, (doubt, found.reason))), found.is_whole and not doubt)
     else:

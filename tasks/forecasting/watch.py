@@ -232,14 +232,10 @@ def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
         known = read_watch(home, market).series
         for one in found:
             before = known.get(one.series.name)
-            if before is None or not _is_behind(one, before):
+            # else another run has taken more of the same champion's forecasts meanwhile: its state stands
+            if before is None or one.recipe != before.recipe or one.taken >= before.taken:
                 known[one.series.name] = one
         write_record(path, Watch(series=dict(sorted(known.items()))), of=market, compact=True)
-
-
-def _is_behind(one: SeriesWatch, stored: SeriesWatch) -> bool:
-    """Whether another run has taken more of the same champion's forecasts meanwhile: its state stands."""
-    return one.recipe == stored.recipe and one.taken < stored.taken
 
 
 def _path(home: Path, market: str) -> Path:

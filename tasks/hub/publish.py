@@ -84,9 +84,10 @@ def publish(
         return patiently(_commit, api, tree, repo, check_head)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause holds the request and with it the token.
-        raise CpbError(
-            _sentence(error, repo, api.endpoint).replace(secret, "***"), code=_code(error)
-        ) from None
+        status = _status(error)
+        code = "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
+        sentence = _sentence(error, repo, api.endpoint).replace(secret, "***")
+        raise CpbError(sentence, code=code) from None
 
 
 def check_ready(repo: str, token: str | None = None) -> None:
@@ -122,9 +123,8 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
             "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only",
             code="no-token",
         )
-    if not re.fullmatch(
-        r"[\x21-\x7e]+", secret
-    ):  # no HTTP header can hold it, and the client's error would show it
+    # no HTTP header can hold it, and the client's error would show it
+    if not re.fullmatch(r"[\x21-\x7e]+", secret):
         raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN", code="token")
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 
@@ -189,11 +189,6 @@ def _worth_repeating(error: BaseException) -> bool:
 
     interrupted = isinstance(error, httpx2.TransportError) and not isinstance(error, httpx2.ConnectError)
     return interrupted or _status(error) in _RETRIED_STATUS
-
-
-def _code(error: Exception) -> str:
-    status = _status(error)
-    return "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
 
 
 def _sentence(error: Exception, repo: str, endpoint: str) -> str:

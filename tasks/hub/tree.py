@@ -70,7 +70,8 @@ def build_tree(
             _copy_model(champion, draft / champion.series.label / champion.series.timeframe)
         wheel = light_wheel()
         write_bytes(draft / wheel.name, wheel.data)
-        picture = next((path.relative_to(draft).as_posix() for path in _pictures(draft, ordered)), "")
+        pictures = (f"{c.series.label}/{c.series.timeframe}/{_PICTURE}" for c in ordered)
+        picture = next((name for name in pictures if (draft / name).is_file()), "")
         card = model_card(ordered, repo or "USER/NAME", wheel, picture)
         (draft / CARD).write_text(card, encoding="utf-8")
         if home is not None:
@@ -97,11 +98,6 @@ def read_sums(tree: Path) -> dict[str, str]:
     if not lines or not all(found):
         raise DamagedError("it is not a list of sha256 and paths", field=str(tree / SUMS))
     return {match["name"]: match["digest"] for match in found if match}
-
-
-def _pictures(tree: Path, champions: Sequence[Champion]) -> list[Path]:
-    places = [tree / c.series.label / c.series.timeframe / _PICTURE for c in champions]
-    return [path for path in places if path.is_file()]
 
 
 def _copy_model(champion: Champion, target: Path) -> None:

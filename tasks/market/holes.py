@@ -40,9 +40,8 @@ hole in a report; the features start anew after every hole, whatever the price d
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
-_DELISTED_AFTER = (
-    3 * DAY
-)  # data that ends so long before the end asked for: files are published within a day or two
+# data that ends so long before the end asked for: files are published within a day or two
+_DELISTED_AFTER = 3 * DAY
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from schemas.errors import CpbError, MemberError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
+from schemas.universe import check_known
 from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
@@ -61,7 +62,8 @@ def ingest(
 
     Raises:
         CpbError: the source cannot be reached, the store cannot be written, or another writer is at work.
-        UsageError: a table is not the one that its series came from; nothing was stored.
+        UsageError: a table is not the one that its series came from, nothing was stored; or a plan names a coin that is
+            not listed.
     """
     started = time.monotonic()
     tell("ingest", 0, 0, "files", "asking what there is")
@@ -118,6 +120,8 @@ def _plan_only(run: Run) -> IngestReport:
             f"{plan.series}: {len(plan.fetch):,} of {count(len(plan.wanted), 'file')} to fetch, {size / 1e6:.1f} MB"
         )
         run.notes += [f"  {f.key}" for f in plan.fetch]
+    listed = {series.symbol for series, plan in run.plans.items() if plan.wanted or plan.fault}
+    check_known(run.scope.symbols, listed, f"{run.source.name} in this time range")
     mine, calendar = calendars(run)
     held = {s: describe(run.home, h, calendar[s.timeframe]) for s, h in mine.items()}
     planned = [replace(r, status=PLANNED_SERIES, reason=_failure_reason(run, s)) for s, r in held.items()]

@@ -87,13 +87,13 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     report.holes = [
         {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
     ]
-    _count_files(report, holdings, holes)
+    _count_files(report, holdings)
     _add_anomalies(report, home, holdings, holes)
     _set_status(report, holdings, holes, reason)
     return report
 
 
-def _count_files(report: SeriesReport, holdings: Holdings, holes: list[Hole]) -> None:
+def _count_files(report: SeriesReport, holdings: Holdings) -> None:
     records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
     report.files = {
         "ok": sum(r.status == "ok" for r in records),

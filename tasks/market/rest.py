@@ -20,12 +20,8 @@ from tasks.market.store import write_parquet
 from tasks.market.writer import Fetched, trim_all, with_stored_columns
 
 PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
-_PAGE = {
-    "spot": 1000,
-    "um": 1500,
-    "cm": 1500,
-    "sim": 1000,
-}  # candles; a day of minutes is one page of futures
+# candles; a day of minutes is one page of futures
+_PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
 _MAX_TAIL_DAYS = 40  # of provisional candles; an older gap is for the files to fill
 
 
@@ -83,9 +79,8 @@ def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
             raise SourceFault("answered something that is not a list of candles")
         times = [row[0] * _unit(row[0]) for row in page]
-        if (
-            times and not start <= min(times) <= max(times) < end
-        ):  # also keeps the loop from going on for ever
+        # also keeps the loop from going on for ever
+        if times and not start <= min(times) <= max(times) < end:
             raise SourceFault("answered candles of another time than asked for")
         rows += page
         if len(page) < page_size:

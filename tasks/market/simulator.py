@@ -53,7 +53,7 @@ class SimulatedMirror:
 
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]
-        self.start = to_us(since) if since else _months_before(self.end, MONTHS)
+        self.start = to_us(since) if since else period_bounds(months(0, self.end)[-MONTHS])[0]
         self.symbols = set(SYMBOLS)
         self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if MINUTE <= s * US <= DAY} | {MONTH}
 
@@ -104,10 +104,3 @@ def _zip(key: str) -> bytes:
     start, end = file.bounds
     frame = candles(symbol, grid_of(interval).end(start) - start, start, end)
     return mirror.to_zip(file.member, mirror.to_csv(frame, interval), level=1)
-
-
-def _months_before(end: int, count: int) -> int:
-    start = period_bounds(month_of(end - 1))[0]
-    for _ in range(count - 1):
-        start = period_bounds(month_of(start - 1))[0]
-    return start

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from functools import cached_property
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,14 +30,8 @@ class FolderSource:
     requests: int = 0
     waits: list[str] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        """What messages call this source."""
-        return str(self.root)
-
-    @cached_property
-    def _real_root(self) -> Path:
-        return self.root.resolve()
+    def __post_init__(self) -> None:
+        self.name, self._real_root = str(self.root), self.root.resolve()
 
     def get(self, key: str, max_bytes: int = 0) -> bytes:
         """Return a file's bytes; raises `NotFound` or `SourceFault`."""
@@ -73,9 +66,6 @@ class FolderSource:
         """Return the names of the folders in a folder."""
         folder = self.root / prefix
         return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 Source = HttpSource | FolderSource | TableSource
@@ -124,7 +114,8 @@ def open_source(
             opened = HttpSource(source, connections=connections, limits=limits)
         else:
             opened = FolderSource(Path(source))
-        stack.callback(opened.close)
+        if isinstance(opened, HttpSource):
+            stack.callback(opened.close)
         yield opened
 
 

@@ -86,7 +86,8 @@ def _load(
     folder, state = series.folder(home, "cache"), cache.state_of(parts)
     if (frame := cache.load(folder, state, _names(columns))) is not None:
         return frame
-    needed = [p for p in parts if _overlaps(p.stem, first, last)]
+    bounds = {path: period_bounds(path.stem) for path in parts}
+    needed = [path for path, (start, end) in bounds.items() if start <= last and end > first]
     if needed != parts:
         return _read_parts(series, needed, columns)
     whole = _read_parts(series, parts, None)
@@ -179,11 +180,6 @@ def part_paths(home: Path, series: SeriesId) -> list[Path]:
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
     return [folder / n for n in names if TREES["klines"].fullmatch(n)]
-
-
-def _overlaps(month: str, first: int, last: int) -> bool:
-    start, end = period_bounds(month)
-    return start <= last and end > first
 
 
 def _names(columns: list[str] | None) -> list[str]:

@@ -16,9 +16,8 @@ from schemas.klines import KLINES
 from tasks.market.grid import DAY, US
 from tasks.market.layout import month_of, period_bounds
 
-pl.DataFrame(
-    {"any": np.empty(0)}
-)  # polars takes in numpy at its first use, which fails in two threads at once
+# polars takes in numpy at its first use, which fails in two threads at once
+pl.DataFrame({"any": np.empty(0)})
 
 STEP = 900 * US
 """Candles of 15 minutes are made first; longer ones are added up from them, minutes drawn within them."""

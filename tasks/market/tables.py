@@ -12,7 +12,6 @@ oldest candles and put some right. Two exchanges' candles of one coin are hardly
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 
@@ -22,7 +21,7 @@ from schemas.errors import UsageError
 from schemas.identity import OWN, SeriesId
 from schemas.klines import KLINES, PRICES
 from schemas.scope import Scope
-from schemas.tables import Table, Tables, tables_of
+from schemas.tables import Table, tables_of
 from tasks.market.grid import grid_of
 from tasks.market.layout import SourceFile, period_bounds, source_file, text
 from tasks.market.manifest import Manifest
@@ -51,15 +50,8 @@ class TableSource:
     _lock: Lock = field(default_factory=Lock, repr=False)
     _months: dict[str, dict[str, Month]] = field(default_factory=dict, repr=False)
 
-    @property
-    def name(self) -> str:
-        """What messages call this source."""
-        return str(self.root)
-
-    @cached_property
-    def tables(self) -> Tables:
-        """What it holds."""
-        return tables_of(str(self.root))
+    def __post_init__(self) -> None:
+        self.name, self.tables = str(self.root), tables_of(str(self.root))
 
     def holds(self, series: SeriesId) -> bool:
         """Whether one of its tables is of a series."""
@@ -73,9 +65,6 @@ class TableSource:
         """Return a month's candles as Binance prints them, with all their digits."""
         month = self.months(SeriesId(OWN, file.series.symbol, file.series.timeframe))[file.period]
         return to_csv(month.candles, file.series.timeframe, decimals=None)
-
-    def close(self) -> None:
-        """Nothing to close."""
 
     def months(self, series: SeriesId) -> Mapping[str, Month]:
         """Return the months of a series by their period, oldest first; errors as of `klines`."""

@@ -69,10 +69,11 @@ class Writing:
             CpbError: the disk is full or the folder cannot be written.
         """
         outcome = Outcome(list(self.notes))
-        parts = [part for future in self.parts if (part := future.result())]
+        parts = [written for future in self.parts if (written := future.result())]
         if parts:
             sync(self.series.folder(self.home, "klines"))
-        _write_off_grid(self.home, self.series, self.checked.off_grid)
+        for month, part in split_months(with_stored_columns(self.checked.off_grid)):
+            write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part, {})
         root = market_home(self.home, self.series.market)
         records = [_record(root, item, outcome, self.known) for item in self.batch if item.fault]
         records += self._good_records(root, outcome)
@@ -120,7 +121,9 @@ def start_batch(
     blocks, arrived = trim_all(batch)
     frame, faults = read(blocks)
     stored = [(*r, *e) for p in manifest.parts(series).values() for r, e in zip(p.runs, p.edges, strict=True)]
-    checked, more = check(series, blocks, frame, [edge for edge in stored if not _replaced(edge, arrived)])
+    coming = [item.file.bounds for item in arrived]
+    kept = [e for e in stored if not any(a < e[1] and e[0] < b for a, b in coming)]  # not replaced or filled
+    checked, more = check(series, blocks, frame, kept)
     for index, fault in {**more, **faults}.items():
         arrived[index].fault = fault
     known = manifest.files(series)
@@ -172,11 +175,6 @@ def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str,
     return (
         f"{series} {month}: stored part was damaged ({reason}){where}; the next `cpb ingest` fetches it again"
     )
-
-
-def _replaced(edge: tuple[int, int, float, float], arrived: list[Fetched]) -> bool:
-    """Whether a stored stretch overlaps a file that is about to replace or fill it."""
-    return any(a < edge[1] and edge[0] < b for a, b in (item.file.bounds for item in arrived))
 
 
 def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
@@ -288,11 +286,6 @@ def _good_record(
     if file.table:
         facts["table"] = file.table
     return FileRecord(file.period, file.key, file.version, item.sha256, rows, status, "", facts)
-
-
-def _write_off_grid(home: Path, series: SeriesId, rows: pl.DataFrame) -> None:
-    for month, part in split_months(with_stored_columns(rows)):
-        write_parquet(series.folder(home, "offgrid") / f"{month}.parquet", part, {})
 
 
 def _anomalies(series: SeriesId, checked: Checked) -> list[Anomaly]:

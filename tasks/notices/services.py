@@ -11,7 +11,6 @@ threads are daemons, so the process can end while one still hangs.
 import logging
 import os
 import re
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 
 from schemas.errors import CpbError
 from tasks.notices.event import Message
+from tasks.storage.files import read_private
 
 VARIABLE, FILE_VARIABLE, FILE_NAME = "CPB_NOTIFY", "CPB_NOTIFY_FILE", "notify"
 HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
@@ -30,7 +30,6 @@ HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
 DEADLINE_S = 9.0
 """Everything that is sent after a run, together; leaves a second to find out what there is to tell."""
 _MAX_REDIRECTS = 3
-_OTHERS = 0o077
 _MAX_BYTES = 100_000
 # A comma separates only before another URL: some URLs hold commas, as in ?to=a@x.org,b@x.org
 _BETWEEN = re.compile(r"\s+|,+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
@@ -78,30 +77,14 @@ def _file_text(home: Path) -> list[tuple[str, str]]:
     named = os.environ.get(FILE_VARIABLE)
     path = Path(named) if named else home / FILE_NAME
     try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-    ) as error:  # the second: a home that is no folder, as others say
+        text = read_private(path, _MAX_BYTES, links=True)
+    except (FileNotFoundError, NotADirectoryError) as error:
         if named:
             raise _refused(path, "it does not exist", f"make it, or unset {FILE_VARIABLE}") from error
-        return []
+        return []  # as others say of a home that is no folder
     except OSError as error:
-        raise _refused(path, error.strerror or "it cannot be opened", "make it readable for you") from error
-    try:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise _refused(path, "it is no plain file", "put the URLs into a file")
-        if status.st_uid != os.getuid():
-            raise _refused(path, "it belongs to another user", "make one of your own")
-        if status.st_mode & _OTHERS:
-            mode = f"{stat.S_IMODE(status.st_mode):o}"
-            raise _refused(
-                path, f"its mode is {mode}, so that others may know its passwords", f"chmod 600 {path}"
-            )
-        text = os.read(handle, _MAX_BYTES).decode(errors="replace")
-    finally:
-        os.close(handle)
+        remedy = f"make it a plain file of your own that others cannot read, with `chmod 600 {path}`"
+        raise _refused(path, error.strerror or "it cannot be opened", remedy) from error
     return [(str(path), "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Iterator
@@ -70,6 +71,30 @@ def write_secret(path: Path, text: str) -> None:
             path.hardlink_to(draft)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def read_private(path: Path, max_bytes: int, *, links: bool = False) -> str:
+    """Return the text of a file that this user alone may read and write; `links`: it may be reached by a link.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: it cannot be read, or is not safe to use; its `strerror` says why.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
+    try:
+        status = os.fstat(handle)
+        mode = stat.S_IMODE(status.st_mode)
+        if not stat.S_ISREG(status.st_mode):
+            why = "it is no plain file"
+        elif status.st_uid != os.getuid():
+            why = "it belongs to another user"
+        elif mode & 0o077:
+            why = f"its mode is {mode:o}, so that others may know it"
+        else:
+            return os.read(handle, max_bytes).decode(errors="replace")
+    finally:
+        os.close(handle)
+    raise PermissionError(errno.EPERM, why)
 
 
 def sync(path: Path) -> None:

@@ -20,9 +20,8 @@ SHARED_FOLDER = Path("/tmp")
 """Where lock files for all users of the machine lie. Not `tempfile.gettempdir()`, which differs between users."""
 
 _POLL_S = 0.05
-_OPEN_FLAGS = (
-    os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-)  # the last: a planted pipe must not make `open` wait
+# the last: a planted pipe must not make `open` wait
+_OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextmanager

@@ -151,7 +151,7 @@ def write_reference(folder: Path, reference: Reference) -> None:
 
 
 def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
-    """Return a model's reference; None where the folder is of a release that wrote none, or other ones.
+    """Return a model's reference; None where the folder holds none.
 
     Args:
         of: what it must be about (`member_subject`); None for a copy, whose files are known by their sha256.
@@ -293,11 +293,8 @@ def recipe_of(config: ModelConfig) -> Recipe:
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
     digest = value_digest(changed)[:_DIGITS]
-    return Recipe(f"{config.architecture}{UNIVERSAL if _is_universal(values) else ''}", config.preset, digest)
-
-
-def _is_universal(values: dict[str, Any]) -> bool:
-    return bool(values.get("scope") == "universal")
+    scope = UNIVERSAL if values.get("scope") == "universal" else ""
+    return Recipe(f"{config.architecture}{scope}", config.preset, digest)
 
 
 def _plain(value: Any) -> Any:

@@ -91,7 +91,12 @@ class _Places(artifact_repository_registry.ArtifactRepositoryRegistry):
         redirects = scheme in _REDIRECTS and not urlsplit(artifact_uri).netloc
         if not redirects and not self._is_below(artifact_uri):
             raise _refused()
-        return super().get_artifact_repository(artifact_uri, tracking_uri, registry_uri)
+        try:
+            return super().get_artifact_repository(artifact_uri, tracking_uri, registry_uri)
+        except MlflowException as error:
+            if error.get_http_status_code() < 500:
+                raise
+            raise _refused() from error  # an address that leads nowhere, as models:/m/1/RUN/artifacts
 
     def _is_below(self, uri: str) -> bool:
         if self._folder or {".", ".."} & set(unquote(uri).split("/")):

@@ -43,6 +43,15 @@ def filled(tmp_path):
     score_due(tmp_path, [BTC], FIRST + timedelta(days=42))
 
 
+def test_a_misspelt_coin_is_named_and_one_without_forecasts_is_none(run, filled):
+    code, told = run("--coins", "BTC,BTX")
+    assert code == 2
+    assert "has nothing of BTXUSDT, only of BTCUSDT; check the name" in told.err
+    code, told = run("--coins", "BTX", "--json")
+    assert (code, json.loads(told.out)["code"]) == (2, "coins")
+    assert run("--coins", "ETH", "--json")[0] == 0
+
+
 def test_the_record_is_printed_as_a_table_as_json_and_as_csv(run, filled):
     code, told = run("--coins", "BTC", "--timeframes", "1h")
     assert code == 0

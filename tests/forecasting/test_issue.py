@@ -88,7 +88,7 @@ class Challenger(Model):
 def scope(tmp_path, monkeypatch):
     def newest(home, series, *, since, as_of, provisional):
         return SimpleNamespace(
-            times=np.array([round(START.timestamp() * 1e6) - 3_600_000_000]),
+            end_of=lambda row: START,
             prices=np.full((1, 4), 100.0),
             volatility=np.array([SIGMA]),
         )

@@ -52,6 +52,13 @@ def test_plan_and_report(call, tmp_path):
     assert json.loads((tmp_path / "home/reports/ingest.json").read_text())["series"]
 
 
+def test_a_plan_with_a_misspelt_coin_says_so(call):
+    code, out, told = call("--coins", "BTC,NOPE", "--plan")
+    assert code == 2
+    assert "has nothing of NOPEUSDT, only of BTCUSDT; check the name" in out + told
+    assert call("--coins", "BTC,LUNA", "--plan")[0] == 0  # of the default universe, though not in this mirror
+
+
 def test_all_usdt_takes_every_listed_pair(call, tmp_path):
     put(tmp_path / "mirror", source_file(key("WIFUSDT"), "2024-03"))
     put(tmp_path / "mirror", source_file(key("ETHBTC"), "2024-03"))

@@ -57,6 +57,16 @@ def test_the_link_ends_after_a_minute(sign_in, monkeypatch):
     assert [answer.status_code for answer in browse(sign_in, ("GET", link), ("GET", "/"))] == [403, 401]
 
 
+def test_a_person_with_an_old_link_reads_a_sentence_that_says_what_to_do(sign_in):
+    link = sign_in.new_link(URL)
+    browse(sign_in, ("GET", link))
+    (answer,) = browse(sign_in, ("GET", link))
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert "older than a minute" in answer.text
+    assert f"start it again, or open {URL}/ and give the user and the password" in answer.text
+    assert "{" not in answer.text
+
+
 @pytest.mark.parametrize("query", ["", "?code=", "?code=x", "?code=s3cret", "?code=%00"])
 def test_a_guessed_code_does_not(sign_in, query):
     sign_in.new_link(URL)

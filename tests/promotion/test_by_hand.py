@@ -50,6 +50,12 @@ def test_champions_are_listed_for_programs(cpb):
     assert cpb("champions", "--market", "um", "--json")[1]["champions"] == []
 
 
+def test_a_misspelt_coin_is_named_with_the_champions_that_there_are(cpb):
+    code, told = cpb("champions", "--coins", "BTX", "--json")
+    assert (code, told["code"]) == (2, "coins")
+    assert "has nothing of BTXUSDT, only of BTCUSDT, ETHUSDT; check the name" in told["error"]
+
+
 def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(cpb, monkeypatch):
     simulated = champions()
     real = [

@@ -43,7 +43,7 @@ def issue(hours, coins=(BTC, ETH), roles=("champion", "challenger")):
     for model, role in models:
         if role not in roles:
             continue
-        loaded, reference = cpbmodels.load(model.folder), reference_of(home(), model.series, model.folder)
+        loaded, reference = cpbmodels.load(model.folder), reference_of(model.series, model.folder)
         parts = []
         for hour in hours:
             at = scope(f"{FROM + hour * HOUR:%Y-%m-%dT%H:%M}")

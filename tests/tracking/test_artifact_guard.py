@@ -253,6 +253,17 @@ def test_no_repository_of_another_place_is_made(server, uri):
     assert caught.value.get_http_status_code() == 403
 
 
+@pytest.mark.parametrize("place", ["models:/m/1", "models:/m", "models:/m@champion"])
+def test_a_models_address_as_an_artifact_location_is_refused(server, place):
+    run = make_run(server, place)["run_id"]
+    for method, url in (
+        ("GET", f"/get-artifact?run_id={run}&path=x"),
+        ("GET", f"{API}/artifacts/list?run_id={run}"),
+        ("POST", f"{AJAX}/upload-artifact?run_uuid={run}&path=x"),
+    ):
+        assert server.ask(method, url, content=b"x" if method == "POST" else None).status_code == 403, url
+
+
 def test_a_store_of_objects_opens_what_lies_below_its_root_alone(server):
     from mlflow.exceptions import MlflowException
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository

@@ -13,6 +13,7 @@ from flows.ops import ui
 from flows.ops.serving import check_port
 from flows.ops.ui import address, serve_ui
 from schemas.errors import CpbError
+from tasks.storage.locks import locked
 
 
 def test_a_taken_port_names_the_remedy(store):
@@ -79,6 +80,26 @@ def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
     assert not password_file.exists()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def test_a_start_removes_the_password_files_of_killed_runs_and_no_others(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    folder = tmp_path / "cpb"
+    dead, alive = (ui.password_file(port) for port in (5001, 5002))
+    for file in (dead, alive):
+        file.make()
+    others = {
+        name: folder / name for name in ("ui-auth-notes", "tracking-auth", "ui-auth-5003", "ui-auth-5004")
+    }
+    for path in others.values():
+        path.write_text("cpb:mine")  # readable by others: `cpb ui` never writes such a file
+    others["ui-auth-5004"].unlink()
+    others["ui-auth-5004"].symlink_to(others["tracking-auth"])
+    with locked(alive.path):
+        ui.remove_dead()
+    assert not dead.path.exists()
+    assert alive.path.exists()
+    assert all(path.is_symlink() or path.exists() for path in others.values())
 
 
 def test_it_looks_for_dead_runs_each_minute_also_after_a_fault_of_the_store(store, monkeypatch, caplog):
