@@ -4,7 +4,7 @@ import ast
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,31 +51,58 @@ middle of one, another thread's parse makes it end in a SystemError."""
 @cache
 def _code_digest(places: tuple[str, ...], without: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
-    for file, tree in _with_imports(places, without).items():
+    for file, code in _with_imports(places, without).items():
         digest.update(file.relative_to(ROOT).as_posix().encode())
-        digest.update(ast.dump(_WithoutTexts().visit(tree)).encode())
+        digest.update(code.encode())
     return digest.hexdigest()[:16]
 
 
-class _WithoutTexts(ast.NodeTransformer):
-    """Removes docstrings, and the texts below constants that describe them."""
-
-    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if is_text else node
-
-
-def _with_imports(places: Iterable[str], without: Iterable[str] = ()) -> dict[Path, ast.Module]:
-    """Return the syntax tree of each source, in the order of their paths."""
+def _with_imports(places: Iterable[str], without: Iterable[str] = ()) -> dict[Path, str]:
+    """Return the syntax tree of each source as a text, in the order of their paths."""
     skipped = {file for place in without for file in _python_files(ROOT / place)}
     waiting = [file for place in places for file in _python_files(ROOT / place)]
-    found: dict[Path, ast.Module] = {}
+    found: dict[Path, str] = {}
     while waiting:
         file = waiting.pop()
         if file not in found and file not in skipped:
-            found[file] = ast.parse(file.read_bytes())
-            waiting += [path for name in _imported(found[file]) if (path := _module_file(name))]
+            found[file], imported = _read(file.read_bytes())
+            waiting += [path for name in imported if (path := _module_file(name))]
     return dict(sorted(found.items()))
+
+
+@cache  # several digests of a process share most of their files
+def _read(source: bytes) -> tuple[str, tuple[str, ...]]:
+    """Return a source's syntax tree as a text without docstrings, and the names that it imports.
+
+    One pass over the tree for both: `ast.dump`, a transformer and `ast.walk` took twice as long, in each process.
+    """
+    parts: list[str] = []
+    imported: list[str] = []
+    _add(ast.parse(source), parts, imported)
+    return " ".join(parts), tuple(imported)
+
+
+def _add(value: Any, parts: list[str], imported: list[str]) -> None:
+    """Add a part of a syntax tree: a node, a list of nodes or a constant."""
+    if isinstance(value, ast.AST):
+        if isinstance(value, ast.Expr) and _is_text(value.value):
+            return  # a docstring, or a text below a constant that describes it
+        imported += _imported(value)
+        parts.append(f"({type(value).__name__}")
+        for name in value._fields:
+            _add(getattr(value, name, None), parts, imported)
+        parts.append(")")
+    elif isinstance(value, list):
+        parts.append("[")
+        for one in value:
+            _add(one, parts, imported)
+        parts.append("]")
+    else:
+        parts.append(repr(value))
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
 def _python_files(path: Path) -> list[Path]:
@@ -84,14 +111,13 @@ def _python_files(path: Path) -> list[Path]:
     return list(path.rglob("*.py")) if path.is_dir() else [path]
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that a module imports: `from a.b import c` may mean the module `a.b` or `a.b.c`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def _imported(node: ast.AST) -> list[str]:
+    """Return the names that a node imports: `from a.b import c` may mean the module `a.b` or `a.b.c`."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        return [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return []
 
 
 def _module_file(name: str) -> Path | None:
