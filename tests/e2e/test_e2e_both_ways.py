@@ -32,6 +32,8 @@ CLOCK = (
     "time",
     "host",
     "pid",
+    "busy",
+    "work",
 )
 """Parts of the names of figures and tags that are the machine's and the moment's."""
 
