@@ -1,4 +1,4 @@
-"""How many files of cpb a reader passes who follows a run: `python -m benchmarks.trip [--list] [-- ARGUMENTS OF CPB]`.
+"""How many files of cpb a reader passes who follows a run: `python -m benchmarks.trip [--list | --table] [-- ARGUMENTS]`.
 
 Runs `cpb train-all` in a folder of its own (one architecture, simulated candles; or what stands after `--`) and counts
 the files of cpb in which a function ran, in all threads and processes together. What only an import runs does not
@@ -7,7 +7,7 @@ count: the code of modules and classes, and functions that it calls. Benchmarks 
     to the weights   until the first `model.safetensors` was written
     in all           until the command ended
 
-`--list` prints the files in the order of their first use, from which CONTRIBUTING.md's list is made. Which of the
+`--list` prints the files in the order of their first use, `--table` those up to the weights as CONTRIBUTING.md has them. Which of the
 driver's files come before the weights differs by a few from run to run, because its threads race with the trainer.
 """
 
@@ -17,6 +17,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,8 +101,17 @@ def follow(command: list[str], folder: Path, root: Path = ROOT) -> Trip:
     return Trip([name for name, moment in used.items() if moment <= min(weights)], list(used))
 
 
+def as_table(files: Iterable[str]) -> str:
+    """Return the files as a table in Markdown: a row per package, both in the order of their first use."""
+    packages: dict[str, list[str]] = {}
+    for package, _, name in (file.rpartition("/") for file in files):
+        packages.setdefault(package, []).append(f"`{name}`")
+    rows = [f"| `{package}` | {', '.join(names)} |" for package, names in packages.items()]
+    return "\n".join(["| package | files |", "|---|---|", *rows])
+
+
 def main(argv: list[str] | None = None) -> None:
-    """Print both counts, with `--list` the files too."""
+    """Print both counts, with `--list` or `--table` the files too."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -109,6 +119,7 @@ def main(argv: list[str] | None = None) -> None:
         "--root", type=Path, default=ROOT, help="the clone whose code runs; default: this one"
     )
     parser.add_argument("--list", action="store_true", help="the files, in the order of their first use")
+    parser.add_argument("--table", action="store_true", help="those up to the weights, as CONTRIBUTING.md has them")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("arguments", nargs="*", default=COMMAND.split(), help=f"of cpb; default: {COMMAND}")
     asked = parser.parse_args(argv)
@@ -118,6 +129,8 @@ def main(argv: list[str] | None = None) -> None:
     if asked.json:
         print(json.dumps(vars(found)))
         return
+    if asked.table:
+        print(as_table(found.to_the_weights) + "\n")
     if asked.list:
         print("\n".join(found.to_the_weights))
         print("\nafter the weights:\n\n" + "\n".join(found.in_all[len(found.to_the_weights) :]) + "\n")
