@@ -18,7 +18,6 @@ from tasks.promotion.verify import verify as verify_records
 from tasks.signals.verify import verify as verify_features
 from tasks.storage.damage import Seen, unseen
 from tasks.storage.files import check_writable
-from tasks.tracking.cards import verify as verify_cards
 from tasks.tracking.verify import verify as verify_champions
 from tasks.training.verify import verify as verify_fleets
 
@@ -30,7 +29,6 @@ KINDS: dict[str, Callable[..., Iterator[Damage]]] = {
     "fleets": verify_fleets,
     "forecasts": verify_forecasts,
     "records of the ledger": verify_records,
-    "cards": verify_cards,
     "published models": verify_published,
 }
 """What is checked, in this order."""

@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from schemas.identity import SeriesId
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.archive import ARCHIVE
 from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import LOADED
 from tasks.tracking.records import REPORT
 from tasks.tracking.tags import (
@@ -41,7 +39,7 @@ NIGHTS = 14
 """Nights of each market that are kept whole."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
-    FLOW: (ARCHIVE, DECISIONS, REPORT),
+    FLOW: (ARCHIVE, REPORT),
     FLEET: (),
     MEMBER: (*MODEL_FILES, LOADED),
 }
@@ -110,19 +108,6 @@ class OldFlow:
     archive: bool
 
 
-@dataclass(frozen=True)
-class OldVersion:
-    """A registered version that may go once its forecasts are scored."""
-
-    series: SeriesId
-    version: "ModelVersion"
-
-    @property
-    def name(self) -> str:
-        """As forecasts name it: `cpb-BTCUSDT-1h/3`."""
-        return f"{self.version.name}/{self.version.version}"
-
-
 def stored_runs(store: Store) -> list[StoredRun]:
     """Return all runs of the experiment, also those that MLflow has marked as deleted."""
     return [StoredRun.of(run) for run in search_lazily(store, deleted=True)]
@@ -139,7 +124,7 @@ def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, d
 
 def old_versions(
     store: Store, versions: Iterable["ModelVersion"], since: dict[str, date], runs: Collection[StoredRun]
-) -> list[OldVersion]:
+) -> "list[ModelVersion]":
     """Return the versions that are neither served, nor needed as a predecessor, nor kept by a tag, nor recent.
 
     A version with any alias stays, because somebody has named it. The newest one of a model stays too: MLflow would
@@ -162,7 +147,7 @@ def old_versions(
             if (position := _index(numbers, aliases.get(alias))) > 0:
                 stay.add(numbers[position - 1])
         found += [
-            OldVersion(series, version)
+            version
             for version in ordered
             if str(version.version) not in stay
             and KEEP not in version.tags

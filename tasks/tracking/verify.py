@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage, Decisions
+from schemas.handover import Damage
 from schemas.identity import SPOT
 from tasks.storage.damage import VERIFY, Seen, damage_at, unseen
 from tasks.storage.digests import file_digest
@@ -19,7 +19,6 @@ from tasks.storage.records import parse_record, set_aside
 from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.artifacts import put_back, registered_files
 from tasks.tracking.connection import Store, alone, find_run, search
-from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.records import REPORT
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 _FLOW_OUTCOME = {
-    DECISIONS: "set aside; MLflow's tags hold the newest decision on each series",
     REPORT: "set aside; the command that made this run writes it again",
 }
 _CHANGED = "it is not the file that was registered (its sha256 differs)"
@@ -40,13 +38,13 @@ _CHANGED = "it is not the file that was registered (its sha256 differs)"
 def verify(
     home: Path, market: str = SPOT, *, repair: bool = False, seen: Seen = unseen, store: Store | None = None
 ) -> Iterator[Damage]:
-    """Yield each damaged file of a market's champions, and of its runs' decisions, reports and archives.
+    """Yield each damaged file of a market's champions, and of its runs' reports and archives.
 
     A folder outside the home, or a URI, is named as it is. Of runs, files on this machine are checked.
 
     Args:
         repair: copy a champion's files back from the fleet that it comes from, or from the published folder; set
-            decisions and reports aside.
+            reports aside.
         seen: called with each file that is checked.
 
     Raises:
@@ -83,13 +81,12 @@ def _flow_damage(store: Store, home: Path, market: str, repair: bool, seen: Seen
 
 
 def _flow_faults(run: "Run", folder: Path, seen: Seen) -> Iterator[tuple[str, str]]:
-    for name, kind in ((DECISIONS, Decisions), (ARCHIVE, FlowArchive)):
-        if (folder / name).exists():
-            seen(folder / name)
-            try:
-                parse_record(folder / name, kind, of=run.info.run_id)
-            except DamagedError as error:
-                yield name, str(error)
+    if (folder / ARCHIVE).exists():
+        seen(folder / ARCHIVE)
+        try:
+            parse_record(folder / ARCHIVE, FlowArchive, of=run.info.run_id)
+        except DamagedError as error:
+            yield ARCHIVE, str(error)
     for name, digest in digests_of(run.data.tags).items():
         if (folder / name).exists():  # pruning takes it away
             seen(folder / name)

@@ -134,7 +134,9 @@ def test_another_writer_between_the_look_and_the_return_of_the_old_folder_is_no_
         return rename(self, to)
 
     monkeypatch.setattr(Path, "rename", raced)
-    monkeypatch.setattr(Path, "exists", lambda self: self != target and exists(self))  # looked a moment before
+    monkeypatch.setattr(
+        Path, "exists", lambda self: self != target and exists(self)
+    )  # looked a moment before
     with new_folder(target) as draft:
         (draft / "new").touch()
     assert len(renames) > 3

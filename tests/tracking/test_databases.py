@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
+from registering import register_champion
 from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, log_member, member
 
 from schemas.errors import CpbError
 from tasks.tracking import database as database_module
 from tasks.tracking import store as store_module
-from tasks.tracking.registry import register_champion
 from tasks.tracking.runs import finish, log_metrics, start_parent
 from tasks.tracking.store import open_store
 
