@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 DECISION = "decision"
 """Tag of a registered model and of a version: a `Decision` as JSON."""
 _EARLIER = f"{DECISION}."
-MAX_EARLIER = 30
-"""Decisions kept of a series beside the newest: a month of nights. Listing the champions reads these tags too."""
+MAX_EARLIER = 14
+"""Decisions kept of a series beside the newest: as many nights as pruning keeps whole. Listing champions reads them."""
 
 
 def decision_text(decision: Decision) -> str:
@@ -55,7 +55,7 @@ def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
 
 
 def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
-    """Return the newest `limit` decisions on a series, newest first: the last month of nights and every champion's."""
+    """Return the newest `limit` decisions on a series, newest first: the last nights and every champion's."""
     model = existing(store.client.get_registered_model, series.registered)
     if model is None:
         return []

@@ -23,7 +23,6 @@ from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copi
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
-from tasks.tracking.leaderboard import board_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
     NIGHTS,
@@ -156,7 +155,7 @@ def _look(store: Store, home: Path, nights: int, now: datetime, report: PruneRep
     report.versions = [full_name(old) for old in versions]
     for flow in flows:
         _count(flow, report)
-    report.fleets = [str(f) for root in _fleet_roots(home) for f in old_fleets(root / "fleets", now)]
+    report.fleets = [str(f) for fleets in _fleet_roots(home) for f in old_fleets(fleets, now)]
     report.files = [str(path) for path in (*_old_set_aside(home, now), *_stale_copies(store, home, versions))]
 
 
@@ -174,14 +173,15 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
         _count(flow, report)
         _delete_flow(store, flow, now)
         deleted += len(flow.runs)
-    for root in _fleet_roots(home):
-        report.fleets += [str(folder) for folder in remove_old_fleets(root / "fleets", now)]
+    for fleets in _fleet_roots(home):
+        report.fleets += [str(folder) for folder in remove_old_fleets(fleets, now)]
     for path in _old_set_aside(home, now):
         path.unlink(missing_ok=True)
         report.files.append(str(path))
     report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, home, ()))]
-    for path in _unshared(store):
-        path.unlink(missing_ok=True)
+    if root := local_path(store.artifacts):
+        for path in unused(root):  # what runs shared, and went with the last of them
+            path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
     return False
@@ -224,7 +224,7 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
     """Delete runs of a flow: first it is hidden from readers, or its board archived, then files go, then rows."""
     if old.archive:
         flow = store.client.get_run(old.flow)
-        if archive := make_archive(store, flow, board_of(store, flow), now):
+        if archive := make_archive(store, flow, now):
             write_archive(store, flow, archive)
     final = not is_server(store.uri)  # a server's rows and files are removed by its own `mlflow gc`
     for run in old.runs:
@@ -250,12 +250,6 @@ def _old_set_aside(home: Path, now: datetime) -> list[Path]:
     return [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
 
 
-def _unshared(store: Store) -> list[Path]:
-    """Return files that runs shared, and that went with the last of them."""
-    root = local_path(store.artifacts)
-    return unused(root) if root else []
-
-
 def _stale_copies(store: Store, home: Path, gone: "Sequence[ModelVersion]") -> list[Path]:
     names = set(map(full_name, gone))
     return stale_copies(home, [v for v in all_versions(store) if full_name(v) not in names])
@@ -267,4 +261,4 @@ def _roots(home: Path) -> list[Path]:
 
 
 def _fleet_roots(home: Path) -> list[Path]:
-    return [root for root in _roots(home) if (root / "fleets").is_dir()]
+    return [root / "fleets" for root in _roots(home) if (root / "fleets").is_dir()]

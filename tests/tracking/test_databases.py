@@ -235,7 +235,7 @@ def test_a_store_that_may_only_be_read_is_read(foreign, folder, open_elsewhere):
         else:
             from tasks.tracking.mlflow_private import close_connections
 
-            close_connections(store.client)
+            close_connections(store.uri)
         for path in sorted(foreign.rglob("*"), reverse=True):
             path.chmod(0o555 if path.is_dir() else 0o444)
         scratch.chmod(0o777)

@@ -49,7 +49,7 @@ def template(tmp_path_factory):
         store, home = open_store(), place / "data"
         home.mkdir()
         made = {number: add_night(store, home, number) for number in range(1, NIGHTS + 1)}
-        close_connections(store.client)
+        close_connections(store.uri)
     return place, made
 
 
