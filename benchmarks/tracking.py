@@ -19,9 +19,10 @@ from schemas.identity import ModelId, SeriesId
 from tasks.tracking.database import make_sqlite
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.records import MemberRecord
-from tasks.tracking.registry import champions, register_champion
+from tasks.tracking.registry import champions, register
 from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store
+from tasks.tracking.versions import succeed
 
 MEMBERS, EPOCHS, FILE_BYTES = 40, 50, 100_000
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -89,7 +90,7 @@ def flow() -> dict[str, float]:
     folder.mkdir()
     for name in FILES:
         (folder / name).write_bytes(os.urandom(FILE_BYTES))
-    open_store()
+    store = open_store()
     started = time.perf_counter()
     parent = start_parent("benchmark", {})
     for architecture in ("transformer", "gru", "lstm", "linear", "har"):
@@ -100,7 +101,7 @@ def flow() -> dict[str, float]:
     finish(parent.run_id)
     logged = time.perf_counter()
     for record, run_id in zip(batch, ids, strict=True):
-        register_champion(record.model.series, run_id, reason="benchmark")
+        succeed(store, register(record.model.series, run_id, store=store))
     promoted = time.perf_counter()
     rows, served = leaderboard(), champions()
     read = time.perf_counter()

@@ -1,4 +1,4 @@
-"""How many files of cpb a reader passes who follows a run: `python -m benchmarks.trip [--list | --table] [-- ARGUMENTS]`.
+"""How many files of cpb a reader passes who follows a run: `python -m benchmarks.trip [--list] [-- ARGUMENTS OF CPB]`.
 
 Runs `cpb train-all` in a folder of its own (one architecture, simulated candles; or what stands after `--`) and counts
 the files of cpb in which a function ran, in all threads and processes together. What only an import runs does not
@@ -7,8 +7,9 @@ count: the code of modules and classes, and functions that it calls. Benchmarks 
     to the weights   until the first `model.safetensors` was written
     in all           until the command ended
 
-`--list` prints the files in the order of their first use, `--table` those up to the weights as CONTRIBUTING.md has them. Which of the
-driver's files come before the weights differs by a few from run to run, because its threads race with the trainer.
+`--list` prints the files in the order of their first use; `--table` those up to the weights, as CONTRIBUTING.md has
+them. Which of the driver's files come before the weights differs by a few from run to run, because its threads race
+with the trainer.
 """
 
 import argparse
@@ -119,7 +120,9 @@ def main(argv: list[str] | None = None) -> None:
         "--root", type=Path, default=ROOT, help="the clone whose code runs; default: this one"
     )
     parser.add_argument("--list", action="store_true", help="the files, in the order of their first use")
-    parser.add_argument("--table", action="store_true", help="those up to the weights, as CONTRIBUTING.md has them")
+    parser.add_argument(
+        "--table", action="store_true", help="those up to the weights, as CONTRIBUTING.md has them"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("arguments", nargs="*", default=COMMAND.split(), help=f"of cpb; default: {COMMAND}")
     asked = parser.parse_args(argv)

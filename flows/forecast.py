@@ -24,7 +24,8 @@ from tasks.ingest import ingest
 from tasks.market.sources import check_source
 from tasks.promote import trial
 from tasks.score import score
-from tasks.tracking.registry import Champion, champions
+from tasks.tracking.registry import Champion
+from tasks.tracking.served import serving
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import series_with_champion
 from tasks.watch import watch
@@ -95,8 +96,9 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
 def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
     """Return the champions that are asked for."""
     if not spec.every_champion:
-        return champions(scope.series)
-    return [one for one in champions(market=scope.market) if one.series.timeframe in scope.timeframes]
+        return serving(scope.series).champions
+    found = serving(market=scope.market).champions
+    return [one for one in found if one.series.timeframe in scope.timeframes]
 
 
 def _is_untrained(spec: ForecastSpec) -> bool:

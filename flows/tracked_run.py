@@ -11,8 +11,8 @@ from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
 from tasks.tracking.database import DOWN
 from tasks.tracking.records import OpenRun
-from tasks.tracking.run_names import learned_from, run_name, scope_tags
-from tasks.tracking.runs import FAILED, finish, kill, log_datasets, start_parent
+from tasks.tracking.run_names import run_name, scope_tags
+from tasks.tracking.runs import FAILED, finish, kill, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb_mirror import is_wanted, mirror
 from tasks.training.plan import training_code
@@ -28,9 +28,7 @@ def start_run(
         left_out: what a night does not train, and why.
     """
     tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name, LEFT_OUT: left_out}
-    run = start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
-    log_datasets(run.run_id, learned_from(records))
-    return run
+    return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
 
 
 @contextmanager

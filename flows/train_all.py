@@ -48,9 +48,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote, publish and forecast what was trained."""
     summary, scope = training.summary, spec.scope
-    decisions = outcome.decisions = steps.one(
-        promote, spec, summary.run_id, training.judged, training.stopped
-    )
+    decisions = outcome.decisions = steps.one(promote, spec, training.judged, training.stopped)
     for line in decision_lines(decisions):
         say(line)
     trained = set(scope.series)

@@ -338,12 +338,6 @@ class Decision(Record):
         return self.outcome in MOVED
 
 
-class Decisions(Record):
-    """The decisions of one run, as they are kept with it in MLflow."""
-
-    decisions: tuple[Decision, ...]
-
-
 class Trials(Record):
     """What came of the challengers' trials after a scoring: switches, and what could not be looked at."""
 

@@ -7,7 +7,7 @@ from tasks.forecasting.issue import issue_forecasts
 from tasks.market.verify import record_damage
 from tasks.promotion.trial import on_trial
 from tasks.step import step
-from tasks.tracking.registry import challengers, champions
+from tasks.tracking.served import serving
 
 
 @step("forecast")
@@ -18,7 +18,8 @@ def forecast(scope: Scope, tail: bool = False, fallback: bool = False) -> Foreca
         tail: from the provisional candles on.
         fallback: where a champion has drifted, its fallback forecasts as well.
     """
-    found, beside = champions(scope.series), on_trial(scope.home, challengers(scope.series))
+    found, challengers = serving(scope.series)
+    beside = on_trial(scope.home, challengers)
     batch = issue_forecasts(scope, found, provisional=tail, challengers=beside)
     if fallback:
         stood_in, failures = issue_fallbacks(scope, found, provisional=tail)

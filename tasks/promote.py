@@ -12,15 +12,14 @@ from tasks.step import step
 
 @step("promote")
 def promote(
-    spec: RunSpec, run_id: str, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
+    spec: RunSpec, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
 ) -> tuple[Decision, ...]:
     """Return a decision on every series that was judged, or has stopped trading, with the aliases moved accordingly.
 
     Args:
-        run_id: the flow's run in MLflow, which keeps the decisions.
         stopped: series that are not traded any more.
     """
-    return decide_night(spec, run_id, fleets, stopped)
+    return decide_night(spec, fleets, stopped)
 
 
 @step("trial")

@@ -1,7 +1,7 @@
 """Checks every stored artefact of a market, or of all: candles, features, fleets, champions, forecasts and the ledger.
 
 Not a step of the DAG: `cpb verify` runs it beside it. Each kind has a manifest of its files (`tasks.storage.verify`);
-those of candles, forecasts, champions, cards and the published folder lie beside the code that mends them, the others
+those of candles, forecasts, champions and the published folder lie beside the code that mends them, the others
 here. What damage keeps one kind from being checked stops no other.
 """
 
@@ -50,7 +50,6 @@ from tasks.storage.verify import (
     sound_record,
     verify,
 )
-from tasks.tracking.cards import cards
 from tasks.tracking.verify import runs_and_champions
 from tasks.training.files import JOB, RESULT, fleet_folders, is_training
 
@@ -262,7 +261,6 @@ KINDS: dict[str, Manifest] = {
     "fleets": fleets,
     "forecasts": forecasts,
     "records of the ledger": ledger_records,
-    "cards": cards,
     "published models": published,
 }
 """What is checked, in this order."""

@@ -4,10 +4,10 @@ from schemas.handover import Watching
 from schemas.scope import Scope
 from tasks.forecasting.look import look
 from tasks.step import step
-from tasks.tracking.registry import champions
+from tasks.tracking.served import serving
 
 
 @step("watch")
 def watch(scope: Scope, tail: bool = False) -> Watching:
     """Look at every champion of the scope after a scoring; `tail`: the newest candles may be provisional."""
-    return look(scope, champions(scope.series), provisional=tail)
+    return look(scope, serving(scope.series).champions, provisional=tail)

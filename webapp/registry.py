@@ -23,7 +23,6 @@ from tasks.tracking.judged import (
     newest_flow_runs,
 )
 from tasks.tracking.leaderboard import leaderboard as read_board
-from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store, tracking_uri
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
@@ -173,18 +172,14 @@ def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     with _reading:
         try:
             store = open_store(tracking_uri(), create=False)
-            found = newest_flow_runs(store, limit)
-            dead = dead_runs(store) if any(one.status == "RUNNING" for one in found) else {}
-            return [_flow_run(one, dead.get(one.run_id)) for one in found], None
+            return [_flow_run(one) for one in newest_flow_runs(store, limit)], None
         except CpbError as error:
             return [], str(error)
 
 
-def _flow_run(run: FlowRunInfo, died: str | None) -> FlowRun:
-    values = vars(run) | {
-        name: _names(getattr(run, name)) for name in ("coins", "timeframes", "architectures")
-    }
-    return FlowRun(**values | ({"status": "KILLED", "reason": died} if died else {}))
+def _flow_run(run: FlowRunInfo) -> FlowRun:
+    lists = {name: _names(getattr(run, name)) for name in ("coins", "timeframes", "architectures")}
+    return FlowRun(**vars(run) | lists)
 
 
 def _names(text: str | None) -> list[str]:

@@ -89,7 +89,7 @@ def verify(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Check every stored file against its digest: candles, features, fleets, champions, forecasts, scores and cards.
+    """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
 
     Prints one line per damaged file: its path, the reason, and a command, or what --repair has done. Exit 1 where
     damage remains, or something could not be checked.
@@ -158,8 +158,8 @@ def prune(
     """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
 
     Kept: of each market the last 14 nights whole, then one run a week with its members' figures in one file;
-    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Each version that goes
-    leaves a card in the ledger. Nothing goes while a run is being written.
+    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing goes while
+    a run is being written.
 
     Example: cpb prune
     """

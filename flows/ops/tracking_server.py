@@ -16,7 +16,6 @@ from flows.ops.password_file import PasswordFile, config_folder
 from flows.ops.serving import check_port, serve
 from schemas.errors import UsageError
 from tasks.storage.urls import public_url
-from tasks.tracking.mlflow_private import served_app
 
 DATABASE, ARTIFACTS = "MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"
 """MLflow's own variables: the database's URI may hold a password, which a command line would show."""
@@ -82,5 +81,7 @@ def serve_tracking(
     with named_in(DATABASE):
         prepare_database(database)
     say("starting MLflow's server, about ten seconds")
+    from tasks.tracking.artifact_guard import served_app  # imports MLflow, which the database has loaded
+
     app = partial(served_app, database, place)
     serve(TRACKING, app, host, port, ready, hosts=allowed_hosts, sign_in=sign_in, workers=workers)

@@ -25,7 +25,7 @@ from tasks.storage.locks import is_locked, locked
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server
-from tasks.tracking.mlflow_private import PROXIED, served_app
+from tasks.tracking.mlflow_private import PROXIED
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.store import open_store
 from tasks.tracking.views import views
@@ -74,6 +74,8 @@ def serve_ui(
         return
     check_port(host, port)
     location = store.artifacts
+    from tasks.tracking.artifact_guard import served_app  # imports MLflow, which the store has loaded
+
     proxied = location.startswith(PROXIED)  # a tracking server's database, whose files that server keeps
     app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
     with ExitStack() as running:

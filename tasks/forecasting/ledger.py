@@ -22,7 +22,6 @@ from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
     count_rows,
-    load,
     month_of,
     read_month,
     read_months,
@@ -89,25 +88,6 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
         first = rows.select(pl.col("issued_at").min() + reach).item()
         if len(found) == limit and found["target_time"][0] > first:
             break
-    return found
-
-
-def unscored(home: Path, series: SeriesId, since: datetime) -> set[str]:
-    """Return the model versions with a forecast that has no score yet, of a candle that closes after `since`.
-
-    Candles that closed before then will not come any more: an outage of the exchange, say.
-
-    Raises:
-        DamagedError: a month of forecasts cannot be read.
-    """
-    found: set[str] = set()
-    for path in month_files(series.folder(home, FORECASTS.name)):
-        if _is_scored(home, series, path):
-            continue
-        rows = load(home, series, FORECASTS, path).filter(pl.col("target_time") > since)
-        done = read_month(home, series, LEDGER, path.stem)
-        missing = rows if done is None else rows.join(done, on=list(KEY), how="anti")
-        found |= set(missing["model_version"].unique())
     return found
 
 

@@ -10,7 +10,7 @@ from schemas.identity import SIM, SeriesId
 from tasks.promotion.contenders import standing
 from tasks.promotion.moves import promote_version, promotion_lock
 from tasks.tracking.connection import Store
-from tasks.tracking.decisions import decision_in, keep_decisions, newest_decisions
+from tasks.tracking.decisions import decision_in, keep_decision, newest_decisions
 from tasks.tracking.registry import Champion, champions, registered
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, versions_of
@@ -18,7 +18,7 @@ from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, versions_of
 
 @dataclass(frozen=True)
 class Served:
-    """A champion, the newest decision on its series, and the one by which it became champion (None: set in MLflow)."""
+    """A champion, the newest decision on its series, and the one by which it became champion (None: not the gate's)."""
 
     champion: Champion
     newest: Decision | None
@@ -67,8 +67,8 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
         before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
         decision = _decision(wanted, before, reason.strip())
         if decision.moved:
-            promote_version(store, wanted, decision.reason)
-        keep_decisions(store, [decision])
+            return promote_version(store, wanted, decision)
+        keep_decision(store, decision)
     return decision
 
 

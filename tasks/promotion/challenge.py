@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
 from tasks.promotion import pairs
 from tasks.promotion.contenders import Candidate, standing
-from tasks.promotion.losses import Comparisons, widths
+from tasks.promotion.losses import Comparisons, instant, widths
 from tasks.promotion.moves import appoint, dismiss
 from tasks.promotion.pairs import Pair
 from tasks.promotion.standings import Place, Standings
@@ -175,12 +175,8 @@ class Challenge:
                 continue
             width = widths(self._tonight.home, challenger.model, challenger.features, times)
             for at, value in zip(times, (mine.crps[i] - theirs.crps[j]) / width, strict=True):
-                rows[_instant(int(at)) + step][place.series.symbol] = float(value)
+                rows[instant(int(at)) + step][place.series.symbol] = float(value)
         return rows
 
 
 _MICROSECOND = timedelta(microseconds=1)
-
-
-def _instant(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)

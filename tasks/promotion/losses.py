@@ -94,12 +94,13 @@ def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int)
     if len(times) == 0:
         return None
     ratio, low, high = not_worse(candidate.crps[i], incumbent.crps[j], times, horizon, step_us)
-    first, last = (_close(int(t), step_us) for t in (times[0], times[-1]))
+    first, last = (instant(int(t) + step_us) for t in (times[0], times[-1]))
     return Compared(first=first, last=last, n=len(times), ratio=ratio, low=low, high=high)
 
 
-def _close(open_us: int, step_us: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=open_us + step_us)
+def instant(microseconds: int) -> datetime:
+    """Return a time in UTC of its microseconds since 1970, exactly."""
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 def _predicted(

@@ -3,29 +3,38 @@
 They are made under one lock: a night's decisions, an hour's switch and a person's command one by one.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
+from schemas.handover import Decision
 from schemas.identity import market_home
 from tasks.judging.gate import Contender
 from tasks.promotion.contenders import Candidate, standing
 from tasks.storage.locks import locked
 from tasks.tracking.connection import Store, alone_everywhere
-from tasks.tracking.registry import Champion, register, register_champion, registered
+from tasks.tracking.decisions import DECISION, decision_text, keep_decision
+from tasks.tracking.registry import Champion, register, registered
 from tasks.tracking.tags import REASON, RECIPE, SELECTED
-from tasks.tracking.versions import CHALLENGER, find_version, succeed
+from tasks.tracking.versions import ALIAS, CHALLENGER, find_version, succeed
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 Span = tuple[datetime, datetime]
 
 
 def promote_candidate(
-    store: Store, candidate: Candidate, reason: str, before: Champion | None, selected_on: Span | None = None
-) -> str:
-    """Make tonight's model the champion and return its version.
+    store: Store,
+    candidate: Candidate,
+    decision: Decision,
+    before: Champion | None,
+    selected_on: Span | None = None,
+) -> Decision:
+    """Make tonight's model the champion as decided, and return the decision with its version's number.
 
     Where it refreshes a champion whose recipe was chosen on test rows that lie in its own test span too, that span
     stays marked.
@@ -36,19 +45,14 @@ def promote_candidate(
     chosen = _span(selected_on)
     if before and standing(before).recipe == candidate.model.recipe:
         chosen = before.tags.get(SELECTED, "")
-    return register_champion(
-        candidate.model.series,
-        candidate.judgement.run_id,
-        reason=reason,
-        metrics=candidate.judgement.metrics,
-        tags=_tags(candidate) | ({SELECTED: chosen} if still_selected(chosen, candidate.model) else {}),
-        files=candidate.judgement.files,
-        store=store,
-    )
+    selected = {SELECTED: chosen} if still_selected(chosen, candidate.model) else {}
+    return _promote(store, _registered(store, candidate, {REASON: decision.reason, **selected}), decision)
 
 
-def promote_version(store: Store, winner: Champion, reason: str, selected_on: Span | None = None) -> str:
-    """Make a registered version the champion and return its number.
+def promote_version(
+    store: Store, winner: Champion, decision: Decision, selected_on: Span | None = None
+) -> Decision:
+    """Make a registered version the champion as decided, and return the decision with its number.
 
     Args:
         selected_on: first and last origin of the test rows that its recipe was chosen on, if any.
@@ -62,24 +66,33 @@ def promote_version(store: Store, winner: Champion, reason: str, selected_on: Sp
             f"{winner.model_version} was deleted meanwhile; choose another version", code="no-version"
         )
     text = _span(selected_on)
-    tags = {REASON: reason} | ({SELECTED: text} if still_selected(text, standing(winner)) else {})
+    tags = {REASON: decision.reason} | ({SELECTED: text} if still_selected(text, standing(winner)) else {})
     for name, value in tags.items():
         store.client.set_model_version_tag(winner.name, winner.version, name, value)
+    return _promote(store, version, decision)
+
+
+def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decision:
+    """Record the decision with the version, then move the aliases, then record it as the newest on the series."""
+    number = {"version_number": str(version.version)}
+    candidate = decision.candidate and decision.candidate.model_copy(update=number)
+    decision = decision.model_copy(update=number | {"candidate": candidate})
+    store.client.set_model_version_tag(version.name, str(version.version), DECISION, decision_text(decision))
     succeed(store, version)
-    return winner.version
+    keep_decision(store, decision)
+    return decision
+
+
+def retire(store: Store, champion: Champion, decision: Decision) -> None:
+    """Take the alias from a champion as decided; its version stays."""
+    store.client.set_model_version_tag(champion.name, champion.version, DECISION, decision_text(decision))
+    store.client.delete_registered_model_alias(champion.name, ALIAS)
+    keep_decision(store, decision)
 
 
 def appoint(store: Store, candidate: Candidate) -> Champion:
     """Register tonight's model, point the alias `challenger` at it, and return it."""
-    series = candidate.model.series
-    version = register(
-        series,
-        candidate.judgement.run_id,
-        metrics=candidate.judgement.metrics,
-        tags=_tags(candidate),
-        files=candidate.judgement.files,
-        store=store,
-    )
+    series, version = candidate.model.series, _registered(store, candidate, {})
     store.client.set_registered_model_alias(series.registered, CHALLENGER, str(version.version))
     found = registered(store, series, str(version.version))
     assert found is not None
@@ -105,14 +118,16 @@ def _span(selected_on: Span | None) -> str:
     return "/".join(f"{end:%Y-%m-%d}" for end in selected_on) if selected_on else ""
 
 
-def _tags(candidate: Candidate) -> dict[str, Any]:
-    model = candidate.judgement.model
-    return {
-        "architecture": model.architecture,
-        "recipe": model.recipe,
-        RECIPE: str(candidate.model.recipe),
-        "verdict": candidate.judgement.verdict,
-    }
+def _registered(store: Store, candidate: Candidate, tags: Mapping[str, str]) -> "ModelVersion":
+    judged, model = candidate.judgement, candidate.judgement.model
+    known = {
+        "architecture": model.architecture, "recipe": model.recipe, RECIPE: str(candidate.model.recipe),
+        "verdict": judged.verdict, **tags,
+    }  # fmt: skip
+    series = candidate.model.series
+    return register(
+        series, judged.run_id, metrics=judged.metrics, tags=known, files=judged.files, store=store
+    )
 
 
 @contextmanager

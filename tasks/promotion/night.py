@@ -1,7 +1,7 @@
 """The decisions of one run: per timeframe first champions, refreshes, then the challenger and its evidence.
 
-Everything is decided before any alias moves. Aliases then move series by series, and the record of the decisions comes
-last: a run that is killed in between and repeated finds its own models and moves the rest.
+Everything is decided before any alias moves. Aliases then move series by series, each with the record of its decision:
+a run that is killed in between and repeated finds its own models and moves the rest.
 """
 
 from collections import defaultdict
@@ -19,19 +19,19 @@ from tasks.promotion import pairs
 from tasks.promotion.challenge import Challenge
 from tasks.promotion.contenders import Candidate, standing, tonights
 from tasks.promotion.losses import Comparisons
-from tasks.promotion.moves import dismiss, promote_candidate, promote_version, promotion_lock
+from tasks.promotion.moves import dismiss, promote_candidate, promote_version, promotion_lock, retire
 from tasks.promotion.refresh import Refresh
 from tasks.promotion.standings import Place, Standings
 from tasks.tracking.connection import Store
-from tasks.tracking.decisions import keep_decisions
-from tasks.tracking.registry import champions, retire_champion
+from tasks.tracking.decisions import keep_decision
+from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 
 
 def decide_night(
-    spec: RunSpec, run_id: str, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
+    spec: RunSpec, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
 ) -> tuple[Decision, ...]:
-    """Decide on every series that a run has trained, move the aliases, and keep the decisions with the flow's run.
+    """Decide on every series that a run has trained, and move each one's aliases with the record of why.
 
     Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
     """
@@ -47,7 +47,6 @@ def decide_night(
             for decision in _Night(Standings(spec, store, timeframe, found, served, now)).decide()
         ]
         decisions += _retired(store, stopped)
-        keep_decisions(store, decisions, run_id)
     return tuple(decisions)
 
 
@@ -128,17 +127,13 @@ class _Night:
             compared=ruling.compared, evidence=place.evidence, reason=ruling.reason,
             decided_at=datetime.now(UTC),
         )  # fmt: skip
+        store = self._tonight.store
         if place.won:
-            version = promote_version(self._tonight.store, place.won, decision.reason, place.selected_on)
-        elif candidate:
-            version = promote_candidate(
-                self._tonight.store, candidate, decision.reason, place.champion, place.selected_on
-            )
-        else:
-            return decision
-        registered = {"version_number": version}
-        winner = decision.candidate and decision.candidate.model_copy(update=registered)
-        return decision.model_copy(update=registered | {"candidate": winner})
+            return promote_version(store, place.won, decision, place.selected_on)
+        if candidate:
+            return promote_candidate(store, candidate, decision, place.champion, place.selected_on)
+        keep_decision(store, decision)
+        return decision
 
     @staticmethod
     def _candidate_ref(place: Place) -> ModelRef | None:
@@ -157,8 +152,9 @@ def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision
             continue
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"
-        retire_champion(champion, reason)
-        yield Decision(
+        decision = Decision(
             series=champion.series, outcome="retired", rule="stopped", version_number=champion.version,
             incumbent=incumbent.ref, reason=reason, decided_at=datetime.now(UTC),
         )  # fmt: skip
+        retire(store, champion, decision)
+        yield decision

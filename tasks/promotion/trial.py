@@ -24,7 +24,7 @@ from tasks.promotion.contenders import standing
 from tasks.promotion.moves import dismiss, promote_version, promotion_lock
 from tasks.promotion.pairs import Pair
 from tasks.tracking.connection import Store
-from tasks.tracking.decisions import keep_decisions
+from tasks.tracking.decisions import keep_decision
 from tasks.tracking.registry import Champion, challengers, champions
 from tasks.tracking.store import open_store
 
@@ -101,22 +101,20 @@ def _switch(
     """Switch one coin, or let it keep its champion where its challenger may not replace it."""
     standing_winner = standing(winner) if winner else None
     stop = gate.stays(standing_winner, standing(before), pair.recipes[0])
-    reason = stop.reason if stop else f"the evidence is in: {evidence}"
-    version = before.version
-    if winner and not stop:
-        version = promote_version(store, winner, reason, pair.tested_on())
     decision = Decision(
         series=before.series,
         outcome=stop.outcome if stop else "switched",
         rule=stop.rule if stop else "evidence",
-        version_number=version,
+        version_number=before.version,
         candidate=standing_winner.ref if standing_winner else None,
         incumbent=standing(before).ref,
         evidence=evidence,
-        reason=reason,
+        reason=stop.reason if stop else f"the evidence is in: {evidence}",
         decided_at=datetime.now(UTC),
     )
-    keep_decisions(store, [decision])  # coin by coin: a kill leaves none with the decision before
+    if winner and not stop:
+        return promote_version(store, winner, decision, pair.tested_on())
+    keep_decision(store, decision)
     return decision
 
 

@@ -1,4 +1,4 @@
-"""What pruning leaves of an old flow run: one file on the run, with its leaderboard and its members' figures.
+"""What pruning leaves of an old flow run: one file on the run, with its members' figures.
 
 A bare MLflow run costs 8 kB, a member's with its model and pictures 80 kB; a member in this file costs about 2.5 kB.
 """
@@ -6,7 +6,7 @@ A bare MLflow run costs 8 kB, a member's with its model and pictures 80 kB; a me
 import tempfile
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Record
@@ -18,7 +18,7 @@ from tasks.tracking.records import REPORT
 from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from mlflow.entities import Run
 
@@ -48,22 +48,16 @@ class FleetArchive(Record):
 
 
 class FlowArchive(Record):
-    """A flow's fleets and the rows of its leaderboard, when its members' runs were pruned."""
+    """A flow's fleets, when its members' runs were pruned; its leaderboard is made of them."""
 
     pruned_at: datetime
-    rows: tuple[dict[str, Any], ...]
     fleets: tuple[FleetArchive, ...]
 
 
-def make_archive(
-    store: Store, flow: "Run", rows: "Sequence[dict[str, Any]]", now: datetime
-) -> FlowArchive | None:
+def make_archive(store: Store, flow: "Run", now: datetime) -> FlowArchive | None:
     """Return the archive of a flow run; None where nothing has changed since the last one.
 
     A fleet that was pruned before is taken from that archive: of its runs only some are left.
-
-    Args:
-        rows: the flow's leaderboard.
     """
     before = read_archive(store, flow)
     whole = [f for f in _fleets(store, flow) if PRUNED not in f.data.tags]
@@ -73,8 +67,7 @@ def make_archive(
     for run in whole:
         members = tuple(_archived(member) for member in _children(store, run))
         fleets[run.data.tags.get(KEY, "")] = FleetArchive(fleet=_archived(run), members=members)
-    own = tuple(row | {"run_id": flow.info.run_id} for row in rows)
-    return FlowArchive(pruned_at=now, rows=own, fleets=tuple(fleets.values()))
+    return FlowArchive(pruned_at=now, fleets=tuple(fleets.values()))
 
 
 def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:

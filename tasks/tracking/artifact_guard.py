@@ -11,8 +11,9 @@ hard links.
 
 import os
 import shutil
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from flask import Response
@@ -25,7 +26,10 @@ from mlflow.tracing.utils.artifact_utils import TRACE_DATA_FILE_NAME
 from mlflow.utils.file_utils import local_file_uri_to_path
 from mlflow.utils.uri import get_uri_scheme
 
-from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.mlflow_private import PROXIED, local_path, quiet
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
 
 REFUSED = "this server reads and writes artifacts only below its own artifact root: keep the files there"
 NOT_OFFERED = "this server makes no requests to other hosts: use a notifier of cpb, see docs/notifications.md"
@@ -35,6 +39,46 @@ _REDIRECTS = ("runs", "models")
 """Schemes whose repository looks up the real place and asks the registry for it."""
 _WEBHOOKS = ("_create_webhook", "_update_webhook", "_test_webhook")
 """Endpoints by which a client has the server call an address of its choice."""
+
+
+SERVED = {
+    "database": "_MLFLOW_SERVER_FILE_STORE",
+    "registry": "_MLFLOW_SERVER_REGISTRY_STORE",
+    "artifacts": "_MLFLOW_SERVER_ARTIFACT_DESTINATION",
+    "root": "_MLFLOW_SERVER_ARTIFACT_ROOT",
+    "serve": "_MLFLOW_SERVER_SERVE_ARTIFACTS",
+}
+"""Variables from which the app of a server takes its options (3.17.2, `mlflow.server.constants`).
+
+They are read when `mlflow.server` is imported, so they are no imports from there.
+"""
+
+
+def served_app(database: str, artifacts: str, *, proxied: bool = True) -> "ASGIApp":
+    """Return the app that `mlflow server` runs, with no job runner. Every server of MLflow's app is made here.
+
+    Its own look at Host and Origin is left out: `flows.ops.guard` looks closer. No other place is read or written.
+
+    Args:
+        artifacts: URI or path below which artifacts lie.
+        proxied: whether clients send artifacts through the server, which keeps them there; else it shows those that lie
+            there.
+
+    3.17.2: `mlflow.server.fastapi_app.app`, `mlflow.server._run_server`.
+    """
+    quiet()
+    places = {"artifacts": artifacts, "root": f"{PROXIED}/"} if proxied else {"root": artifacts}
+    values = {"database": database, "registry": database, "serve": str(proxied).lower()} | places
+    os.environ |= {SERVED[name]: value for name, value in values.items()} | {
+        "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
+        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",
+    }  # fmt: skip
+    install(artifacts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that Starlette's adapter for WSGI is deprecated
+        from mlflow.server.fastapi_app import app
+
+    return app
 
 
 def install(root: str) -> None:

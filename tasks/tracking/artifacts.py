@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.entities.model_registry import ModelVersion
 
-_CACHE = "champions"
+COPIES = "champions"
 """Folder of the home with champions that were fetched from a tracking server."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
@@ -175,7 +175,7 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
     local = local_path(version.source or "")
     if local is not None:
         return local, damage_of(local, digests)
-    target = (home_folder() / _CACHE / _copy_name(version)).absolute()
+    target = (home_folder() / COPIES / _copy_name(version)).absolute()
     if target.is_dir() and not damage_of(target, digests):
         return target, ""
     try:
@@ -190,7 +190,7 @@ def stale_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
     known = {_copy_name(version) for version in versions}
     return [
         folder
-        for folder in _inside((home / _CACHE).absolute())
+        for folder in _inside((home / COPIES).absolute())
         if _COPY.fullmatch(folder.name)
         and folder.name not in known
         and all(_is_own(file, folder, FILES) for file in _inside(folder))

@@ -192,7 +192,7 @@ def _join(parts: list[BoardRow]) -> BoardRow:
     shards = [part.values for part in parts]
     symbols = frozenset().union(*(part.symbols for part in parts))
     joined = shards[0] | dict.fromkeys(("crps_ratio_low", "crps_ratio_high", "p_value", "verdict"))
-    joined["run_id"] = ",".join(s["run_id"] for s in shards)
+    joined["run_id"] = ",".join(dict.fromkeys(s["run_id"] for s in shards))
     joined["coins"] = coins_label(sorted(symbols)) or _NO_COIN
     for name in ("members", "failed"):
         joined[name] = sum(s[name] for s in shards)

@@ -20,7 +20,7 @@ from schemas.wording import install_extra
 from tasks.storage.files import draft_name
 from tasks.storage.locks import locked, temporary_lock
 from tasks.storage.urls import public_url, without_credentials
-from tasks.tracking import mlflow_private
+from tasks.tracking.mlflow_private import ask_server, write_schema
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -290,7 +290,7 @@ def _write_whole_schema(database: Path) -> None:
     part = draft_name(database)
     part.touch()  # SQLite would make one for its owner alone to write, whatever the umask says
     try:
-        mlflow_private.write_schema(part)
+        write_schema(part)
         part.rename(database)
     finally:
         part.unlink(missing_ok=True)
@@ -311,7 +311,7 @@ def _check_server(uri: str) -> None:
     from mlflow.exceptions import MlflowException
 
     try:
-        status = mlflow_private.ask_server(uri, _ENDPOINT, TIMEOUT_S).status_code
+        status = ask_server(uri, _ENDPOINT, TIMEOUT_S).status_code
     except MlflowException as error:
         raise failure(uri, error) from None  # the cause holds the request, and with it the password
     server = f"the MLflow server {public_url(uri)}"

@@ -1,105 +1,97 @@
-"""Decisions of the gate as MLflow keeps them: a file on the flow's run, tags on the registered model and its version.
+"""Decisions of the gate as MLflow's registry keeps them: tags of the registered model, and of the version it is about.
 
-The registered model's tag is the newest decision on its series, whatever came of it; a version's tag is the one by
-which it became champion.
+The registered model's tag `decision` is the newest on its series, whatever came of it; those before it have their time
+in the tag's name. A version's tag is the decision by which it became champion, written before the alias moves: so an
+alias at a version that no decision names was moved by a person in MLflow.
 """
 
-import logging
-from collections.abc import Iterable
-from functools import lru_cache
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from schemas.errors import DamagedError
-from schemas.handover import Decision, Decisions
+from schemas.handover import Decision
 from schemas.identity import SeriesId
-from tasks.storage.records import read_record, write_record
-from tasks.tracking.artifacts import attaching
-from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.connection import Store, existing
 from tasks.tracking.records import text
-from tasks.tracking.tags import FLOW, KIND
-from tasks.tracking.versions import registered_models, series_of, versions_of
+from tasks.tracking.versions import ALIAS, registered_models, series_of, versions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from mlflow.entities.model_registry import RegisteredModel
 
-DECISIONS = "decisions.json"
-"""Name of the artifact on the flow's run."""
 DECISION = "decision"
 """Tag of a registered model and of a version: a `Decision` as JSON."""
-
-_FLOWS = f"tags.`{KIND}` = '{FLOW}'"
-_MAX_FLOWS = 500
-"""Runs of the flow that are searched for decisions: more than a year of nights."""
-
-log = logging.getLogger("cpb")
+_EARLIER = f"{DECISION}."
+MAX_EARLIER = 14
+"""Decisions kept of a series beside the newest: as many nights as pruning keeps whole. Listing champions reads them."""
 
 
-def keep_decisions(store: Store, decisions: Iterable[Decision], run_id: str = "") -> None:
-    """Write decisions as tags, and as a file on the flow's run where they were made by one."""
-    found = tuple(decisions)
-    for one in found:
-        value = text(one.model_dump_json(exclude_none=True))
-        store.client.set_registered_model_tag(one.series.registered, DECISION, value)
-        if one.moved or one.outcome == "retired":
-            store.client.set_model_version_tag(one.series.registered, one.version_number, DECISION, value)
-    if run_id:
-        with attaching(store, store.client.get_run(run_id), DECISIONS) as path:
-            write_record(path, Decisions(decisions=found), of=run_id)
+def decision_text(decision: Decision) -> str:
+    """Return a decision as a tag holds it."""
+    return text(decision.model_dump_json(exclude_none=True))
+
+
+def keep_decision(store: Store, decision: Decision) -> None:
+    """Write a decision as the newest on its series; a kill in between loses none of those before."""
+    name = decision.series.registered
+    tags = store.client.get_registered_model(name).tags
+    if before := decision_in(tags):
+        at = f"{_EARLIER}{before.decided_at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
+        store.client.set_registered_model_tag(name, at, tags[DECISION])
+    store.client.set_registered_model_tag(name, DECISION, decision_text(decision))
+    for old in sorted(tag for tag in tags if tag.startswith(_EARLIER))[: -MAX_EARLIER + 1]:
+        store.client.delete_registered_model_tag(name, old)
 
 
 def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
-    """Return the newest decision on each series."""
+    """Return the newest decision on each series; an alias that was moved in MLflow is one by hand."""
     found = {}
     for model in registered_models(store):
         series = series_of(model.name)
-        decision = decision_in(model.tags)
-        if series and decision:
+        if series and (decision := _newest(store, series, model)):
             found[series] = decision
     return found
 
 
 def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
-    """Return the newest `limit` decisions on a series, newest first.
-
-    Those of flows come from their runs' files, which a server does not show at once: of one there are only those that
-    tags hold, the newest and each by which a version became champion.
-    """
-    tagged = [model.tags for model in registered_models(store) if model.name == series.registered]
-    tagged += [version.tags for version in versions_of(store, series)]
-    found = {one.decided_at: one for tags in tagged if (one := decision_in(tags))}
-    for run in islice(
-        search_lazily(store, _FLOWS, ["attributes.start_time DESC"], page_size=100), _MAX_FLOWS
-    ):
-        folder = local_path(run.info.artifact_uri)
-        path = folder / DECISIONS if folder else None
-        if path and path.exists():
-            found |= {
-                one.decided_at: one
-                for one in _read(path, run.info.run_id, path.stat().st_mtime_ns)
-                if one.series == series
-            }
-        if len(found) >= limit:
-            break
+    """Return the newest `limit` decisions on a series, newest first: the last nights and every champion's."""
+    model = existing(store.client.get_registered_model, series.registered)
+    if model is None:
+        return []
+    told = [_newest(store, series, model), decision_in(model.tags)]
+    told += [decision_in(model.tags, tag) for tag in model.tags if tag.startswith(_EARLIER)]
+    told += [decision_in(version.tags) for version in versions_of(store, series)]
+    found = {(one.decided_at, one.rule): one for one in told if one}
     return sorted(found.values(), key=lambda one: one.decided_at, reverse=True)[:limit]
 
 
-@lru_cache(maxsize=_MAX_FLOWS)
-def _read(path: Path, run_id: str, _changed: int) -> tuple[Decision, ...]:
-    try:
-        return read_record(path, Decisions, of=run_id).decisions
-    except DamagedError as error:
-        log.warning("%s", error)
-        return ()
-
-
-def decision_in(tags: "Mapping[str, str]") -> Decision | None:
+def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | None:
     """Return the decision in the tags of a registered model or a version; None where there is none to be read."""
     try:
-        return Decision.model_validate_json(tags[DECISION])
+        return Decision.model_validate_json(tags[name])
     except (KeyError, ValidationError):  # none, or written by a person
         return None
+
+
+def _newest(store: Store, series: SeriesId, model: "RegisteredModel") -> Decision | None:
+    recorded, number = decision_in(model.tags), model.aliases.get(ALIAS)
+    serves = recorded and recorded.outcome != "retired" and recorded.version_number == str(number)
+    if number is None or serves:
+        return recorded
+    version = store.client.get_model_version(model.name, str(number))
+    own = decision_in(version.tags)
+    if own and own.outcome != "retired" and (recorded is None or own.decided_at > recorded.decided_at):
+        return own  # a process was killed between the alias and the registered model's tag
+    since = f" after {recorded.decided_at:%Y-%m-%d %H:%M} UTC" if recorded else ""
+    made = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
+    return Decision(
+        series=series,
+        outcome="forced",
+        rule="by-hand",
+        version_number=str(number),
+        reason=f"it was made champion in MLflow{since}, where the alias was moved by hand",
+        decided_at=max(made, recorded.decided_at)
+        if recorded
+        else made,  # at the earliest: MLflow keeps no time
+    )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.tracking.archive import read_archive
 from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
+from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -110,13 +111,20 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
 
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first."""
+    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first.
+
+    Those whose process died stand as killed, whether or not anybody has marked them.
+    """
     kinds = [  # MLflow's filters know no OR
         search_lazily(store, f"tags.`{KIND}` = '{kind}'", [_NEWEST], page_size=limit)
         for kind in (FLOW, STUDY)
     ]
     runs = [_flow(run) for found in kinds for run in islice(found, limit)]
-    return sorted(runs, key=lambda run: run.started_at, reverse=True)[:limit]
+    runs = sorted(runs, key=lambda run: run.started_at, reverse=True)[:limit]
+    dead = dead_runs(store) if any(run.status == "RUNNING" for run in runs) else {}
+    return [
+        replace(run, status="KILLED", reason=dead[run.run_id]) if run.run_id in dead else run for run in runs
+    ]
 
 
 def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, str]]:
@@ -144,7 +152,7 @@ def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | No
         test_span=_span(params),
         serves=alias,
         model_version=version,
-        metrics=_chosen(run.data.metrics.items()),
+        metrics={name: value for name, value in run.data.metrics.items() if name.startswith(_SHOWN)},
     )
 
 
@@ -166,10 +174,6 @@ def _flow(run: "Run") -> FlowRunInfo:
         as_of=as_of(tags),
         reason=tags.get(REASON),
     )
-
-
-def _chosen(metrics: Iterable[tuple[str, float]]) -> dict[str, float]:
-    return {name: value for name, value in metrics if name.startswith(_SHOWN)}
 
 
 def _time(milliseconds: int) -> datetime:

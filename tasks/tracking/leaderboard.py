@@ -23,8 +23,6 @@ from tasks.tracking.tags import FLOW, KEY, KIND, OUTCOME, PARENT, PRUNED, age_of
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from tasks.tracking.archive import FlowArchive
-
 
 log = logging.getLogger("cpb")
 
@@ -59,19 +57,17 @@ def leaderboard(
     flow = find_flow(store, parent)
     rows = board_of(store, flow)
     if not rows:
-        raise _no_fleet(flow.info.run_id)
+        raise CpbError(
+            f"run {flow.info.run_id!r} holds no judged fleet; `cpb leaderboard --list` shows the runs that there are",
+            code="no-run",
+        )
     return rows
 
 
 def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
-    """Return the rows of one flow run, from its members' runs, or from its archive where those were pruned."""
-    alike = _of_flow(flow)
-    rows = [row.values for row in rows_of(_live_fleets(store, flow, _live_runs(store, flow)), alike)]
-    known = {(row["timeframe"], row["architecture"]) for row in rows}
-    archive = read_archive(store, flow)
-    kept = archive.rows if archive else ()
-    rows += [row | alike for row in kept if (row["timeframe"], row["architecture"]) not in known]
-    return sorted(rows, key=order)
+    """Return the rows of one flow run, from its members' runs, and from its archive where those were pruned."""
+    rows = rows_of([*_live(store, flow), *_archived(store, flow)], _of_flow(flow))
+    return sorted((row.values for row in rows), key=order)
 
 
 def _of_flow(flow: "Run") -> dict[str, Any]:
@@ -96,7 +92,14 @@ def _current(
     rows: list[BoardRow] = []
     for flow, of_flow in flows:
         if of_flow["market"] in shown:
-            found = rows_of(_fleets(store, flow), of_flow, symbols, timeframes)
+            fleets = list(_live(store, flow))
+            try:
+                fleets += _archived(store, flow)
+            except CpbError as error:
+                if error.code != "damaged":
+                    raise
+                log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
+            found = rows_of(fleets, of_flow, symbols, timeframes)
             rows += [row for row in found if not any(newer.covers(row) for newer in rows)]
     if not rows:
         raise CpbError(
@@ -136,29 +139,15 @@ def _judged(flow: "Run") -> float:
     return math.inf if complete else metrics.get("members", 0)
 
 
-def _fleets(store: Store, flow: "Run") -> Iterator[Fleet]:
-    """Yield the fleets of a flow run: those in MLflow, then those that only its archive has."""
-    live = _live_runs(store, flow)
-    yield from _live_fleets(store, flow, live)
-    try:
-        archive = read_archive(store, flow)
-    except CpbError as error:
-        if error.code != "damaged":
-            raise
-        log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
-        return
-    if archive:
-        yield from _archived_fleets(archive, flow, {fleet.data.tags.get(KEY, "") for fleet in live})
-
-
 def _live_runs(store: Store, flow: "Run") -> "list[Run]":
     """Return the runs of a flow's fleets whose members were not pruned; of the others only champions' are left."""
     fleets = search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'")
     return [fleet for fleet in fleets if PRUNED not in fleet.data.tags]
 
 
-def _live_fleets(store: Store, flow: "Run", fleets: "list[Run]") -> Iterator[Fleet]:
-    for fleet in fleets:
+def _live(store: Store, flow: "Run") -> Iterator[Fleet]:
+    """Yield the fleets of a flow run that MLflow has with their members."""
+    for fleet in _live_runs(store, flow):
         runs = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
         members = [m for run in runs for m in Member.of(run.data.tags, run.info.status, run.data.metrics)]
         tags, params = fleet.data.tags, fleet.data.params
@@ -167,18 +156,14 @@ def _live_fleets(store: Store, flow: "Run", fleets: "list[Run]") -> Iterator[Fle
         yield Fleet(fleet.info.run_id, architecture, recipe, fleet.data.metrics, members)
 
 
-def _archived_fleets(archive: "FlowArchive", flow: "Run", known: Collection[str]) -> Iterator[Fleet]:
-    for one in archive.fleets:
+def _archived(store: Store, flow: "Run") -> Iterator[Fleet]:
+    """Yield the fleets of a flow run that only its archive has; raises `CpbError` where that cannot be read."""
+    archive = read_archive(store, flow)
+    known = {fleet.data.tags.get(KEY, "") for fleet in _live_runs(store, flow)} if archive else set()
+    for one in archive.fleets if archive else ():
         if one.fleet.key not in known:
             members = [m for run in one.members for m in Member.of(run.tags, run.status, run.metrics)]
             tags = one.fleet.tags
             architecture = tags.get("architecture", one.fleet.name)
             recipe = recipe_of_run(one.fleet.params, tags, flow.data.tags)
             yield Fleet(flow.info.run_id, architecture, recipe, one.fleet.metrics, members)
-
-
-def _no_fleet(run_id: str) -> CpbError:
-    return CpbError(
-        f"run {run_id!r} holds no judged fleet; `cpb leaderboard --list` shows the runs that there are",
-        code="no-run",
-    )

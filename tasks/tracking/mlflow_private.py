@@ -1,6 +1,6 @@
 """What cpb uses of MLflow that MLflow does not document. Each was read and tried in the version named with it.
 
-What confines its server is in `artifact_guard.py`.
+What starts and confines its server is in `artifact_guard.py`.
 
 Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_mlflow_private.py` calls each of them.
 """
@@ -8,7 +8,6 @@ Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_ml
 import logging
 import os
 import sqlite3
-import warnings
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     import requests
     from mlflow.tracking import MlflowClient
-    from starlette.types import ASGIApp
 
 CHECKED = "3.17.2"
 
@@ -35,47 +33,6 @@ _PLACES = (
 
 PROXIED = "mlflow-artifacts:"
 """Scheme of artifacts that a tracking server keeps (3.17.2, `mlflow.store.artifact.mlflow_artifacts_repo`)."""
-
-SERVED = {
-    "database": "_MLFLOW_SERVER_FILE_STORE",
-    "registry": "_MLFLOW_SERVER_REGISTRY_STORE",
-    "artifacts": "_MLFLOW_SERVER_ARTIFACT_DESTINATION",
-    "root": "_MLFLOW_SERVER_ARTIFACT_ROOT",
-    "serve": "_MLFLOW_SERVER_SERVE_ARTIFACTS",
-}
-"""Variables from which the app of a server takes its options (3.17.2, `mlflow.server.constants`).
-
-They are read when `mlflow.server` is imported, so they are no imports from there.
-"""
-
-
-def served_app(database: str, artifacts: str, *, proxied: bool = True) -> "ASGIApp":
-    """Return the app that `mlflow server` runs, with no job runner. Every server of MLflow's app is made here.
-
-    Its own look at Host and Origin is left out: `flows.ops.guard` looks closer. No other place is read or written.
-
-    Args:
-        artifacts: URI or path below which artifacts lie.
-        proxied: whether clients send artifacts through the server, which keeps them there; else it shows those that lie
-            there.
-
-    3.17.2: `mlflow.server.fastapi_app.app`, `mlflow.server._run_server`.
-    """
-    quiet()
-    places = {"artifacts": artifacts, "root": f"{PROXIED}/"} if proxied else {"root": artifacts}
-    values = {"database": database, "registry": database, "serve": str(proxied).lower()} | places
-    os.environ |= {SERVED[name]: value for name, value in values.items()} | {
-        "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",
-    }  # fmt: skip
-    from tasks.tracking.artifact_guard import install
-
-    install(artifacts)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that Starlette's adapter for WSGI is deprecated
-        from mlflow.server.fastapi_app import app
-
-    return app
 
 
 def quiet() -> None:
@@ -101,14 +58,11 @@ def write_schema(path: Path) -> None:
 
     engine = utils.create_sqlalchemy_engine("sqlite:///:memory:")
     utils._initialize_tables(engine)
-    with engine.connect() as connection, sqlite3.connect(path) as target:
-        source = connection.connection.driver_connection
-        if not isinstance(source, sqlite3.Connection):
-            raise TypeError(f"expected a sqlite3 connection, got {type(source)}")
+    with engine.connect() as connection, closing(sqlite3.connect(path)) as target:
+        source: Any = connection.connection.driver_connection
         source.backup(target)
         # Readers (the UI) and writers no longer wait for each other, and a commit costs one fsync, not three.
         target.execute("PRAGMA journal_mode=WAL")
-    target.close()
     engine.dispose()
 
 
@@ -129,20 +83,8 @@ def is_mlflow_database(path: Path) -> bool:
     3.17.2: `mlflow.store.tracking.dbmodels.models`.
     """
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
-        tables = {
-            name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        }
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     return {table for table, _ in _PLACES} <= tables
-
-
-def runs_in(database: Path, place: str) -> set[str]:
-    """Return the ids of the runs whose artifacts are recorded at a place (a URI) or below it.
-
-    3.17.2: `mlflow.store.tracking.dbmodels.models.SqlRun`.
-    """
-    with closing(sqlite3.connect(database)) as connection:
-        query = f"SELECT run_uuid FROM runs WHERE {_is_below('artifact_uri')}"
-        return {run_id for (run_id,) in connection.execute(query, {"old": place})}
 
 
 def move_artifacts(database: Path, places: "Mapping[str, str]") -> None:
@@ -177,28 +119,19 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
     return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
 
 
-def close_connections(client: "MlflowClient") -> None:
-    """Close a client's database connections, as before a fork; the next call opens new ones.
+def close_connections(uri: str, *, forget: bool = False) -> None:
+    """Close all connections to a database, as before a fork or when its file was replaced; the next call opens others.
 
-    3.17.2: `engine` of a SQL store; `MlflowClient._tracking_client.store` for runs, `_get_registry_client().store` for
-    models, each with an engine of its own.
-    """
-    for store in (client._tracking_client.store, client._get_registry_client().store):
-        engine = getattr(store, "engine", None)
-        if engine is not None:
-            engine.dispose()
-
-
-def forget_database(uri: str) -> None:
-    """Close all connections to a database that nobody will read again.
+    Args:
+        forget: nobody will read it again, as of a copy that is about to be deleted.
 
     3.17.2: MLflow keeps engines for the life of the process, in `_engine_map` of its SQL stores for runs and models.
     """
     from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
 
-    for store in (Runs, Models):
-        engine = store._engine_map.pop(uri, None)
+    for engines in (Runs._engine_map, Models._engine_map):
+        engine = engines.pop(uri, None) if forget else engines.get(uri)
         if engine is not None:
             engine.dispose()
 
@@ -286,25 +219,14 @@ def view_state(
     }
 
 
-def bar_chart(metric: str) -> dict[str, Any]:
-    """Return a chart with a bar per run.
+def chart(metric: str, *, by_epoch: bool = False) -> dict[str, Any]:
+    """Return a chart with a bar per run, or with a line per run over the epochs.
 
-    3.17.2: `server/js`, `RunsChartsBarCardConfig`.
-    """
-    return _chart("BAR", metric)
-
-
-def line_chart(metric: str) -> dict[str, Any]:
-    """Return a chart with a line per run over the epochs.
-
-    3.17.2: `server/js`, `RunsChartsLineCardConfig`.
+    3.17.2: `server/js`, `RunsChartsBarCardConfig` and `RunsChartsLineCardConfig`.
     """
     line = {"selectedMetricKeys": [metric], "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear",
             "lineSmoothness": 0, "range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "ignoreOutliers": False,
             "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "selectedXAxisMetricKey": ""}  # fmt: skip
-    return _chart("LINE", metric) | line
-
-
-def _chart(kind: str, metric: str) -> dict[str, Any]:
-    return {"type": kind, "metricKey": metric, "runsCountToCompare": _MAX_RUNS,
-            "metricSectionId": "cpb", "deleted": False, "isGenerated": False}  # fmt: skip
+    shared = {"metricKey": metric, "runsCountToCompare": _MAX_RUNS, "metricSectionId": "cpb", "deleted": False,
+              "isGenerated": False}  # fmt: skip
+    return {"type": "LINE", **shared, **line} if by_epoch else {"type": "BAR", **shared}

@@ -1,9 +1,8 @@
 """`cpb prune`: removes what nightly runs pile up, so that database, artifacts and store stay level.
 
 Kept are the last nights whole, then one flow run a week with its members' figures in one file; champions,
-challengers and their predecessors; whatever has an alias or the tag `keep`. Registered versions go once their
-forecasts are scored; a card in the ledger says what they were. Nothing goes while a run is being written. A kill in
-the middle does no harm: each step can be repeated, and the next pruning finishes it.
+challengers and their predecessors; whatever has an alias or the tag `keep`. Nothing goes while a run is being written.
+A kill in the middle does no harm: each step can be repeated, and the next pruning finishes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,26 +10,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from schemas.errors import BusyError, DamagedError
+from schemas.errors import BusyError
 from schemas.handover import Record
-from schemas.identity import MARKETS, SeriesId, market_home
-from tasks.forecasting.ledger import unscored
+from schemas.identity import MARKETS, market_home
 from tasks.market.own import set_aside_files
 from tasks.storage.leases import check_held
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.archive import make_archive, write_archive
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
-from tasks.tracking.cards import write_card
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
-from tasks.tracking.leaderboard import board_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,
-    OldVersion,
     first_nights,
     old_versions,
     plan_runs,
@@ -39,8 +35,11 @@ from tasks.tracking.prune_plan import (
 )
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.store import open_store
-from tasks.tracking.versions import all_versions
+from tasks.tracking.versions import all_versions, full_name
 from tasks.training.retention import no_fleets_in_use, old_fleets, remove_old_fleets
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 SET_ASIDE_DAYS = 90
 """Days after which files that were set aside because they were damaged are deleted."""
@@ -153,10 +152,10 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
 def _look(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> None:
     """Fill the report with what would be deleted."""
     flows, versions = _plan(store, home, nights, now, report)
-    report.versions = [old.name for old in versions]
+    report.versions = [full_name(old) for old in versions]
     for flow in flows:
         _count(flow, report)
-    report.fleets = [str(f) for root in _fleet_roots(home) for f in old_fleets(root / "fleets", now)]
+    report.fleets = [str(f) for fleets in _fleet_roots(home) for f in old_fleets(fleets, now)]
     report.files = [str(path) for path in (*_old_set_aside(home, now), *_stale_copies(store, home, versions))]
 
 
@@ -165,9 +164,8 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
     report.kept.clear()
     flows, versions = _plan(store, home, nights, now, report)
     for old in versions:
-        write_card(store, home, old.series, old.version)  # first: without its card a version is forgotten
         _delete_version(store, old)
-        report.versions.append(old.name)
+        report.versions.append(full_name(old))
     deleted = 0
     for flow in flows:
         if deleted >= MAX_RUNS_A_PASS:
@@ -175,14 +173,15 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
         _count(flow, report)
         _delete_flow(store, flow, now)
         deleted += len(flow.runs)
-    for root in _fleet_roots(home):
-        report.fleets += [str(folder) for folder in remove_old_fleets(root / "fleets", now)]
+    for fleets in _fleet_roots(home):
+        report.fleets += [str(folder) for folder in remove_old_fleets(fleets, now)]
     for path in _old_set_aside(home, now):
         path.unlink(missing_ok=True)
         report.files.append(str(path))
     report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, home, ()))]
-    for path in _unshared(store):
-        path.unlink(missing_ok=True)
+    if root := local_path(store.artifacts):
+        for path in unused(root):  # what runs shared, and went with the last of them
+            path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
     return False
@@ -190,7 +189,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
 
 def _plan(
     store: Store, home: Path, nights: int, now: datetime, report: PruneReport
-) -> tuple[list[OldFlow], list[OldVersion]]:
+) -> "tuple[list[OldFlow], list[ModelVersion]]":
     """Return the old flow runs and the old versions; what cannot go is added to the report.
 
     Raises:
@@ -205,44 +204,27 @@ def _plan(
         runs = [run for run in runs if not run.deleted]
     since = first_nights(runs, nights)
     every = all_versions(store)
-    versions = list(_scored(home, old_versions(store, every, since, runs), now, report))
-    gone = {old.name for old in versions}
-    needed = {v.run_id or "" for v in every if f"{v.name}/{v.version}" not in gone}
+    versions = old_versions(store, every, since, runs)
+    gone = set(map(full_name, versions))
+    needed = {v.run_id or "" for v in every if full_name(v) not in gone}
     flows, kept = plan_runs(runs, since, needed, lambda run: problem_of(store, run))
     report.kept += kept
     return flows, versions
 
 
-def _scored(
-    home: Path, versions: Sequence[OldVersion], now: datetime, report: PruneReport
-) -> Iterator[OldVersion]:
-    """Yield the versions none of whose forecasts still waits for its score."""
-    waiting: dict[SeriesId, set[str]] = {}
-    for old in versions:
-        if old.series not in waiting:
-            try:
-                waiting[old.series] = unscored(home, old.series, now - timedelta(days=NIGHTS))
-            except DamagedError as error:
-                report.kept.append(f"versions of {old.series.registered}: {error}")
-                waiting[old.series] = {one.name for one in versions}
-                continue
-        if old.name not in waiting[old.series]:
-            yield old
-
-
-def _delete_version(store: Store, old: OldVersion) -> None:
+def _delete_version(store: Store, old: "ModelVersion") -> None:
     check_held()
     if is_server(store.uri):
-        store.client.delete_model_version(old.version.name, str(old.version.version))
+        store.client.delete_model_version(old.name, str(old.version))
     else:
-        delete_version_for_good(store.client, old.version.name, str(old.version.version))
+        delete_version_for_good(store.client, old.name, str(old.version))
 
 
 def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
     """Delete runs of a flow: first it is hidden from readers, or its board archived, then files go, then rows."""
     if old.archive:
         flow = store.client.get_run(old.flow)
-        if archive := make_archive(store, flow, board_of(store, flow), now):
+        if archive := make_archive(store, flow, now):
             write_archive(store, flow, archive)
     final = not is_server(store.uri)  # a server's rows and files are removed by its own `mlflow gc`
     for run in old.runs:
@@ -268,15 +250,9 @@ def _old_set_aside(home: Path, now: datetime) -> list[Path]:
     return [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
 
 
-def _unshared(store: Store) -> list[Path]:
-    """Return files that runs shared, and that went with the last of them."""
-    root = local_path(store.artifacts)
-    return unused(root) if root else []
-
-
-def _stale_copies(store: Store, home: Path, gone: Sequence[OldVersion]) -> list[Path]:
-    names = {old.name for old in gone}
-    return stale_copies(home, [v for v in all_versions(store) if f"{v.name}/{v.version}" not in names])
+def _stale_copies(store: Store, home: Path, gone: "Sequence[ModelVersion]") -> list[Path]:
+    names = set(map(full_name, gone))
+    return stale_copies(home, [v for v in all_versions(store) if full_name(v) not in names])
 
 
 def _roots(home: Path) -> list[Path]:
@@ -285,4 +261,4 @@ def _roots(home: Path) -> list[Path]:
 
 
 def _fleet_roots(home: Path) -> list[Path]:
-    return [root for root in _roots(home) if (root / "fleets").is_dir()]
+    return [root / "fleets" for root in _roots(home) if (root / "fleets").is_dir()]

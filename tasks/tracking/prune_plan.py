@@ -10,12 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
-from schemas.identity import SeriesId
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.archive import ARCHIVE
 from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import LOADED
 from tasks.tracking.records import REPORT
 from tasks.tracking.tags import (
@@ -41,7 +39,7 @@ NIGHTS = 14
 """Nights of each market that are kept whole."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
-    FLOW: (ARCHIVE, DECISIONS, REPORT),
+    FLOW: (ARCHIVE, REPORT),
     FLEET: (),
     MEMBER: (*MODEL_FILES, LOADED),
 }
@@ -91,11 +89,6 @@ class StoredRun:
         )
 
     @property
-    def night(self) -> date:
-        """The UTC day on which it ended."""
-        return self.ended.date()
-
-    @property
     def week(self) -> tuple[str, int, int]:
         """Its market and its ISO year and week."""
         return self.market, *self.ended.isocalendar()[:2]
@@ -110,19 +103,6 @@ class OldFlow:
     archive: bool
 
 
-@dataclass(frozen=True)
-class OldVersion:
-    """A registered version that may go once its forecasts are scored."""
-
-    series: SeriesId
-    version: "ModelVersion"
-
-    @property
-    def name(self) -> str:
-        """As forecasts name it: `cpb-BTCUSDT-1h/3`."""
-        return f"{self.version.name}/{self.version.version}"
-
-
 def stored_runs(store: Store) -> list[StoredRun]:
     """Return all runs of the experiment, also those that MLflow has marked as deleted."""
     return [StoredRun.of(run) for run in search_lazily(store, deleted=True)]
@@ -133,13 +113,13 @@ def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, d
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:
-            days[run.market].add(run.night)
+            days[run.market].add(run.ended.date())
     return {market: sorted(found)[-nights] for market, found in days.items() if len(found) > nights}
 
 
 def old_versions(
     store: Store, versions: Iterable["ModelVersion"], since: dict[str, date], runs: Collection[StoredRun]
-) -> list[OldVersion]:
+) -> "list[ModelVersion]":
     """Return the versions that are neither served, nor needed as a predecessor, nor kept by a tag, nor recent.
 
     A version with any alias stays, because somebody has named it. The newest one of a model stays too: MLflow would
@@ -159,15 +139,15 @@ def old_versions(
         stay = {str(v) for v in aliases.values()} | {str(ordered[-1].version)}
         numbers = [str(v.version) for v in ordered]
         for alias in (ALIAS, CHALLENGER):
-            if (position := _index(numbers, aliases.get(alias))) > 0:
-                stay.add(numbers[position - 1])
+            if (served := str(aliases.get(alias))) in numbers[1:]:
+                stay.add(numbers[numbers.index(served) - 1])
         found += [
-            OldVersion(series, version)
+            version
             for version in ordered
             if str(version.version) not in stay
             and KEEP not in version.tags
             and version.run_id in own
-            and _day(version.creation_timestamp) < since[series.market]
+            and datetime.fromtimestamp(version.creation_timestamp / 1000, UTC).date() < since[series.market]
         ]
     return found
 
@@ -192,7 +172,8 @@ def plan_runs(
     flows, kept = list[OldFlow](), list[str]()
     for top in runs:
         # The top of a tree is a flow, or a run whose parent is gone.
-        if not top.kind or top.parent in by_id or not _is_old(top, since):
+        old = top.market in since and top.ended.date() < since[top.market]
+        if not top.kind or top.parent in by_id or not old:
             continue
         tree = list(_tree(top, children))
         stays = _staying(tree, by_id, needed, problem, kept)
@@ -252,15 +233,3 @@ def _tree(top: StoredRun, children: dict[str, list[StoredRun]]) -> Iterator[Stor
     yield top
     for child in children.get(top.id, ()):
         yield from _tree(child, children)
-
-
-def _is_old(run: StoredRun, since: dict[str, date]) -> bool:
-    return run.market in since and run.night < since[run.market]
-
-
-def _index(numbers: Sequence[str], number: object) -> int:
-    return numbers.index(str(number)) if str(number) in numbers else -1
-
-
-def _day(timestamp_ms: int) -> date:
-    return datetime.fromtimestamp(timestamp_ms / 1000, UTC).date()

@@ -95,42 +95,26 @@ def heartbeat_tag(now: datetime | None = None) -> dict[str, str]:
     return {HEARTBEAT: (now or datetime.now(UTC)).isoformat(timespec="seconds")}
 
 
-class Heartbeats:
-    """Renews the tag of every run between `start` and `stop`, in a daemon thread of its own."""
+def start_heartbeat(store: Store, run_id: str, interval_s: float = INTERVAL_S) -> None:
+    """Begin to renew the tag of a run, in a daemon thread, until `stop_heartbeat`."""
+    stop_heartbeat(run_id)
+    stopped = _beating[run_id] = threading.Event()
 
-    def __init__(self, interval_s: float = INTERVAL_S) -> None:
-        self._interval_s = interval_s
-        self._runs: dict[str, Store] = {}
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+    def beat() -> None:
+        while not stopped.wait(interval_s):
+            try:
+                store.client.set_tag(run_id, HEARTBEAT, heartbeat_tag()[HEARTBEAT])
+            except CpbError as error:  # the store is away: the next beat tries again
+                log.debug("no heartbeat for run %s: %s", run_id, error)
 
-    def start(self, store: Store, run_id: str) -> None:
-        """Begin to renew a run's tag."""
-        with self._lock:
-            self._runs[run_id] = store
-            if self._thread is None or not self._thread.is_alive():  # a fork leaves the thread behind
-                self._thread = threading.Thread(target=self._beat, name="cpb-heartbeat", daemon=True)
-                self._thread.start()
-
-    def stop(self, run_id: str) -> None:
-        """End it; nothing happens where the run was not begun here."""
-        with self._lock:
-            self._runs.pop(run_id, None)
-
-    def _beat(self) -> None:
-        pause = threading.Event()
-        while not pause.wait(self._interval_s):
-            with self._lock:
-                runs = dict(self._runs)
-                if not runs:
-                    self._thread = None
-                    return
-            for run_id, store in runs.items():
-                try:
-                    store.client.set_tag(run_id, HEARTBEAT, heartbeat_tag()[HEARTBEAT])
-                except CpbError as error:  # the store is away: the next beat tries again
-                    log.debug("no heartbeat for run %s: %s", run_id, error)
+    threading.Thread(target=beat, name=f"cpb-heartbeat-{run_id}", daemon=True).start()
 
 
-heartbeats = Heartbeats()
-"""Those of this process."""
+def stop_heartbeat(run_id: str) -> None:
+    """End it; nothing happens where the run was not begun here."""
+    if stopped := _beating.pop(run_id, None):
+        stopped.set()
+
+
+_beating: dict[str, threading.Event] = {}
+"""The runs of this process whose tag is renewed, each with what ends that."""

@@ -29,13 +29,12 @@ from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.records import tag_texts
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, REASON, SELECTED, digests_of, series_tags
+from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
     CHALLENGER,
     find_version,
     make_model,
-    succeed,
     versions_of,
     versions_with_alias,
 )
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 log = logging.getLogger("cpb")
-
-RETIRED = "retired"
-"""Tag of a version that lost the alias because its series is not traded any more."""
 
 _METRICS = "metrics"
 """Tag that holds a version's scores as JSON: in tags of their own they took 5 kB of the database a version."""
@@ -121,27 +117,6 @@ class Champion:
                 f"mend it with `{mending_command(home(), self)}`",
                 field=str(self.folder),
             )
-
-
-def register_champion(
-    series: SeriesId,
-    run_id: str,
-    *,
-    reason: str = "",
-    metrics: Mapping[str, Any] | None = None,
-    tags: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
-    store: Store | None = None,
-) -> str:
-    """Make a member run the champion of a series and return the version; arguments and errors as in `register`.
-
-    The champion before it gets the alias `previous`. Registering the champion again changes no alias.
-    """
-    store = store or open_store()
-    known = {**(tags or {}), REASON: reason}
-    version = register(series, run_id, metrics=metrics, tags=known, files=files, store=store)
-    succeed(store, version)
-    return str(version.version)
 
 
 def register(
@@ -224,13 +199,6 @@ def _aliased(
     }
     runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
     return [_model(store, one, version, runs.get(version.run_id or "")) for one, version in versions.items()]
-
-
-def retire_champion(champion: Champion, reason: str, store: Store | None = None) -> None:
-    """Take the alias from a champion, with the reason as a tag of the version, which stays."""
-    store = store or open_store()
-    store.client.set_model_version_tag(champion.name, champion.version, RETIRED, reason)
-    store.client.delete_registered_model_alias(champion.name, ALIAS)
 
 
 def version_metrics(version: "ModelVersion") -> dict[str, float]:

@@ -10,9 +10,9 @@ import sqlite3
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.tracking.connection import Store, alone
+from tasks.tracking.connection import Store, alone, search_lazily
 from tasks.tracking.database import artifacts_beside, failure, sqlite_path
-from tasks.tracking.mlflow_private import is_mlflow_database, local_path, move_artifacts, runs_in
+from tasks.tracking.mlflow_private import is_mlflow_database, local_path, move_artifacts
 
 _SQLITE_HEADER = b"SQLite format 3\0"
 
@@ -55,7 +55,7 @@ def _relocate(store: Store, recorded: str, old: Path, beside: Path) -> bool:
     if database is None or served is None:
         raise TypeError(f"{store.uri} is no SQLite store")
     try:
-        runs = runs_in(served, recorded)
+        runs = _runs_below(store, recorded)
         left, here = runs & _names(old), runs & _names(beside)
         other = _database_beside(old, database)
         is_moved = beside.is_dir() and bool(here or not left)
@@ -85,6 +85,12 @@ def _relocate(store: Store, recorded: str, old: Path, beside: Path) -> bool:
             database, beside, old, rest,
         )  # fmt: skip
     return True
+
+
+def _runs_below(store: Store, place: str) -> set[str]:
+    """Return the ids of the runs whose artifacts are recorded below a place (a URI)."""
+    found = search_lazily(store, deleted=True)
+    return {run.info.run_id for run in found if run.info.artifact_uri.startswith(f"{place}/")}
 
 
 def _names(folder: Path) -> set[str]:

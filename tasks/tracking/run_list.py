@@ -69,6 +69,7 @@ def list_runs(store: Store | None = None) -> list[dict[str, Any]]:
 def _entry(flow: "Run", dead: Mapping[str, str]) -> dict[str, Any]:
     tags, params, metrics, info = flow.data.tags, flow.data.params, flow.data.metrics, flow.info
     died = dead.get(info.run_id)
+    ended = tags.get(OUTCOME, "complete") if info.status == "FINISHED" else info.status.lower()
     market = market_of(flow)
     return {
         "id": info.run_id,
@@ -85,13 +86,9 @@ def _entry(flow: "Run", dead: Mapping[str, str]) -> dict[str, Any]:
         "candles_until": tags.get(CANDLES_UNTIL),
         "members": int(metrics["members"]) if "members" in metrics else None,
         "failed": int(metrics["failed"]) if "failed" in metrics else None,
-        "outcome": "killed" if died else _outcome(info.status, tags),
+        "outcome": "killed" if died else ended,
         "reason": died or tags.get(REASON),
     }
-
-
-def _outcome(status: str, tags: Mapping[str, str]) -> str:
-    return tags.get(OUTCOME, "complete") if status == "FINISHED" else status.lower()
 
 
 def _words(text: str) -> str:

@@ -17,7 +17,7 @@ from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
-from tasks.tracking.reconcile import heartbeat_tag, heartbeats, reconcile
+from tasks.tracking.reconcile import heartbeat_tag, reconcile, start_heartbeat, stop_heartbeat
 from tasks.tracking.records import (
     Dataset,
     MemberRecord,
@@ -79,7 +79,7 @@ def start_parent(
     with alone_everywhere(store, "runs"):
         run = _open_run(store, key, name, own, config)
     if not run.finished:
-        heartbeats.start(store, run.run_id)
+        start_heartbeat(store, run.run_id)
     return run
 
 
@@ -141,7 +141,7 @@ def finish(
     run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None, store: Store | None = None
 ) -> None:
     """End a parent or fleet run: `complete`, `partial` (the same command continues it) or `failed`."""
-    heartbeats.stop(run_id)
+    stop_heartbeat(run_id)
     client = (store or open_store()).client
     client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | dict(tags or {})))
     client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
@@ -152,7 +152,7 @@ def kill(run_id: str, reason: str, store: Store | None = None) -> None:
 
     The same command continues it, as after `reconcile`.
     """
-    heartbeats.stop(run_id)
+    stop_heartbeat(run_id)
     store = store or open_store()
     for child in search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'"):
         kill(child.info.run_id, reason, store)
@@ -232,7 +232,9 @@ def _log_one(
     digests = digests_to_log(record.folder, digests_of(record.tags)) if record.folder else {}
     known = _settle(store, before)
     if known:
-        _mend(store, next(run for run in before if run.info.run_id == known), record, digests)
+        finished = next(run for run in before if run.info.run_id == known)
+        if record.folder and mend_files(store, finished, record.folder, digests):
+            store.client.set_tag(known, FILES, text(digests))
         return known
     run = store.client.create_run(
         store.experiment_id, run_name=text(record.name), tags=_member_tags(fleet_run, record, digests)
@@ -243,12 +245,6 @@ def _log_one(
     _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
-
-
-def _mend(store: Store, run: "Run", record: MemberRecord, digests: Mapping[str, str]) -> None:
-    """Write a finished run's files again where they were damaged."""
-    if record.folder and mend_files(store, run, record.folder, digests):
-        store.client.set_tag(run.info.run_id, FILES, text(digests))
 
 
 def log_datasets(run_id: str, datasets: Sequence[Dataset], store: Store | None = None) -> None:

@@ -9,7 +9,7 @@ from schemas.errors import CpbError
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store, connect
 from tasks.tracking.database import check, is_writable, make_sqlite, snapshot, sqlite_path
-from tasks.tracking.mlflow_private import close_connections, forget_database
+from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.relocate import relocate
 
@@ -86,8 +86,8 @@ def _let_go_if_replaced(uri: str, database: Path) -> None:
         _opened_for_writing.discard(uri)
         _snapshots.pop(uri, None)
         _files.pop(uri, None)
-        if store := _opened.pop(uri, None):
-            close_connections(store.client)
+        if _opened.pop(uri, None):
+            close_connections(uri)
 
 
 def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
@@ -118,7 +118,7 @@ def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
 
 def _drop(served: str, folder: Path) -> None:
     """Delete a copy that is no longer in use."""
-    forget_database(served)
+    close_connections(served, forget=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -93,7 +93,8 @@ def newest_of(models: Iterable[tuple[Key, Age, Model]]) -> dict[Key, Model]:
 def age_of(run: "Run") -> Age:
     """Return the age of a run's models: no candle that closes after its `as_of`, else after its start, was seen."""
     started = datetime.fromtimestamp(run.info.start_time / 1000, UTC)
-    return _text(_until(run.data.tags.get("as_of", ""), started)), _text(started)
+    until = _until(run.data.tags.get("as_of", ""), started)
+    return until.isoformat(timespec="seconds"), started.isoformat(timespec="seconds")
 
 
 def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:
@@ -107,7 +108,3 @@ def _until(as_of: str, started: datetime) -> datetime:
     except ValueError:  # "newest", or not said
         return started
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _text(at: datetime) -> str:
-    return at.isoformat(timespec="seconds")

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError
-from schemas.handover import Decisions
 from tasks.storage.model_folder import NEEDED, damage_of
 from tasks.storage.verify import (
     REPAIRED,
@@ -25,7 +24,6 @@ from tasks.storage.verify import (
 from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.artifacts import put_back, registered_files
 from tasks.tracking.connection import Store, alone, find_run, search
-from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
@@ -34,10 +32,10 @@ from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 
 
 def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
-    """Yield each file of a market's champions, and its runs' decisions, reports and archives.
+    """Yield each file of a market's champions, and its runs' reports and archives.
 
     Of runs, files on this machine are checked. A repair copies a champion's files back from the fleet that it comes
-    from, or from the published folder, and sets decisions and reports aside.
+    from, or from the published folder, and sets reports aside.
 
     Raises:
         CpbError: the MLflow store cannot be read (but not where there is none yet).
@@ -59,8 +57,6 @@ def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Sto
 
 def _of_run(run_id: str, folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
     """Yield the files of a flow's run; pruning takes some away."""
-    outcome = "set aside; MLflow's tags hold the newest decision on each series"
-    yield record_file(folder / DECISIONS, Decisions, run_id, outcome)
     # An archive is all that is left of the runs that it is about: a backup of it takes its place.
     archive = record_file(folder / ARCHIVE, FlowArchive, run_id, "")
     yield Stored(archive.path, archive.check, "restore it from a backup")

@@ -93,6 +93,11 @@ def all_versions(store: Store) -> list["ModelVersion"]:
     return list(pages(store.client.search_model_versions, max_results=1000))
 
 
+def full_name(version: "ModelVersion") -> str:
+    """Return a version as forecasts name it: `cpb-BTCUSDT-1h/3`."""
+    return f"{version.name}/{version.version}"
+
+
 def series_of(name: str) -> SeriesId | None:
     """Return the series of a registered model; None for one that somebody else named `cpb-…`."""
     try:

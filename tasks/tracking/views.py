@@ -14,7 +14,7 @@ from schemas.identity import SIM
 from tasks.tracking.board import order
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, bar_chart, line_chart, view_state
+from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, chart, view_state
 from tasks.tracking.run_names import source_kind
 from tasks.tracking.tags import COINS, FLEET, FLOW, KIND, MARKET, PARENT, market_of
 
@@ -83,11 +83,11 @@ def _has_several(flow: "Run") -> bool:
 
 
 def _newest(flow: "Run", timeframes: Sequence[str]) -> View:
-    charts = [bar_chart(f"{_SKILL}{t}") for t in timeframes]
-    charts += [bar_chart(f"pooled_coverage_80_{t}") for t in timeframes]
+    charts = [chart(f"{_SKILL}{t}") for t in timeframes]
+    charts += [chart(f"pooled_coverage_80_{t}") for t in timeframes]
     charts += [
-        bar_chart("train_seconds"),
-        line_chart("val_loss"),
+        chart("train_seconds"),
+        chart("val_loss", by_epoch=True),
     ]
     return View(
         NEWEST_KEY,
@@ -101,8 +101,8 @@ def _newest(flow: "Run", timeframes: Sequence[str]) -> View:
 def _nights(fleet: "Run", timeframes: Sequence[str]) -> View:
     tags = fleet.data.tags
     alike = {KIND: FLEET, **{n: tags[n] for n in (MARKET, "architecture", "preset", COINS) if n in tags}}
-    charts = [bar_chart(f"{_SKILL}{t}") for t in timeframes]
-    charts += [bar_chart("train_seconds")]
+    charts = [chart(f"{_SKILL}{t}") for t in timeframes]
+    charts += [chart("train_seconds")]
     what = ", ".join(tags[name] for name in ("architecture", "preset", COINS) if name in tags)
     return View(
         NIGHTS_KEY,

@@ -54,14 +54,14 @@ def ingested(monkeypatch, champions, **asked):
 
     def serving(series=None, *, market=None):
         wanted = champions if series is None else set(series)
-        return [SimpleNamespace(series=one) for one in champions if one in wanted]
+        return SimpleNamespace(champions=[SimpleNamespace(series=one) for one in champions if one in wanted])
 
     class Steps:
         def one(self, step, scope, *_):
             seen.append(scope)
             raise Stopped
 
-    monkeypatch.setattr("flows.forecast.champions", serving)
+    monkeypatch.setattr("flows.forecast.serving", serving)
     with pytest.raises(Stopped):
         run_forecast(ForecastSpec(source="sim", **asked), Steps(), say=lambda text: None)
     assert {one.timeframe for one in seen[0].series} == set(seen[0].timeframes)

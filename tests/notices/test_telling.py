@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from inbox import inbox as serve_inbox
+from registering import register_champion
 
 from flows.notices import tell, tell_outcome, try_services
 from schemas.errors import CpbError, UsageError
@@ -19,7 +20,6 @@ from tasks.market.manifest import MANIFEST, FileRecord, Manifest
 from tasks.notices import findings
 from tasks.notices.event import Event, claim, message, release
 from tasks.notices.services import beat, senders, services, within
-from tasks.tracking.registry import register_champion
 from tasks.tracking.runs import finish, log_members
 from tasks.tracking.store import open_store
 

@@ -1,15 +1,12 @@
 """Nights on simulated candles, trained in this process."""
 
-import json
-
 import numpy as np
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.tracking.decisions import DECISIONS, newest_decisions
-from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.decisions import newest_decisions
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import aliases_of
 from tasks.training import trainer as worker
@@ -54,12 +51,6 @@ def decided(series=BTC):
 
 def newest(series=BTC):
     return newest_decisions(open_store())[series]
-
-
-def decisions_of(run_id):
-    """What the flow's run keeps."""
-    folder = local_path(open_store().client.get_run(run_id).info.artifact_uri)
-    return json.loads((folder / DECISIONS).read_text())["body"]["decisions"]
 
 
 def widened(factor, split="test"):

@@ -5,14 +5,15 @@ import sys
 from dataclasses import replace
 
 import pytest
-from promotion_tools import BTC, SECOND, aliases, decided, newest, night
+from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 
 from flows import cli
 from schemas.identity import SeriesId
 from schemas.scope import home
 from tasks.hub.card import model_card
-from tasks.promotion import by_hand
+from tasks.promotion import by_hand, moves
 from tasks.storage.wheel import Wheel
+from tasks.tracking.decisions import decisions_on
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import champions, register
 from tasks.tracking.store import open_store
@@ -123,6 +124,30 @@ def test_what_cannot_be_promoted(cpb, words, code, field):
     assert exit_code == 2
     assert (found["code"], found["field"]) == (code, field)
     assert aliases() == {"champion": "1"}
+
+
+def test_an_alias_that_is_moved_in_mlflow_is_a_decision_by_hand_and_named_as_such(cpb):
+    night(SECOND)
+    open_store().client.set_registered_model_alias(BTC.registered, "champion", "1")
+    found = cpb("champions", "--coins", "BTC", "--json")[1]["champions"][0]
+    assert (found["version"], found["decision"]["version_number"]) == ("1", "1")
+    assert (found["decision"]["outcome"], found["decision"]["rule"]) == ("forced", "by-hand")
+    assert "moved by hand" in found["decision"]["reason"]
+    assert (
+        "forced (by-hand): it was made champion in MLflow" in cpb("champions", "--why", "--coins", "BTC")[1]
+    )
+    assert decided(ETH) == ("refreshed", "refresh")
+    assert [d.rule for d in decisions_on(open_store(), BTC, 9)] == ["by-hand", "refresh", "first"]
+
+
+def test_a_kill_between_alias_and_record_is_no_decision_by_hand(cpb, monkeypatch):
+    def killed(*_given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(moves, "keep_decision", killed)
+    with pytest.raises(KeyboardInterrupt):
+        night(SECOND)
+    assert (aliases(), decided()) == ({"champion": "2", "previous": "1"}, ("refreshed", "refresh"))
 
 
 def test_a_damaged_version_is_not_promoted(cpb):

@@ -115,7 +115,6 @@ FOREIGN = (
     "summary.json", "watch.json", "references/notes.json", "references/BTCUSDT-1h.json",
     "evidence/interval=1h/notes.json", "interval=1h/symbol=my-own/daily.json",
     "interval=often/symbol=BTCUSDT/daily.json",
-    "cards/notes.json", "cards/cpb-notes.json",
 )  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from promotion_tools import (
     SECOND,
     aliases,
     decided,
-    decisions_of,
     newest,
     night,
     widened,
@@ -16,6 +15,7 @@ from promotion_tools import (
 
 from schemas.scope import home
 from tasks.promotion import pairs
+from tasks.tracking.decisions import decision_in, decisions_on
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 
@@ -38,9 +38,9 @@ def test_the_same_night_again_moves_nothing(trainer):
 
 
 def test_the_same_candles_under_another_command_move_nothing(trainer):
-    summary, _ = night(seed=2)
-    assert (aliases(), decided()) == ({"champion": "1"}, ("unchanged", "same-data"))
-    assert [d["rule"] for d in decisions_of(summary.run_id)] == ["same-data", "same-data"]
+    night(seed=2)
+    assert (aliases(), decided(), decided(ETH)) == ({"champion": "1"}, *[("unchanged", "same-data")] * 2)
+    assert [one.rule for one in decisions_on(open_store(), BTC, 9)] == ["same-data", "first"]
 
 
 def test_newer_candles_refresh_and_keep_the_one_before(trainer):
@@ -53,8 +53,8 @@ def test_newer_candles_refresh_and_keep_the_one_before(trainer):
     assert found.compared.high < 1.005
     assert (found.incumbent.version_number, found.candidate.version_number) == ("1", "2")
     assert (summary.champions, summary.forecast_rows) == (2, 20)
-    kept = {d["series"]["symbol"]: d for d in decisions_of(summary.run_id)}
-    assert kept["BTCUSDT"]["compared"]["ratio"] == found.compared.ratio
+    version = open_store().client.get_model_version(BTC.registered, "2")
+    assert decision_in(version.tags) == found
 
 
 def test_a_night_with_a_worse_model_moves_nothing_and_says_why(trainer):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from registering import register_champion
 from safetensors.numpy import save_file
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
@@ -19,7 +20,6 @@ from tasks.forecasting import store as forecasts
 from tasks.forecasting.chain import append
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.records import Dataset, MemberRecord
-from tasks.tracking.registry import register_champion
 from tasks.tracking.runs import finish, log_datasets, log_members, log_metrics, start_fleet, start_parent
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week

@@ -11,7 +11,8 @@ from unittest import mock
 import mlflow_routes
 import pytest
 
-from tasks.tracking.mlflow_private import local_path, served_app
+from tasks.tracking.artifact_guard import served_app
+from tasks.tracking.mlflow_private import local_path
 
 SECRET = "the owner's alone"
 API, AJAX = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow"

@@ -1,12 +1,13 @@
 """The champions of a whole registry, read in pages, are those that one series after another gives."""
 
 from nights import model_files
+from registering import register_champion
 from test_runs import fleet_of, member
 
 from schemas.identity import SeriesId
 from tasks.tracking.connection import find_run, find_runs
 from tasks.tracking.records import LOGGED
-from tasks.tracking.registry import champions, register_champion, registered, version_metrics
+from tasks.tracking.registry import champions, registered, version_metrics
 from tasks.tracking.runs import log_members
 from tasks.tracking.versions import ALIAS, series_with_champion
 

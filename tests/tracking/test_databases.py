@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
+from registering import register_champion
 from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, log_member, member
 
 from schemas.errors import CpbError
 from tasks.tracking import database as database_module
 from tasks.tracking import store as store_module
-from tasks.tracking.registry import register_champion
 from tasks.tracking.runs import finish, log_metrics, start_parent
 from tasks.tracking.store import open_store
 
@@ -235,7 +235,7 @@ def test_a_store_that_may_only_be_read_is_read(foreign, folder, open_elsewhere):
         else:
             from tasks.tracking.mlflow_private import close_connections
 
-            close_connections(store.client)
+            close_connections(store.uri)
         for path in sorted(foreign.rglob("*"), reverse=True):
             path.chmod(0o555 if path.is_dir() else 0o444)
         scratch.chmod(0o777)

@@ -19,6 +19,7 @@ import polars as pl
 import pytest
 from known_markets import busy_hours
 from mlflow.types.schema import AnyType, DataType
+from registering import register_champion
 from test_runs import fleet_of, log_member, member
 from test_ui import free_port
 from verifying import verify_champions as verify
@@ -31,7 +32,7 @@ from tasks.tracking.artifacts import files_size, remove_files
 from tasks.tracking.database import make_sqlite
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged, unused
 from tasks.tracking.prune_plan import StoredRun, problem_of
-from tasks.tracking.registry import champions, register_champion
+from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import MLFLOW_FILES
 

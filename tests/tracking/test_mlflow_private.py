@@ -35,7 +35,7 @@ def test_local_artifacts_are_told_from_remote_ones(tmp_path):
 
 
 def test_connections_are_closed_and_opened_again(store):
-    mlflow_private.close_connections(store.client)
+    mlflow_private.close_connections(store.uri)
     assert open_store().client.get_experiment(store.experiment_id).name == "cpb"
     assert sqlite_path(store.uri).is_file()
 
@@ -47,7 +47,7 @@ def test_a_database_that_is_forgotten_has_no_engine_left(store):
     store.client.search_registered_models()
     engines = [kind._engine_map[store.uri] for kind in (Runs, Models)]
     assert sum(engine.pool.checkedin() for engine in engines)
-    mlflow_private.forget_database(store.uri)
+    mlflow_private.close_connections(store.uri, forget=True)
     assert not sum(engine.pool.checkedin() for engine in engines)
     assert not [kind for kind in (Runs, Models) if store.uri in kind._engine_map]
 

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,7 +13,14 @@ from test_runs import fleet_of, log_member, member
 
 from tasks.storage.processes import ProcessId
 from tasks.tracking import store as store_module
-from tasks.tracking.reconcile import LEASE, LEASE_UNKNOWN, Heartbeats, heartbeat_tag, reconcile
+from tasks.tracking.reconcile import (
+    LEASE,
+    LEASE_UNKNOWN,
+    heartbeat_tag,
+    reconcile,
+    start_heartbeat,
+    stop_heartbeat,
+)
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import HEARTBEAT, PARENT, PROCESS, REASON
@@ -21,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime.now(UTC)
 
 TRAINING = """
+import threading
 import time
 from tasks.tracking.runs import start_fleet, start_parent
 from tasks.tracking.store import open_store
@@ -148,17 +157,15 @@ def test_ended_runs_stay_as_they_are(store, outcome):
 
 def test_heartbeats_are_renewed_until_the_run_ends(store):
     flow = start_parent("key", {})
-    beats = Heartbeats(interval_s=0.05)
     store.client.set_tag(flow.run_id, HEARTBEAT, "2020-01-01T00:00:00+00:00")
 
-    beats.start(store, flow.run_id)
+    start_heartbeat(store, flow.run_id, interval_s=0.05)
     until = time.monotonic() + 30
     while store.client.get_run(flow.run_id).data.tags[HEARTBEAT].startswith("2020"):
         assert time.monotonic() < until
         time.sleep(0.05)
 
-    beats.stop(flow.run_id)
-    thread = beats._thread
-    if thread:
-        thread.join(30)
-    assert beats._thread is None
+    (thread,) = (one for one in threading.enumerate() if one.name.endswith(flow.run_id))
+    stop_heartbeat(flow.run_id)
+    thread.join(30)
+    assert not thread.is_alive()

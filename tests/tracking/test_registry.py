@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from registering import register_champion
 from safetensors.numpy import save_file
 from test_runs import fleet_of, log_member, member
 
@@ -11,7 +12,7 @@ from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from tasks.hub.tree import build_tree
 from tasks.tracking.artifacts import model_folder
-from tasks.tracking.registry import champions, register_champion
+from tasks.tracking.registry import champions
 
 
 def series(symbol="BTCUSDT", timeframe="1h", market="spot"):

@@ -35,7 +35,7 @@ def made(tmp_path_factory):
         home.mkdir()
         for number in range(1, NIGHTS + 1):
             add_night(store, home, number, symbols=("BTCUSDT",))
-        close_connections(store.client)
+        close_connections(store.uri)
     with closing(sqlite3.connect(place / "mlruns/mlflow.db")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return place
@@ -47,7 +47,7 @@ def original(made, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made, tmp_path / "original")
-    close_connections(opened(tmp_path / "original").client)
+    close_connections(opened(tmp_path / "original").uri)
     with closing(sqlite3.connect(tmp_path / "original/mlruns/mlflow.db")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     return tmp_path / "original"
@@ -147,7 +147,7 @@ def test_a_copy_of_a_store_without_runs_keeps_its_new_artifacts_beside_it(schema
     for name in ("original", "copy"):
         (tmp_path / name / "mlruns").mkdir(parents=True)
     shutil.copyfile(schema, tmp_path / "original/mlruns/mlflow.db")
-    close_connections(opened(tmp_path / "original").client)
+    close_connections(opened(tmp_path / "original").uri)
     with closing(sqlite3.connect(tmp_path / "original/mlruns/mlflow.db")) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     shutil.copyfile(tmp_path / "original/mlruns/mlflow.db", tmp_path / "copy/mlruns/mlflow.db")

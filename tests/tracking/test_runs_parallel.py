@@ -23,7 +23,7 @@ def children_of(store, fleet_run):
 
 def test_processes_that_log_at_once_lose_nothing(store):
     fleet = fleet_of()
-    close_connections(store.client)  # no connection may cross the fork
+    close_connections(store.uri)  # no connection may cross the fork
     writers = [FORK.Process(target=log_members, args=(fleet.run_id, records(f"w{n}-", 8))) for n in range(3)]
     for writer in writers:
         writer.start()
@@ -38,7 +38,7 @@ def test_processes_that_log_at_once_lose_nothing(store):
 
 
 def test_processes_that_log_the_same_fleet_at_once_make_each_run_once(store):
-    close_connections(store.client)
+    close_connections(store.uri)
     meet = FORK.Barrier(3)
 
     def work():
@@ -66,7 +66,7 @@ def test_processes_that_log_the_same_fleet_at_once_make_each_run_once(store):
 def test_after_a_kill_the_same_call_completes_the_fleet_once(store, monkeypatch):
     fleet = fleet_of()
     wanted = records("k", 6)
-    close_connections(store.client)
+    close_connections(store.uri)
 
     def killed():
         def die_at_the_fourth(*arguments):

@@ -61,7 +61,7 @@ def test_a_kill_before_the_store_is_whole_leaves_none(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("tasks.tracking.mlflow_private.write_schema", killed)
+    monkeypatch.setattr("tasks.tracking.database.write_schema", killed)
     with pytest.raises(KeyboardInterrupt):
         open_store()
 
@@ -159,7 +159,7 @@ def test_a_copy_that_cannot_be_opened_is_deleted_at_once(store, tmp_path, monkey
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     monkeypatch.setattr(store_module, "is_writable", lambda _: False)
-    close_connections(store.client)
+    close_connections(store.uri)
     sqlite_path(store.uri).write_bytes(b"no database at all" * 1000)
     with pytest.raises(CpbError) as caught:
         open_store(create=False)

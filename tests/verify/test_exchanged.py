@@ -10,13 +10,10 @@ from verifying import verify_champions, verify_published
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
-from schemas.handover import Decisions
 from schemas.identity import SeriesId
 from tasks.market import cache
 from tasks.publish import publish
 from tasks.signals.store import write_features
-from tasks.storage.records import read_record, write_record
-from tasks.tracking.decisions import DECISIONS
 from tasks.tracking.records import REPORT
 from tasks.tracking.registry import champions
 from tasks.verify import verify_all
@@ -127,21 +124,13 @@ def test_exchanged_features_of_one_coin_wedge_no_training(stored, caplog):
     assert verify_all(stored, (MARKET,)).is_good
 
 
-@pytest.mark.parametrize("name", [DECISIONS, REPORT])
-def test_decisions_and_the_report_of_a_run_are_checked(stored, built, name):
-    (path,) = (built / "mlruns/artifacts").glob(f"*/artifacts/{name}")
+def test_the_report_of_a_run_is_checked(stored, built):
+    (path,) = (built / "mlruns/artifacts").glob(f"*/artifacts/{REPORT}")
     assert list(verify_champions(stored, MARKET)) == []
     path.write_bytes(path.read_bytes() + b" {")
     assert [damage.path for damage in verify_champions(stored, MARKET)] == [str(path)]
     assert [damage.repaired for damage in verify_champions(stored, MARKET, repair=True)] == [True]
     assert list(verify_champions(stored, MARKET)) == []
-
-
-def test_decisions_of_another_run_are_named(stored, built):
-    (path,) = (built / "mlruns/artifacts").glob(f"*/artifacts/{DECISIONS}")
-    write_record(path, read_record(path, Decisions, of=None), of="another run")
-    (damage,) = verify_champions(stored, MARKET)
-    assert (damage.path, damage.reason.split(",")[0]) == (str(path), "it is the record of another run")
 
 
 @pytest.mark.parametrize("name", ["README.md", "SHA256SUMS", "ledger/head.json"])

@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 from stored_home import MARKET, SERIES, SPAN
-from verifying import verify_cards, verify_champions, verify_features, verify_fleets
+from verifying import verify_champions, verify_features, verify_fleets
 
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -21,12 +21,8 @@ from tasks.signals.store import load_series, read_features, write_features
 from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
-from tasks.storage.records import read_record, write_record
 from tasks.storage.verify import REPAIRED
-from tasks.tracking.cards import VersionCard, write_card
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
-from tasks.tracking.versions import versions_of
 from tasks.training.files import JOB, RESULT, prepare, read_job, read_result
 
 
@@ -238,53 +234,6 @@ def refusal():
     with pytest.raises(DamagedError) as caught:
         champion().check()
     return str(caught.value)
-
-
-def write_cards(home):
-    """Cards of both series' versions, as pruning writes them before it deletes the versions."""
-    store = open_store()
-    (mine,) = versions_of(store, SERIES)
-    paths = [write_card(store, home, SERIES, mine)]
-    gone = paths[0].with_name("cpb-sim-BTCUSDT-1h-9.json")
-    card = read_record(paths[0], VersionCard, of=None)
-    lost = card.model_copy(update={"model_version": f"{SERIES.registered}/9"})
-    write_record(gone, lost, of=gone.stem, compact=True)
-    return [*paths, gone]
-
-
-def test_sound_cards_are_no_damage(stored):
-    paths = write_cards(stored)
-    paths[0].with_name("notes.json").write_text("{}")
-    seen = []
-    assert list(verify_cards(stored, MARKET, seen=seen.append)) == list(verify_cards(stored, "spot")) == []
-    assert sorted(seen) == sorted(paths)
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_card_is_named_and_written_again_while_its_version_exists(stored, damage):
-    path, _ = write_cards(stored)
-    whole = path.read_bytes()
-    damage(path)
-    found = one(verify_cards(stored, MARKET))
-    assert (found.path, found.command, found.repaired) == (
-        f"{MARKET}/ledger/cards/{path.name}", "cpb verify --repair", False,
-    )  # fmt: skip
-    assert one(verify_cards(stored, MARKET, repair=True)).outcome == REPAIRED
-    assert path.read_bytes() == whole
-
-
-def test_a_damaged_card_of_a_version_that_is_gone_is_set_aside(stored):
-    _, path = write_cards(stored)
-    flip(path)
-    assert one(verify_cards(stored, MARKET, repair=True)).outcome.startswith("set aside; ")
-    assert path.with_name(f"{path.name}.damaged-1").exists()
-    assert list(verify_cards(stored, MARKET)) == []
-
-
-def test_a_card_under_another_versions_name_is_damage(stored):
-    path, other = write_cards(stored)
-    shutil.copyfile(other, path)
-    assert one(verify_cards(stored, MARKET)).path.endswith(path.name)
 
 
 def test_without_a_store_there_is_no_champion_to_check(stored, tmp_path, monkeypatch):

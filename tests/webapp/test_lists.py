@@ -15,8 +15,7 @@ from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, wri
 from schemas.handover import Decision, FleetJob, JobMember, ModelRef, SeriesRecord, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
-from tasks.tracking.connection import search
-from tasks.tracking.decisions import keep_decisions
+from tasks.tracking.decisions import keep_decision
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.studies import start_study
@@ -169,11 +168,10 @@ def decision(days, outcome="kept", series=BTC):
     )  # fmt: skip
 
 
-def test_decisions_are_those_of_flows_and_of_tags_newest_first(own):
+def test_decisions_are_listed_newest_first(own):
     store = open_store()
-    (flow,) = [run for run in search(store) if run.data.tags.get("cpb.kind") == "flow"]
-    keep_decisions(store, [decision(0), decision(0, series=ETH)], flow.info.run_id)
-    keep_decisions(store, [decision(2, "switched")])  # by a trial, without a run
+    for one in (decision(0), decision(2, "switched"), decision(1, series=ETH)):
+        keep_decision(store, one)
     with client_of(own) as client:
         body = client.get("/api/decisions/BTC/1h").json()
         one = client.get("/api/decisions/BTC/1h?limit=1").json()

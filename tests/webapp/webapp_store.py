@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 from live_record import made_forecasts, write_walk
+from registering import register_champion
 
 from schemas.identity import ModelId, SeriesId
 from schemas.klines import KLINES
@@ -12,7 +13,7 @@ from tasks.forecasting.chain import append
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.store import forecast_rows
 from tasks.tracking.records import MemberRecord
-from tasks.tracking.registry import Champion, register_champion
+from tasks.tracking.registry import Champion
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 BTC, ETH = SeriesId("spot", "BTCUSDT", "1h"), SeriesId("spot", "ETHUSDT", "1h")

@@ -1,0 +1,108 @@
+"""The models that forecasts are made with, also while the MLflow server is away.
+
+While it answers, the registry says who serves. What it said last lies in `HOME/champions/served.json`, beside the model
+folders that were fetched: a view of the registry, made anew whenever that answers, read only when it does not. A SQLite
+store lies on this machine as the home does, and nothing of it is kept twice.
+"""
+
+import json
+import logging
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from schemas.errors import CpbError
+from schemas.handover import Record
+from schemas.identity import SeriesId
+from schemas.scope import home as home_folder
+from tasks.storage.model_folder import damage_of
+from tasks.storage.records import find_record, write_record
+from tasks.storage.urls import public_url
+from tasks.tracking.artifacts import COPIES
+from tasks.tracking.database import DOWN, is_server
+from tasks.tracking.registry import Champion, challengers, champions
+from tasks.tracking.store import open_store, tracking_uri
+from tasks.tracking.tags import FILES
+
+log = logging.getLogger("cpb")
+
+
+class Serving(NamedTuple):
+    """The models of some series by role; a challenger may have lost its trial since (`promotion.trial.on_trial`)."""
+
+    champions: list[Champion]
+    challengers: list[Champion]
+
+
+class KeptModel(Record):
+    """A version that had an alias: its run, the name of its folder here, and the sha256 of each file in that."""
+
+    series: SeriesId
+    number: str
+    run_id: str
+    folder: str
+    files: dict[str, str]
+
+
+class KeptServing(Record):
+    """The aliases of a server's registry when it was last asked for them; `store`: its address."""
+
+    store: str
+    champions: tuple[KeptModel, ...] = ()
+    challengers: tuple[KeptModel, ...] = ()
+
+
+def serving(series: Collection[SeriesId] | None = None, *, market: str | None = None) -> Serving:
+    """Return champions and challengers; those last seen where the tracking server is away, with a warning.
+
+    Args:
+        series: only these.
+        market: only this market's.
+
+    Raises:
+        CpbError: the store cannot be read, and nothing of it was kept.
+    """
+    uri, path = tracking_uri(), home_folder() / COPIES / "served.json"
+    kept = find_record(path, KeptServing) if is_server(uri) else None
+    if kept is None or kept.store != public_url(uri):
+        kept = KeptServing(store=public_url(uri))
+
+    def asked(one: KeptModel) -> bool:
+        return (series is None or one.series in series) and market in (None, one.series.market)
+
+    try:
+        store = open_store(uri, create=False)
+        found = Serving(*(of(series, market=market, store=store) for of in (champions, challengers)))
+    except CpbError as error:
+        if error.code != DOWN or not kept.champions:
+            raise
+        log.warning("%s; forecasts go on with the champions that it named last", error)
+        roles = (kept.champions, kept.challengers)
+        return Serving(*([_read(path.parent, one) for one in role if asked(one)] for role in roles))
+    if is_server(uri):
+        now = KeptServing(
+            store=kept.store,
+            champions=(*(one for one in kept.champions if not asked(one)), *map(_kept, found.champions)),
+            challengers=(
+                *(one for one in kept.challengers if not asked(one)),
+                *map(_kept, found.challengers),
+            ),
+        )
+        if now != kept:
+            write_record(path, now)
+    return found
+
+
+def _kept(model: Champion) -> KeptModel:
+    return KeptModel(
+        series=model.series, number=model.version, run_id=model.run_id, folder=model.folder.name, files=model.digests
+    )  # fmt: skip
+
+
+def _read(copies: Path, kept: KeptModel) -> Champion:
+    """Return a kept model as the registry would, but for its scores and tags."""
+    folder = (copies / kept.folder).absolute()
+    return Champion(
+        series=kept.series, version=kept.number, run_id=kept.run_id, folder=folder,
+        tags={FILES: json.dumps(kept.files)}, damage=damage_of(folder, kept.files),
+    )  # fmt: skip
