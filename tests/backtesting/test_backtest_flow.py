@@ -21,8 +21,11 @@ KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}
 class InProcess:
     """Trains in this process, without a trainer process and its slot."""
 
-    def each(self, step, calls, workers):
-        return [self._train(*call) for call in calls]
+    def each(self, step, calls, workers, then):
+        found = [self._train(*call) for call in calls]
+        for index, one in enumerate(found):
+            then(index, one)
+        return found
 
     def _train(self, job, root, executor, timeout_s, told):
         folder = prepare(root, job)
