@@ -276,7 +276,10 @@ class Models(OfSeries):
 
 
 class Decisions(OfSeries):
-    """Who was to serve a series after each run, and why; newest first. `note` says why there are none."""
+    """Who serves a series after a run, and why, newest first: the last 15, and those that made a champion.
+
+    `note` says why there are none.
+    """
 
     decisions: list[Decision]
     note: str | None

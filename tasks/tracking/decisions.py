@@ -15,7 +15,7 @@ from schemas.handover import Decision
 from schemas.identity import SeriesId
 from tasks.tracking.connection import Store, existing
 from tasks.tracking.records import text
-from tasks.tracking.versions import ALIAS, registered_models, series_of, versions_of
+from tasks.tracking.versions import ALIAS, find_version, registered_models, series_of, versions_of
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
@@ -77,9 +77,9 @@ def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | Non
 def _newest(store: Store, series: SeriesId, model: "RegisteredModel") -> Decision | None:
     recorded, number = decision_in(model.tags), model.aliases.get(ALIAS)
     serves = recorded and recorded.outcome != "retired" and recorded.version_number == str(number)
-    if number is None or serves:
+    version = None if number is None or serves else find_version(store, series, str(number))
+    if version is None:
         return recorded
-    version = store.client.get_model_version(model.name, str(number))
     own = decision_in(version.tags)
     if own and own.outcome != "retired" and (recorded is None or own.decided_at > recorded.decided_at):
         return own  # a process was killed between the alias and the registered model's tag

@@ -35,7 +35,6 @@ from tasks.tracking.versions import (
     CHALLENGER,
     find_version,
     make_model,
-    versions_of,
     versions_with_alias,
 )
 
@@ -148,7 +147,8 @@ def register(
         {**(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
     )
     make_model(store, series)
-    mine = next((v for v in versions_of(store, series) if v.run_id == run_id), None)
+    found = store.client.search_model_versions(f"name = '{series.registered}' and run_id = '{run_id}'")
+    mine = max(found, key=lambda version: int(version.version), default=None)
     if mine:
         _renew_tags(store, mine, known)
     else:

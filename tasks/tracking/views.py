@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from schemas.identity import SIM
-from tasks.tracking.board import order
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
 from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, chart, view_state
@@ -58,7 +57,7 @@ def views(store: Store) -> list[View]:
     timeframes = sorted(
         {name.rpartition("_")[2] for f in fleets for name in f.data.metrics if _SKILL in name}
     )
-    rows = sorted(board_of(store, flow), key=order)
+    rows = board_of(store, flow)
     if not timeframes or not rows:
         return []
     best = next(f for f in fleets if f.data.tags.get("architecture") == rows[0]["architecture"])
