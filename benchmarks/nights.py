@@ -37,7 +37,7 @@ SIZES = ("database", "artifacts", "store")
 @contextmanager
 def training_in_this_process() -> Iterator[None]:
     """Train and judge without processes of their own, which would take longer to start than their work takes."""
-    from tasks.resident import Resident
+    from tasks.running.resident import Resident
 
     def call(resident: Resident, order: dict[str, Any], *_: Any) -> Any:
         answers: list[Any] = []
@@ -55,7 +55,7 @@ def training_in_this_process() -> Iterator[None]:
 
 @dataclass
 class _OneOrder:
-    """What a resident's module gets in place of `tasks.resident.Orders`."""
+    """What a resident's module gets in place of `tasks.running.resident.Orders`."""
 
     order: dict[str, Any]
     answers: list[Any]

@@ -22,12 +22,12 @@ from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.store import stored
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
-from tasks.promote import trial
 from tasks.score import score
 from tasks.tracking.registry import Champion
 from tasks.tracking.served import serving
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import series_with_champion
+from tasks.trial import trial
 from tasks.watch import watch
 
 _NONE = "there is no champion for them yet"

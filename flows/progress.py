@@ -1,8 +1,8 @@
 """Progress for people, from the first second: bars where stderr is a terminal, else a line every 30 seconds.
 
-What is shown is what steps tell (`tasks.progress`). A bar says how far, how long still, and what else there is room
-for: columns leave a narrow terminal from the least important on. Finished bars disappear; what came of the work is a
-line that stays.
+What is shown is what steps tell (`tasks.running.progress`). A bar says how far, how long still, and what else there
+is room for: columns leave a narrow terminal from the least important on. Finished bars disappear; what came of the
+work is a line that stays.
 """
 
 import os
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.console import say
 from schemas.errors import UsageError
-from tasks.progress import Progress, heard_by, is_heard, tell
+from tasks.running.progress import Progress, heard_by, is_heard, tell
 
 if TYPE_CHECKING:
     from rich.console import Console

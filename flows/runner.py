@@ -1,7 +1,7 @@
 """How a flow is called, and calls its steps: by Prefect's engine, or directly where no Prefect server is in use.
 
-Retries, calls at once and time limits belong to the step (`tasks.step`), so both ways behave alike. The direct way
-needs no server, starts at once, and leaves nothing behind when it is killed.
+Retries, calls at once and time limits belong to the step (`tasks.running.step`), so both ways behave alike. The direct
+way needs no server, starts at once, and leaves nothing behind when it is killed.
 """
 
 import inspect
@@ -27,9 +27,9 @@ from schemas.wording import count
 from tasks.features import features
 from tasks.ingest import ingest
 from tasks.market.pairs import with_listed_pairs
-from tasks.parallel import run_each
-from tasks.progress import tell, telling
-from tasks.step import Step
+from tasks.running.parallel import run_each
+from tasks.running.progress import tell, telling
+from tasks.running.step import Step
 from tasks.storage.urls import without_credentials
 
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ from flows.summary import Say
 from flows.tracked_run import mirror_to_wandb
 from flows.training import Earlier, report_training, run_training
 from schemas.errors import CpbError
-from schemas.handover import FleetResult, Judgement
+from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, finish
@@ -94,7 +94,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
-def _result(spec: RunSpec, fleet: FleetResult, judgement: Judgement) -> dict[str, Any]:
+def _result(spec: RunSpec, fleet: ShardResult, judgement: Judgement) -> dict[str, Any]:
     (member,) = fleet.members
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
     folder = member_folder(spec.scope.root / "fleets" / judgement.shard, member.name)

@@ -18,7 +18,7 @@ from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
 from schemas.errors import CpbError
-from schemas.handover import Decision, Failure, FleetJob, FleetJudgement, FleetPlan, FleetResult, SeriesRecord
+from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from schemas.wording import count
@@ -26,8 +26,8 @@ from tasks.evaluate import evaluate
 from tasks.judging.fleet import read_scores
 from tasks.judging.judges import Judges
 from tasks.market.sources import check_source
-from tasks.parallel import run_each
 from tasks.plan import Plan, plan
+from tasks.running.parallel import run_each
 from tasks.storage.waiting import check_interrupted
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.flow_report import ReportedFleet, keep_report
@@ -56,7 +56,7 @@ class Training:
     """
 
     summary: Summary
-    results: list[list[FleetResult]]
+    results: list[list[ShardResult]]
     judged: list[FleetJudgement]
     stopped: Sequence[SeriesRecord]
     fleets: FleetsInUse
@@ -164,17 +164,17 @@ class Arrivals:
 
     def __init__(self, fleet: FleetPlan) -> None:
         self._expected = len(fleet.shards)
-        self._found: list[tuple[FleetJob, FleetResult | Exception]] = []
+        self._found: list[tuple[ShardJob, ShardResult | Exception]] = []
         self._changed = threading.Condition()
 
-    def put(self, shard: FleetJob, found: FleetResult | Exception) -> bool:
+    def put(self, shard: ShardJob, found: ShardResult | Exception) -> bool:
         """Take in what became of a shard; whether it was the fleet's last one."""
         with self._changed:
             self._found.append((shard, found))
             self._changed.notify_all()
             return len(self._found) == self._expected
 
-    def __iter__(self) -> Iterator[tuple[FleetJob, FleetResult]]:
+    def __iter__(self) -> Iterator[tuple[ShardJob, ShardResult]]:
         """Yield the shards; any number of iterations, each from the first on."""
         for number in range(self._expected):
             with self._changed:
@@ -195,7 +195,7 @@ def _train_and_judge(
     judge: Callable[[FleetPlan, Arrivals], FleetJudgement],
     before: Mapping[str, str],
     say: Say,
-) -> tuple[list[list[FleetResult]], list[FleetJudgement]]:
+) -> tuple[list[list[ShardResult]], list[FleetJudgement]]:
     """Train the fleets' shards in one queue, and judge and log each fleet beside it, as its shards are trained.
 
     Returns:
@@ -204,7 +204,7 @@ def _train_and_judge(
     arrivals = {fleet.architecture: Arrivals(fleet) for fleet in fleets}
     plans = {fleet.architecture: fleet for fleet in fleets}
 
-    def trained(shard: FleetJob, found: FleetResult | Exception) -> None:
+    def trained(shard: ShardJob, found: ShardResult | Exception) -> None:
         arrived = arrivals[shard.architecture]
         if not arrived.put(shard, found) or isinstance(found, Exception):
             return
@@ -249,8 +249,8 @@ def train_fleets(
     steps: Runner,
     engine: Engine,
     fleets: Sequence[FleetPlan],
-    then: Callable[[FleetJob, FleetResult | Exception], None] = lambda shard, found: None,
-) -> list[list[FleetResult | Exception]]:
+    then: Callable[[ShardJob, ShardResult | Exception], None] = lambda shard, found: None,
+) -> list[list[ShardResult | Exception]]:
     """Train planned fleets, their shards in one queue, and leave the engine.
 
     Args:
@@ -277,7 +277,7 @@ def train_fleets(
     return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 
 
-def fleet_warnings(shards: Sequence[FleetResult]) -> list[str]:
+def fleet_warnings(shards: Sequence[ShardResult]) -> list[str]:
     """Return the warnings about a fleet's members, each sentence once, and for how many members it holds."""
     members = [member for one in shards for member in one.members]
     number = len(members)

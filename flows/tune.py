@@ -16,7 +16,7 @@ from schemas.presets import own_presets_folder
 from schemas.tuning import TuneSpec
 from schemas.wording import count, install_extra
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
-from tasks.progress import tell
+from tasks.running.progress import tell
 from tasks.storage.digests import value_digest
 from tasks.storage.files import write_bytes, write_json
 from tasks.storage.locks import locked

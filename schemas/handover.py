@@ -13,7 +13,7 @@ from schemas.identity import ModelId, SeriesId
 
 Step = Literal[
     "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch",
-    "prune",
+    "trial", "prune",
 ]  # fmt: skip
 """The steps of the DAG in the order in which data passes them, then what a nightly run does at its end."""
 
@@ -140,7 +140,7 @@ class JobMember(Record):
         return f"{self.model.series.name}-fold-{self.fold}" if self.fold else self.model.series.name
 
 
-class FleetJob(Record):
+class ShardJob(Record):
     """What one trainer is to learn, a fleet or a shard of it, so complete that its digest (`key`) names the result.
 
     `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
@@ -170,7 +170,7 @@ class FleetPlan(Record):
 
     key: str
     architecture: str
-    shards: tuple[FleetJob, ...]
+    shards: tuple[ShardJob, ...]
 
     @property
     def members(self) -> tuple[JobMember, ...]:
@@ -207,8 +207,8 @@ class DeviceWork(Record):
     cpu_s: float
 
 
-class FleetResult(Record):
-    """What became of a `FleetJob`: the members that can be used, and a failure for each other one.
+class ShardResult(Record):
+    """What became of a `ShardJob`: the members that can be used, and a failure for each other one.
 
     `epochs`: per epoch, from 1, seconds, windows/s, memory in MB and utilisation in percent of the whole job.
     """

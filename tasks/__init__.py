@@ -1,20 +1,13 @@
-"""The steps of the DAG, in the order in which data passes them:
+"""The steps of both DAGs, in the order in which data passes them:
 
-ingest · features · plan · train · evaluate · promote · publish · forecast · score · watch
+train-all: ingest · features · plan · train · evaluate · promote · publish · forecast
+forecast:  ingest · forecast · score · watch · trial
 
 Each file here is one step, thin; the substance lies in the subpackages, which know no orchestrator: `storage`,
-`market`, `signals`, `training`, `judging`, `forecasting`, `backtesting`, `tracking`, `hub`, `notices`.
+`running`, `market`, `signals`, `training`, `judging`, `forecasting`, `backtesting`, `tuning`, `tracking`, `promotion`,
+`hub`, `notices`. `verify` is no step: it checks what all of them have stored.
 """
 
-STEPS = (
-    "ingest",
-    "features",
-    "plan",
-    "train",
-    "evaluate",
-    "promote",
-    "publish",
-    "forecast",
-    "score",
-    "watch",
-)
+TRAIN_ALL = ("ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast")
+FORECAST = ("ingest", "forecast", "score", "watch", "trial")
+STEPS = tuple(dict.fromkeys(TRAIN_ALL + FORECAST))

@@ -9,12 +9,12 @@ from pathlib import Path
 import cpbmodels
 from schemas.handover import (
     Failure,
-    FleetJob,
     FleetJudgement,
     FleetPlan,
-    FleetResult,
     JobMember,
     Judgement,
+    ShardJob,
+    ShardResult,
     TrainedMember,
 )
 from schemas.identity import ModelId
@@ -22,7 +22,7 @@ from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.judges import Judges
 from tasks.judging.pool import PoolScore
-from tasks.step import step
+from tasks.running.step import step
 from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
 from tasks.storage.urls import public_url
 from tasks.tracking.records import MemberRecord
@@ -39,7 +39,7 @@ def evaluate(
     spec: RunSpec,
     parent: str,
     fleet: FleetPlan,
-    trained: Iterable[tuple[FleetJob, FleetResult]],
+    trained: Iterable[tuple[ShardJob, ShardResult]],
     root: Path,
     judges: Judges,
     earlier: Sequence[Failure] = (),
@@ -50,9 +50,9 @@ def evaluate(
     failed, with the reason: in training or judging, or (`earlier`) because its series failed before any fleet was
     trained.
     """
-    found: dict[str, FleetResult] = {}
+    found: dict[str, ShardResult] = {}
 
-    def taken() -> Iterator[tuple[FleetJob, FleetResult]]:
+    def taken() -> Iterator[tuple[ShardJob, ShardResult]]:
         for shard, result in trained:
             found[result.key] = result
             yield shard, result
@@ -71,7 +71,7 @@ def _log(
     spec: RunSpec,
     parent: str,
     fleet: FleetPlan,
-    results: Sequence[FleetResult],
+    results: Sequence[ShardResult],
     root: Path,
     score: FleetScore,
     earlier: Sequence[Failure],
@@ -134,7 +134,7 @@ def _log(
 class _Trained:
     """A member with the shard that trained it."""
 
-    shard: FleetJob
+    shard: ShardJob
     member: JobMember
     result: TrainedMember
 
@@ -143,7 +143,7 @@ class _Trained:
         return member_folder(fleet_folder(root, self.shard), self.member.name) / "model"
 
 
-def _as_member(spec: RunSpec, job: FleetJob, failure: Failure) -> Failure:
+def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
     """Return the failure of a series as that of the model which this fleet would have trained on it."""
     assert failure.series is not None
     seed = member_seed(spec.seed, job.architecture, failure.series)
@@ -196,7 +196,7 @@ def _failed(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> MemberRecord:
     )
 
 
-def _named(job: FleetJob, metrics: dict[str, float]) -> dict[str, float]:
+def _named(job: ShardJob, metrics: dict[str, float]) -> dict[str, float]:
     """Name a classifier's ranked probability score as such: beside CRPS ratios it would compare what cannot be."""
     if not cpbmodels.architecture(base_of(job.architecture)).classifier:
         return metrics

@@ -5,8 +5,8 @@ from schemas.handover import Failure, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.verify import record_damage
+from tasks.running.step import step
 from tasks.signals.store import write_features
-from tasks.step import step
 
 
 # Two at once: polars uses all cores for each, and a series of 15m candles takes 200 MB while it is computed.

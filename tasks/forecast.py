@@ -6,7 +6,7 @@ from tasks.forecasting.fallback import issue_fallbacks
 from tasks.forecasting.issue import issue_forecasts
 from tasks.market.verify import record_damage
 from tasks.promotion.trial import on_trial
-from tasks.step import step
+from tasks.running.step import step
 from tasks.tracking.served import serving
 
 

@@ -5,7 +5,7 @@ from schemas.handover import Failure, IngestResult
 from schemas.scope import Scope
 from tasks.market.ingest import ingest as bring_up_to_date
 from tasks.market.report import FAILED_SERIES
-from tasks.step import Retry, step
+from tasks.running.step import Retry, step
 
 
 # A run that meets another writer waits for up to ten minutes: a scheduled run must not be lost.

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-from schemas.handover import Decision, FleetJudgement, SeriesRecord, Trials
+from schemas.handover import Decision, FleetJudgement, SeriesRecord
 from schemas.run import RunSpec
-from schemas.scope import Scope
 from tasks.promotion.night import decide_night
-from tasks.promotion.trial import update_trials
-from tasks.step import step
+from tasks.running.step import step
 
 
 @step("promote")
@@ -20,9 +18,3 @@ def promote(
         stopped: series that are not traded any more.
     """
     return decide_night(spec, fleets, stopped)
-
-
-@step("trial")
-def trial(scope: Scope) -> Trials:
-    """Add the challengers' scored shadow forecasts to the evidence; switch a timeframe's champions where it is in."""
-    return update_trials(scope)

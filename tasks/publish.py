@@ -8,7 +8,7 @@ from schemas.identity import Market, tree_of
 from tasks.hub.ledger import check_head
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import build_tree
-from tasks.step import step
+from tasks.running.step import step
 from tasks.tracking.registry import champions
 
 

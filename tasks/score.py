@@ -3,7 +3,7 @@
 from schemas.handover import Score
 from schemas.scope import Scope
 from tasks.forecasting.ledger import score_due
-from tasks.step import step
+from tasks.running.step import step
 
 
 @step("score")

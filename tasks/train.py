@@ -8,8 +8,8 @@ from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 
 from schemas.errors import CpbError
-from schemas.handover import Failure, FleetJob, FleetResult
-from tasks.step import Retry, step
+from schemas.handover import Failure, ShardJob, ShardResult
+from tasks.running.step import Retry, step
 from tasks.training.plan import job_key
 from tasks.training.progress import FleetProgress
 from tasks.training.runner import EngineLost, Executor, TrainerDied
@@ -19,8 +19,8 @@ RETRY_WAIT_S = 5.0
 
 @step("train", run_name="train {job.architecture}", workers=64)
 def train(
-    job: FleetJob, root: Path, executor: Executor, timeout_s: float, told: FleetProgress
-) -> FleetResult:
+    job: ShardJob, root: Path, executor: Executor, timeout_s: float, told: FleetProgress
+) -> ShardResult:
     """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
 
     Once more if its trainer died (not after its time limit: it would only run into it again). Where the trainer fails
@@ -37,7 +37,7 @@ def train(
         raise
     except CpbError as error:
         failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
-        return FleetResult(key=job_key(job), architecture=job.architecture, failures=failures)
+        return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
 
 
 def _gpu_limit(executor: Executor) -> AbstractContextManager[None]:

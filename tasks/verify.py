@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage, FleetJob, FleetResult, Record, SeriesRecord
+from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, is_series_name, market_home, tree_of
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
@@ -155,11 +155,11 @@ def fleets(asked: Asked) -> Iterator[Stored]:
     A fleet with a damaged record or model loses its record, so that the same command trains it again; scores and
     pictures are deleted, as the same command makes them again from the models.
     """
-    records: dict[str, type[Record]] = {JOB: FleetJob, RESULT: FleetResult}
+    records: dict[str, type[Record]] = {JOB: ShardJob, RESULT: ShardResult}
     aside = "set aside; the command that trained this fleet trains it again"
     for folder in fleet_folders(market_home(asked.home, asked.market)):
-        job = sound_record(folder / JOB, FleetJob, folder.name)
-        result = sound_record(folder / RESULT, FleetResult, folder.name)
+        job = sound_record(folder / JOB, ShardJob, folder.name)
+        result = sound_record(folder / RESULT, ShardResult, folder.name)
         is_own = job or result or (folder / "worker.log").exists()
         if not is_own or is_training(folder) or _market_of(folder, job) != asked.market:
             continue
@@ -174,7 +174,7 @@ def fleets(asked: Asked) -> Iterator[Stored]:
             yield from _judged(place, command)
 
 
-def _market_of(folder: Path, job: FleetJob | None) -> str:
+def _market_of(folder: Path, job: ShardJob | None) -> str:
     """Return the market of a fleet, without a sound job by its members' folders; spot where none tells."""
     if job:
         return job.members[0].model.series.market
@@ -213,7 +213,7 @@ def _judged_fault(path: Path) -> str:
     return ""
 
 
-def _command(job: FleetJob) -> str:
+def _command(job: ShardJob) -> str:
     """Return a command that trains these models again (options of the first run, such as seeds, are its user's)."""
     series = [member.model.series for member in job.members]
     first = series[0]

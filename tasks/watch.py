@@ -3,7 +3,7 @@
 from schemas.handover import Watching
 from schemas.scope import Scope
 from tasks.forecasting.look import look
-from tasks.step import step
+from tasks.running.step import step
 from tasks.tracking.served import serving
 
 

@@ -3,11 +3,11 @@
 import json
 from importlib import import_module
 
-from tasks.resident import Resident
+from tasks.running.resident import Resident
 
 
 class OneOrder:
-    """What `serve` gets in place of `tasks.resident.Orders`."""
+    """What `serve` gets in place of `tasks.running.resident.Orders`."""
 
     def __init__(self, order):
         self._order, self.answers = json.loads(json.dumps(order)), []

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import DamagedError
-from schemas.handover import FleetJob
+from schemas.handover import ShardJob
 from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
 from tasks.training.files import JOB, RESULT, fleet_folders, is_training, read_job
@@ -43,7 +43,7 @@ def _searches(home: Path) -> list[tuple[Path, Search]]:
     return [found for root in _roots(home) for found in searches_at_work(root)]
 
 
-def _at_work(home: Path) -> list[tuple[Path, FleetJob]]:
+def _at_work(home: Path) -> list[tuple[Path, ShardJob]]:
     found = []
     for folder in _unfinished(home):
         if is_training(folder):
@@ -54,7 +54,7 @@ def _at_work(home: Path) -> list[tuple[Path, FleetJob]]:
     return found
 
 
-def _training(folder: Path, job: FleetJob) -> Training:
+def _training(folder: Path, job: ShardJob) -> Training:
     series = [member.model.series for member in job.members]
     return Training(
         market=series[0].market,

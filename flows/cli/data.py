@@ -12,7 +12,7 @@ from schemas.errors import COMPLETE, FATAL, UsageError
 from schemas.identity import MARKETS, SPOT
 from schemas.run import IngestSpec
 from schemas.wording import count
-from tasks.progress import tell
+from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
 
 if TYPE_CHECKING:

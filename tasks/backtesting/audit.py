@@ -24,7 +24,7 @@ from tasks.judging.baselines import Rows, ewma_walk, reference
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array
 from tasks.market.store import read_klines
-from tasks.progress import tell
+from tasks.running.progress import tell
 from tasks.signals.store import series_of
 from tasks.training.members import train_members
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import COMPLETE, PARTIAL
-from schemas.handover import Failure, FleetJob, FleetPlan, FleetResult, SeriesRecord
+from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.run import BacktestSpec
 from schemas.wording import count
 from tasks.backtesting import output
@@ -50,7 +50,7 @@ def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord], *, gpus: 
 def finish_backtest(
     spec: BacktestSpec,
     plan: BacktestPlan,
-    results: Sequence[Sequence[FleetResult | Exception]],
+    results: Sequence[Sequence[ShardResult | Exception]],
     failures: Sequence[Failure],
     say: Say,
 ) -> dict[str, Any]:
@@ -101,12 +101,12 @@ def finish_backtest(
     return answer
 
 
-def _result(job: FleetJob, found: FleetResult | Exception) -> FleetResult:
+def _result(job: ShardJob, found: ShardResult | Exception) -> ShardResult:
     """Return what was trained; where the step itself ended in an error, that is every member's failure."""
-    if isinstance(found, FleetResult):
+    if isinstance(found, ShardResult):
         return found
     failures = tuple(Failure.of(member.model, "train", found) for member in job.members)
-    return FleetResult(key=job_key(job), architecture=job.architecture, failures=failures)
+    return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
 
 
 def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:

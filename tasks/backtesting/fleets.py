@@ -14,7 +14,7 @@ import numpy as np
 
 import cpbmodels
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetPlan, FleetResult, JobMember
+from schemas.handover import Failure, FleetPlan, JobMember, ShardResult
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
@@ -48,7 +48,7 @@ def plan_folds(
 class TrainedFleet:
     """The models of one architecture, read from the folders of their fleet's shards."""
 
-    def __init__(self, plan: FleetPlan, results: Sequence[FleetResult], root: Path) -> None:
+    def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path) -> None:
         self.name = plan.architecture
         self._folders = {m.name: fleet_folder(root, shard) for shard in plan.shards for m in shard.members}
         self._planned: dict[tuple[SeriesId, int], JobMember] = {

@@ -27,7 +27,7 @@ from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools
 from tasks.judging.scores import MEDIAN, Array
 from tasks.judging.table import title_of
-from tasks.progress import tell
+from tasks.running.progress import tell
 
 log = logging.getLogger("cpb")
 

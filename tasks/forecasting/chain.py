@@ -25,7 +25,7 @@ from tasks.forecasting.commit import WRITERS, Move, below, commit, discard, fini
 from tasks.forecasting.index import log_once, month_files
 from tasks.forecasting.lines import Chain, Entry, FileRecord, chain_path, rows_digest
 from tasks.forecasting.months import FORECASTS, LEDGER, TREES, UNREADABLE, Tree, consequence, load
-from tasks.parallel import run_each
+from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
 from tasks.storage.files import DiskFull, draft_name, is_disk_full, sync
 from tasks.storage.locks import locked

@@ -28,7 +28,7 @@ from tasks.forecasting.lines import (
     line_hash,
     parse_line,
 )
-from tasks.parallel import run_each
+from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
 from tasks.storage.files import sync, write_json
 from tasks.storage.records import aside_name

@@ -20,7 +20,7 @@ from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.daily import note_version
 from tasks.forecasting.reference import reference_of, reference_prices
 from tasks.forecasting.store import forecast_rows
-from tasks.parallel import run_each, usable_cores
+from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.store import newest_series
 from tasks.storage.model_folder import read_config, recipe_of
 

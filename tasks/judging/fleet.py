@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetJob, FleetPlan, FleetResult
+from schemas.handover import Failure, FleetPlan, ShardJob, ShardResult
 from tasks.judging.judges import Judges
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
-from tasks.progress import tell, telling
+from tasks.running.progress import tell, telling
 from tasks.storage.digests import code_digest
 from tasks.storage.model_folder import PICTURES, REFERENCE, picture_damage, read_reference, write_metrics
 from tasks.storage.records import member_subject
@@ -30,7 +30,7 @@ class FleetScore:
 
 
 def judge_fleet(
-    root: Path, plan: FleetPlan, trained: Iterable[tuple[FleetJob, FleetResult]], judges: Judges
+    root: Path, plan: FleetPlan, trained: Iterable[tuple[ShardJob, ShardResult]], judges: Judges
 ) -> FleetScore:
     """Judge every trained member of a fleet; one that cannot be judged is a failure of its own.
 
@@ -71,7 +71,7 @@ def judge_fleet(
     )
 
 
-def read_scores(root: Path, results: Iterable[FleetResult]) -> list[MemberScore]:
+def read_scores(root: Path, results: Iterable[ShardResult]) -> list[MemberScore]:
     """Return the scores of a fleet's members by its shards' results; those that could not be judged are left out."""
     places = [member_folder(root / "fleets" / one.key, m.name) for one in results for m in one.members]
     kept = [score_file(place) for place in places]

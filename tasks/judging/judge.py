@@ -1,4 +1,4 @@
-"""What runs in a resident process (`tasks.resident`) that judges trained members; `judges.py` gives it orders.
+"""What runs in a resident process (`tasks.running.resident`) that judges trained members; `judges.py` gives it orders.
 
 Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
 `reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`. Judging needs no
@@ -16,7 +16,7 @@ import numpy as np
 
 from cpbmodels.series import Series
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetJob, JobMember, TrainedMember
+from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
 from schemas.reference import BANDS, Promise, Reference
 from tasks.judging.baselines import realised
 from tasks.judging.classes import judge_classes
@@ -25,7 +25,7 @@ from tasks.judging.member import judge_member
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import pinball
-from tasks.resident import Orders
+from tasks.running.resident import Orders
 from tasks.signals.store import load_series
 from tasks.storage.model_folder import read_config, write_reference
 from tasks.storage.npz import read_npz
@@ -55,7 +55,7 @@ def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:
     return failures
 
 
-def _judge(fleet: Path, job: FleetJob, spec: JobMember, trained: TrainedMember) -> None:
+def _judge(fleet: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) -> None:
     folder = member_folder(fleet, spec.name)
     series = load_series(home_of(fleet, job), spec.features, spec.bounds)
     test = _forecasts(folder, series, "test")

@@ -7,8 +7,8 @@ from types import TracebackType
 
 from schemas.errors import CpbError
 from schemas.handover import Failure, TrainedMember
-from tasks.parallel import run_each
-from tasks.resident import Cores, Died, Pool, Resident
+from tasks.running.parallel import run_each
+from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.training.files import LOG
 
 JUDGE = "tasks.judging.judge"

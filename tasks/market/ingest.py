@@ -40,8 +40,8 @@ from tasks.market.store import sweep, writer_lock
 from tasks.market.tables import TableSource, refuse_other_tables
 from tasks.market.transfer import batches, store_all
 from tasks.market.writer import set_part_aside
-from tasks.parallel import thread_pool
-from tasks.progress import tell
+from tasks.running.parallel import thread_pool
+from tasks.running.progress import tell
 from tasks.storage.home import check_home, mark_home
 
 _LISTINGS_AHEAD = 24  # series whose listings are asked for while earlier ones are stored

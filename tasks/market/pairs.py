@@ -29,8 +29,8 @@ from tasks.market.listing import Catalogue
 from tasks.market.parser import read, trim
 from tasks.market.sources import Source, open_source
 from tasks.market.transfer import fetch
-from tasks.parallel import thread_pool
-from tasks.progress import tell
+from tasks.running.parallel import thread_pool
+from tasks.running.progress import tell
 
 log = logging.getLogger("cpb")
 

@@ -21,8 +21,8 @@ from tasks.market.run import Run
 from tasks.market.sources import FolderSource, Source
 from tasks.market.tables import TableSource
 from tasks.market.writer import WRITERS, Fetched, Writing, start_batch
-from tasks.parallel import thread_pool
-from tasks.progress import tell
+from tasks.running.parallel import thread_pool
+from tasks.running.progress import tell
 from tasks.storage.files import DiskFull
 
 _MAX_BATCH = 16 << 20  # bytes of one batch, zips and CSVs together

@@ -18,7 +18,7 @@ from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.own import QUARANTINE
 from tasks.market.parser import Block, read, trim
 from tasks.market.store import damage_of, part_path, read_part, split_months, write_parquet, write_part
-from tasks.parallel import thread_pool
+from tasks.running.parallel import thread_pool
 from tasks.storage.files import sync, write_bytes
 from tasks.storage.records import set_aside
 

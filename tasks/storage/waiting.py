@@ -1,7 +1,7 @@
 """Waiting that Ctrl-C ends, in the main thread and in the threads that work for it.
 
 Python raises `KeyboardInterrupt` in the main thread alone. The other threads ask: a call that was started by
-`tasks.parallel.run_each` carries a stop event in its context, and `pause` and `check_interrupted` look at it.
+`tasks.running.parallel.run_each` carries a stop event in its context, and `pause` and `check_interrupted` look at it.
 """
 
 import signal

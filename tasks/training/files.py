@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import DamagedError, UsageError
-from schemas.handover import FleetJob, FleetResult
+from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
 from tasks.storage.digests import value_digest
 from tasks.storage.files import write_bytes
@@ -27,7 +27,7 @@ EPOCHS = "epochs.jsonl"
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 
-def fleet_folder(root: Path, job: FleetJob) -> Path:
+def fleet_folder(root: Path, job: ShardJob) -> Path:
     """Return the folder of a job's fleet."""
     return root / "fleets" / job_key(job)
 
@@ -39,24 +39,24 @@ def fleet_folders(root: Path) -> list[Path]:
     return sorted(p for p in found if _KEY.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
 
 
-def prepare(root: Path, job: FleetJob) -> Path:
+def prepare(root: Path, job: ShardJob) -> Path:
     """Make the fleet's folder and write its job; the result of an earlier run is set aside where a file is damaged.
 
     Without a result the fleet is trained again, and all its members are replaced.
     """
     folder = fleet_folder(root, job)
     folder.mkdir(parents=True, exist_ok=True)
-    if find_record(folder / JOB, FleetJob, of=folder.name) != job:
+    if find_record(folder / JOB, ShardJob, of=folder.name) != job:
         write_record(folder / JOB, job, of=folder.name)
     else:
         os.utime(folder / JOB)  # the most recently used fleets survive the pruning
-    result = find_record(folder / RESULT, FleetResult, of=folder.name)
+    result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
         set_aside(folder / RESULT, f"{path} is damaged, so this fleet is trained again")
     return folder
 
 
-def damaged_files(folder: Path, result: FleetResult) -> Iterator[tuple[Path, str]]:
+def damaged_files(folder: Path, result: ShardResult) -> Iterator[tuple[Path, str]]:
     """Yield each file of the fleet's models that is not what its trainer wrote, and the reason."""
     for member in result.members:
         for name, digest in member.files.items():
@@ -65,14 +65,14 @@ def damaged_files(folder: Path, result: FleetResult) -> Iterator[tuple[Path, str
                 yield path, reason
 
 
-def read_job(folder: Path) -> FleetJob:
+def read_job(folder: Path) -> ShardJob:
     """Return the job in a fleet's folder; raises `DamagedError` or `FileNotFoundError`."""
-    return read_record(folder / JOB, FleetJob, of=folder.name)
+    return read_record(folder / JOB, ShardJob, of=folder.name)
 
 
-def read_result(folder: Path) -> FleetResult:
+def read_result(folder: Path) -> ShardResult:
     """Return the result of a finished fleet; raises `DamagedError` or `FileNotFoundError`."""
-    return read_record(folder / RESULT, FleetResult, of=folder.name)
+    return read_record(folder / RESULT, ShardResult, of=folder.name)
 
 
 def progress_so_far(folder: Path) -> str:
@@ -88,7 +88,7 @@ def is_training(folder: Path) -> bool:
     return is_locked(folder / "lock")
 
 
-def home_of(folder: Path, job: FleetJob) -> Path:
+def home_of(folder: Path, job: ShardJob) -> Path:
     """Return `CPB_HOME` as seen from a fleet's folder: records hold paths relative to it."""
     root = folder.absolute().parents[1]  # not resolved: `fleets` may be a link to another disk
     return root.parent if job.members[0].model.series.market in APART else root

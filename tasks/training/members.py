@@ -14,7 +14,7 @@ from typing import Any
 import cpbmodels
 from cpbmodels.member import Member
 from cpbmodels.series import Series
-from schemas.handover import FleetJob, JobMember
+from schemas.handover import JobMember, ShardJob
 from schemas.run import base_of
 from tasks.training.files import earlier_model
 from tasks.training.plan import is_universal
@@ -25,7 +25,7 @@ Loaded = Sequence[tuple[JobMember, Series]]
 
 
 def train_members(
-    job: FleetJob, loaded: Loaded, home: Path, *, checkpoint: Path | None = None, **how: Any
+    job: ShardJob, loaded: Loaded, home: Path, *, checkpoint: Path | None = None, **how: Any
 ) -> list[Member]:
     """Train the job's fleet and return the model that serves each loaded series, in order.
 
@@ -67,7 +67,7 @@ def _part(member: JobMember) -> tuple[int, str]:
 
 
 def _train(
-    job: FleetJob, loaded: Loaded, seeds: list[int], home: Path, checkpoint: Path | None, how: dict[str, Any]
+    job: ShardJob, loaded: Loaded, seeds: list[int], home: Path, checkpoint: Path | None, how: dict[str, Any]
 ) -> list[Member]:
     universal = is_universal(job)
     return cpbmodels.train_fleet(
@@ -83,17 +83,17 @@ def _train(
     )
 
 
-def _averaged(job: FleetJob, trained: list[Member]) -> list[Member]:
+def _averaged(job: ShardJob, trained: list[Member]) -> list[Member]:
     """Return one model per group of copies; one that diverged in any copy keeps that in its report."""
     copies = (trained[i : i + job.seeds] for i in range(0, len(trained), job.seeds))
     return [one[0] if len(one) == 1 else cpbmodels.ensemble(one) for one in copies]
 
 
-def _seeds(member: JobMember, job: FleetJob) -> list[int]:
+def _seeds(member: JobMember, job: ShardJob) -> list[int]:
     return [member.model.seed + i for i in range(job.seeds)]
 
 
-def _earlier_rows(job: FleetJob, loaded: Loaded, home: Path) -> list[Member | None] | None:
+def _earlier_rows(job: ShardJob, loaded: Loaded, home: Path) -> list[Member | None] | None:
     """Return the registered model that each new member continues, None for those that start anew."""
     if not any(m.continues for m in job.members):
         return None
@@ -106,7 +106,7 @@ def _earlier_rows(job: FleetJob, loaded: Loaded, home: Path) -> list[Member | No
     return [row for folder in folders for row in _rows(job, earlier_model(home, folder) if folder else None)]
 
 
-def _rows(job: FleetJob, folder: Path | None) -> list[Member | None]:
+def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     """Return the rows of a registered model, one per copy; None for each where it does not fit the new one."""
     if folder is None:
         return [None] * job.seeds

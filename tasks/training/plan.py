@@ -34,7 +34,7 @@ from typing import Any
 import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.options import Preset
-from schemas.handover import FleetJob, FleetPlan, JobMember
+from schemas.handover import FleetPlan, JobMember, ShardJob
 from schemas.identity import SeriesId
 from schemas.run import UNIVERSAL, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
@@ -57,7 +57,7 @@ _NOT_TRAINING = (
     "schemas", "tasks/market", "tasks/storage",
     # Plans jobs, whose digest covers what is planned; keeps and starts them, and reports on them.
     "tasks/training/epochs.py", "tasks/training/files.py", "tasks/training/plan.py", "tasks/training/progress.py",
-    "tasks/parallel.py", "tasks/progress.py", "tasks/resident.py",
+    "tasks/running",
 )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def training_code() -> str:
     return code_digest(*_TRAINING, without=_NOT_TRAINING)
 
 
-def job_key(job: FleetJob) -> str:
+def job_key(job: ShardJob) -> str:
     """Return the digest (16 hex digits) of everything that decides the result: the name of the fleet's folder."""
     return value_digest(job.model_dump(mode="json", exclude=_NOT_DECISIVE))[:16]
 
@@ -88,7 +88,7 @@ def recipe_of(spec: RunSpec, architecture: str) -> str:
     return spec.preset if changed == standard else f"{spec.preset}+{value_digest(changed)[:8]}"
 
 
-def is_universal(job: FleetJob) -> bool:
+def is_universal(job: ShardJob) -> bool:
     """Whether one model learns all series of a timeframe."""
     return job.architecture.endswith(UNIVERSAL)
 
@@ -111,14 +111,14 @@ def plan_fleet(
     )
 
 
-def shards_of(fleets: Iterable[FleetPlan]) -> list[FleetJob]:
+def shards_of(fleets: Iterable[FleetPlan]) -> list[ShardJob]:
     """Return the shards of all fleets as they are queued: the dearest first, so that none is left for the end."""
     return sorted((shard for fleet in fleets for shard in fleet.shards), key=shard_seconds, reverse=True)
 
 
-def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> FleetJob:
+def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> ShardJob:
     """Return the job that trains `architecture` on `members`."""
-    return FleetJob(
+    return ShardJob(
         architecture=architecture,
         preset=spec.preset,
         seeds=spec.copies(architecture),
@@ -159,13 +159,13 @@ def shard_size(options: Preset, architecture: str, copies: int, *, gpu: bool) ->
     return max(size, -(-options.fleet_size // copies)) if gpu else size
 
 
-def shard_seconds(job: FleetJob) -> float:
+def shard_seconds(job: ShardJob) -> float:
     """Return about how long one core would train a job: what the queue of shards is ordered by."""
     options = resolved(job.preset, job.architecture, job.profile, job.overrides)
     return len(job.members) * member_seconds(options, job.architecture, job.seeds)
 
 
-def memory_bytes(job: FleetJob) -> int:
+def memory_bytes(job: ShardJob) -> int:
     """Return about how much memory the trainer of a job takes: torch and what it judges with, and the candles."""
     rows = {member.features.path: member.features.rows for member in job.members}
     return round(TRAINER_BYTES + ROW_BYTES * sum(rows.values()))

@@ -1,4 +1,4 @@
-"""How far a training is: `progress.json`, which its trainer writes, and what is told of it (`tasks.progress`).
+"""How far a training is: `progress.json`, which its trainer writes, and what is told of it (`tasks.running.progress`).
 
 Fields: architecture; stage (`training`, then `forecasting`: the spans to be judged, with `forecasts` of `to_forecast`
 members done); since, the start of this training (ISO, UTC); device in
@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.handover import FleetJob, FleetPlan
-from tasks.parallel import usable_cores
-from tasks.progress import Progress, tell, tell_line, tell_progress
+from schemas.handover import FleetPlan, ShardJob
+from tasks.running.parallel import usable_cores
+from tasks.running.progress import Progress, tell, tell_line, tell_progress
 from tasks.training.files import PROGRESS
 from tasks.training.plan import job_key
 
@@ -160,7 +160,7 @@ class FleetProgress:
         self._lock = threading.Lock()
 
     @contextmanager
-    def shard(self, job: FleetJob) -> Iterator["ShardProgress"]:
+    def shard(self, job: ShardJob) -> Iterator["ShardProgress"]:
         """Take in what becomes of one shard; its end however the block ends, and the fleet's with the last one."""
         key = job_key(job)
         try:

@@ -20,9 +20,9 @@ from typing import Any
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
 from schemas.wording import install_extra
-from tasks.parallel import usable_cores
-from tasks.progress import tell
-from tasks.resident import Cores
+from tasks.running.parallel import usable_cores
+from tasks.running.progress import tell
+from tasks.running.resident import Cores
 from tasks.training import ray_node
 from tasks.training.devices import plan_slots
 from tasks.training.ray_address import ADDRESS, AUTH_MODE, HERE, unreachable

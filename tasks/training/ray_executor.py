@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import FleetJob, FleetResult
+from schemas.handover import ShardJob, ShardResult
 from tasks.storage.files import DiskFull, new_folder, replacing, write_bytes
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import NEEDED
@@ -84,7 +84,7 @@ class RayExecutor:
         self._started: set[str] = set()
         """Keys of shards that a node has begun with."""
 
-    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardProgress) -> FleetResult:
+    def run(self, job: ShardJob, root: Path, timeout_s: float, told: ShardProgress) -> ShardResult:
         """Train and judge a shard on the cluster; see `Executor`."""
         folder = prepare(root, job)
         if not (folder / RESULT).exists():
@@ -97,7 +97,7 @@ class RayExecutor:
             keep_result(folder, self._train(order, job, told))
         return read_result(folder)
 
-    def _check_fits(self, job: FleetJob) -> None:
+    def _check_fits(self, job: ShardJob) -> None:
         """Raise `CpbError` where no node is large enough: Ray would wait for one for ever."""
         needed, most = memory_bytes(job), self._largest["memory"]
         if needed > most:
@@ -107,7 +107,7 @@ class RayExecutor:
                 code="ray-memory",
             )
 
-    def _train(self, order: ray_node.Order, job: FleetJob, told: ShardProgress) -> Files:
+    def _train(self, order: ray_node.Order, job: ShardJob, told: ShardProgress) -> Files:
         """Let Ray train it; once more elsewhere where a node's disk was full."""
         # One by one: the files of a shard are read into this process's memory first.
         with self._putting, self._noticing_loss():
@@ -129,7 +129,7 @@ class RayExecutor:
                 self._cancel(task)
                 raise
 
-    def _submit(self, order: ray_node.Order, job: FleetJob, inputs: Any) -> Any:
+    def _submit(self, order: ray_node.Order, job: ShardJob, inputs: Any) -> Any:
         options: dict[str, Any] = {
             "num_cpus": self._threads,
             "num_gpus": 1 if self._gpu else 0,
@@ -243,7 +243,7 @@ class BoardReader:
             return self._found.pop(key, [])
 
 
-def shard_inputs(home: Path, key: str, job: FleetJob) -> Files:
+def shard_inputs(home: Path, key: str, job: ShardJob) -> Files:
     """Return what a node needs of a home for a shard: its job, its series' features, and models to start from.
 
     A file that is missing is left out: then the trainer names it, as it does on this machine.
@@ -272,7 +272,7 @@ def keep_result(folder: Path, files: Files) -> None:
         write_bytes(folder / LOG, files[LOG].data)
         with replacing(folder / RESULT) as record:
             record.write_bytes(files[RESULT].data)
-            for path, reason in damaged_files(folder, parse_record(record, FleetResult, of=folder.name)):
+            for path, reason in damaged_files(folder, parse_record(record, ShardResult, of=folder.name)):
                 raise DamagedError(
                     f"{path} came damaged from its node ({reason}); run the same command again",
                     field=str(path),

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import BusyError, CpbError, DamagedError
-from schemas.handover import FleetJob
+from schemas.handover import ShardJob
 from tasks.storage.files import DRAFT
 from tasks.storage.locks import acquire, locked, open_lock
 from tasks.storage.model_folder import FILES
@@ -91,7 +91,7 @@ def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
     return [folder for folder, members in old if not _is_foreign(folder, members)]
 
 
-def _kind(job: FleetJob) -> tuple[str, ...]:
+def _kind(job: ShardJob) -> tuple[str, ...]:
     return (job.architecture, job.preset, *sorted(member.name for member in job.members))
 
 

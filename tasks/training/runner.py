@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from schemas.errors import BusyError, CpbError
-from schemas.handover import FleetJob, FleetResult
+from schemas.handover import ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, RunSpec
-from tasks.parallel import usable_cores
-from tasks.resident import Cores, Died, Pool, Resident
+from tasks.running.parallel import usable_cores
+from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import acquire, machine_lock, open_lock, release
 from tasks.training.devices import Slots, check_device, gpus_of, plan_slots
@@ -251,7 +251,7 @@ class Executor(Protocol):
         """Whether shards wait for GPUs of this machine."""
         ...
 
-    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardProgress) -> FleetResult:
+    def run(self, job: ShardJob, root: Path, timeout_s: float, told: ShardProgress) -> ShardResult:
         """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
 
         Raises:
@@ -323,7 +323,7 @@ class LocalEngine:
             self._trainers = self._made()
         return self
 
-    def run(self, job: FleetJob, root: Path, timeout_s: float, told: ShardProgress) -> FleetResult:
+    def run(self, job: ShardJob, root: Path, timeout_s: float, told: ShardProgress) -> ShardResult:
         """Train a shard on the next free trainer; see `Executor`."""
         folder = prepare(root, job)
         told.waiting("GPU" if self.gpus else "core")

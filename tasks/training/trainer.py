@@ -1,4 +1,4 @@
-"""What runs in a resident process (`tasks.resident`) that trains shards and predicts the spans to be judged.
+"""What runs in a resident process (`tasks.running.resident`) that trains shards and predicts the spans to be judged.
 
 An order names a shard's folder: the trainer reads `job.json`, leaves a folder per member, and then the record of what
 was trained; a checkpoint per epoch lets a killed process be continued to the same bits. An error ends it: what a device
@@ -26,9 +26,9 @@ import cpbmodels
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.plan import pick_device
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.handover import DeviceWork, Failure, FleetJob, FleetResult, JobMember, TrainedMember
+from schemas.handover import DeviceWork, Failure, JobMember, ShardJob, ShardResult, TrainedMember
 from schemas.run import base_of
-from tasks.resident import Orders
+from tasks.running.resident import Orders
 from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
@@ -76,7 +76,7 @@ def train_once(folder: Path) -> None:
             train_job(folder)
 
 
-def train_job(folder: Path) -> FleetResult:
+def train_job(folder: Path) -> ShardResult:
     """Train, predict the validation and test spans, and write every member's folder, then the result."""
     job = read_job(folder)
     progress = ProgressFile(folder, job.architecture)
@@ -103,7 +103,7 @@ def train_job(folder: Path) -> FleetResult:
     failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
     with new_folder(folder / "members") as draft:
         members = _write_members(draft, job, good, progress, _Predictor(device, watch))
-    result = FleetResult(
+    result = ShardResult(
         key=job_key(job),
         architecture=job.architecture,
         members=tuple(members),
@@ -141,7 +141,7 @@ class Stopwatch:
         )  # fmt: skip
 
 
-def _profile(job: FleetJob) -> str | None:
+def _profile(job: ShardJob) -> str | None:
     """Return the hardware profile: as asked, or by the GPU's memory; on a CPU the preset stands as it is."""
     if job.profile != "auto":
         return job.profile
@@ -150,7 +150,7 @@ def _profile(job: FleetJob) -> str | None:
     return profile_for(torch.cuda.get_device_properties(0).total_memory)
 
 
-def _load(job: FleetJob, home: Path) -> tuple[Loaded, list[Failure]]:
+def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     records = {m.features.path: m.features for m in job.members}
@@ -179,7 +179,7 @@ Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
 
 
 def _write_members(
-    draft: Path, job: FleetJob, trained: Trained, progress: ProgressFile, predict: "_Predictor"
+    draft: Path, job: ShardJob, trained: Trained, progress: ProgressFile, predict: "_Predictor"
 ) -> list[TrainedMember]:
     """Write every member's folder, a few at a time: the forecasts of 40 members would fill half a gigabyte."""
     found: list[TrainedMember] = []
@@ -189,7 +189,7 @@ def _write_members(
     return found
 
 
-def _write_some(draft: Path, job: FleetJob, trained: Trained, predict: "_Predictor") -> list[TrainedMember]:
+def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predictor") -> list[TrainedMember]:
     members = []
     for spec, series, model in trained:
         folder = draft / spec.name / "model"
@@ -246,7 +246,7 @@ def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
 
 
 def _extra(
-    job: FleetJob, spec: JobMember, series: cpbmodels.Series, model: cpbmodels.Member
+    job: ShardJob, spec: JobMember, series: cpbmodels.Series, model: cpbmodels.Member
 ) -> dict[str, Any]:
     times = series.times
     assert times is not None

@@ -18,7 +18,7 @@ from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, block_length
 from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps
-from tasks.progress import tell
+from tasks.running.progress import tell
 from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile, Shares
 

@@ -8,7 +8,7 @@ import pytest
 from known_markets import A, B
 
 import cpbmodels
-from schemas.handover import Failure, FleetResult, TrainedMember
+from schemas.handover import Failure, ShardResult, TrainedMember
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
@@ -84,7 +84,7 @@ def fleet(spec, folds, model, tmp_path):
     failure = Failure.of(failed.model, "train", "diverged")
     return TrainedFleet(
         plan,
-        [FleetResult(key=job_key(job), architecture="har", members=(member,), failures=(failure,))],
+        [ShardResult(key=job_key(job), architecture="har", members=(member,), failures=(failure,))],
         tmp_path,
     )
 

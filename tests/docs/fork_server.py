@@ -4,8 +4,8 @@
 
 A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in the
 workspace's `bin` does. The child runs `flows.cli.main()`, as the installed script does; its Python
-(`CPB_DOCS_PYTHON`) is a client, too: a trainer or judge that it starts is a child that calls `tasks.resident.main`, and
-anything else the real Python executes.
+(`CPB_DOCS_PYTHON`) is a client, too: a trainer or judge that it starts is a child that calls
+`tasks.running.resident.main`, and anything else the real Python executes.
 """
 
 import json
@@ -14,7 +14,7 @@ import signal
 import socket
 import sys
 
-TRAINER = "tasks.resident"
+TRAINER = "tasks.running.resident"
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
@@ -105,7 +105,7 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
             sys.executable = environment["CPB_DOCS_PYTHON"]
             main()
         else:
-            from tasks.resident import main as serve_orders
+            from tasks.running.resident import main as serve_orders
 
             os.environ["CPB_CHILD_OF"] = str(
                 os.getppid()

@@ -17,10 +17,10 @@ from prefect.testing.utilities import prefect_test_harness
 
 from flows.console import say
 from flows.runner import Runner, plain_failures, takes
-from schemas.handover import Failure, FleetResult
+from schemas.handover import Failure, ShardResult
 from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
-from tasks.step import step
+from tasks.running.step import step
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -101,7 +101,7 @@ def fleet(name):
     """Lose one of its members, or raise."""
     if name == "broken":
         raise ValueError("a fault")
-    return FleetResult(key="k", architecture=name, failures=(Failure.of(ETH, "train", "it diverged"),))
+    return ShardResult(key="k", architecture=name, failures=(Failure.of(ETH, "train", "it diverged"),))
 
 
 @flow(name="small", validate_parameters=False)

@@ -9,13 +9,13 @@ from terminal import Terminal
 
 from flows.progress import Display, Lines, Work, clock, fitting, shown_progress
 from schemas.errors import UsageError
-from tasks.parallel import run_each
-from tasks.progress import Progress, heard_by, tell, tell_line, tell_progress, telling
+from tasks.running.parallel import run_each
+from tasks.running.progress import Progress, heard_by, tell, tell_line, tell_progress, telling
 
 PROGRAM = """
 import time
 from flows.progress import shown_progress
-from tasks.progress import Progress, tell, tell_line, tell_progress
+from tasks.running.progress import Progress, tell, tell_line, tell_progress
 with shown_progress("train"):
     input()
     tell_line("training gru on cpu (2 cores)")

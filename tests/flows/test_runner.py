@@ -9,7 +9,7 @@ from prefect.states import Completed
 from flows.runner import Runner, plain_failures, takes
 from schemas.errors import UsageError
 from schemas.run import ScopeSpec
-from tasks.step import step
+from tasks.running.step import step
 
 
 @step("halve", workers=2)

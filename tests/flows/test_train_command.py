@@ -8,7 +8,7 @@ import pytest
 
 from flows import cli
 from schemas.errors import CpbError
-from schemas.handover import Failure, FleetJudgement, FleetResult, Judgement, TrainedMember
+from schemas.handover import Failure, FleetJudgement, Judgement, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 
@@ -92,7 +92,7 @@ def trained(tmp_path, monkeypatch):
     )
     training = SimpleNamespace(
         summary=SimpleNamespace(run_id="parent", failures=[]),
-        results=[[FleetResult(key="0f", architecture="gru", members=(member,))]],
+        results=[[ShardResult(key="0f", architecture="gru", members=(member,))]],
         judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
         fleets=SimpleNamespace(release=lambda: None),
     )

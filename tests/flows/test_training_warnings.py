@@ -1,7 +1,7 @@
 """What a person is told of a training beside its figures."""
 
 from flows.training import fleet_warnings, member_warnings
-from schemas.handover import FleetResult, TrainedMember
+from schemas.handover import ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 
 FINE = {"stopped": "max_epochs", "halved_to": 0, "accumulate": 1, "device_warning": ""}
@@ -16,8 +16,8 @@ def member(symbol, **report):
 
 def test_a_training_that_went_as_asked_has_none():
     assert member_warnings(FINE) == []
-    assert fleet_warnings([FleetResult(key="k", architecture="gru", members=(member("BTCUSDT"),))]) == []
-    assert fleet_warnings([FleetResult(key="k", architecture="gru")]) == []
+    assert fleet_warnings([ShardResult(key="k", architecture="gru", members=(member("BTCUSDT"),))]) == []
+    assert fleet_warnings([ShardResult(key="k", architecture="gru")]) == []
 
 
 def test_what_went_otherwise_is_said():
@@ -35,7 +35,7 @@ def test_a_fleet_says_each_thing_once_and_of_how_many():
     first = member("BTCUSDT", accumulate=2, device_warning="busy only 3 %")
     second = member("ETHUSDT", device_warning="busy only 3 %")
     shards = [
-        FleetResult(key=key, architecture="gru", members=(one,)) for key, one in (("a", first), ("b", second))
+        ShardResult(key=key, architecture="gru", members=(one,)) for key, one in (("a", first), ("b", second))
     ]
     assert fleet_warnings(shards) == [
         "memory was short: each batch was split into 2 parts (1 of 2 members)",

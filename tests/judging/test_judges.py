@@ -13,7 +13,7 @@ from schemas.handover import TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.judging import judges as module
 from tasks.judging.judges import Judges
-from tasks.resident import Cores
+from tasks.running.resident import Cores
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
@@ -65,7 +65,7 @@ def test_nothing_to_judge_starts_no_process(fake):
 
 def test_a_judge_dies_with_the_command(fake):
     code = (
-        "import sys, pathlib; from tasks.judging import judges; from tasks.resident import Cores\n"
+        "import sys, pathlib; from tasks.judging import judges; from tasks.running.resident import Cores\n"
         "judges.JUDGE = 'fake_judge'; sys.path.insert(0, 'tests/judging'); from test_judges import member\n"
         "judges.Judges(Cores(1), pathlib.Path(sys.argv[1])).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
     )

@@ -5,7 +5,7 @@ import pytest
 from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure, IngestResult
 from schemas.identity import SeriesId
-from tasks.step import Retry, step
+from tasks.running.step import Retry, step
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 FAILURE = Failure.of(BTC, "ingest", "away from http://u:secret@mirror/x")
@@ -58,9 +58,7 @@ def test_the_steps_are_the_folder_in_order():
 
     files = {p.stem for p in Path(tasks.__file__).parent.glob("*.py")} - {"__init__"}
     assert set(tasks.STEPS) <= files
-    # What makes a step, how several run at once (in threads and in processes that stay) and how far they are, and the
-    # check of all that steps have stored.
-    assert files - set(tasks.STEPS) == {"step", "parallel", "resident", "progress", "verify"}
+    assert files - set(tasks.STEPS) == {"verify"}  # which checks what all steps have stored
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from contextlib import suppress
 import pytest
 
 from schemas.errors import DamagedError
-from schemas.handover import Failure, FleetResult, SeriesRecord, TrainedMember
+from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
 from tasks.storage.records import find_record, parse_record, read_record, set_aside, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
-RESULT = FleetResult(
+RESULT = ShardResult(
     key="k",
     architecture="har",
     members=(
@@ -28,7 +28,7 @@ RESULT = FleetResult(
 
 def test_a_record_comes_back_as_it_was(tmp_path):
     digest = write_record(tmp_path / "r.json", RESULT)
-    found = read_record(tmp_path / "r.json", FleetResult)
+    found = read_record(tmp_path / "r.json", ShardResult)
     assert write_record(tmp_path / "s.json", found) == digest
     assert found.members[0].model == MODEL
     assert found.train_seconds == 0.1 + 0.2
@@ -44,29 +44,29 @@ def test_every_changed_byte_of_the_content_is_found(tmp_path):
         changed[i] ^= 1
         path.write_bytes(changed)
         with suppress(DamagedError):  # not found where it is white space outside the content
-            assert read_record(path, FleetResult).model_dump_json() == RESULT.model_dump_json()
+            assert read_record(path, ShardResult).model_dump_json() == RESULT.model_dump_json()
             unnoticed.append(chr(whole[i]))
     assert set(unnoticed) <= {" ", "\n"}
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"record": "FleetResult"}', "\x00\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"record": "ShardResult"}', "\x00\xff"])
 def test_what_is_no_record_is_damaged(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
     with pytest.raises(DamagedError):
-        read_record(path, FleetResult)
+        read_record(path, ShardResult)
 
 
 def test_another_kind_or_version_is_not_read(tmp_path):
     path = tmp_path / "r.json"
     write_record(path, Failure.of(MODEL, "train", "x"))
     with pytest.raises(DamagedError, match="Failure"):
-        read_record(path, FleetResult)
+        read_record(path, ShardResult)
     write_record(path, RESULT)
     values = json.loads(path.read_text())
-    path.write_text(json.dumps(head(FleetResult, 99, values["body"])))
+    path.write_text(json.dumps(head(ShardResult, 99, values["body"])))
     with pytest.raises(DamagedError, match="99"):
-        read_record(path, FleetResult)
+        read_record(path, ShardResult)
 
 
 @pytest.mark.parametrize("change", [{"of": "ETHUSDT-1h"}, {"version": 3}])
@@ -75,7 +75,7 @@ def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, chang
     write_record(path, RESULT, of="BTCUSDT-1h")
     path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=2))
     with pytest.raises(DamagedError, match="digest"):
-        read_record(path, FleetResult, of=change.get("of", "BTCUSDT-1h"))
+        read_record(path, ShardResult, of=change.get("of", "BTCUSDT-1h"))
 
 
 def test_two_records_that_were_exchanged_are_both_set_aside(tmp_path, caplog):
@@ -83,7 +83,7 @@ def test_two_records_that_were_exchanged_are_both_set_aside(tmp_path, caplog):
     for path in (one, other):
         write_record(path, RESULT, of=path.stem)
     exchange(one, other)
-    assert [find_record(path, FleetResult, of=path.stem) for path in (one, other)] == [None, None]
+    assert [find_record(path, ShardResult, of=path.stem) for path in (one, other)] == [None, None]
     assert {p.name for p in tmp_path.iterdir()} == {"BTC.json.damaged-1", "ETH.json.damaged-1"}
     assert "it is the record of ETH, not of BTC" in caplog.text
 
@@ -123,14 +123,14 @@ WHOLE = {"key": "k", "architecture": "har"}
         json.dumps(head(Renewed, 3, {})),
         json.dumps(head(Renewed, True, {})),
         json.dumps(head(Renewed, 2, {})),
-        json.dumps(head(FleetResult, 1, WHOLE)),
-        json.dumps(head(FleetResult, 1, WHOLE | {"unknown": 1})),
+        json.dumps(head(ShardResult, 1, WHOLE)),
+        json.dumps(head(ShardResult, 1, WHOLE | {"unknown": 1})),
     ],
 )  # fmt: skip
 def test_damage_of_the_present_version_has_a_reason_in_words(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
-    kind = FleetResult if "unknown" in text else Renewed
+    kind = ShardResult if "unknown" in text else Renewed
     with pytest.raises(DamagedError) as caught:
         parse_record(path, kind)
     assert caught.value.code == "damaged"
@@ -139,10 +139,10 @@ def test_damage_of_the_present_version_has_a_reason_in_words(tmp_path, text):
 
 def test_a_damaged_one_is_set_aside_and_a_missing_one_is_none(tmp_path, caplog):
     path = tmp_path / "r.json"
-    assert find_record(path, FleetResult) is None
+    assert find_record(path, ShardResult) is None
     for n in (1, 2):
         path.write_text("{")
-        assert find_record(path, FleetResult) is None
+        assert find_record(path, ShardResult) is None
         assert not path.exists()
         assert (tmp_path / f"r.json.damaged-{n}").read_text() == "{"
     assert "r.json.damaged-2" in caplog.text

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.columns import feature_frame
-from schemas.handover import FleetResult, JobMember, SeriesRecord, SplitBounds, TrainedMember
+from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.digests import file_digest
@@ -66,6 +66,6 @@ def trained_shard(home, job, name="weights"):
     write_npz(model.parent / "test.npz", {"quantiles": np.zeros(3)})
     files = {file.name: file_digest(file) for file in model.iterdir()}
     member = TrainedMember(model=job.members[0].model, name=SERIES.name, files=files, history=(), report={})
-    result = FleetResult(key=job_key(job), architecture="gru", members=(member,))
+    result = ShardResult(key=job_key(job), architecture="gru", members=(member,))
     write_record(folder / RESULT, result, of=folder.name)
     return folder

@@ -12,8 +12,8 @@ import pytest
 from terminal import Terminal
 from trainer_tools import trainers_in, wait_until
 
-from tasks.parallel import run_each, thread_pool
-from tasks.resident import Cores
+from tasks.running.parallel import run_each, thread_pool
+from tasks.running.resident import Cores
 from tasks.storage.waiting import Interrupted, pause, stoppable
 from tasks.training.devices import gpu_held
 
@@ -92,7 +92,7 @@ def test_an_interrupt_in_one_call_stops_the_others_also_deep_inside():
 
 
 def test_a_call_that_cannot_be_stopped_is_left_behind(monkeypatch):
-    monkeypatch.setattr("tasks.parallel.STOP_S", 0.3)
+    monkeypatch.setattr("tasks.running.parallel.STOP_S", 0.3)
     release, ended = threading.Event(), threading.Event()
 
     def wait_for_release():
@@ -170,7 +170,7 @@ QUERY
 import pathlib, sys, time
 from functools import partial
 from flows.console import exit_now
-from tasks.parallel import run_each, thread_pool
+from tasks.running.parallel import run_each, thread_pool
 from tasks.training import runner
 from tasks.training.devices import Slots
 runner.TRAINER = "fake_worker"

@@ -7,7 +7,7 @@ import pytest
 from planned import fleet, universe
 
 import cpbmodels
-from tasks.progress import heard_by
+from tasks.running.progress import heard_by
 from tasks.training.plan import job_key
 from tasks.training.progress import FleetProgress, ProgressFile, ShardProgress
 

@@ -19,7 +19,7 @@ from trainer_tools import wait_until
 from flows.runner import Runner
 from flows.training import train_fleets
 from schemas.errors import CpbError
-from schemas.handover import FleetResult
+from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.training import ray_executor, ray_node
 from tasks.training.files import fleet_folder
@@ -103,7 +103,7 @@ def test_two_nodes_train_what_this_machine_would_and_keep_nothing(cluster, plann
     for name in "ab":
         cluster.add(tmp_path / name)
     there = copied(home, tmp_path / "home")
-    assert all(isinstance(one, FleetResult) and one.members for one in train(there, fleet))
+    assert all(isinstance(one, ShardResult) and one.members for one in train(there, fleet))
     assert models(there / "sim", fleet) == expected
     assert sorted(starts) == sorted(keys_of(fleet, home))
     assert not list(there.glob(".cpb-ray-*"))

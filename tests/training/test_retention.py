@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schemas.handover import FleetJob, JobMember, SeriesRecord, SplitBounds
+from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
@@ -33,7 +33,7 @@ def job(architecture="har", coins=("BTCUSDT",), preset="smoke", market="spot"):
         members.append(
             JobMember(model=ModelId(architecture, preset, series, 1), features=features, bounds=bounds)
         )
-    return FleetJob(
+    return ShardJob(
         architecture=architecture, preset=preset, seeds=1, overrides={}, device="cpu", profile="auto", dtype="float32",
         members=tuple(members), code="c",
     )  # fmt: skip

@@ -16,8 +16,8 @@ import pytest
 from trainer_tools import trainers_in, wait_until
 
 from schemas.errors import CpbError
-from tasks.parallel import run_each
-from tasks.resident import Cores
+from tasks.running.parallel import run_each
+from tasks.running.resident import Cores
 from tasks.training import runner
 from tasks.training.devices import Slots
 from tasks.training.runner import TrainerDied, Trainers, TrainingTimeout, run_trainer

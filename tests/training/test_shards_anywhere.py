@@ -9,11 +9,11 @@ from trainer_tools import wait_until
 
 from flows.runner import Runner
 from flows.training import train_fleets
-from schemas.handover import FleetResult
+from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.judging.fleet import judge_fleet, read_scores
 from tasks.judging.judges import Judges
-from tasks.resident import Resident
+from tasks.running.resident import Resident
 from tasks.storage import locks
 from tasks.training import runner
 from tasks.training.devices import Slots
@@ -47,7 +47,7 @@ def train(planned, tmp_path, monkeypatch):
         with opened_engine(spec) as engine, Judges(engine.cores, home) as judges:
             (found,) = train_fleets(spec, Runner(), engine, [fleet])
             judge_fleet(home / "sim", fleet, zip(fleet.shards, found, strict=True), judges)
-        assert [len(one.members) for one in found if isinstance(one, FleetResult)] == [1, 1]
+        assert [len(one.members) for one in found if isinstance(one, ShardResult)] == [1, 1]
         return home / "sim"
 
     return run

@@ -13,7 +13,7 @@ import tasks.tuning
 from flows import tune
 from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
-from tasks.progress import heard_by
+from tasks.running.progress import heard_by
 from tasks.training.progress import ProgressFile
 from tasks.tuning.trials import _Watch
 from tasks.tuning.winner import best_of_null_trials

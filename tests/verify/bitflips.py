@@ -28,7 +28,7 @@ from verifying import verify_champions, verify_features, verify_fleets, verify_f
 
 import cpbmodels
 from schemas.errors import CpbError
-from schemas.handover import Damage, FleetResult, SeriesRecord
+from schemas.handover import Damage, SeriesRecord, ShardResult
 from tasks.forecasting import index, store
 from tasks.market import cache
 from tasks.market.store import read_klines
@@ -100,7 +100,7 @@ def kinds(home: Path) -> dict[str, Kind]:
 
     def taken_up() -> Any:
         prepare(root, job)
-        result = find_record(fleet / RESULT, FleetResult, of=fleet.name)
+        result = find_record(fleet / RESULT, ShardResult, of=fleet.name)
         if result is None:
             return None
         model = cpbmodels.load(member / "model")

@@ -12,7 +12,7 @@ from serving import client_of
 from starlette.requests import Request
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, write_candles
 
-from schemas.handover import Decision, FleetJob, JobMember, ModelRef, SeriesRecord, SplitBounds
+from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
 from tasks.tracking.decisions import keep_decision
@@ -191,7 +191,7 @@ def job(series, epochs_seed=1):
         model=ModelId("gru", "smoke", series, epochs_seed), features=record,
         bounds=SplitBounds(timeframe=series.timeframe, train=span, validation=span, test=span),
     )  # fmt: skip
-    return FleetJob(
+    return ShardJob(
         architecture="gru", preset="smoke", seeds=1, overrides={}, device="cpu", profile="auto", dtype="float32",
         members=(member,), code="c",
     )  # fmt: skip

@@ -3,8 +3,8 @@
 A trainer imports torch and opens its device once, a judge numpy and matplotlib, and not for every shard. Orders and
 answers are lines of JSON: on the child's standard input, and on what was its standard output when it started (what
 libraries print goes to the order's log). No `ProcessPoolExecutor`: there one dead worker fails every call, and a single
-call cannot be ended. The child is `python -m tasks.resident MODULE LABEL`, which calls the module's `serve(orders)`; it
-watches its parent before that module's heavy imports begin.
+call cannot be ended. The child is `python -m tasks.running.resident MODULE LABEL`, which calls the module's
+`serve(orders)`; it watches its parent before that module's heavy imports begin.
 """
 
 import json
@@ -97,7 +97,7 @@ class Resident:
 
     def __init__(self, module: str, label: str, env: Mapping[str, str], fds: Sequence[int] = ()) -> None:
         self.module = module
-        self._command = [sys.executable, "-m", "tasks.resident", module, label]
+        self._command = [sys.executable, "-m", "tasks.running.resident", module, label]
         self._env, self._fds = env, tuple(fds)
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None

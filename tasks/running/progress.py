@@ -1,7 +1,7 @@
 """How far the work is, told by steps and heard by whoever shows it: bars on a terminal, lines in a log.
 
 Like logging: a step tells without knowing who listens, and nobody need. The listener stands in a context variable, so
-that calls which `tasks.parallel.run_each` starts find the one of the flow that they work for.
+that calls which `tasks.running.parallel.run_each` starts find the one of the flow that they work for.
 """
 
 from collections.abc import Iterator
