@@ -9,6 +9,7 @@ does with it. The second times `append` of one hour's forecasts into half-full m
 """
 
 import argparse
+import hashlib
 import io
 import json
 import tempfile
@@ -23,7 +24,7 @@ from benchmarks._live_record import STEPS, hourly_forecasts, walk
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import Kind, append
-from tasks.forecasting.index import announce, sha256
+from tasks.forecasting.index import announce
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
 from tasks.forecasting.months import FORECASTS, LEDGER
 from tasks.forecasting.verify import forecasts
@@ -56,7 +57,7 @@ def make_year(home: Path, series: list[SeriesId], days: int) -> int:
                 buffer = io.BytesIO()
                 whole = part.drop("month")
                 whole.write_parquet(buffer, compression="zstd")
-                digest = sha256(buffer.getvalue())
+                digest = hashlib.sha256(buffer.getvalue()).hexdigest()
                 path.parent.mkdir(parents=True, exist_ok=True)
                 announce(path, digest)
                 path.write_bytes(buffer.getvalue())

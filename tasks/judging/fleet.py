@@ -47,20 +47,19 @@ def judge_fleet(
         for job, result in trained:
             shard = fleet_folder(root, job)
             places = {m.name: member_folder(shard, m.name) for m in result.members}
-            known = {member: score for member, place in places.items() if (score := known_score(place))}
-            for _ in known:
-                tell(name, next(done), total, "members")
-            missing = [member for member in result.members if member.name not in known]
-            failed = judges.judge(shard, missing, lambda: tell(name, next(done), total, "members"))
-            lost = {failure.model for failure in failed}
-            new = {
-                m.name: MemberScore.from_npz(score_file(places[m.name]))
-                for m in missing
-                if m.model not in lost
-            }
-            scores |= known | new
             folders |= places
+            scores |= {member: score for member, place in places.items() if (score := known_score(place))}
+            missing = [member for member in result.members if member.name not in scores]
+            for _ in range(len(result.members) - len(missing)):
+                tell(name, next(done), total, "members")
+            failed = judges.judge(shard, missing, lambda: tell(name, next(done), total, "members"))
             failures += failed
+            lost = {failure.model for failure in failed}
+            for member in (one for one in missing if one.model not in lost):
+                try:
+                    scores[member.name] = MemberScore.from_npz(score_file(places[member.name]))
+                except (DamagedError, FileNotFoundError) as error:
+                    failures.append(Failure.of(member.model, "evaluate", error))
     # In the order of the plan: what is pooled must not depend on which shard was trained first.
     names = [member.name for member in plan.members if member.name in scores]
     corrected = apply_holm([scores[name] for name in names])
