@@ -1,11 +1,18 @@
-"""The whole job as a user runs it: wall time, and the peak memory of all its processes together.
+"""The whole job as a user runs it: wall time, CPU seconds, and the peak memory of all its processes together.
 
 python -m benchmarks.pipeline --only demo
-python -m benchmarks.pipeline --only train-all --source FOLDER --as-of 2025-06-06
+python -m benchmarks.pipeline --only train-all --source FOLDER --as-of 2025-06-06 [--timeframes 1h]
+python -m benchmarks.pipeline --only train-all ... --against CLONE --pairs 3
+
+With `--against`, the code in another clone runs the same command, one after the other in turn (A B, B A, ..), each in
+an empty folder and with the same packages; the ratios are within each pair. Memory is the sum of the processes'
+proportional set sizes (`Pss` of proc(5), smaps_rollup), in which pages that several share count once.
 """
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -16,21 +23,34 @@ from typing import Any
 
 import psutil
 
+from benchmarks.size import ROOT
 
-def measure(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """Run `cpb ARGUMENTS` in `folder`; return seconds, exit code and peak RSS of the process tree in MB."""
-    started, peak = time.perf_counter(), 0.0
+FIGURES = ("seconds", "cpu_seconds", "peak_pss_mb")
+
+
+def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, Any]:
+    """Run `cpb ARGUMENTS` of the clone in `root` in a folder; return its figures and its exit code."""
+    started, before, peak = time.perf_counter(), _cpu_seconds(), 0.0
     with (folder / "out.log").open("ab") as log:
         command = [sys.executable, "-m", "flows.cli", *arguments]
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+        env = os.environ | {"PYTHONPATH": str(root)}
+        process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         while process.poll() is None:
-            peak = max(peak, _tree_rss(process.pid))
-            time.sleep(0.1)
-    seconds = time.perf_counter() - started
-    return {"seconds": round(seconds, 2), "exit": process.returncode, "peak_rss_mb": round(peak / 2**20)}
+            peak = max(peak, _tree_pss_mb(process.pid))
+            time.sleep(0.25)
+    return {
+        "seconds": round(time.perf_counter() - started, 2), "cpu_seconds": round(_cpu_seconds() - before, 1),
+        "peak_pss_mb": round(peak), "exit": process.returncode,
+    }  # fmt: skip
 
 
-def _tree_rss(pid: int) -> float:
+def _cpu_seconds() -> float:
+    """Processor time of all processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _tree_pss_mb(pid: int) -> float:
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
@@ -39,24 +59,48 @@ def _tree_rss(pid: int) -> float:
     total = 0.0
     for process in family:
         try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:  # ended between the listing and the look
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # ended between the listing and the look
             continue
-    return total
+        total += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return total / 1024
 
 
-def demo() -> dict[str, Any]:
+def demo(root: Path = ROOT) -> dict[str, Any]:
     """`cpb demo` from nothing, then again with everything done."""
     with tempfile.TemporaryDirectory() as folder:
-        first = measure(["demo"], Path(folder))
-        return {"first": first, "again": measure(["demo"], Path(folder))}
+        first = measure(["demo"], Path(folder), root)
+        return {"first": first, "again": measure(["demo"], Path(folder), root)}
 
 
-def train_all(source: str, as_of: str | None) -> dict[str, Any]:
-    """All 20 coins x {15m, 1h}, five architectures, preset `smoke`, from a mirror."""
-    arguments = ["train-all", "--source", source, "--preset", "smoke", *(["--as-of", as_of] if as_of else [])]
+def train_all(options: argparse.Namespace, root: Path = ROOT) -> dict[str, Any]:
+    """All 20 coins, five architectures, preset `smoke`, from a mirror."""
+    arguments = ["train-all", "--source", str(Path(options.source).resolve()), "--preset", "smoke"]
+    arguments += ["--as-of", options.as_of] if options.as_of else []
+    arguments += ["--timeframes", options.timeframes] if options.timeframes else []
     with tempfile.TemporaryDirectory() as folder:
-        return measure(arguments, Path(folder))
+        return {"train-all": measure(arguments, Path(folder), root)}
+
+
+def against(other: Path, pairs: int, run: Any) -> dict[str, Any]:
+    """Run both clones in turn; return the median figures of each, and the median ratio of this one to the other."""
+    found: dict[Path, list[dict[str, Any]]] = {ROOT: [], other: []}
+    for number in range(pairs):
+        for root in (ROOT, other) if number % 2 else (other, ROOT):
+            found[root].append(run(root))
+    return {
+        part: {
+            name: {
+                "here": median(one[part][name] for one in found[ROOT]),
+                "there": median(one[part][name] for one in found[other]),
+                "ratio": round(
+                    median(a[part][name] / b[part][name] for a, b in zip(*found.values(), strict=True)), 3
+                ),
+            }
+            for name in FIGURES
+        }
+        for part in found[ROOT][0]
+    }
 
 
 def help_page(runs: int = 9) -> dict[str, Any]:
@@ -71,21 +115,26 @@ def help_page(runs: int = 9) -> dict[str, Any]:
 
 def main() -> None:
     """Run the parts and print a line each, or one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--only", choices=["demo", "train-all", "help"])
-    parser.add_argument("--source", help="mirror folder or URL, for train-all")
+    parser.add_argument("--source", help="mirror folder, for train-all")
     parser.add_argument("--as-of")
+    parser.add_argument("--timeframes", help="for train-all; default: both")
+    parser.add_argument("--against", type=Path, help="another clone, run in turn with this one")
+    parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    results: dict[str, Any] = {}
-    if options.only in (None, "help"):
-        results["help"] = help_page()
-    if options.only in (None, "demo"):
-        results["demo"] = demo()
-    if options.only == "train-all" or (options.only is None and options.source):
-        if not options.source:
-            parser.error("train-all needs --source")
-        results["train-all"] = train_all(str(Path(options.source).resolve()), options.as_of)
+    if options.only == "train-all" and not options.source:
+        parser.error("train-all needs --source")
+    parts: dict[str, Any] = {"demo": demo, "train-all": lambda root=ROOT: train_all(options, root)}
+    results: dict[str, Any] = {"help": help_page()} if options.only in (None, "help") else {}
+    for name, run in parts.items():
+        if options.only == name or (options.only is None and (name == "demo" or options.source)):
+            results[name] = (
+                against(options.against.resolve(), options.pairs, run) if options.against else run()
+            )
     if options.json:
         print(json.dumps(results))
     else:
