@@ -82,12 +82,13 @@ def without(values, *names):
 
 
 def sentences(said):
-    """The lines for people, without times and without the names of runs."""
-    return [
+    """The lines for people, without times and without the names of runs; fleets end in any order."""
+    found = [
         re.sub(r"--run \w+", "--run RUN", line)
         for line in said.splitlines()
         if line.startswith(("trained", "judged", "2 champions", "FAILED"))
     ]
+    return sorted(found)
 
 
 def files(folder):
