@@ -214,21 +214,23 @@ def _train_and_judge(
                 end = f" ({known})" if known else ""
                 say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
 
+    def train_all() -> list[list[ShardResult | Exception]]:
+        try:
+            return train_fleets(spec, steps, engine, fleets, trained)
+        except Exception as error:  # else those who wait for a shard would wait for ever
+            for fleet in fleets:
+                arrivals[fleet.architecture].put(fleet.shards[0], error)
+            raise
+
     def judged(fleet: FleetPlan) -> FleetJudgement | None:
         arrived = arrivals[fleet.architecture]
         return judge(fleet, arrived) if any(result.members for _, result in arrived) else None
 
     results: Any
-    calls: list[Callable[[], Any]] = [
-        partial(train_fleets, spec, steps, engine, fleets, trained),
-        *(partial(judged, f) for f in fleets),
-    ]
+    calls: list[Callable[[], Any]] = [train_all, *(partial(judged, fleet) for fleet in fleets)]
     results, *found = run_each(calls, len(calls))
-    for one in (
-        results,
-        *itertools.chain.from_iterable(results if isinstance(results, list) else ()),
-        *found,
-    ):
+    shards = itertools.chain.from_iterable(results if isinstance(results, list) else ())
+    for one in (results, *shards, *found):
         if isinstance(one, Exception):
             raise one
     return results, [one for one in found if isinstance(one, FleetJudgement)]

@@ -251,6 +251,13 @@ def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_op
     assert open_runs == []
 
 
+@pytest.mark.timeout(60)
+def test_a_training_that_cannot_begin_ends_the_run_and_nobody_waits_for_its_shards(trainer, monkeypatch):
+    monkeypatch.setattr("tasks.training.runner.LocalEngine.executor", lambda engine, shards: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run()
+
+
 def test_a_damaged_result_is_set_aside_and_made_again(trainer, tmp_path):
     first, _ = run()
     results = sorted((tmp_path / "data" / "sim" / "fleets").glob("*/result.json"))
