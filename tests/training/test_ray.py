@@ -163,15 +163,11 @@ def is_training(node, home):
     return [p for one in shards_on(node) for p in one.glob("checkpoints/*/*") if p.suffix == ".safetensors"]
 
 
-def is_judging(node, home):
-    return [p for one in shards_on(node) for p in one.glob("trained.json")]
-
-
 def is_sending(node, home):
     return [p for one in shards_on(node) for p in one.glob("result.json")]
 
 
-@pytest.mark.parametrize("moment", [is_training, is_judging, is_sending])
+@pytest.mark.parametrize("moment", [is_training, is_sending])
 def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, starts, moment):
     home, fleet, expected = planned
     nodes = [tmp_path / name for name in "ab"]
