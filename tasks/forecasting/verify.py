@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from schemas.errors import DamagedError
-from schemas.identity import SeriesId, market_home
+from schemas.identity import SeriesId, market_home, tree_of
 from tasks.forecasting.chain import adopt, chain_lock, lose, restart
 from tasks.forecasting.commit import below, pending_path
 from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing
@@ -25,6 +25,7 @@ from tasks.forecasting.months import (
     read_bytes,
 )
 from tasks.forecasting.read_isolated import Finding, compare, compare_isolated
+from tasks.storage.files import write_bytes
 from tasks.storage.verify import (
     REPAIRED,
     VERIFY,
@@ -32,6 +33,7 @@ from tasks.storage.verify import (
     Stored,
     allow_reading,
     checked,
+    digest_fault,
     record_file,
     sound_record,
 )
@@ -55,15 +57,15 @@ class _Fault(NamedTuple):
 
     month: _Month
     reason: str
-    remedy: Literal["lose", "adopt", "allow reading"] = "lose"
+    remedy: Literal["lose", "copied", "adopt", "allow reading"] = "lose"
 
 
 def forecasts(asked: Asked) -> Iterator[Stored]:
     """Yield a market's records of digests, its months of forecasts and scores, and their chain.
 
-    A repair sets damaged months aside, with a line that says so: scores are then made again by the next `cpb forecast`,
-    forecasts are lost. Rows without a line get one that says that they were there before it. In place of a damaged
-    chain a new one begins. Files without a digest get one.
+    A repair copies a damaged month back from the published folder, or sets it aside, with a line that says so: scores
+    are then made again by the next `cpb forecast`, forecasts are lost. Rows without a line get one that says that they
+    were there before it. In place of a damaged chain a new one begins. Files without a digest get one.
     """
     home, market = asked.home, asked.market
     read_only = not os.access(market_home(home, market), os.W_OK)  # then nothing writes there
@@ -88,6 +90,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
                 months = [month for month in months if month.name not in sound]
                 faults = [fault for _, fault in _look(months, chain, explain=True) if fault]
             if asked.repair:
+                faults = [_copied_back(asked, fault, chain) for fault in faults]
                 _repair(asked, damage, faults)
     if damage:
         outcome = "a new chain begins with the rows that are whole"
@@ -181,6 +184,17 @@ def _explained(month: _Month, record: FileRecord) -> Finding:
     return found if found.reason else Finding(same, is_whole=True)
 
 
+def _copied_back(asked: Asked, fault: _Fault, chain: Chain | None) -> _Fault:
+    """Put a month back from the published folder, where that holds the very bytes that the chain has on record."""
+    month = fault.month
+    record = chain.files.get(month.name) if chain and not chain.fault else None
+    copy = tree_of(asked.home, "hub", asked.market) / "ledger" / month.name
+    if fault.remedy != "lose" or record is None or digest_fault(copy, record.file_sha256):
+        return fault
+    write_bytes(month.path, copy.read_bytes())
+    return fault._replace(remedy="copied")
+
+
 def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     """Mend what can be; the caller holds the chain's lock."""
     home, market = asked.home, asked.market
@@ -201,6 +215,8 @@ def _stored(asked: Asked, fault: _Fault) -> Stored:
     _, path, series, tree = fault.month
     if fault.remedy == "allow reading":
         return checked(path, fault.reason, allow_reading(path))
+    if fault.remedy == "copied":
+        return checked(path, fault.reason, VERIFY, REPAIRED)
     if fault.remedy == "adopt":
         return checked(
             path, fault.reason, VERIFY, "a line of the chain says that its rows were there before it"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import SPOT, is_series_name, tree_of
+from schemas.identity import SPOT, is_series_name, market_home, tree_of
 from tasks.hub.card import is_card, model_card
 from tasks.hub.ledger import FOLDER, copy_ledger, is_ledger_file
 from tasks.storage.digests import file_digest
@@ -160,8 +160,8 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
 def published(asked: Asked) -> Iterator[Stored]:
     """Yield each file of the folder that is published: models, card, library, record.
 
-    It is a copy of the champions, from which a repair makes all of it again; not where one of them is damaged, since
-    what is published of that one is perhaps the last copy.
+    It is a copy of the champions and their record, from which a repair makes all of it again; not where one of them is
+    damaged or gone, since what is published of that one is perhaps the last copy.
     """
     tree = tree_of(asked.home, "hub", asked.market)
     if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
@@ -175,6 +175,12 @@ def published(asked: Asked) -> Iterator[Stored]:
 
 
 def _build_again(asked: Asked, tree: Path) -> bool:
+    record, home = tree / "ledger", market_home(asked.home, asked.market)
+    if lacking := [
+        path for path in record.rglob("*.parquet") if not (home / path.relative_to(record)).exists()
+    ]:
+        log.warning("%s is not made again: it alone holds %s", tree, lacking[0].relative_to(record))
+        return False
     try:
         build_tree(champions(market=asked.market), tree, home=asked.home)
     except CpbError as error:

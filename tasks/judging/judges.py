@@ -1,5 +1,6 @@
 """The judges of a run: resident processes on all cores that are free (`judge.py`), and what they are given to do."""
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from schemas.handover import Failure, TrainedMember
 from tasks.running.parallel import run_each
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.training.files import LOG
+
+log = logging.getLogger("cpb")
 
 JUDGE = "tasks.judging.judge"
 """The module that judges."""
@@ -64,6 +67,7 @@ class Judges:
                 found = judge.call(order, shard / LOG)
         except Died as end:
             if len(members) > 1:  # which of them ended it?
+                log.warning("a judge ended with code %d; its members are judged one by one", end.returncode)
                 return [f for member in members for f in self._judge_some(shard, [member], on_judged)]
             error = CpbError(
                 f"the process that judges ended with code {end.returncode}: {end.last}", code="judge-died"

@@ -39,6 +39,7 @@ COMPUTING = {
 EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
     "cpbmodels/device/monitor.py": "measures the device",
+    "cpbmodels/device/host.py": "asks what the processor can do; the result names the precision that follows",
     "cpbmodels/files.py": "writes files",
     "schemas/features.py": "refuses features that break their contract, and changes none",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
@@ -47,8 +48,10 @@ EXECUTED_BESIDE = {
     "tasks/market/cache.py": "reads candles, whose digest the job holds",
     "tasks/market/grid.py": "reads candles",
     "tasks/market/store.py": "reads candles",
+    "tasks/running/parallel.py": "counts cores for what is told",
     "tasks/storage/digests.py": "digests",
     "tasks/storage/files.py": "reads and writes files",
+    "tasks/storage/npz.py": "writes forecasts of the spans to be judged",
     "tasks/storage/records.py": "reads and writes records",
     "tasks/training/epochs.py": "what epochs cost",
     "tasks/training/files.py": "where a fleet's files lie",
