@@ -5,8 +5,8 @@ from typing import Any
 import torch
 
 from cpbmodels import Member, Series, train_fleet
+from cpbmodels.arch.presets import preset
 from cpbmodels.device import steps
-from cpbmodels.presets import preset
 
 
 def train(series: list[Series], architecture: str, **overrides: Any) -> list[Member]:

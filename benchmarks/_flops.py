@@ -3,8 +3,8 @@
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from cpbmodels.arch.presets import preset
 from cpbmodels.device import steps
-from cpbmodels.presets import preset
 
 COUNTED_AS = {"lstm": "lstm-manual"}  # oneDNN's and cuDNN's fused LSTMs hide their products from the counter
 

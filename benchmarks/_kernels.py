@@ -28,10 +28,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cpbmodels import training
+from cpbmodels.arch.presets import preset
+from cpbmodels.arch.torch_private import TorchDispatchMode
 from cpbmodels.device import steps
-from cpbmodels.presets import preset
-from cpbmodels.torch_private import TorchDispatchMode
+from cpbmodels.fleet import training
 
 NO_LAUNCH = {
     "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "t", "expand", "slice", "select",

@@ -8,8 +8,8 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import forecast_rows
-from cpbmodels.student_t import QUANTILES
+from cpbmodels.data.rows import forecast_rows
+from cpbmodels.data.student_t import QUANTILES
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.klines import KLINES

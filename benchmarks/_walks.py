@@ -1,8 +1,8 @@
 """Random-walk candles: the same work for every contender, no download, no secret in the data."""
 
+from cpbmodels.arch.options import Preset
+from cpbmodels.data.series import Series
 from cpbmodels.device.steps import walk as _walk
-from cpbmodels.options import Preset
-from cpbmodels.series import Series
 
 
 def walks(members: int, rows: int) -> list[Series]:

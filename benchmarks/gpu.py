@@ -46,12 +46,12 @@ from benchmarks._flops import flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
 from cpbmodels import Member, Series
+from cpbmodels.arch.torch_private import DeviceType, foreach_add_, foreach_copy_
 from cpbmodels.device import Monitor, probe
 from cpbmodels.device.steps import FleetStep
-from cpbmodels.fleet import Fleet
-from cpbmodels.graphs import Graphs, ValidationRunner
-from cpbmodels.job import EpochRecord
-from cpbmodels.torch_private import DeviceType, foreach_add_, foreach_copy_
+from cpbmodels.fleet.fleet import Fleet
+from cpbmodels.fleet.graphs import Graphs, ValidationRunner
+from cpbmodels.fleet.job import EpochRecord
 
 JOBS = {
     "transformer": (5000, 50),

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.columns import feature_frame
-from cpbmodels.series import Series, candle_columns
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.series import Series, candle_columns
 from tasks.backtesting.judge import all_pairs
 from tasks.judging import baselines
 from tasks.judging.member import judge_member

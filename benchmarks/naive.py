@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 
 CONTEXT, HORIZON = 30, 10
 COLUMNS = ("r_open", "r_high", "r_low", "r_close")

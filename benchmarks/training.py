@@ -306,7 +306,7 @@ def checkpoint(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
 
 def checkpoint_one(architecture: str, members: int, rows: int, epochs: int) -> dict[str, float]:
     """Train with checkpoints; time `save` in the loop and `_write` in its thread."""
-    from cpbmodels.checkpoint import Checkpoints
+    from cpbmodels.fleet.checkpoint import Checkpoints
 
     spent = {"save": 0.0, "_write": 0.0}
 

@@ -23,7 +23,7 @@ import numpy as np
 import cpbmodels
 from benchmarks._paired import main, paired, seconds
 from benchmarks._walks import walks
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
 from schemas.tuning import TuneSpec

@@ -14,45 +14,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what follows at run time by name, spelled out for type checkers and completion
+    from cpbmodels.adapters.hub import from_hub
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
+    from cpbmodels.arch.options import PROFILES, Preset
+    from cpbmodels.arch.presets import PRESETS, preset, without_effect
+    from cpbmodels.data.series import Series
+    from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
-    from cpbmodels.hub import from_hub
-    from cpbmodels.job import EpochRecord, StepRecord
-    from cpbmodels.member import Member, ensemble, load
-    from cpbmodels.options import PROFILES, Preset
-    from cpbmodels.plan import why_not
-    from cpbmodels.prediction import Forecast, Prediction, forecast_all, predict
-    from cpbmodels.presets import PRESETS, preset, without_effect
-    from cpbmodels.series import Series
-    from cpbmodels.student_t import QUANTILES
-    from cpbmodels.training import train_fleet
+    from cpbmodels.fleet.job import EpochRecord, StepRecord
+    from cpbmodels.fleet.member import Member, ensemble, load
+    from cpbmodels.fleet.plan import why_not
+    from cpbmodels.fleet.prediction import Forecast, Prediction, forecast_all, predict
+    from cpbmodels.fleet.training import train_fleet
 
 __version__ = "0.2.0"
 
 _MODULE_OF = {
-    "Series": "series",
+    "Series": "data.series",
     "ModelError": "errors",
-    "QUANTILES": "student_t",
-    "PRESETS": "presets",
-    "PROFILES": "options",
-    "Preset": "options",
-    "preset": "presets",
+    "QUANTILES": "data.student_t",
+    "PRESETS": "arch.presets",
+    "PROFILES": "arch.options",
+    "Preset": "arch.options",
+    "preset": "arch.presets",
     "architectures": "arch",
     "architecture": "arch",
     "ArchitectureInfo": "arch",
-    "without_effect": "presets",
-    "Member": "member",
-    "Forecast": "prediction",
-    "load": "member",
-    "from_hub": "hub",
-    "ensemble": "member",
-    "Prediction": "prediction",
-    "predict": "prediction",
-    "forecast_all": "prediction",
-    "train_fleet": "training",
-    "why_not": "plan",
-    "EpochRecord": "job",
-    "StepRecord": "job",
+    "without_effect": "arch.presets",
+    "Member": "fleet.member",
+    "Forecast": "fleet.prediction",
+    "load": "fleet.member",
+    "from_hub": "adapters.hub",
+    "ensemble": "fleet.member",
+    "Prediction": "fleet.prediction",
+    "predict": "fleet.prediction",
+    "forecast_all": "fleet.prediction",
+    "train_fleet": "fleet.training",
+    "why_not": "fleet.plan",
+    "EpochRecord": "fleet.job",
+    "StepRecord": "fleet.job",
 }
 __all__ = [
     "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from cpbmodels.columns import PRICES
+from cpbmodels.data.columns import PRICES
+from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.rows import QUANTILE_COLUMNS
+from cpbmodels.data.series import Series, is_candle
+from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
-from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
-from cpbmodels.member import Member, load, other_symbol
-from cpbmodels.prediction import check_forecasts_prices, microseconds, predict
-from cpbmodels.rows import QUANTILE_COLUMNS
-from cpbmodels.series import Series, is_candle
-from cpbmodels.student_t import QUANTILES
+from cpbmodels.fleet.member import Member, load, other_symbol
+from cpbmodels.fleet.prediction import check_forecasts_prices, microseconds, predict
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpbmodels.columns import PRICES
+from cpbmodels.data.columns import PRICES
+from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
-from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
-from cpbmodels.series import Series
 
 if TYPE_CHECKING:
     import pandas as pd
     from mlflow.models import ModelSignature
 
-    from cpbmodels.member import Member
+    from cpbmodels.fleet.member import Member
 
 TIME, VOLUME = "open_time", "volume"
 
@@ -115,6 +115,6 @@ def signature() -> ModelSignature:
 
 def _load_pyfunc(path: str) -> CandleModel:
     """Load the model in a folder; MLflow calls this by name."""
-    from cpbmodels.member import load  # torch, which the signature alone does not need
+    from cpbmodels.fleet.member import load  # torch, which the signature alone does not need
 
     return CandleModel(load(Path(path)))

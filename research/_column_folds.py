@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from cpbmodels.figures import EMBARGO
+from cpbmodels.data.figures import EMBARGO
 from schemas.handover import SplitBounds
 from schemas.universe import INTERVAL_SECONDS
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from research._shared import HORIZON, Quantiles
 from tasks.judging.baselines import Rows, realised, reference
 from tasks.judging.inference import block_length, diebold_mariano

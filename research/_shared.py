@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.ingest import ingest

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cpbmodels.heads import pinball
-from cpbmodels.ranges import RangeModel, TrainingOrigins
-from cpbmodels.series import Series
-from cpbmodels.student_t import QUANTILES
+from cpbmodels.arch.heads import pinball
+from cpbmodels.data.ranges import RangeModel, TrainingOrigins
+from cpbmodels.data.series import Series
+from cpbmodels.data.student_t import QUANTILES
 from tasks.judging.baselines import Rows, realised, step_scale
 from tasks.judging.scores import Array
 

@@ -1,7 +1,7 @@
-"""Columns beyond those of `cpbmodels.columns`, each causal: what `research.columns` tries.
+"""Columns beyond those of `cpbmodels.data.columns`, each causal: what `research.columns` tries.
 
 A row is a candle; row t knows the candles up to and including t, and a column that is unknown there is NaN. Ranges and
-returns are relative to the EWMA volatility, as the rolling columns of `cpbmodels.columns`; a market's or a longer
+returns are relative to the EWMA volatility, as the rolling columns of `cpbmodels.data.columns`; a market's or a longer
 window's range is relative to the coin's own or shorter one, so that 0 is the neutral value of every column.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from cpbmodels.columns import CEILING, FLOOR, WINSOR
-from cpbmodels.series import Series
+from cpbmodels.data.columns import CEILING, FLOOR, WINSOR
+from cpbmodels.data.series import Series
 from tasks.judging.scores import Array
 
 RANGES, LONG, WEEK = (2, 48), (336, 720), 168

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels.ranges import RangeModel, TrainingOrigins, fit_ranges, future_range
-from cpbmodels.series import Series
-from cpbmodels.student_t import QUANTILES
+from cpbmodels.data.ranges import RangeModel, TrainingOrigins, fit_ranges, future_range
+from cpbmodels.data.series import Series
+from cpbmodels.data.student_t import QUANTILES
 from research._shared import HORIZON, Quantiles, ingested
 from tasks.judging.baselines import Rows, levels, realised, reference, step_scale
 from tasks.judging.fitted import HOUR, INPUTS

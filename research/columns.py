@@ -22,9 +22,9 @@ import numpy as np
 import torch
 
 import cpbmodels
-from cpbmodels.columns import feature_frame
-from cpbmodels.ranges import RangeModel, TrainingOrigins, fit_ranges
-from cpbmodels.series import Series
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.ranges import RangeModel, TrainingOrigins, fit_ranges
+from cpbmodels.data.series import Series
 from research._column_folds import MONTHS
 from research._column_scores import Fold, Score, compared, ratio, score
 from research._shared import HORIZON, Quantiles, ingested

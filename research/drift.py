@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from research._shared import HORIZON, ingested
 from schemas.identity import SeriesId
 from schemas.reference import BANDS

@@ -36,7 +36,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.data.rows import QUANTILE_COLUMNS
 from tasks.judging.evidence import BETTING, Betting, alpha_share, e_processes, not_worse
 from tasks.judging.scores import Array, crps
 

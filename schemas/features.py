@@ -5,8 +5,8 @@ from typing import Any
 
 import polars as pl
 
-from cpbmodels.columns import FEATURES, PRICES
-from cpbmodels.figures import WARMUP
+from cpbmodels.data.columns import FEATURES, PRICES
+from cpbmodels.data.figures import WARMUP
 from schemas.errors import MemberError
 
 # NaN passes: it marks warm-up. Infinity never does. log σ lies in [-20, 1]: 2e-9 … 270 % a candle.

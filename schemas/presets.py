@@ -78,7 +78,7 @@ def is_file(preset: object) -> bool:
 
 def profile_sizes(profile: str, preset: str) -> Mapping[str, Any]:
     """Return the options of the model preset that a hardware profile changes in the seeds' presets; none in others."""
-    from cpbmodels.options import PROFILE_SIZES
+    from cpbmodels.arch.options import PROFILE_SIZES
 
     return PROFILE_SIZES.get(profile, {}) if preset.startswith(_SEED) else {}
 

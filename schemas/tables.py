@@ -1,7 +1,7 @@
 """Tables of candles as a source: `--source candles.csv`, or a folder of `SYMBOL-INTERVAL.csv` (parquet, feather).
 
 Which series a table holds is told by its columns `symbol` and `timeframe`, else by its file's name; the timeframe
-else by the distance of its candles. The candles themselves are read by `cpbmodels.candles`, as the library reads a
+else by the distance of its candles. The candles themselves are read by `cpbmodels.data.candles`, as the library reads a
 frame.
 """
 
@@ -69,12 +69,12 @@ class Table:
 
     @cached_property
     def read(self) -> "tuple[pl.DataFrame, str]":
-        """The checked candles that have closed, and their timeframe; see `cpbmodels.candles.read_candles`.
+        """The checked candles that have closed, and their timeframe; see `cpbmodels.data.candles.read_candles`.
 
         Raises:
             UsageError: the sentence names the file, the row and what to do.
         """
-        from cpbmodels.candles import read_candles
+        from cpbmodels.data.candles import read_candles
 
         try:
             candles, timeframe = read_candles(self.frame, self.label, self.timeframe, partial="drop")
@@ -137,7 +137,7 @@ def read_file(path: Path) -> "pl.DataFrame":
     Raises:
         UsageError: it is no table of its kind.
     """
-    from cpbmodels.candles import TIME_NAMES
+    from cpbmodels.data.candles import TIME_NAMES
 
     table = _read(path)
     return table.with_columns(_in_utc(table[n], path) for n in table.columns if n.lower() in TIME_NAMES)

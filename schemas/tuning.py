@@ -122,7 +122,7 @@ class TuneSpec(RunSpec):
     def space(self) -> Space:
         """What is searched: the options named in `search`, else the default space without what has no effect."""
         import cpbmodels
-        from cpbmodels.options import ALIASES
+        from cpbmodels.arch.options import ALIASES
 
         if self.search:
             return dict(parse_range(text) for text in self.search.split(","))
@@ -178,7 +178,7 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
 
 
 def _is_whole(name: str) -> bool:
-    from cpbmodels.options import ALIASES, Preset
+    from cpbmodels.arch.options import ALIASES, Preset
 
     default = getattr(Preset(), ALIASES.get(name, name), 0)
     return isinstance(default, int) and not isinstance(default, bool)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Literal
 
-from cpbmodels.figures import INTERVAL_SECONDS
+from cpbmodels.data.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
 
 COINS = (

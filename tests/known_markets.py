@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 
-from cpbmodels.series import Series, candle_columns
+from cpbmodels.data.series import Series, candle_columns
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging import baselines

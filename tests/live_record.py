@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.klines import KLINES

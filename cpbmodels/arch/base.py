@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.bank import Task
-from cpbmodels.draws import Draws
+from cpbmodels.arch.draws import Draws
+from cpbmodels.arch.heads import HEADS, Head
+from cpbmodels.arch.options import COMMON_PRESETS, SIZES, Preset
+from cpbmodels.arch.per_member import is_exactly
+from cpbmodels.arch.weights import Param, Weights
+from cpbmodels.data.ranges import TrainingOrigins
+from cpbmodels.data.series import RETURNS, Series
 from cpbmodels.errors import ModelError
-from cpbmodels.heads import HEADS, Head
-from cpbmodels.options import COMMON_PRESETS, SIZES, Preset
-from cpbmodels.per_member import is_exactly
-from cpbmodels.ranges import TrainingOrigins
-from cpbmodels.series import RETURNS, Series
-from cpbmodels.weights import Param, Weights
+from cpbmodels.fleet.bank import Task
 
 Masks = list[list[Tensor | None]]
 
@@ -52,7 +52,7 @@ class ArchitectureSpec:
     dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
     bf16_on_cpu: bf16 products pay on a CPU that has them (measured 1.5 to 2 times the windows per second, losses
         equal to four digits), so `mixed_precision="auto"` chooses them there.
-    exportable: it can be written for other languages (`cpbmodels.onnx_export`): no loop over the steps.
+    exportable: it can be written for other languages (`cpbmodels.adapters.onnx`): no loop over the steps.
     threads_from_width: `hidden_dim` from which one member's products are worth more than one CPU core; None: never.
         A step of many small products is slower with threads: two took 3.5 times as long as one on a recurrent net.
     """

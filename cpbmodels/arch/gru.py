@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.cells import GRU_GATES, cell_params, gru_cell
-from cpbmodels.deferred import DeferredAttention, DeferredLinear, step_params
-from cpbmodels.draws import Draws, dropout
-from cpbmodels.layers import linear
-from cpbmodels.recurrent import gru
-from cpbmodels.weights import Param, Weights, linear_params
+from cpbmodels.arch.cells import GRU_GATES, cell_params, gru_cell
+from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, step_params
+from cpbmodels.arch.draws import Draws, dropout
+from cpbmodels.arch.layers import linear
+from cpbmodels.arch.recurrent import gru
+from cpbmodels.arch.weights import Param, Weights, linear_params
 
 SEED_GRU: dict[str, Any] = {
     **SEED_PRESET,

@@ -15,14 +15,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
-from cpbmodels.draws import Draws, dropout
-from cpbmodels.figures import ROLLING
-from cpbmodels.heads import START_DF, START_SCALE
-from cpbmodels.layers import linear
-from cpbmodels.options import Preset
-from cpbmodels.ranges import fit_ranges
-from cpbmodels.student_t import QUANTILES, t_quantiles
-from cpbmodels.weights import Param, Weights, linear_params
+from cpbmodels.arch.draws import Draws, dropout
+from cpbmodels.arch.heads import START_DF, START_SCALE
+from cpbmodels.arch.layers import linear
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.weights import Param, Weights, linear_params
+from cpbmodels.data.figures import ROLLING
+from cpbmodels.data.ranges import fit_ranges
+from cpbmodels.data.student_t import QUANTILES, t_quantiles
 
 HAR_COLUMNS = (
     *(f"abs_return_mean_{n}" for n in ROLLING),
@@ -120,7 +120,7 @@ def has_line(options: Preset) -> bool:
 
 
 class RobustHar(_OfOneCandle):
-    """Serves what `cpbmodels.ranges` fits; the hour of the week is added to its log-scale by the net."""
+    """Serves what `cpbmodels.data.ranges` fits; the hour of the week is added to its log-scale by the net."""
 
     spec = ArchitectureSpec(
         defaults={

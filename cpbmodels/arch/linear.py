@@ -9,8 +9,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
-from cpbmodels.draws import Draws
-from cpbmodels.weights import Param, Weights
+from cpbmodels.arch.draws import Draws
+from cpbmodels.arch.weights import Param, Weights
 
 
 class Linear(Architecture):

@@ -10,12 +10,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.cells import LSTM_GATES, State, cell_params
-from cpbmodels.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
-from cpbmodels.draws import Draws
-from cpbmodels.layers import linear
-from cpbmodels.recurrent import lstm
-from cpbmodels.weights import Param, Weights, linear_params
+from cpbmodels.arch.cells import LSTM_GATES, State, cell_params
+from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
+from cpbmodels.arch.draws import Draws
+from cpbmodels.arch.layers import linear
+from cpbmodels.arch.recurrent import lstm
+from cpbmodels.arch.weights import Param, Weights, linear_params
 
 SEED_LSTM: dict[str, Any] = {
     **SEED_PRESET,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cpbmodels.torch_private import DeviceType, TorchDispatchMode
+from cpbmodels.arch.torch_private import DeviceType, TorchDispatchMode
 
 SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 """Operators that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""

@@ -9,20 +9,20 @@ import torch
 
 from cpbmodels.arch import architecture as info_of
 from cpbmodels.arch import usable
-from cpbmodels.bank import Bank, make_task
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.presets import preset
+from cpbmodels.data.series import Series
 from cpbmodels.device.placement import OpLog, kernels
 from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet import Fleet, rate_tensor
-from cpbmodels.graphs import WARM_UP, Graphs, StepRunner
-from cpbmodels.job import Job
-from cpbmodels.loop import step_rates
-from cpbmodels.net import Net
-from cpbmodels.options import Preset
-from cpbmodels.plan import compute_dtype
-from cpbmodels.presets import preset
-from cpbmodels.series import Series
-from cpbmodels.training import make_fleet
+from cpbmodels.fleet.bank import Bank, make_task
+from cpbmodels.fleet.fleet import Fleet, rate_tensor
+from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner
+from cpbmodels.fleet.job import Job
+from cpbmodels.fleet.loop import step_rates
+from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.plan import compute_dtype
+from cpbmodels.fleet.training import make_fleet
 
 
 @dataclass(frozen=True)

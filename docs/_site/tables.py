@@ -11,9 +11,9 @@ import typer
 
 import cpbmodels
 from cpbmodels.arch import find
-from cpbmodels.columns import FEATURES, definition
-from cpbmodels.options import ALIASES, CHOICES, RANGES
-from cpbmodels.presets import all_presets
+from cpbmodels.arch.options import ALIASES, CHOICES, RANGES
+from cpbmodels.arch.presets import all_presets
+from cpbmodels.data.columns import FEATURES, definition
 from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_SEEDS
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "options.py"

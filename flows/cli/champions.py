@@ -231,7 +231,7 @@ def export(
         raise UsageError("`cpb export` writes one model: name one coin and one timeframe", code="one-model")
     quiet_libraries()
     import cpbmodels
-    from cpbmodels.onnx_export import export_onnx
+    from cpbmodels.adapters.onnx import export_onnx
     from tasks.signals.store import newest_series
     from tasks.tracking.registry import champions
 

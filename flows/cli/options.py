@@ -165,7 +165,7 @@ def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:
-    from cpbmodels.options import ALIASES
+    from cpbmodels.arch.options import ALIASES
 
     found: dict[str, Any] = {}
     for text in given:

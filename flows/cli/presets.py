@@ -56,7 +56,7 @@ def explain(name: str) -> dict[str, Any]:
         UsageError: there is no such preset, or it is wrong; the sentence is that of a run with it.
     """
     import cpbmodels
-    from cpbmodels.options import CHOICES, RANGES
+    from cpbmodels.arch.options import CHOICES, RANGES
 
     spec = RunSpec(preset=name)
     allowed = {
@@ -76,7 +76,7 @@ def explain(name: str) -> dict[str, Any]:
 
 
 def _built_in(name: str) -> dict[str, Any]:
-    from cpbmodels.presets import all_presets
+    from cpbmodels.arch.presets import all_presets
 
     return {
         "name": name,

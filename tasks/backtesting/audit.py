@@ -9,9 +9,9 @@ import polars as pl
 import torch
 
 import cpbmodels
-from cpbmodels.bank import Bank, make_task
-from cpbmodels.columns import feature_frame
-from cpbmodels.series import RETURNS, Series
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.series import RETURNS, Series
+from cpbmodels.fleet.bank import Bank, make_task
 from schemas.handover import Failure
 from schemas.run import BacktestSpec, base_of
 from schemas.wording import count

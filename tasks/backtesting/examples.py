@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.data.rows import QUANTILE_COLUMNS
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecasts
 from tasks.backtesting.pnl import BacktestPnL, simulate_trading

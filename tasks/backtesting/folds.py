@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.errors import CpbError, MemberError
 from schemas.handover import Failure, SeriesRecord, SplitBounds
 from schemas.identity import SeriesId

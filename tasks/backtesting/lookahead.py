@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from cpbmodels.columns import feature_frame
-from cpbmodels.series import RETURNS, Series, candle_columns
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.series import RETURNS, Series, candle_columns
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging.baselines import Fit, Rows

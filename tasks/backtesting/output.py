@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import MEDIAN_COLUMNS, forecast_rows
+from cpbmodels.data.rows import MEDIAN_COLUMNS, forecast_rows
 from schemas.forecasts import check_backtest_rows
 from schemas.run import BacktestSpec
 from tasks.backtesting.examples import Examples

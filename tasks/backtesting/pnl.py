@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from tasks.judging import inference
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, Array

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from cpbmodels.figures import HORIZON
-from cpbmodels.ranges import RangeModel
+from cpbmodels.data.figures import HORIZON
+from cpbmodels.data.ranges import RangeModel
 from schemas.errors import MemberError
 from schemas.forecasts import FALLBACK
 from schemas.handover import Failure

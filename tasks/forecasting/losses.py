@@ -3,7 +3,7 @@
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.data.rows import QUANTILE_COLUMNS
 from schemas.forecasts import KEY, REFERENCE_COLUMNS
 from schemas.reference import BANDS as REFERENCE_BANDS
 from tasks.judging.scores import BANDS as BAND_LEVELS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId
 from schemas.reference import Reference

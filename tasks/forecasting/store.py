@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from cpbmodels.rows import QUANTILE_COLUMNS
-from cpbmodels.rows import forecast_rows as rows_of
+from cpbmodels.data.rows import QUANTILE_COLUMNS
+from cpbmodels.data.rows import forecast_rows as rows_of
 from schemas.forecasts import CHAMPION, FALLBACK, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId, stored_series
 from tasks.forecasting.index import month_files

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cpbmodels import ModelError
-from cpbmodels.hub import fetch_file, list_models
+from cpbmodels.adapters.hub import fetch_file, list_models
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage
 from schemas.identity import market_home, stored_series

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import polars as pl
 
 from cpbmodels import ModelError, from_hub
-from cpbmodels.hub import list_models
+from cpbmodels.adapters.hub import list_models
 from schemas.errors import CpbError
 from schemas.forecasts import FORECAST_SCHEMA, check_forecasts
 from schemas.handover import Failure

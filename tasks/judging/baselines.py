@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.errors import CpbError
 from schemas.wording import install_extra
 from tasks.judging.scores import LEVELS, Array

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from tasks.judging.baselines import Rows, realised
 from tasks.judging.member import MemberScore, certainty, check_judgeable, step_us, times_of
 from tasks.judging.scores import Array, classification

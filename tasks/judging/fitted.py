@@ -13,8 +13,8 @@ the standardised training moves give the shape per step.
 
 Robust HAR as a baseline: a linear forecast of the coming range, without a network. The strongest baseline.
 
-It is the architecture `robust-har` (`cpbmodels/ranges.py` defines both), fitted in float64 on the training origins of a
-coin and used without a model folder.
+It is the architecture `robust-har` (`cpbmodels/data/ranges.py` defines both), fitted in float64 on the training origins
+of a coin and used without a model folder.
 """
 
 from dataclasses import dataclass
@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels.presets import preset
-from cpbmodels.ranges import RangeModel, fit_ranges, future_range
-from cpbmodels.series import Series
+from cpbmodels.arch.presets import preset
+from cpbmodels.data.ranges import RangeModel, fit_ranges, future_range
+from cpbmodels.data.series import Series
 from tasks.judging.baselines import Rows, import_extra, levels, realised, step_scale
 from tasks.judging.scores import Array
 

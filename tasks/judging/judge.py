@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.errors import DamagedError
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
 from schemas.reference import BANDS, Promise, Reference
@@ -95,8 +95,8 @@ def _forecasts(folder: Path, series: Series, split: str) -> Any:
 
 
 def _made_again(folder: Path, series: Series, split: str) -> Any:
-    from cpbmodels.member import load  # torch
-    from cpbmodels.prediction import predict
+    from cpbmodels.fleet.member import load  # torch
+    from cpbmodels.fleet.prediction import predict
 
     member = load(folder / "model")
     found = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.errors import MemberError
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised

@@ -25,7 +25,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from tasks.judging.classes import NAMES as CLASSES
 from tasks.judging.member import Prediction
 from tasks.judging.scores import LEVELS, MEDIAN, Array

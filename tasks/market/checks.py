@@ -34,8 +34,8 @@ MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 FILE_JUMP = 1.1
 """|ln(open / close before)| between two adjoining source files beyond which one of them holds another symbol.
 
-About ln 3, as `cpbmodels.figures.SEGMENT_JUMP`, but a figure of its own: it decides which files are refused, not how
-features are cut.
+About ln 3, as `cpbmodels.data.figures.SEGMENT_JUMP`, but a figure of its own: it decides which files are refused, not
+how features are cut.
 """
 
 _WICK_RATIO = 1.5  # a high (or low) this many times beyond open and close is a wild wick

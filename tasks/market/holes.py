@@ -34,8 +34,8 @@ _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 RELISTING_JUMP = log(5)
 """|ln(open / close before)| across a pause of a day or more beyond which it is another coin under the old name.
 
-Higher than `cpbmodels.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains a
-hole in a report; the features start anew after every hole, whatever the price did.
+Higher than `cpbmodels.data.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
+a hole in a report; the features start anew after every hole, whatever the price did.
 """
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours

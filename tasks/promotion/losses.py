@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cpbmodels
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
 from schemas.errors import DamagedError
 from schemas.handover import Compared, SeriesRecord
 from tasks.judging.baselines import realised

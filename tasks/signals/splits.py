@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cpbmodels.figures import EMBARGO, HORIZON, WARMUP
-from cpbmodels.series import Series
+from cpbmodels.data.figures import EMBARGO, HORIZON, WARMUP
+from cpbmodels.data.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId

@@ -13,8 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from cpbmodels.columns import feature_frame
-from cpbmodels.series import Series
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.series import Series
 from schemas.errors import DamagedError, MemberError
 from schemas.features import PRICES, check_features
 from schemas.handover import SeriesRecord, SplitBounds
@@ -183,7 +183,7 @@ def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
 
 
 def _path(home: Path, series: SeriesId, digest: str) -> Path:
-    code = code_digest("cpbmodels/columns.py")
+    code = code_digest("cpbmodels/data/columns.py")
     return series.folder(home, "features") / f"{digest[:16]}-{code[:8]}.parquet"
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from cpbmodels.config import JUDGED, parse, sealed
+from cpbmodels.arch.options import Preset
 from cpbmodels.errors import ModelError
-from cpbmodels.options import Preset
+from cpbmodels.fleet.config import JUDGED, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
@@ -45,7 +45,7 @@ _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 class ModelConfig(BaseModel):
     """A model folder's `config.json`: the fields that cpb reads; dimensions, options and the rest pass through.
 
-    `cpbmodels.config.FIELDS` says what each field can hold, and is checked first.
+    `cpbmodels.fleet.config.FIELDS` says what each field can hold, and is checked first.
     `rows`: candles of the series that it learnt. `warm_start`: the folder of the model that it continued.
     `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
     of each split (ISO, UTC).

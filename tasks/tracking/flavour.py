@@ -198,7 +198,7 @@ def _example(timeframe: str, context: int) -> dict[str, Any]:
     """Return made-up candles, enough for every column to be there in a whole context, as pandas' `split` table."""
     import numpy as np
 
-    from cpbmodels.figures import INTERVAL_SECONDS, WARMUP
+    from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
 
     step, rows = timedelta(seconds=INTERVAL_SECONDS[timeframe]), context + 2 * WARMUP
     draw = np.random.default_rng(1)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import cpbmodels
-from cpbmodels.member import Member
-from cpbmodels.series import Series
+from cpbmodels.data.series import Series
+from cpbmodels.fleet.member import Member
 from schemas.handover import JobMember, ShardJob
 from schemas.run import base_of
 from tasks.training.files import earlier_model

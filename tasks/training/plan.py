@@ -33,7 +33,7 @@ from typing import Any
 
 import cpbmodels
 from cpbmodels.arch import find
-from cpbmodels.options import Preset
+from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, ShardJob
 from schemas.identity import SeriesId
 from schemas.run import UNIVERSAL, RunSpec, base_of
@@ -48,9 +48,9 @@ _TRAINING = ("cpbmodels", "tasks/training/trainer.py", "tasks/signals")
 
 _NOT_TRAINING = (
     # The light library beside training: other people's frames, published models, other programs.
-    "cpbmodels/__init__.py", "cpbmodels/candles.py", "cpbmodels/errors.py", "cpbmodels/files.py",
-    "cpbmodels/freqtrade.py", "cpbmodels/hub.py", "cpbmodels/mlflow.py", "cpbmodels/onnx_export.py",
-    "cpbmodels/rows.py",
+    "cpbmodels/__init__.py", "cpbmodels/data/candles.py", "cpbmodels/errors.py", "cpbmodels/fleet/files.py",
+    "cpbmodels/freqtrade.py", "cpbmodels/adapters", "cpbmodels/mlflow.py",
+    "cpbmodels/data/rows.py",
     # Measures a device. It also chooses the profile, which like the device itself says how a model is trained.
     "cpbmodels/device",
     # Records and contracts: a job holds their values. Candles: a job holds the digest of those that are learnt from.

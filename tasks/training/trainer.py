@@ -24,7 +24,7 @@ import torch
 
 import cpbmodels
 from cpbmodels.device.doctor import profile_for
-from cpbmodels.plan import pick_device
+from cpbmodels.fleet.plan import pick_device
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.handover import DeviceWork, Failure, JobMember, ShardJob, ShardResult, TrainedMember
 from schemas.run import base_of

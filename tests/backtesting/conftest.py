@@ -3,7 +3,7 @@
 import pytest
 from known_markets import TINY, A, B, busy_hours
 
-from cpbmodels.columns import feature_frame
+from cpbmodels.data.columns import feature_frame
 from schemas.handover import SeriesRecord
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.storage.digests import file_digest

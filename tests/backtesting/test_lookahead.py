@@ -8,7 +8,7 @@ import pytest
 from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
-from cpbmodels.columns import feature_frame
+from cpbmodels.data.columns import feature_frame
 from tasks.backtesting.audit import first_cut, training_inputs, trial_finding
 from tasks.backtesting.lookahead import (
     LEAK,

@@ -85,6 +85,6 @@ def test_the_trip_of_train_all(capsys):
     weights, everything = found["to_the_weights"], found["in_all"]
     assert everything[: len(weights)] == weights
     assert weights[0].startswith("flows/cli")
-    assert {"tasks/ingest.py", "tasks/training/trainer.py", "cpbmodels/member.py"} <= set(weights)
+    assert {"tasks/ingest.py", "tasks/training/trainer.py", "cpbmodels/fleet/member.py"} <= set(weights)
     assert {"tasks/promote.py"} <= set(everything) - set(weights)
     assert len(everything) == len(set(everything))

@@ -134,7 +134,7 @@ def test_a_gpu_without_cupti_lists_no_kernels_and_has_left_nothing(monkeypatch):
 
 
 def test_a_small_gpu_keeps_its_graphs_and_gets_a_note():
-    from cpbmodels.options import PROFILES
+    from cpbmodels.arch.options import PROFILES
 
     profile = doctor.profile_for(3.9e9)
     assert PROFILES[profile].get("cuda_graph", True)

@@ -13,7 +13,7 @@ import typer
 from snippets import PAGES, ROOT, RUN, SHOWN, blocks, cpb_commands, prose
 
 import cpbmodels
-from cpbmodels.options import ALIASES
+from cpbmodels.arch.options import ALIASES
 from schemas.presets import PRESET_ARCHITECTURES
 from tasks.market.simulator import UNTIL
 

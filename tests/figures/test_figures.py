@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plotly import graph_objects
 
-from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.data.rows import QUANTILE_COLUMNS
 from schemas.handover import Decision
 from schemas.identity import SeriesId
 from tasks.figures import board, calibration, forecast, record, training

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from live_record import made_forecasts
 
-from cpbmodels.columns import feature_frame
+from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
 from schemas.features import _holds, _schema
 from schemas.identity import SeriesId

@@ -10,7 +10,7 @@ from hub_models import REPO, publish_models, series, trained
 
 import cpbmodels
 from cpbmodels import ModelError, from_hub, load
-from cpbmodels.hub import commit_of, fetch, list_models
+from cpbmodels.adapters.hub import commit_of, fetch, list_models
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from known_markets import A, B, H, bounds_of, busy_hours
 
-from cpbmodels.columns import feature_frame
-from cpbmodels.ranges import future_range
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.ranges import future_range
 from schemas.errors import CpbError
 from tasks.judging import baselines
 from tasks.judging.fitted import boosted, garch, robust_har

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpbmodels.options import Preset
+from cpbmodels.arch.options import Preset
 from schemas.errors import UsageError
 from schemas.handover import Compared
 from schemas.identity import Recipe, SeriesId

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from market_tools import build, key, scope
 
-from cpbmodels.figures import INTERVAL_SECONDS
+from cpbmodels.data.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
 from schemas.identity import SeriesId
 from schemas.klines import KLINES

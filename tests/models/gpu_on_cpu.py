@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import torch
 
-from cpbmodels import cells, deferred, fleet, heads, layers, recurrent
+from cpbmodels.arch import cells, deferred, heads, layers, recurrent
+from cpbmodels.fleet import fleet
 
 MODULES = (cells, deferred, fleet, heads, layers, recurrent)
 

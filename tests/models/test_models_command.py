@@ -5,8 +5,8 @@ import torch
 from candles import LEARNT
 
 from cpbmodels import preset, without_effect
+from cpbmodels.arch.options import RANGES, SIZES
 from cpbmodels.device.steps import fleet_step
-from cpbmodels.options import RANGES, SIZES
 
 PLAIN = {"hidden_dim": 12, "n_layers": 2, "n_heads": 2, "ff_dim": 16, "dropout": 0.2, "batch_size": 4}
 OTHER = {"hidden_dim": 24, "n_layers": 3, "n_heads": 3, "ff_dim": 40, "dropout": 0.6}
@@ -39,7 +39,7 @@ def test_dropout_between_layers_needs_two_of_them(architecture):
 @pytest.mark.parametrize("name", sorted(RANGES))
 def test_both_ends_of_every_range_are_kept(name):
     from cpbmodels import ModelError
-    from cpbmodels.options import CHOICES, Preset, check
+    from cpbmodels.arch.options import CHOICES, Preset, check
 
     low, high = RANGES[name]
     for value in (low - 1, high + 1, float("nan"), True, "3", None):

@@ -11,7 +11,7 @@ from candles import series_for, walk
 from safetensors.torch import load_file, save_file
 
 from cpbmodels import ModelError, architectures, load, train_fleet
-from cpbmodels.config import DIGEST, FIELDS, JUDGED, OPTIONS, WEIGHTS_DIGEST, digest, sealed
+from cpbmodels.fleet.config import DIGEST, FIELDS, JUDGED, OPTIONS, WEIGHTS_DIGEST, digest, sealed
 
 SMALL = {
     "preset": "smoke",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, load, train_fleet
-from cpbmodels.columns import FEATURES, feature_frame
+from cpbmodels.data.columns import FEATURES, feature_frame
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 MIRROR = Path(__file__).parents[3] / "shared" / "market"

@@ -12,8 +12,8 @@ from candles import walk
 
 from cpbmodels import ModelError, Series, load, train_fleet
 from cpbmodels import freqtrade as adapter
+from cpbmodels.data.student_t import QUANTILES, t_quantiles
 from cpbmodels.freqtrade import RiskFromForecast, add_forecasts, forecast_sigma
-from cpbmodels.student_t import QUANTILES, t_quantiles
 
 START = pd.Timestamp("2024-03-01", tz="UTC")
 LEVELS = [f"q{round(100 * level):02d}" for level in QUANTILES]

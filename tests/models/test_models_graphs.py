@@ -11,10 +11,11 @@ import pytest
 import torch
 from candles import series_for, walk
 
-from cpbmodels import graphs, loop, train_fleet
-from cpbmodels.fleet import Fleet
-from cpbmodels.graphs import WARM_UP, Graphs, StepRunner, ValidationRunner, side_stream
-from cpbmodels.loop import Loop
+from cpbmodels import train_fleet
+from cpbmodels.fleet import graphs, loop
+from cpbmodels.fleet.fleet import Fleet
+from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner, ValidationRunner, side_stream
+from cpbmodels.fleet.loop import Loop
 
 OPTIONS = {
     "preset": "smoke", "device": "cpu", "dtype": "float64", "workers": 1, "lr": 0.03,

@@ -5,10 +5,10 @@ from candles import series_for
 from scipy import stats
 
 from cpbmodels import load, predict, train_fleet
-from cpbmodels.heads import HEADS, candle, to_feedback
-from cpbmodels.options import Preset
-from cpbmodels.presets import preset
-from cpbmodels.student_t import QUANTILES, t_quantiles
+from cpbmodels.arch.heads import HEADS, candle, to_feedback
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.presets import preset
+from cpbmodels.data.student_t import QUANTILES, t_quantiles
 
 CPU, F64 = torch.device("cpu"), torch.float64
 

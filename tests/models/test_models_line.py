@@ -5,7 +5,7 @@ import torch
 from candles import series_for
 
 from cpbmodels import train_fleet
-from cpbmodels.ranges import fit_ranges
+from cpbmodels.data.ranges import fit_ranges
 
 H = 10
 TINY = {"epochs": 1, "steps_per_epoch": 1, "batch_size": 8, "dtype": "float64", "device": "cpu"}

@@ -7,8 +7,9 @@ import pytest
 import torch
 from candles import walk
 
-from cpbmodels import deferred, train_fleet
-from cpbmodels.fleet import Fleet
+from cpbmodels import train_fleet
+from cpbmodels.arch import deferred
+from cpbmodels.fleet.fleet import Fleet
 
 SMALL = {
     "preset": "smoke", "device": "cpu", "workers": 1, "batch_size": 16, "steps_per_epoch": 2, "epochs": 1,

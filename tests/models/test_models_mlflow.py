@@ -14,8 +14,8 @@ from mlflow.models import Model
 
 import cpbmodels
 from cpbmodels import ModelError
+from cpbmodels.data.series import Series
 from cpbmodels.mlflow import signature, utc_times
-from cpbmodels.series import Series
 
 HOURS = pd.date_range("2025-01-01", periods=3, freq="h", tz="UTC")
 

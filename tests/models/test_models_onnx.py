@@ -7,8 +7,8 @@ import pytest
 from test_models_frames import candles
 
 from cpbmodels import ModelError, Series, ensemble, load, predict, train_fleet
-from cpbmodels.columns import FEATURES, definition
-from cpbmodels.onnx_export import export_onnx, exportable
+from cpbmodels.adapters.onnx import export_onnx, exportable
+from cpbmodels.data.columns import FEATURES, definition
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

@@ -5,8 +5,9 @@ import pytest
 import torch
 from candles import walk
 
-from cpbmodels import loop, train_fleet
-from cpbmodels.fleet import Fleet, rate_tensor
+from cpbmodels import train_fleet
+from cpbmodels.fleet import loop
+from cpbmodels.fleet.fleet import Fleet, rate_tensor
 
 OPTIONS = {
     "preset": "smoke", "device": "cpu", "workers": 1, "dtype": "float64", "steps_per_epoch": 6, "epochs": 3,

@@ -15,7 +15,7 @@ import cpbmodels
 from cpbmodels import ModelError, architecture, architectures, load, preset, train_fleet
 from cpbmodels.arch import ENTRY_POINT_GROUP, find
 from cpbmodels.arch.base import check_definition
-from cpbmodels.options import COMMON_PRESETS
+from cpbmodels.arch.options import COMMON_PRESETS
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = ["transformer", "gru", "lstm", "lstm-manual", "linear", "har", "robust-har", "classifier-gru"]

@@ -8,8 +8,8 @@ import torch
 from candles import series_for
 
 from cpbmodels import ensemble, forecast_all, load, predict, train_fleet
+from cpbmodels.data.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 from cpbmodels.errors import ModelError
-from cpbmodels.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 
 H = 10
 

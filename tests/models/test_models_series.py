@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from candles import walk
 
+from cpbmodels.data.series import LAMBDA, Series, candle_columns
 from cpbmodels.errors import ModelError
-from cpbmodels.series import LAMBDA, Series, candle_columns
 
 
 def test_columns_are_log_ratios_to_the_previous_close():

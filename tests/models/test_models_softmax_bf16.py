@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cpbmodels.layers import softmax
+from cpbmodels.arch.layers import softmax
 
 
 @pytest.mark.parametrize("width", [10, 30, 32])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cpbmodels import torch_private
+from cpbmodels.arch import torch_private
 
 PACKAGE = Path(torch_private.__file__).parent
 

@@ -13,13 +13,14 @@ import pytest
 import torch
 from candles import LEARNT, series_for, walk
 
-from cpbmodels import deferred, ensemble, load, predict, preset, train_fleet, why_not
-from cpbmodels.bank import Bank
-from cpbmodels.checkpoint import Checkpoints
-from cpbmodels.config import sealed
+from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
+from cpbmodels.arch import deferred
+from cpbmodels.arch.heads import Point
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet import Fleet
-from cpbmodels.heads import Point
+from cpbmodels.fleet.bank import Bank
+from cpbmodels.fleet.checkpoint import Checkpoints
+from cpbmodels.fleet.config import sealed
+from cpbmodels.fleet.fleet import Fleet
 
 SMALL = {"preset": "smoke", "device": "cpu", "epochs": 3}
 
@@ -473,7 +474,7 @@ def test_presets_resolve_in_order():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm"])
 def test_no_host_sync_inside_an_epoch_on_a_gpu(architecture, monkeypatch):
-    from cpbmodels.graphs import StepRunner
+    from cpbmodels.fleet.graphs import StepRunner
 
     step = StepRunner.step
 
@@ -495,7 +496,7 @@ def test_no_host_sync_inside_an_epoch_on_a_gpu(architecture, monkeypatch):
 
 def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_path, monkeypatch):
     now = iter([0.0, 1.0, 30.0, 50.9, 51.5, 51.6])  # a copy takes a second: the next may come at 51
-    monkeypatch.setattr("cpbmodels.checkpoint.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("cpbmodels.fleet.checkpoint.time.monotonic", lambda: next(now))
     store = Checkpoints(tmp_path)
     for epoch in range(1, 5):
         store.save(epoch, {"flat": torch.zeros(1)}, {})

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cpbmodels.columns import feature_frame
+from cpbmodels.data.columns import feature_frame
 from research.ceiling import HORIZON, ceilings, other_days
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId

@@ -8,8 +8,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cpbmodels.columns import feature_frame
-from cpbmodels.series import Series
+from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.series import Series
 from research._column_folds import MONTHS
 from research._column_scores import Fold, blocks_lower, score
 from research._walk import Walk, fit_walk

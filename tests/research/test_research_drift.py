@@ -60,8 +60,8 @@ def test_a_loss_5_percent_larger_is_found():
 def test_the_study_runs_from_candles_to_figures(monkeypatch):
     from known_markets import START, A, busy_hours
 
-    from cpbmodels.columns import feature_frame
-    from cpbmodels.series import Series
+    from cpbmodels.data.columns import feature_frame
+    from cpbmodels.data.series import Series
 
     monkeypatch.setattr(simulation, "HOURS", 1500)
     series = Series.from_columns(feature_frame(busy_hours(13_000), "1h"), symbol="AUSDT", timeframe="1h")

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from cpbmodels.rows import QUANTILE_COLUMNS
+from cpbmodels.data.rows import QUANTILE_COLUMNS
 from research import promotion
 from tasks.judging.scores import LEVELS, crps
 

@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from cpbmodels import Series, train_fleet
+from cpbmodels.arch.options import Preset
 from cpbmodels.device import steps
-from cpbmodels.options import Preset
 from research import sizing
 
 

@@ -9,7 +9,7 @@ import torch
 from in_process import train_by
 from inbox import inbox
 
-from cpbmodels.fleet import Fleet
+from cpbmodels.fleet.fleet import Fleet
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from flows.train_one import train_one

@@ -68,10 +68,12 @@ def test_a_place_that_is_gone_is_an_error(project):
 
 
 def test_the_features_digest_covers_what_decides_them():
-    names = {p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["cpbmodels/columns.py"])}
+    names = {
+        p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["cpbmodels/data/columns.py"])
+    }
     assert {
-        "cpbmodels/figures.py",
-        "cpbmodels/columns.py",
+        "cpbmodels/data/figures.py",
+        "cpbmodels/data/columns.py",
     } <= names
 
 
@@ -96,7 +98,7 @@ def test_many_threads_may_ask_at_once():
 
     def ask():
         digests._code_digest.cache_clear()
-        return digests.code_digest("cpbmodels/columns.py", "cpbmodels/arch")
+        return digests.code_digest("cpbmodels/data/columns.py", "cpbmodels/arch")
 
     with ThreadPoolExecutor(8) as pool:
         assert len({one.result() for one in [pool.submit(ask) for _ in range(10)]}) == 1

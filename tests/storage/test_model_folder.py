@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from safetensors.numpy import save_file
 
-from cpbmodels.config import DIGEST, digest
+from cpbmodels.fleet.config import DIGEST, digest
 from schemas.errors import DamagedError
 from tasks.judging import pictures
 from tasks.storage.model_folder import (

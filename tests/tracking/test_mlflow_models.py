@@ -25,7 +25,7 @@ from test_ui import free_port
 from verifying import verify_champions as verify
 
 import cpbmodels
-from cpbmodels.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.artifacts import files_size, remove_files

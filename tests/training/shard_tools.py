@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
-from cpbmodels.columns import feature_frame
+from cpbmodels.data.columns import feature_frame
 from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec

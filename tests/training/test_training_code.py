@@ -23,14 +23,16 @@ from tasks.training.files import prepare
 ROOT = Path(__file__).resolve().parents[2]
 
 COMPUTING = {
-    "cpbmodels": {
-        "bank", "cells", "checkpoint", "closed_form", "columns", "config", "deferred", "draws", "export", "figures",
-        "fleet", "graphs", "heads", "job", "layers", "loop", "member", "model", "net", "options", "per_member", "plan",
-        "prediction", "presets", "ranges", "recurrent", "reporting", "series", "student_t", "torch_private",
-        "training", "weights",
+    "cpbmodels/data": {
+        "__init__", "columns", "figures", "ranges", "series", "student_t",
     },
     "cpbmodels/arch": {
-        "__init__", "base", "gru", "har", "linear", "lstm", "transformer",
+        "__init__", "base", "cells", "deferred", "draws", "gru", "har", "heads", "layers", "linear", "lstm",
+        "options", "per_member", "presets", "recurrent", "torch_private", "transformer", "weights",
+    },
+    "cpbmodels/fleet": {
+        "__init__", "bank", "checkpoint", "closed_form", "config", "export", "fleet", "graphs", "job", "loop", "member",
+        "model", "net", "plan", "prediction", "reporting", "training",
     },
     "tasks/signals": {"__init__", "splits", "store"},
     "tasks/training": {"members", "trainer"},
@@ -40,7 +42,7 @@ EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
     "cpbmodels/device/monitor.py": "measures the device",
     "cpbmodels/device/host.py": "asks what the processor can do; the result names the precision that follows",
-    "cpbmodels/files.py": "writes files",
+    "cpbmodels/fleet/files.py": "writes files",
     "schemas/features.py": "refuses features that break their contract, and changes none",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",
@@ -109,9 +111,9 @@ def project(tmp_path, monkeypatch):
 def test_a_comment_leaves_every_stored_fleet_as_it_is(project):
     before = project()
     assert project("schemas/wording.py", "def count", "# a comment\ndef count") == before
-    assert project("cpbmodels/onnx_export.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
-    assert project("cpbmodels/heads.py", '"""', '"""Another docstring. ') == before
-    assert project("cpbmodels/figures.py", "HORIZON = 10", "HORIZON = 11  # steps") != before
+    assert project("cpbmodels/adapters/onnx.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
+    assert project("cpbmodels/arch/heads.py", '"""', '"""Another docstring. ') == before
+    assert project("cpbmodels/data/figures.py", "HORIZON = 10", "HORIZON = 11  # steps") != before
 
 
 @pytest.fixture(scope="module")

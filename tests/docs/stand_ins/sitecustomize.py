@@ -6,7 +6,7 @@ Loaded by Python itself, since its folder is on PYTHONPATH. Each stand-in change
 |---|---|---|
 | `tasks.market.client` | Binance's hosts | the simulator on loopback (`CPB_DOCS_BINANCE`) |
 | `schemas.universe` | `all` coins: 20 | BTC and ETH |
-| `cpbmodels.presets`, `schemas.presets` | a training of minutes | two steps, one seed, else as the preset says |
+| `cpbmodels.arch.presets`, `schemas.presets` | a training of minutes | two steps, one seed, else as the preset says |
 | `flows.deploy.control`, `.runs` | a Prefect server, a run | what they return; the name is checked |
 
 `tests/e2e/test_e2e_deploy.py` runs the real server, and the presets as they are train in `tests/flows` and `tests/e2e`.
@@ -95,7 +95,7 @@ def no_run(module):
 CHANGES = {
     "tasks.market.client": binance,
     "schemas.universe": two_coins,
-    "cpbmodels.presets": two_steps,
+    "cpbmodels.arch.presets": two_steps,
     "schemas.presets": one_seed,
     "flows.deploy.control": no_server,
     "flows.deploy.runs": no_run,

@@ -1,0 +1,194 @@
+"""Published models: one model folder of a Hugging Face Hub repository, fetched alone and checked.
+
+huggingface_hub (the extra `hub`) does the fetching, with its cache, its token (`HF_TOKEN` or `hf auth login`) and
+`HF_ENDPOINT`. A model is two files; nothing of the repository is run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cpbmodels.errors import DamagedModelError, ModelError
+
+if TYPE_CHECKING:
+    from cpbmodels.fleet.member import Member
+
+FILES = ("config.json", "model.safetensors")
+_MODEL = re.compile(r"([^/]+)/([^/]+)/model\.safetensors")
+_PART = re.compile(r"[\w-]+")
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_MAX_NAMED = 12
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds at one commit.
+
+    `models`: the folders of models, as in `BTCUSDT/1h`, sorted; `files`: the paths of all files.
+    """
+
+    commit: str
+    models: tuple[str, ...]
+    files: tuple[str, ...]
+
+
+def from_hub(
+    repo: str, symbol: str, timeframe: str, revision: str | None = None, market: str = "spot"
+) -> Member:
+    """The published model of one series. Both its files are of the same commit; the weights' sha256 is checked.
+
+    Without a network it is read from huggingface_hub's cache, once it has been fetched. A damaged copy in the cache is
+    fetched again.
+
+    Args:
+        repo: `USER/NAME` on the Hub.
+        symbol: as in `BTCUSDT`.
+        timeframe: as in `1h`.
+        revision: branch, tag or whole commit hash; None: the newest commit.
+        market: "spot", "um", "cm", "own" for models of the publisher's own candles, or "sim" for simulated ones.
+
+    Raises:
+        ModelError: huggingface_hub is not installed; the Hub cannot be reached; there is no such repository, revision
+            or model (the sentence names what there is); or the files are damaged.
+    """
+    from cpbmodels.fleet.member import load
+
+    model = f"{symbol if market == 'spot' else f'{market}-{symbol}'}/{timeframe}"
+    folder = fetch(repo, model, revision)
+    try:
+        return load(folder)
+    except DamagedModelError as damaged:
+        try:
+            whole = fetch(repo, model, commit_of(folder), again=True)
+        except ModelError as why:
+            raise ModelError(f"{damaged} It could not be fetched again: {why}") from None
+        return load(whole)
+
+
+def list_models(repo: str, revision: str | None = None) -> Listing:
+    """What a repository holds, in one request; errors as in `from_hub`."""
+    client = _client()
+    with _explained(repo, revision):
+        found = client.HfApi(endpoint=_endpoint()).model_info(repo, revision=revision)
+    files = tuple(file.rfilename for file in found.siblings or ())
+    models = (_MODEL.fullmatch(name) for name in files)
+    return Listing(str(found.sha), tuple(sorted(f"{one[1]}/{one[2]}" for one in models if one)), files)
+
+
+def fetch_file(repo: str, name: str, commit: str, again: bool = False) -> Path:
+    """One file of a repository, in the cache; errors as in `from_hub`. `again` fetches what the cache holds already."""
+    client = _client()
+    with _explained(repo, commit, name):
+        return Path(
+            client.hf_hub_download(repo, name, revision=commit, endpoint=_endpoint(), force_download=again)
+        )
+
+
+def fetch(repo: str, model: str, revision: str | None = None, again: bool = False) -> Path:
+    """The folder, in the cache, of one model such as `BTCUSDT/1h`; errors as in `from_hub`.
+
+    `again` fetches what the cache holds already.
+    """
+    client = _client()
+    if not all(_PART.fullmatch(part) for part in model.split("/")):
+        raise ModelError(f"{model!r} names no model: give a symbol and a timeframe, as in BTCUSDT and 1h.")
+    place = revision
+    with _explained(repo, revision, model):
+        for name in FILES:
+            path = client.hf_hub_download(
+                repo, f"{model}/{name}", revision=place, endpoint=_endpoint(), force_download=again
+            )
+            place = commit_of(Path(path).parent)  # should someone publish meanwhile, both are of one commit
+    return Path(path).parent
+
+
+def commit_of(folder: Path) -> str:
+    """The commit that a fetched model is of: the cache is `snapshots/COMMIT/SYMBOL/INTERVAL`."""
+    return folder.parents[1].name
+
+
+def _client() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ModelError(
+            "Published models are fetched with huggingface_hub, which is not installed: pip install huggingface_hub."
+        ) from None
+    return huggingface_hub
+
+
+def _endpoint() -> str | None:
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+@contextmanager
+def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[None]:
+    """Turn the client's errors into one sentence each; without their cause, which holds the request and its token."""
+    from huggingface_hub import constants, errors
+
+    hub = re.sub(r"//[^/@]*@", "//", _endpoint() or constants.ENDPOINT)  # a password in it is not shown
+    # Of requests, httpx or httpx2, by the client's version: what its HTTP errors and failed connections have in common.
+    known = [kind for kind in errors.HfHubHTTPError.__mro__ if kind.__module__ != "builtins"]
+    transport: type[Exception] = known[-1]
+    wrong_name = ModelError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models.")
+    if not _REPO.fullmatch(repo):
+        raise wrong_name
+    try:
+        yield
+    except errors.HFValidationError:
+        raise wrong_name from None
+    except errors.LocalEntryNotFoundError:
+        why = f"{model} of {repo} is not in this machine's cache, and the Hub at {hub} does not answer"
+        raise ModelError(f"{why}: check the network, HF_ENDPOINT and HF_HUB_OFFLINE.") from None
+    except errors.EntryNotFoundError:
+        raise ModelError(_no_model(repo, revision, model)) from None
+    except errors.RevisionNotFoundError:
+        raise ModelError(_no_revision(repo, revision)) from None
+    except errors.GatedRepoError:
+        raise ModelError(
+            f"{repo} asks its users to be admitted: ask on {hub}/{repo}, then set HF_TOKEN."
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ModelError(
+            f"There is no {repo} on {hub} that this machine may see: check the name, or set HF_TOKEN if it is private."
+        ) from None
+    except errors.OfflineModeIsEnabled:
+        raise ModelError(
+            f"HF_HUB_OFFLINE is set, and {repo} cannot be listed without asking {hub}: unset it."
+        ) from None
+    except (
+        transport,
+        ValueError,
+    ) as error:  # ValueError: no JSON, or no network where a file is fetched again
+        raise ModelError(_refused(repo, hub, error)) from None
+
+
+def _no_model(repo: str, revision: str | None, model: str) -> str:
+    there = list_models(repo, revision).models
+    more = f" and {len(there) - _MAX_NAMED} more" if len(there) > _MAX_NAMED else ""
+    named = f"choose among {', '.join(there[:_MAX_NAMED])}{more}" if there else "it holds no model"
+    return (
+        f"{repo} has no model {model}: {named} (um-, cm-, own- and sim- stand for other markets than spot)."
+    )
+
+
+def _no_revision(repo: str, revision: str | None) -> str:
+    with _explained(repo, None):
+        refs = _client().HfApi(endpoint=_endpoint()).list_repo_refs(repo)
+    names = ", ".join(ref.name for ref in (*refs.branches, *refs.tags))
+    return f"{repo} has no revision {revision!r}: choose among {names}, or give a whole commit hash."
+
+
+def _refused(repo: str, hub: str, error: Exception) -> str:
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status == 401:
+        return "The Hub does not accept the token (401): set HF_TOKEN to a valid one, or unset it for public models."
+    if status is not None:
+        return f"The Hub at {hub} answered {status} when asked for {repo}: try again later."
+    return f"The Hub at {hub} cannot be reached ({type(error).__name__}): check the network and HF_ENDPOINT."

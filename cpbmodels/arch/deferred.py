@@ -1,0 +1,263 @@
+"""Linear maps, attention and LSTM cells for decoder loops: used at every step, their weight gradients formed once.
+
+A map y_t = W x_t + b that is used at steps t = 1 .. S has dL/dW = sum over t of dy_t^T x_t. Autograd computes each
+product as soon as dy_t is known and adds it up: S small products and S additions of a weight-sized tensor per map.
+Here a step's backward pass only stores (x_t, dy_t) and returns dx_t; when the last of them is done, one product over
+the S x N rows, concatenated, gives the whole gradient.
+
+How "the last of them" is known: the weights go through one autograd node, whose output is an empty tensor (`token`)
+that every step takes as an input. Autograd runs a node's backward pass after those of all users of its output, so the
+weight node runs last. The gradient that reaches it along the token is empty and ignored.
+
+Concatenation is in the order in which the backward pass ran, last step first. The order of a sum decides its last
+bits, so it must not change.
+
+No reference cycle, also where a step breaks off because memory ran out: it would keep all tensors of the step until
+Python's cycle collector runs, and those of a CUDA graph for good. So autograd's nodes hold what the steps store
+(`_LinearSteps` ..), and only the object that is called holds the token, whose node they are; and what is stored is
+detached, because x_t is the output of earlier nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpbmodels.arch.cells import State, lstm_cell, lstm_cell_by_hand, lstm_gates, lstm_gates_backward
+from cpbmodels.arch.layers import on_gpu
+from cpbmodels.arch.torch_private import softmax_backward
+from cpbmodels.arch.weights import Param, Weights
+
+LstmStep = Callable[[Tensor, Tensor, Tensor], State]
+"""(x [K, B, in], h, c [K, B, H]) -> next (h, c)."""
+
+
+def step_params(name: str, inputs: int, outputs: int) -> list[Param]:
+    """Weight [out, in] and bias of a `DeferredLinear`; the transpose of `weights.linear_params`, as torch stores it."""
+    bound = 1 / math.sqrt(inputs)
+    return [Param(f"{name}.weight", (outputs, inputs), bound), Param(f"{name}.bias", (1, outputs), bound)]
+
+
+class DeferredLinear:
+    """A linear map used at `uses` steps, x [K, N, in] -> [K, N, out]; weight [K, out, in], bias [K, 1, out] or None."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, uses: int = 1) -> None:
+        self.steps = _LinearSteps(weight.detach(), bias.detach() if bias is not None else None, uses)
+        self.token = _LinearWeight.apply(weight, bias, self.steps) if torch.is_grad_enabled() else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """One use of the map."""
+        return self.steps(x) if self.token is None else _LinearUse.apply(x, self.token, self.steps)
+
+
+class _LinearSteps:
+    """The map itself, and what its uses store for the weights' gradient: x and dL/dy."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, uses: int) -> None:
+        self.inputs: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self.weight, self.bias, self.transposed = weight, bias, weight.transpose(1, 2)
+        self.uses = uses
+        self.filled: list[Tensor] = []
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """y = x W^T + b. On a GPU the bias is laid out for all uses in one launch, and the product added in place."""
+        if self.bias is None:
+            return torch.bmm(x, self.transposed)
+        if not on_gpu(x):
+            return torch.baddbmm(self.bias, x, self.transposed)
+        if not self.filled:
+            laid_out = self.bias.expand(self.uses, x.shape[0], x.shape[1], -1).contiguous()
+            # `.data`: the parts share memory, but not the counter by which autograd sees changes in place.
+            self.filled = [part.data for part in laid_out.unbind(0)]
+        return self.filled.pop().baddbmm_(x, self.transposed)
+
+
+class _LinearWeight(torch.autograd.Function):
+    """Runs before the first and, backwards, after the last use: collects the gradients of weight and bias."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None, shared: _LinearSteps) -> Tensor:
+        ctx.shared = shared
+        return weight.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+        shared = ctx.shared
+        x, grad = torch.cat(shared.inputs, 1), torch.cat(shared.grads, 1)  # [K, S x N, in], [K, S x N, out]
+        shared.inputs, shared.grads = [], []
+        d_bias = grad.sum(1, keepdim=True) if shared.bias is not None else None
+        return torch.bmm(grad.transpose(1, 2), x), d_bias, None
+
+
+class _LinearUse(torch.autograd.Function):
+    """One use: y = x W^T + b; backwards dx = dy W at once, the weight's part is left to `_LinearWeight`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, shared: _LinearSteps) -> Tensor:
+        ctx.shared = shared
+        ctx.save_for_backward(x, token)
+        return shared(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:  # type: ignore[override]
+        x, token = ctx.saved_tensors
+        ctx.shared.inputs.append(x.detach())
+        ctx.shared.grads.append(grad)
+        d_x = torch.bmm(grad, ctx.shared.weight) if ctx.needs_input_grad[0] else None
+        return d_x, token, None  # an empty tensor is a valid gradient of the empty token
+
+
+class DeferredAttention:
+    """Attention of one query per step and head over fixed keys and values [N, T, d], N = members x windows x heads.
+
+    a = softmax(q k^T / sqrt(d)), out = a v. The scale is multiplied into the keys once.
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.steps = _AttentionSteps(keys.detach(), values.detach())
+        self.token = _AttentionMemory.apply(keys, values, self.steps) if torch.is_grad_enabled() else None
+
+    def __call__(self, query: Tensor) -> Tensor:
+        """[N, 1, d] -> [N, 1, d]."""
+        if self.token is None:
+            return self.steps.attend(query)[1]
+        return _AttentionUse.apply(query, self.token, self.steps)
+
+
+class _AttentionSteps:
+    """Scaled keys and values, and per step: query, gradient of the scores, shares, gradient of out."""
+
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.stored: list[tuple[Tensor, ...]] = []
+        self.scale = 1 / math.sqrt(keys.shape[-1])
+        self.keys, self.values = keys * self.scale, values
+
+    def attend(self, query: Tensor) -> tuple[Tensor, Tensor]:
+        """Shares a [N, 1, T] and output [N, 1, d]."""
+        shares = torch.softmax(torch.bmm(query, self.keys.transpose(1, 2)), -1)
+        return shares, torch.bmm(shares, self.values)
+
+
+class _AttentionMemory(torch.autograd.Function):
+    """Gradients of keys and values over all steps: dk = sum of ds_t^T q_t / sqrt(d), dv = sum of a_t^T dout_t."""
+
+    @staticmethod
+    def forward(ctx: Any, keys: Tensor, values: Tensor, shared: _AttentionSteps) -> Tensor:
+        ctx.shared = shared
+        return keys.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        shared = ctx.shared
+        query, d_scores, shares, grad = (torch.cat(part, 1) for part in zip(*shared.stored, strict=True))
+        shared.stored = []
+        d_keys = torch.bmm(d_scores.transpose(1, 2), query).mul_(shared.scale)
+        return d_keys, torch.bmm(shares.transpose(1, 2), grad), None
+
+
+class _AttentionUse(torch.autograd.Function):
+    """One use; backwards ds = softmax'(a, dout v^T) and dq = ds k (scaled keys) at once."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, token: Tensor, shared: _AttentionSteps) -> Tensor:
+        ctx.shared = shared
+        shares, out = shared.attend(query)
+        ctx.save_for_backward(query, shares, token)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        query, shares, token = ctx.saved_tensors
+        shared = ctx.shared
+        d_shares = torch.bmm(grad, shared.values.transpose(1, 2))
+        d_scores = softmax_backward(d_shares, shares, -1, shares.dtype)
+        shared.stored.append((query.detach(), d_scores, shares, grad))
+        return torch.bmm(d_scores, shared.keys), token, None
+
+
+class DeferredLstm:
+    """An LSTM cell used at many steps: x [K, B, in], h and c [K, B, H] -> next (h, c), one autograd node a step.
+
+    The products of a step with W_ih and W_hh are one: [x, h] times the weights side by side, [K, 4H, in + H].
+    """
+
+    def __init__(self, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> None:
+        self.steps = _LstmSteps(w_ih.detach(), w_hh.detach(), (b_ih + b_hh).detach())
+        learns = torch.is_grad_enabled()
+        self.token = _LstmWeight.apply(w_ih, w_hh, b_ih, b_hh, self.steps) if learns else None
+
+    def __call__(self, x: Tensor, h: Tensor, c: Tensor) -> State:
+        """One step."""
+        if self.token is None:
+            return lstm_gates(self.steps.total(torch.cat([x, h], -1)), c)[:2]
+        return _LstmUse.apply(x, h, c, self.token, self.steps)
+
+
+class _LstmSteps:
+    """Both weights side by side with the sum of both biases, and per step: [x, h] and the gradient of the gates."""
+
+    def __init__(self, w_ih: Tensor, w_hh: Tensor, bias: Tensor) -> None:
+        self.stored: list[State] = []
+        self.inputs, self.bias = w_ih.shape[-1], bias
+        self.weight = torch.cat([w_ih, w_hh], -1)
+        self.transposed = self.weight.transpose(1, 2)
+
+    def total(self, both: Tensor) -> Tensor:
+        """Gates [K, B, 4H] before their functions from [x, h]."""
+        return torch.baddbmm(self.bias, both, self.transposed)
+
+
+class _LstmWeight(torch.autograd.Function):
+    """Gradients of both weights and (equal, because they are added) of both biases over all steps."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor, shared: _LstmSteps
+    ) -> Tensor:
+        ctx.shared = shared
+        return w_ih.new_empty(0)
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        shared = ctx.shared
+        both, grad = (torch.cat(part, 1) for part in zip(*shared.stored, strict=True))
+        shared.stored = []
+        weight, bias = torch.bmm(grad.transpose(1, 2), both), grad.sum(1, keepdim=True)
+        return weight[..., : shared.inputs], weight[..., shared.inputs :], bias, bias, None
+
+
+class _LstmUse(torch.autograd.Function):
+    """One step: `cells.lstm_gates` on [x, h] W^T + b, its derivative, and [dx, dh] = d_gates W."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, h: Tensor, c: Tensor, token: Tensor, shared: _LstmSteps) -> State:
+        ctx.shared = shared
+        both = torch.cat([x, h], -1)
+        next_h, next_c, *saved = lstm_gates(shared.total(both), c)
+        ctx.save_for_backward(both, token, c, *saved)
+        return next_h, next_c
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        both, token, *saved = ctx.saved_tensors
+        d_gates, d_c = lstm_gates_backward(grad, grad_c, *saved)
+        ctx.shared.stored.append((both, d_gates))
+        d_both = torch.bmm(d_gates, ctx.shared.weight)
+        return d_both[..., : ctx.shared.inputs], d_both[..., ctx.shared.inputs :], d_c, token, None
+
+
+def lstm_step(w: Weights, name: str, uses: int, manual: bool = False) -> LstmStep:
+    """A decoder layer's step (x, h, c) -> (h, c), for a loop: the fastest of the device, or every gate by hand."""
+    w_ih, w_hh, b_ih, b_hh = (w[f"{name}.{part}"] for part in ("w_ih", "w_hh", "b_ih", "b_hh"))
+    if not manual and not on_gpu(w_ih):
+        return DeferredLstm(w_ih, w_hh, b_ih, b_hh)
+    if manual:
+        by_hand = DeferredLinear(w_ih, b_ih, uses), DeferredLinear(w_hh, b_hh, uses)
+        return lambda x, h, c: lstm_cell_by_hand(by_hand[0](x), by_hand[1](h), c)
+    inputs, hidden = DeferredLinear(w_ih, b_ih + b_hh, uses), DeferredLinear(w_hh, None)
+    return lambda x, h, c: lstm_cell(inputs(x), hidden(h), c)

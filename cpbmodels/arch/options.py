@@ -1,0 +1,211 @@
+"""Options: every field of a preset with its allowed values, and the presets and profiles for all architectures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+from typing import Any
+
+from cpbmodels.data.figures import HORIZON
+from cpbmodels.data.series import CANDLE_COLUMNS
+from cpbmodels.errors import ModelError, shown, unknown_choice
+
+
+@dataclass(frozen=True)
+class Preset:
+    """All options of a model and its training; every field can be overridden by name."""
+
+    # what the model reads and forecasts (candles)
+    context: int = 30
+    horizon: int = HORIZON
+    features: tuple[str, ...] = CANDLE_COLUMNS
+    calendar: str = ""  # column of codes 0..167 to embed, "" for none
+    calendar_dim: int = 8  # width of the embedding; 0: the hour shifts the log-scale of each step instead
+    input_clip: float = 8.0  # limit of the scaled inputs, in standard deviations
+    target_clip: float = 20.0  # of the targets, in volatilities: one wrong candle must not dominate the loss
+    # its size
+    hidden_dim: int = 64
+    n_layers: int = 2
+    n_heads: int = 4
+    ff_dim: int = 256
+    dropout: float = 0.0
+    # its head and loss
+    head: str = "student-t"
+    loss: str = "nll"  # head student-t: "nll" or "crps"
+    location_shrink: float = 0.25  # head student-t: factor on the location, which is hardly predictable
+    candle_weight: float = 0.1  # weight of the loss of open, high and low, added to the close's
+    flat_band: float = 0.3  # head classes: a move of less than this many volatilities is "flat"
+    teacher_forcing: float = 0.0  # share of the decoder's steps that read the true candle, in training only
+    # optimizer
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    schedule: str = "cosine"
+    warmup_steps: int = 0  # steps of the first epoch over which the rate rises linearly
+    step_size: int = 30  # schedule "step": epochs between two reductions
+    step_gamma: float = 0.5  # schedule "step": factor of a reduction
+    clip: float = 1.0  # largest L2 norm of one member's gradient
+    # what it learns from
+    batch_size: int = 128  # windows per member and step
+    accumulate: int = 1  # micro-batches per step: same result, less memory
+    epochs: int = 40  # at most
+    patience: int = 8  # epochs without a better validation loss after which a member stops
+    steps_per_epoch: int = 0  # 0: one pass over the windows
+    max_train_rows: int = 0  # last rows of the train span; 0: all
+    stride: int = 1  # rows between two windows
+    max_validation_windows: int = 4000  # evenly spread over the validation span
+    # how it runs
+    fleet_size: int = 40  # members trained together
+    mixed_precision: str = "off"  # "off", "auto", "bf16", "fp16"
+    checkpoint_gradients: bool = False  # recompute activations in the backward pass: less memory, more time
+    cuda_graph: bool = True  # GPU: capture a training step once and replay it
+    workers: int = 0  # CPU: fleets trained side by side, one core each; 0: one per core
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for config.json and MLflow."""
+        return asdict(self)
+
+
+ALIASES = {"max_epochs": "epochs", "learning_rate": "lr", "d_model": "hidden_dim", "batch": "batch_size"}
+
+SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
+"""Options that not every architecture reads: each names those it reads in its `spec.sizes`."""
+
+# option -> (lowest, highest) allowed, both included
+RANGES: dict[str, tuple[float, float]] = {
+    "context": (1, 2048),
+    "horizon": (1, 512),
+    "calendar_dim": (0, 128),
+    "input_clip": (1, 1000),
+    "target_clip": (1, 1000),
+    "hidden_dim": (1, 4096),
+    "n_layers": (1, 16),
+    "n_heads": (1, 64),
+    "ff_dim": (1, 16384),
+    "dropout": (0, 0.95),
+    "location_shrink": (0, 1),
+    "candle_weight": (0, 10),
+    "flat_band": (0, 5),
+    "teacher_forcing": (0, 1),
+    "lr": (1e-8, 1),
+    "weight_decay": (0, 1),
+    "warmup_steps": (0, 100_000),
+    "step_size": (1, 10_000),
+    "step_gamma": (0.01, 1),
+    "clip": (1e-6, 1e6),
+    "batch_size": (1, 65_536),
+    "accumulate": (1, 1024),
+    "epochs": (1, 100_000),
+    "patience": (1, 100_000),
+    "steps_per_epoch": (0, 1_000_000),
+    "max_train_rows": (0, 100_000_000),
+    "stride": (1, 10_000),
+    "max_validation_windows": (1, 10_000_000),
+    "fleet_size": (1, 10_000),
+    "workers": (0, 256),
+}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "head": ("student-t", "point", "quantile", "classes", "scaled"),
+    "loss": ("nll", "crps"),
+    "optimizer": ("adamw", "adam"),
+    "schedule": ("cosine", "step", "constant"),
+    "mixed_precision": ("auto", "off", "bf16", "fp16"),
+}
+
+
+SWITCHES = ("checkpoint_gradients", "cuda_graph")
+MAX_FEATURES = 1024  # columns
+MAX_NAME = 200  # characters of a column's name
+
+COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "default": {
+            # Few validations on purpose: with one every 20 steps, its noise chose the model.
+            "steps_per_epoch": 100,
+            "batch_size": 512,
+            "epochs": 12,
+            "patience": 4,
+            "max_validation_windows": 20_000,
+        },
+        "smoke": {
+            "hidden_dim": 16,
+            "n_layers": 1,
+            "n_heads": 2,
+            "ff_dim": 32,
+            "batch_size": 32,
+            "steps_per_epoch": 10,
+            "epochs": 3,
+            "patience": 3,
+            "lr": 3e-3,
+            "max_train_rows": 3000,
+            "max_validation_windows": 192,
+        },
+    }
+)
+"""Presets for every architecture. Those that belong to some of them stand in `spec.presets`."""
+
+PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "cpu": {"fleet_size": 20, "cuda_graph": False},
+        "gpu-6gb": {"fleet_size": 20, "mixed_precision": "auto"},
+        "gpu-16gb": {"fleet_size": 40, "mixed_precision": "auto"},
+        "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
+    }
+)
+"""Hardware profiles: fleet size and precision for a device, which change how a model is trained and not what it is."""
+
+PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"gpu-6gb": {"batch_size": 16, "context": 20}}
+)
+"""What the original notes recommend for the seed models on such a device. They make other models of them, so they are
+never applied by looking at the hardware: who names the profile with a seed preset gets them, as overrides."""
+
+
+def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Aliases resolved, sequences as tuples, booleans for mixed_precision accepted; unknown names refused."""
+    known = {field.name for field in fields(Preset)}
+    out: dict[str, Any] = {}
+    for given, value in overrides.items():
+        name = ALIASES.get(given, given)
+        if name not in known:
+            raise ModelError(unknown_choice("option", given, sorted(known)))
+        if name == "mixed_precision" and isinstance(value, bool):
+            value = "auto" if value else "off"
+        out[name] = tuple(value) if isinstance(value, list) else value
+    return out
+
+
+def check(options: Preset) -> Preset:
+    """The preset itself if every option is possible, else a ModelError naming the option and the allowed range.
+
+    What an architecture or a head demands beyond that is checked by `presets.preset`.
+    """
+    for name, (low, high) in RANGES.items():
+        _check_number(name, getattr(options, name), low, high)
+    for name, allowed in CHOICES.items():
+        if getattr(options, name) not in allowed:
+            raise ModelError(unknown_choice(name, getattr(options, name), allowed))
+    for name in SWITCHES:
+        if not isinstance(getattr(options, name), bool):
+            raise ModelError(f"{name} must be True or False, not {shown(getattr(options, name))}.")
+    names = (*options.features, options.calendar) if isinstance(options.features, tuple) else (None,)
+    if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
+        raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
+    if not options.features:
+        raise ModelError("features must name at least one column.")
+    if len(options.features) > MAX_FEATURES or len(set(options.features)) < len(options.features):
+        raise ModelError(f"features must name at most {MAX_FEATURES} columns, each once.")
+    if options.batch_size % options.accumulate:
+        raise ModelError(
+            f"accumulate {options.accumulate} must divide batch_size {options.batch_size} evenly."
+        )
+    return options
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    whole = isinstance(getattr(Preset(), name), int)
+    kind = int if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        what = "a whole number" if whole else "a number"
+        raise ModelError(f"{name} must be {what} from {low:,g} to {high:,g}, not {shown(value)}.")

@@ -1,0 +1,116 @@
+"""Presets: every option of a model and its training, resolved. A preset is a set of changes to the defaults.
+
+Options that have no effect on an architecture, so that the user can be told instead of being misled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from cpbmodels.arch import architectures, find, usable
+from cpbmodels.arch.options import ALIASES, COMMON_PRESETS, PROFILES, SIZES, Preset, check, normalise_options
+from cpbmodels.errors import ModelError, unknown_choice
+
+EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding where `calendar_dim` 0 has no effect on the head
+
+
+def preset(
+    name: str = "default", architecture: str = "har", profile: str | None = None, **overrides: Any
+) -> Preset:
+    """The resolved preset: architecture defaults <- preset <- hardware profile <- what is fixed <- overrides, checked.
+
+    Raises ModelError with one sentence naming the option and what is allowed. Imports the architecture, and torch.
+    """
+    if architecture not in architectures():
+        raise ModelError(unknown_choice("architecture", architecture, architectures()))
+    spec = find(architecture).spec
+    own = {**COMMON_PRESETS, **spec.presets}
+    if name not in own and name not in (known := all_presets()):
+        raise ModelError(unknown_choice("preset", name, known))
+    if profile is not None and profile not in PROFILES:
+        raise ModelError(unknown_choice("profile", profile, PROFILES))
+    if name not in own:
+        owners = " or ".join(one for one, found in usable().items() if name in found.spec.presets)
+        raise ModelError(f"preset {name!r} belongs to {owners}: use preset 'default' with {architecture}.")
+    values = {**spec.defaults, **own[name], **PROFILES.get(profile or "", {}), **spec.fixed}
+    options = check(replace(Preset(), **values | normalise_options(overrides)))
+    check_together(architecture, options)
+    return _with_calendar(options)
+
+
+def check_together(architecture: str, options: Preset) -> None:
+    """Raise ModelError where options are possible each and not together, or not with this architecture."""
+    if conflict := _head_conflict(architecture, options) or find(architecture).conflict(
+        architecture, options
+    ):
+        raise ModelError(conflict)
+
+
+def all_presets() -> Mapping[str, Mapping[str, Any]]:
+    """Every preset by name: those for all architectures, then those that belong to some."""
+    own = [found.spec.presets for found in usable().values()]
+    return MappingProxyType(
+        {**COMMON_PRESETS, **{name: values for each in own for name, values in each.items()}}
+    )
+
+
+def __getattr__(name: str) -> Any:
+    """`PRESETS`, computed when it is first asked for: it imports every architecture."""
+    if name != "PRESETS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return all_presets()
+
+
+def _with_calendar(options: Preset) -> Preset:
+    """With `calendar_dim` 0 the hour shifts the log-scale: for a head without one it is embedded instead."""
+    from cpbmodels.arch.heads import HEADS  # torch: reading this module's data must not need it
+
+    if options.calendar and not options.calendar_dim and not HEADS[options.head].has_log_scale:
+        return replace(options, calendar_dim=EMBEDDED_CALENDAR_DIM)
+    return options
+
+
+def _head_conflict(architecture: str, options: Preset) -> str:
+    """A reserved head and the architectures that fix it belong together, with the options that the head requires."""
+    from cpbmodels.arch.heads import HEADS
+
+    fixed = find(architecture).spec.fixed.get("head")
+    if fixed is None and not HEADS[options.head].is_reserved:
+        return ""
+    head, owners = fixed or options.head, [architecture]
+    required = HEADS[head].required_options
+    if fixed is None:
+        owners = [name for name, found in usable().items() if found.spec.fixed.get("head") == head]
+    elif options.head == fixed and all(getattr(options, name) == value for name, value in required.items()):
+        return ""
+    conditions = ", ".join(f"{name} {value}" for name, value in required.items())
+    named = f"head {head!r} (with {conditions})" if required else f"head {head!r}"
+    return f"{named} and architecture {' or '.join(map(repr, owners))} belong together."
+
+
+TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
+"""Options of gradient steps: a closed form has none."""
+
+
+def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> list[str]:
+    """A sentence for each option among the names `given` that changes nothing for this architecture."""
+    spec = find(architecture).spec
+    read = [name for name in SIZES if name in spec.sizes]
+    names = [ALIASES.get(name, name) for name in given]
+    found = [
+        f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out."
+        for name in names
+        if name in SIZES and name not in read
+    ]
+    if spec.closed_form:
+        solved = f"has no effect on {architecture}, which is solved at once: leave it out."
+        found += [f"{name} {solved}" for name in names if name in TRAINING_OPTIONS]
+    if "dropout" in names and options.n_layers == 1 and spec.dropout_between_layers:
+        found.append(
+            f"dropout has no effect on {architecture} with n_layers 1, it acts between layers: "
+            "leave it out or choose n_layers from 2 to 16."
+        )
+    return found

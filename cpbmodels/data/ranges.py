@@ -1,0 +1,174 @@
+"""Robust HAR in closed form: one linear forecast of the coming range. Numpy only; the one definition of it.
+
+HAR: heterogeneous autoregression, a linear model of volatility on its means over several past windows (Corsi 2009).
+Here, with N origins and F columns, for each of the steps h = 1 .. H:
+
+1. Target [N, H]: ln(mean log-range of the next h candles / volatility at the origin), at least ln(MIN_RANGE). The range
+   says more about a candle's volatility than its return does; as a logarithm with a floor it is robust to outliers.
+2. Design [N, 1 + F + 168]: a one, the columns of the last candle (by default the logs of mean ranges and mean |returns|
+   over the last 1 .. 168 candles, and the log volatility), and the hour of the week one-hot.
+3. Ridge regression: solve (X^T X + RIDGE_PENALTY I) w = X^T y, the intercept unpenalised.
+4. Distribution: exp(prediction) x volatility x sqrt(h) is the scale; the training moves divided by their scale give one
+   table of quantiles per step, and the forecast is scale x table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cpbmodels.data.series import SCALED, Series
+from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.errors import ModelError
+
+RIDGE_PENALTY = 20.0
+MIN_RANGE = 0.05  # smallest mean range as a share of the volatility; the feature columns have the same floor
+MAX_LOG_SCALE = 3.0  # a forecast scale lies within exp(-3) .. exp(3) times the volatility
+HOURS_PER_WEEK = 168
+MAX_BLOCK_ROWS = 20_000  # of the design at once: eight years of 20 coins in one block would take gigabytes
+
+TrainingOrigins = Sequence[tuple[Series, np.ndarray]]
+"""Series, each with the rows (int64 [N]) of the origins that may be learnt from."""
+
+
+@dataclass(frozen=True)
+class RangeModel:
+    """A fitted robust HAR of H steps, float64. Units are volatility x sqrt(step).
+
+    `level` [H], `slopes` [F, H] of the columns `names` and `hours` [168, H] add up to the log of the scale (no
+    `calendar` column: no hours). `table` [H, 19] and `candle` [H, 3] (open, high, low) times the scale are the
+    quantiles of the close and the medians of the other prices, relative to the last close.
+    """
+
+    names: tuple[str, ...]
+    calendar: str
+    clip: float
+    level: np.ndarray
+    slopes: np.ndarray
+    hours: np.ndarray
+    table: np.ndarray
+    candle: np.ndarray
+
+    def scale(self, series: Series, origins: np.ndarray) -> np.ndarray:
+        """The predicted scale [N, H] in log-return."""
+        return self._scale(series, origins, self.inputs(series))
+
+    def quantiles(self, series: Series, origins: np.ndarray) -> np.ndarray:
+        """Quantiles [N, H, 19] of the cumulative log-return after each origin."""
+        return self.scale(series, origins)[..., None] * self.table
+
+    def inputs(self, series: Series) -> np.ndarray:
+        """Its columns [rows, F], scaled as models read them: returns in units of the volatility."""
+        columns = series.columns(self.names)
+        scaled = [index for index, name in enumerate(self.names) if name in SCALED]
+        columns[:, scaled] /= series.volatility[:, None]
+        return columns.clip(-self.clip, self.clip)
+
+    def hour(self, series: Series, origins: np.ndarray) -> np.ndarray:
+        """Hour of the week 0 .. 167 of each origin, int64 [N]."""
+        return series.columns((self.calendar,))[origins, 0].astype(np.int64)
+
+    def _scale(self, series: Series, origins: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+        log_scale = inputs[origins] @ self.slopes + self.level
+        if self.calendar:
+            log_scale += self.hours[self.hour(series, origins)]
+        steps = np.sqrt(np.arange(1, len(self.level) + 1))
+        relative = np.exp(log_scale.clip(-MAX_LOG_SCALE, MAX_LOG_SCALE))
+        return relative * series.volatility[origins][:, None] * steps
+
+
+def fit_ranges(
+    training: TrainingOrigins, names: tuple[str, ...], calendar: str, horizon: int, clip: float = np.inf
+) -> RangeModel:
+    """Fit one model on the origins of one or several series; it serves any series, also unseen ones.
+
+    Looks at no row after the last origin's horizon. ModelError: no origin at all.
+    """
+    training = [(one, origins) for one, origins in training if len(origins)]
+    if not training:
+        raise ModelError("the robust HAR needs at least one training origin: give it more history.")
+    empty = np.zeros((0, 0))
+    blank = RangeModel(names, calendar, clip, empty, empty, empty, empty, empty)
+    gram, moment = _normal_equations(blank, training, horizon)
+    penalty = RIDGE_PENALTY * np.eye(len(gram))
+    penalty[0, 0] = 0  # the intercept is not shrunk
+    weights = np.linalg.solve(gram + penalty, moment)
+    hours = weights[1 + len(names) :] if calendar else np.zeros((HOURS_PER_WEEK, horizon))
+    fitted = replace(blank, level=weights[0], slopes=weights[1 : 1 + len(names)], hours=hours)
+    return _with_quantiles(fitted, training, horizon)
+
+
+def future_range(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
+    """The target [N, H]: ln of the mean log-range over the next 1 .. H candles, relative to the volatility.
+
+    From one cumulative sum of the log-range, so a mean over any number of candles is one difference.
+    """
+    total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(series.columns(("log_range",))[:, 0]))])
+    steps = np.arange(1, horizon + 1)
+    mean = (total[origins[:, None] + 1 + steps] - total[origins + 1][:, None]) / steps
+    return np.log(np.maximum(mean / series.volatility[origins][:, None], MIN_RANGE))
+
+
+def _normal_equations(
+    blank: RangeModel, training: TrainingOrigins, horizon: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """X^T X [D, D] and X^T y [D, H] of the design (1, F columns, 168 hours one-hot), D = 1 + F + 168.
+
+    Added up block by block, so the design never exists as a whole; its one-hot part is sums per hour, not products.
+    """
+    dense, hours = 1 + len(blank.names), HOURS_PER_WEEK if blank.calendar else 0
+    gram, moment = np.zeros((dense + hours, dense + hours)), np.zeros((dense + hours, horizon))
+    for one, origins in training:
+        inputs = blank.inputs(one)
+        for block in _blocks(origins):
+            design = np.column_stack([np.ones(len(block)), inputs[block]])
+            target = future_range(one, block, horizon)
+            gram[:dense, :dense] += design.T @ design
+            moment[:dense] += design.T @ target
+            if hours:
+                sums = _sums_by_hour(blank.hour(one, block), np.hstack([design, target]))
+                gram[dense:, :dense] += sums[:, :dense]
+                gram[dense:, dense:] += np.diag(sums[:, 0])  # column 0 is ones: the number of rows per hour
+                moment[dense:] += sums[:, dense:]
+    gram[:dense, dense:] = gram[dense:, :dense].T
+    return gram, moment
+
+
+def _sums_by_hour(hours: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Sum of each column [N, C] over the rows of each hour: [168, C]."""
+    sums = [np.bincount(hours, weights=column, minlength=HOURS_PER_WEEK) for column in columns.T]
+    return np.column_stack(sums)
+
+
+def _with_quantiles(fitted: RangeModel, training: TrainingOrigins, horizon: int) -> RangeModel:
+    """Quantiles of the close, and medians of open, high and low, per step, of moves over the predicted scale.
+
+    A candle's high is never under its open or close, so its median is not either: the median candle is valid.
+    """
+    # One price at a time, and quantiles in place: the moves of all origins are the largest array here.
+    moves = np.empty((horizon, sum(len(origins) for _, origins in training)))
+    quantiles = []
+    middle = np.array([0.5])
+    for price, levels in enumerate((middle, middle, middle, QUANTILES)):
+        start = 0
+        for one, block, scale in _scales(fitted, training):
+            later = one.prices[block[:, None] + np.arange(1, horizon + 1), price]
+            moves[:, start : start + len(block)] = (np.log(later / one.prices[block, 3][:, None]) / scale).T
+            start += len(block)
+        quantiles.append(np.stack([np.quantile(row, levels, overwrite_input=True) for row in moves]))
+    return replace(fitted, table=quantiles[3], candle=np.hstack(quantiles[:3]))
+
+
+def _scales(fitted: RangeModel, training: TrainingOrigins) -> Iterator[tuple[Series, np.ndarray, np.ndarray]]:
+    """Series, block of its origins [N] and their predicted scale [N, H] in log-return."""
+    for one, origins in training:
+        inputs = fitted.inputs(one)
+        for block in _blocks(origins):
+            yield one, block, fitted._scale(one, block, inputs)
+
+
+def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), MAX_BLOCK_ROWS):
+        yield rows[start : start + MAX_BLOCK_ROWS]

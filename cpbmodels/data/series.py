@@ -1,0 +1,349 @@
+"""A coin's candles as a model reads them: prices, causal columns, volatility, segments and time spans.
+
+Numpy only: reading or scoring data does not import torch. Everything at row t is known when candle t closes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from cpbmodels.data.figures import EMBARGO, INTERVAL_SECONDS, WARMUP
+from cpbmodels.errors import ModelError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
+WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
+VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
+RETURNS = ("r_open", "r_high", "r_low", "r_close")
+CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
+SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Series:
+    """One coin x timeframe. Rows are candles, oldest first.
+
+    Attributes
+    ----------
+    prices: float64 [rows, 4], open high low close.
+    features: float64 [rows, F], causal columns; NaN while a column warms up.
+    names: the F column names.
+    volatility: float64 [rows], EWMA std of one-candle log-returns up to and including the row.
+    segments: int [rows], id of the run of candles without hole or relisting; nothing crosses a change.
+    spans: "train", "validation", "test" -> half-open row range [a, b).
+    times: int64 [rows] open time in microseconds UTC, if known.
+    """
+
+    prices: np.ndarray
+    features: np.ndarray
+    names: tuple[str, ...]
+    volatility: np.ndarray
+    segments: np.ndarray
+    spans: dict[str, tuple[int, int]] = field(default_factory=dict)
+    symbol: str = ""
+    timeframe: str = ""
+    times: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.prices)
+
+    def __repr__(self) -> str:
+        """One line: name, candles, span, gaps."""
+        gaps = int((np.diff(self.segments) != 0).sum()) if len(self) else 0
+        span = ""
+        if self.times is not None and len(self):
+            first, last = (_instant(int(self.times[row])) for row in (0, -1))
+            span = f", {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
+        return f"<Series {self.symbol or '-'} {self.timeframe}: {len(self):,} candles{span}, {gaps} gaps>"
+
+    @property
+    def step_seconds(self) -> int:
+        """Length of a candle in seconds: of the timeframe, else the usual distance of the open times.
+
+        Raises:
+            ModelError: the series knows neither a timeframe nor times.
+        """
+        if self.timeframe in INTERVAL_SECONDS:
+            return INTERVAL_SECONDS[self.timeframe]
+        if self.times is None or len(self) < 2:
+            raise ModelError(
+                f"{self.label}: the length of its candles is not known; make it with Series.from_frame, or give "
+                "from_ohlc a timeframe."
+            )
+        return int(np.median(np.diff(self.times))) // 1_000_000
+
+    def end_of(self, row: int) -> datetime:
+        """The close (UTC) of the candle in a row, at which a forecast from it can be issued.
+
+        Raises:
+            ModelError: the series has no times.
+        """
+        if self.times is None:
+            raise ModelError(
+                f"{self.label} has no times: make it with Series.from_frame, or give from_ohlc `times`."
+            )
+        return _instant(int(self.times[row])) + timedelta(seconds=self.step_seconds)
+
+    def usable(self, context: int, horizon: int = 0) -> np.ndarray:
+        """Bool [rows]: rows that can be the last context candle of a window with `horizon` known candles."""
+        finite = np.isfinite(self.features).all(axis=1) & np.isfinite(self.volatility)
+        holes = np.concatenate([[0], np.cumsum(~finite)])  # equal at both ends of a range: no hole in it
+        rows = np.arange(len(self))
+        first, last = rows - context + 1, rows + horizon
+        inside = (first >= 0) & (last < len(self))
+        first, last = np.maximum(first, 0), np.minimum(last, max(len(self) - 1, 0))
+        return inside & (holes[rows + 1] == holes[first]) & (self.segments[first] == self.segments[last])
+
+    def origins(self, split: str, context: int, horizon: int, stride: int = 1) -> np.ndarray:
+        """Rows (int64, ascending) of the last context candle of every valid window of a split.
+
+        Context and horizon lie in one segment, no column is NaN in the context, and for the split's
+        range [a, b): a <= origin and origin + horizon < b.
+        """
+        if split not in SPLITS:
+            raise ModelError(f"There is no split {split!r}: choose one of {', '.join(SPLITS)}.")
+        a, b = self.spans.get(split, (0, 0))
+        rows = np.flatnonzero(self.usable(context, horizon))
+        return rows[(rows >= a) & (rows + horizon < b)][::stride].astype(np.int64)
+
+    def newest_origin(self, context: int) -> int:
+        """The last row from which a live forecast can be made."""
+        rows = np.flatnonzero(self.usable(context))
+        if not len(rows):
+            raise ModelError(
+                f"{self.label} has {len(self):,} candles and no {context} in a row that can be used: columns need "
+                f"{WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
+            )
+        return int(rows[-1])
+
+    def tail(self, rows: int) -> Series:
+        """The last rows alone, without spans; the arrays are views."""
+        cut = slice(max(len(self) - rows, 0), None)
+        return replace(
+            self,
+            prices=self.prices[cut],
+            features=self.features[cut],
+            volatility=self.volatility[cut],
+            segments=self.segments[cut],
+            times=self.times[cut] if self.times is not None else None,
+            spans={},
+        )
+
+    def columns(self, names: tuple[str, ...]) -> np.ndarray:
+        """float64 [rows, len(names)], in the order asked for."""
+        missing = [name for name in names if name not in self.names]
+        if missing:
+            raise ModelError(
+                f"{self.label} lacks the column(s) {', '.join(missing)}: make it with Series.from_frame (which needs "
+                "a `volume` column for log_volume_change), or choose an architecture that reads candles alone "
+                "(transformer, gru, lstm, linear)."
+            )
+        return self.features[:, [self.names.index(name) for name in names]]
+
+    @property
+    def label(self) -> str:
+        """Name for messages."""
+        return f"{self.symbol or 'The series'} {self.timeframe}".strip()
+
+    @classmethod
+    def from_frame(
+        cls,
+        frame: Any,
+        symbol: str | None = None,
+        timeframe: str | None = None,
+        *,
+        partial: Literal["refuse", "drop"] = "refuse",
+        validation: float = 0.15,
+        test: float = 0.0,
+        embargo: int | None = None,
+    ) -> Series:
+        """A series from a table of candles, with every column that any architecture reads.
+
+        Args:
+            frame: pandas, polars or Arrow, oldest first: a time column or index (`open_time`, `date`, `timestamp`;
+                aware datetimes, or seconds, milliseconds or microseconds since 1970) and `open high low close`, and
+                `volume` if it is known. Missing candles are fine: nothing is computed across a gap.
+            symbol: name for messages and results; nothing is looked up by it.
+            timeframe: length of a candle as Binance names it, such as `1h`; by default what the times show.
+            partial: what happens to a last candle that has not closed yet, by this machine's clock.
+            validation: share of the rows that stop a training, as in `from_ohlc`.
+            test: share of the newest rows that no training sees.
+            embargo: rows left out between the spans; by default 178, and 40 for fewer than 4,000 rows.
+
+        Raises:
+            ModelError: the frame holds no such candles; the sentence names the column or row.
+        """
+        from cpbmodels.data.candles import read_candles  # polars is not needed by who brings arrays
+        from cpbmodels.data.columns import feature_frame
+
+        candles, found = read_candles(frame, symbol or "the frame", timeframe, partial)
+        series = cls.from_columns(feature_frame(candles, found), symbol or "", found)
+        return replace(series, spans=_spans(len(series), validation, test, embargo))
+
+    @classmethod
+    def from_columns(cls, frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
+        """A series, without spans, of what `cpbmodels.data.columns.feature_frame` computed."""
+        import polars as pl
+
+        from cpbmodels.data.columns import FEATURES, PRICES
+
+        names = tuple(name for name in FEATURES if name in frame.columns)
+        return cls(
+            prices=frame.select(PRICES).to_numpy(),
+            features=frame.select(names).to_numpy(),
+            names=names,
+            volatility=frame["volatility"].to_numpy(),
+            segments=frame["segment"].to_numpy().astype(np.int64),
+            symbol=symbol,
+            timeframe=timeframe,
+            times=frame["open_time"].cast(pl.Int64).to_numpy(),
+        )
+
+    @classmethod
+    def from_ohlc(
+        cls,
+        prices: np.ndarray,
+        *,
+        segments: np.ndarray | None = None,
+        times: np.ndarray | None = None,
+        symbol: str = "",
+        timeframe: str = "",
+        validation: float = 0.15,
+        test: float = 0.0,
+        embargo: int | None = None,
+    ) -> Series:
+        """A series from candles alone: [rows, 4] open, high, low, close, oldest first.
+
+        The last part validates (and, if asked, a part behind it tests), with `embargo` rows between the
+        spans: 178 by default, 40 (context 30 + horizon 10) for a series under 4,000 rows.
+        """
+        prices = check_prices(prices, symbol or "prices")
+        if segments is None:
+            segments = contiguous_runs(times, len(prices))
+        names, features, volatility = candle_columns(prices, segments)
+        return cls(
+            prices=prices,
+            features=features,
+            names=names,
+            volatility=volatility,
+            segments=np.asarray(segments),
+            spans=_spans(len(prices), validation, test, embargo),
+            symbol=symbol,
+            timeframe=timeframe,
+            times=times,
+        )
+
+
+def _instant(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _spans(rows: int, validation: float, test: float, embargo: int | None) -> dict[str, tuple[int, int]]:
+    gap = embargo if embargo is not None else (EMBARGO if rows >= 4000 else 40)
+    return split_rows(rows, validation, test, gap)
+
+
+def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
+    """The candles as float64 [rows, 4], or a ModelError naming the first impossible row."""
+    try:
+        prices = np.ascontiguousarray(prices, dtype=np.float64)
+    except (TypeError, ValueError):  # numpy's sentence names neither column nor remedy
+        raise ModelError(
+            f"{label}: candles must be numbers, [rows, 4] (open, high, low, close); a table with times goes to "
+            "Series.from_frame."
+        ) from None
+    if prices.ndim != 2 or prices.shape[1] != 4:
+        raise ModelError(
+            f"{label}: candles must have the shape [rows, 4] (open, high, low, close), not {prices.shape}."
+        )
+    wrong = ~is_candle(prices)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise ModelError(
+            f"{label}: row {row} is no candle ({prices[row].tolist()}): prices must be positive and finite, "
+            "with low <= open, close <= high; remove or repair it and the rows like it."
+        )
+    return prices
+
+
+def is_candle(prices: np.ndarray) -> np.ndarray:
+    """Bool [rows]: whether [rows, 4] is a possible open, high, low, close."""
+    positive = (np.isfinite(prices) & (prices > 0)).all(axis=1)
+    inside = (prices[:, 1] >= prices.max(axis=1)) & (prices[:, 2] <= prices.min(axis=1))
+    return np.asarray(positive & inside)
+
+
+def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
+    """Segment ids [rows]: a new one wherever the step between open times differs from the median step."""
+    if times is None or rows < 3:
+        return np.zeros(rows, dtype=np.int64)
+    steps = np.diff(np.asarray(times, dtype=np.int64))
+    return np.concatenate([[0], np.cumsum(steps != np.median(steps))]).astype(np.int64)
+
+
+def split_rows(rows: int, validation: float, test: float, embargo: int) -> dict[str, tuple[int, int]]:
+    """Row ranges train | embargo | validation | embargo | test of a single series."""
+    if not (0 <= test < 1 and 0 <= validation < 1 and test + validation < 1):
+        raise ModelError("validation and test are shares of the rows: both in 0..1, together under 1.")
+    test_rows, validation_rows = round(rows * test), round(rows * validation)
+    test_start = rows - test_rows
+    validation_end = test_start - (embargo if test_rows else 0)
+    validation_start = max(validation_end - validation_rows, 0)
+    train_end = max(validation_start - (embargo if validation_rows else 0), 0)
+    return {
+        "train": (0, train_end),
+        "validation": (validation_start, validation_end),
+        "test": (test_start, rows),
+    }
+
+
+def candle_columns(
+    prices: np.ndarray, segments: np.ndarray
+) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
+    """The columns that follow from the candle alone, and the volatility. Their only definition.
+
+    Returns names, float64 [rows, 6] and volatility [rows]: `r_x` = ln(x_t / close_{t-1}), `abs_return` =
+    |r_close|, `log_sigma` = ln EWMA volatility (NaN for a segment's first 24 returns).
+    """
+    segments = np.asarray(segments)
+    starts = np.concatenate([[True], segments[1:] != segments[:-1]]) if len(segments) else np.zeros(0, bool)
+    previous = np.concatenate([[np.nan], prices[:-1, 3]])[: len(prices)]
+    returns = np.log(prices / np.where(starts, np.nan, previous)[:, None])
+    volatility = ewma_volatility(returns[:, 3], starts)
+    age = np.arange(len(prices)) - np.maximum.accumulate(np.where(starts, np.arange(len(prices)), 0))
+    log_sigma = np.where(age >= WARM_UP, np.log(volatility), np.nan)
+    columns = np.column_stack([returns, np.abs(returns[:, 3]), log_sigma])
+    return CANDLE_COLUMNS, columns, volatility
+
+
+def ewma_volatility(returns: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Bias-corrected EWMA std [rows], restarted at each True in `starts`; NaN in a segment's first row."""
+    volatility = np.full(len(returns), np.nan)
+    bounds = [*np.flatnonzero(starts).tolist(), len(returns)]
+    for first, end in pairwise(bounds):
+        if end - first > 1:
+            count = np.arange(1, end - first)
+            squares = _ewma(returns[first + 1 : end] ** 2) / (1 - LAMBDA**count)
+            volatility[first + 1 : end] = np.maximum(np.sqrt(squares), VOLATILITY_FLOOR)
+    return volatility
+
+
+def _ewma(values: np.ndarray) -> np.ndarray:
+    """Sum over the past of (1 - lambda) lambda^age x value, for all rows at once.
+
+    After the pass with reach r a row sums up the last 2r values: each pass doubles how far back the sum goes. Always
+    eleven passes (0.96^2048 = 5e-37 is negligible), so a row's bits do not depend on how many rows follow.
+    """
+    out = (1 - LAMBDA) * values
+    for reach in 2 ** np.arange(11):
+        out[reach:] = out[reach:] + LAMBDA ** float(reach) * out[:-reach]
+    return out

@@ -1,0 +1,125 @@
+"""Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
+
+A file's name holds the CRC-32 of its bytes, so that a damaged one is never resumed from.
+
+A background thread writes, so training waits for a copy in memory only. Where the disk is slower than the epochs, or
+the copies (of gigabytes, from a GPU) would take more than a fiftieth of the time, epochs in between are skipped.
+Random draws are functions of (seed, step), so there is no generator state to save.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import zlib
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cpbmodels.errors import ModelError
+from cpbmodels.fleet.files import write_whole
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 2  # the one before the newest is there in case the newest is damaged
+MAX_TIME_SHARE = 0.02  # of the training that copies may take
+_NAME = re.compile(r"epoch-(?P<epoch>\d{6})-(?P<crc>[0-9a-f]{8})\.safetensors")
+
+
+class Checkpoints:
+    """The checkpoints of one fleet in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.pending: Future[None] | None = None
+        self.next_due = 0.0  # on time.monotonic's clock: before, copies would take more than MAX_TIME_SHARE
+
+    def save(
+        self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
+    ) -> None:
+        """Write the state after `epoch` in the background.
+
+        Skipped, unless `force`, while the last one is still being written, and while its copy is more than
+        `MAX_TIME_SHARE` of the time since it began.
+        """
+        started = time.monotonic()
+        if self.pending is not None:
+            if not force and (not self.pending.done() or started < self.next_due):
+                return
+            self.pending.result()  # raises what the writer raised, a full disk for example
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
+        ended = time.monotonic()
+        self.next_due = ended + (ended - started) / MAX_TIME_SHARE
+
+    def _write(self, epoch: int, tensors: dict[str, Tensor], state: str) -> None:
+        from safetensors.torch import save as to_bytes
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = to_bytes(tensors, {"state": state})
+        write_whole(self.folder / f"epoch-{epoch:06d}-{zlib.crc32(content):08x}.safetensors", content)
+        for old in self.files()[:-MAX_FILES]:
+            old.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and state of the newest readable checkpoint, or None."""
+        from safetensors import safe_open
+
+        for path in reversed(self.files()):
+            if not _is_intact(path):  # try the one before
+                continue
+            with safe_open(str(path), "pt") as file:
+                names = file.keys()
+                return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["state"])
+        return None
+
+    def clear(self) -> None:
+        """Remove the checkpoints of earlier trainings: this one starts anew."""
+        for path in self.files():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Wait for the last write."""
+        self.pool.shutdown(wait=True)
+        if self.pending is not None:
+            self.pending.result()
+
+
+def _is_intact(path: Path) -> bool:
+    match = _NAME.fullmatch(path.name)
+    return match is not None and zlib.crc32(path.read_bytes()) == int(match["crc"], 16)
+
+
+def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool:
+    """Whether a checkpoint goes on here: False for other members of the same training, as another cut gives.
+
+    A fleet is cut by the number of cores, and again where memory runs out: such a part starts anew.
+
+    Raises:
+        ModelError: it is of another training.
+    """
+    differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
+    if not differing:
+        return True
+    seeds, own = saved.get("seeds", []), wanted["seeds"]
+    if "options" not in differing and seeds != own and not set(seeds).isdisjoint(own):
+        log.warning(
+            "%s is of a fleet cut otherwise (%d members, here %d), as another number of cores or too little memory "
+            "cuts it: these members start anew.", folder, len(seeds), len(own),
+        )  # fmt: skip
+        return False
+    raise ModelError(
+        f"{folder} holds a checkpoint of another training ({', '.join(differing)} differ): "
+        "resume with the same data and options, or start without resume."
+    )

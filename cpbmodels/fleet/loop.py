@@ -1,0 +1,353 @@
+"""The one training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
+
+A member is active until it stops. The rows that take part in a step are the first ones (`stepped`): the active members
+and, on a GPU, a few stopped ones beside them. Those are still updated, but their result is the saved snapshot.
+
+Learning rates: cosine over all epochs, reduced every few epochs, or constant, with a linear warm-up before.
+
+A rate depends on the epoch and, while warming up, on the step of the first epoch: never on how many windows a member
+or its neighbours have, so a member's rate is the same in any fleet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from threading import Event
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.per_member import IN_RATE
+from cpbmodels.device.monitor import Monitor, check_placement
+from cpbmodels.fleet.bank import Bank, Task, epoch_order, steps_per_epoch
+from cpbmodels.fleet.checkpoint import Checkpoints, is_same
+from cpbmodels.fleet.fleet import Fleet, rate_tensor
+from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
+from cpbmodels.fleet.job import Stopped
+from cpbmodels.fleet.plan import windows_in_flight
+
+_TELL_S = 0.3
+"""Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
+
+
+@dataclass
+class Progress:
+    """What is known of one member after an epoch; plain values, so it goes into the checkpoint as it is.
+
+    best: lowest validation loss so far, in epoch `best_epoch` (from 1; 0: none yet).
+    waited: epochs since then. stopped: "", "early_stop", "max_epochs", "nan", "on_request" or "closed_form", with a
+        reason.
+    """
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    best: float = float("inf")
+    best_epoch: int = 0
+    waited: int = 0
+    stopped: str = ""
+    reason: str = ""
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a loss was not finite before any epoch improved validation: the snapshot is the initial weights."""
+        return self.stopped == "nan" and self.best_epoch == 0
+
+    def record(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
+        """Add an epoch's losses; True if it is the best so far. Sets `stopped` where the member must stop."""
+        self.history.append({"epoch": epoch + 1, "train_loss": train, "val_loss": val, "lr": lr})
+        if not (np.isfinite(train) and np.isfinite(val)):
+            self.stopped = "nan"
+            kept = f"the snapshot of epoch {self.best_epoch}" if self.best_epoch else "its initial weights"
+            self.reason = f"the loss was not finite in epoch {epoch + 1}; the member keeps {kept}"
+            return False
+        better = val < self.best
+        self.best, self.best_epoch, self.waited = (
+            (val, epoch + 1, 0) if better else (self.best, self.best_epoch, self.waited + 1)
+        )
+        if self.waited >= options.patience:
+            self.stopped, self.reason = "early_stop", f"no better validation loss for {self.waited} epochs"
+        elif epoch + 1 >= options.epochs:
+            self.stopped, self.reason = "max_epochs", f"all {options.epochs} epochs done"
+        return better
+
+
+@dataclass(frozen=True)
+class EpochCost:
+    """What an epoch took: windows per second over the fleet, seconds, memory in MB."""
+
+    windows_per_s: float
+    seconds: float
+    memory: dict[str, float]
+
+
+class Loop:
+    """Trains one fleet of tasks to the end. Row r of the fleet belongs to task `order[r]`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        bank: Bank,
+        tasks: list[Task],
+        options: Preset,
+        monitor: Monitor | None = None,
+        stop: Event | None = None,
+        on_step: Callable[[Loop, int, int], bool] | None = None,
+    ) -> None:
+        self.stop, self.on_step, self.told, self.halted = stop or Event(), on_step, 0.0, False
+        self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
+        self.monitor = monitor or Monitor(fleet.flat.device)
+        self.progress = [Progress() for _ in tasks]
+        # The micro-batches are the fleet's: they are doubled where memory runs out.
+        self.own_options = [replace(task.options, accumulate=options.accumulate) for task in tasks]
+        self.steps = [steps_per_epoch(task, options) for task in tasks]
+        self.order = list(range(len(tasks)))
+        self.epoch, self.windows, self.seconds = 0, 0, 0.0
+        self.planned: dict[tuple[int, int], np.ndarray] = {}  # by epoch and task, what `epoch_order` gives
+        device = fleet.flat.device
+        self.graphs = Graphs(device) if options.cuda_graph and device.type == "cuda" else None
+        self.runner = StepRunner(fleet, bank, self.graphs)
+        in_flight = windows_in_flight(options.context, device)
+        self.validator = ValidationRunner(fleet, bank, self.graphs, in_flight)
+        self.validation: tuple[Tensor, Tensor] | None = None
+        self.rates_differ = any(
+            getattr(one, name) != getattr(options, name) for one in self.own_options for name in IN_RATE
+        )
+        self.steps_taken = torch.empty(0)  # steps [stepped] of this epoch, on the device
+        self.compact()
+
+    @property
+    def active(self) -> int:
+        """Members still training: the first rows."""
+        return sum(not one.stopped for one in self.progress)
+
+    @property
+    def stepped(self) -> int:
+        """Rows that take part in a step: the active ones, on a GPU rounded up so that few graphs are needed."""
+        return min(-(-self.active // self.runner.bucket) * self.runner.bucket, len(self.tasks))
+
+    def compact(self) -> None:
+        """Move stopped members to the back and, before them, those with fewer steps: a step's rows are a prefix."""
+        rows = sorted(range(len(self.order)), key=lambda row: bool(self.progress[self.order[row]].stopped))
+        stepped = sorted(rows[: self.stepped], key=lambda row: -self.steps[self.order[row]])
+        rank = stepped + rows[self.stepped :]
+        if rank != list(range(len(rank))):
+            self.fleet.reorder(torch.tensor(rank, device=self.fleet.flat.device))
+            self.order = [self.order[row] for row in rank]
+            self.validation = None
+
+    def run(
+        self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, EpochCost], None] | None
+    ) -> None:
+        """Epoch after epoch until every member has stopped."""
+        self.tell(0, max(self.steps))
+        while self.active:
+            started = time.perf_counter()
+            windows = self.train_epoch()
+            if self.halted:
+                self.halt()
+                return
+            self.validate_epoch()
+            if checkpoints is not None:
+                checkpoints.save(self.epoch, self.tensors(), self.state(), force=not self.active)
+            seconds = time.perf_counter() - started
+            self.windows, self.seconds = self.windows + windows, self.seconds + seconds
+            if on_epoch is not None:
+                on_epoch(self, EpochCost(windows / seconds, seconds, self.monitor.latest()))
+            self.compact()
+
+    def train_epoch(self) -> int:
+        """All steps of one epoch, without a copy to the host. Returns the number of windows learnt from."""
+        self.fleet.loss_sum.zero_()
+        self.validation_windows()  # every copy to the device comes before the steps: it waits for what is queued
+        origins, weight, counts = self.plan_epoch()
+        steps = [self.steps[task] for task in self.order[: self.stepped]]
+        self.steps_taken = self.fleet.loss_sum.new_tensor(steps)
+        rates = rate_tensor(self.rates(max(steps)), origins.device)
+        self.runner.load(origins, weight, rates, min(steps) < max(steps))
+        for step in range(max(steps)):
+            if self.stop.is_set():
+                raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
+            if self.halted:
+                break
+            self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
+            self.tell(step + 1, max(steps))
+        return int(counts.sum())
+
+    def tell(self, step: int, steps: int) -> None:
+        """Report the steps done of this epoch, at most every `_TELL_S` seconds, from the host's side alone."""
+        if self.on_step is not None and (now := time.perf_counter()) - self.told >= _TELL_S:
+            self.told = now
+            self.halted = self.on_step(self, step, steps)
+
+    def halt(self) -> None:
+        """Stop all members in the middle of an epoch: their snapshots are of earlier ones, or the initial weights."""
+        for one in self.progress:
+            if not one.stopped:
+                one.stopped, one.reason = "on_request", f"stopped on request within epoch {self.epoch + 1}"
+
+    def rates(self, steps: int) -> np.ndarray:
+        """Learning rates of the epoch's steps: [steps], or [steps, rows] where members differ in `IN_RATE`."""
+        if not self.rates_differ:
+            return step_rates(self.options, self.epoch, steps)
+        own = [self.own_options[task] for task in self.order[: self.stepped]]
+        keys = [tuple(getattr(one, name) for name in IN_RATE) for one in own]
+        made = {
+            key: step_rates(one, self.epoch, steps) for key, one in dict(zip(keys, own, strict=True)).items()
+        }
+        return np.stack([made[key] for key in keys], 1)
+
+    def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
+        """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; windows per member.
+
+        Places beyond a member's windows hold its first window with weight 0.
+        """
+        B, stepped = self.options.batch_size, self.order[: self.stepped]
+        width = max(self.steps[task] for task in stepped) * B
+        rows, counts = np.empty((len(stepped), width), np.int64), np.empty(len(stepped), np.int64)
+        for row, task in enumerate(stepped):
+            own = self.planned.pop((self.epoch, task), None)
+            own = self._epoch_order(task, self.epoch) if own is None else own
+            rows[row, : len(own)], rows[row, len(own) :] = own, own[0]
+            counts[row] = len(own)
+        self.planned.clear()  # what is left belongs to members that have stopped
+        weight = np.arange(width) < counts[:, None]
+        device, kind = self.fleet.flat.device, self.fleet.flat.dtype
+        return torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(device, kind), counts
+
+    def _epoch_order(self, task: int, epoch: int) -> np.ndarray:
+        return epoch_order(self.tasks[task], epoch, self.steps[task], self.options.batch_size)
+
+    def plan_ahead(self) -> None:
+        """Shuffle the next epoch's windows of the members that may still train then."""
+        following = self.epoch + 1
+        for task in self.order[: self.stepped]:
+            if following < self.own_options[task].epochs:
+                self.planned[following, task] = self._epoch_order(task, following)
+
+    def validate_epoch(self) -> None:
+        """Validate, record the losses, save snapshots of the members that improved. The epoch's only sync is here."""
+        check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
+        stepped = self.order[: self.stepped]
+        val = self.validator.run(len(stepped))
+        on_device = torch.stack([self.fleet.loss_sum[: len(stepped)] / self.steps_taken, val]).double()
+        if self.graphs is not None:
+            self.plan_ahead()  # the GPU is still at work: the next line waits for it
+        losses = on_device.tolist()
+        better = []
+        for row, task in enumerate(stepped):
+            progress, train_loss, val_loss = self.progress[task], losses[0][row], losses[1][row]
+            if progress.stopped:
+                continue
+            own = self.own_options[task]
+            rate = learning_rate(own, self.epoch)
+            if progress.record(self.epoch, train_loss, val_loss, rate, own):
+                better.append(row)
+        rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
+        self.fleet.best[rows] = self.fleet.flat[rows]
+        self.epoch += 1
+
+    def validation_windows(self) -> tuple[Tensor, Tensor]:
+        """Rows and weights [K, V] of all members' validation windows; moved to the device once per ordering."""
+        if self.validation is None:
+            own = [self.tasks[task].validation for task in self.order]
+            width = max(1, *(len(rows) for rows in own))
+            filler = [self.tasks[task].train[0] for task in self.order]
+            rows = np.stack(
+                [np.pad(r, (0, width - len(r)), constant_values=f) for r, f in zip(own, filler, strict=True)]
+            )
+            weight = np.arange(width) < np.array([len(r) for r in own])[:, None]
+            flat = self.fleet.flat
+            self.validation = torch.as_tensor(rows).to(flat.device), torch.as_tensor(weight).to(flat)
+            self.validator.load(*self.validation)
+        return self.validation
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything on the device that a resumed training needs."""
+        fleet = self.fleet
+        return {
+            "flat": fleet.flat,
+            "first": fleet.first,
+            "second": fleet.second,
+            "steps": fleet.steps,
+            "best": fleet.best,
+            **({"scale": fleet.scale} if fleet.scale is not None else {}),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Everything else, as plain values."""
+        return {
+            "epoch": self.epoch,
+            "order": self.order,
+            "progress": [asdict(one) for one in self.progress],
+            "windows": self.windows,
+            "seconds": self.seconds,
+            "training": self.identity(),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to belong to this training."""
+        no_effect = ("fleet_size", "workers", "cuda_graph")  # how it runs, not what it computes
+        each = [
+            repr(sorted((k, v) for k, v in one.as_dict().items() if k not in no_effect))
+            for one in dict.fromkeys(self.own_options)
+        ]
+        places = {one: place for place, one in enumerate(dict.fromkeys(self.own_options))}
+        options = each[0] if len(each) == 1 else repr((each, [places[one] for one in self.own_options]))
+        digest = hashlib.sha256()
+        for task in self.tasks:
+            for part in (task.train, task.validation, task.mean, task.inverse):
+                digest.update(np.ascontiguousarray(part).tobytes())
+        seeds = [task.seed for task in self.tasks]
+        return {"options": options, "seeds": seeds, "windows": digest.hexdigest()}
+
+    def resume(self, checkpoints: Checkpoints) -> bool:
+        """Continue from the newest checkpoint; False where there is none of these members."""
+        found = checkpoints.latest()
+        if found is None:
+            return False
+        tensors, state = found
+        if not is_same(state["training"], self.identity(), checkpoints.folder):
+            return False
+        self.fleet.reorder(
+            torch.tensor([self.order.index(task) for task in state["order"]]).to(self.fleet.flat.device)
+        )
+        for name, tensor in self.tensors().items():
+            tensor.copy_(tensors[name])
+        self.order, self.epoch = state["order"], state["epoch"]
+        self.windows, self.seconds = state["windows"], state["seconds"]
+        self.progress = [Progress(**one) for one in state["progress"]]
+        self.validation = None
+        self.compact()
+        return True
+
+
+def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
+    """The rate of a step (counted within its epoch, from 0) of an epoch (from 0)."""
+    rate = options.lr * _factor(options, epoch)
+    if epoch == 0 and options.warmup_steps:
+        rate *= min(1.0, (step + 1) / options.warmup_steps)
+    return rate
+
+
+def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
+    """The rates [steps] that an epoch's steps take: float64, rounded to float32.
+
+    The fused optimizers read a float32 rate on a GPU and a float64 one on a CPU. Without rounding on both, the same
+    training would differ by 3e-8 of the rate between them, in float64 too.
+    """
+    rates = [learning_rate(options, epoch, step) for step in range(steps)]
+    return np.array(rates, dtype=np.float32).astype(np.float64)
+
+
+def _factor(options: Preset, epoch: int) -> float:
+    if options.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
+    if options.schedule == "step":
+        return float(options.step_gamma ** (epoch // options.step_size))
+    return 1.0

@@ -1,0 +1,327 @@
+"""One trained model with its history and report; saving, loading and averaging."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
+
+import torch
+from torch import Tensor
+
+from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
+from cpbmodels.arch.presets import check_together
+from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.series import Series
+from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.errors import ModelError, shown
+from cpbmodels.fleet.config import (
+    DIGEST,
+    MAX_BYTES,
+    MAX_ROWS,
+    WEIGHTS_DIGEST,
+    check_fields,
+    check_whole,
+    damaged,
+    parse,
+    sealed,
+)
+from cpbmodels.fleet.files import write_whole
+from cpbmodels.fleet.model import DTYPES, Model
+from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.plan import UNIVERSAL
+from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
+
+if TYPE_CHECKING:
+    import polars as pl
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MAX_HEADER_BYTES = 1_000_000  # of the weights: some 100 bytes a tensor
+
+
+class Report(TypedDict, total=False):
+    """How a training went. Speed, seconds and device figures are those of the member's fleet."""
+
+    diverged: bool
+    """True: a loss was NaN or infinite before any epoch improved validation, so the weights are the initial ones. The
+    member forecasts like an untrained model; do not use it. (A later divergence keeps the snapshot of `best_epoch`.)"""
+    stopped: str  # "early_stop", "max_epochs", "nan" (a loss was not finite), "on_request" or "closed_form"
+    reason: str  # why it stopped, as a sentence
+    epochs_run: int
+    best_epoch: int  # from 1; 0: no epoch improved validation
+    best_val_loss: float
+    train_windows: int
+    validation_windows: int
+    accumulate: int  # micro-batches per step; more than asked for where memory was short
+    fleet_members: int
+    halved_to: int  # most members at once since memory ran out; 0: it did not
+    windows_per_s: float
+    train_seconds: float
+    device: str
+    compute_dtype: str  # of the products
+    device_warning: str  # "" or a sentence: the GPU mostly waited, or could not be measured
+    rss_peak_mb: float
+    gpu_mem_allocated_peak_mb: float
+    gpu_mem_reserved_peak_mb: float
+    gpu_util_mean: float  # absent where the driver does not tell
+    gpu_power_mean_w: float
+    accuracy: float  # classifiers: on the validation windows
+    confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
+    ensemble: int  # ensembles: number of averaged models; all else is the first one's, but `diverged` and `accumulate`
+
+
+@dataclass
+class Member(Model):
+    """A trained model. `history` has one dict per epoch: epoch, train_loss, val_loss, lr."""
+
+    history: list[dict[str, Any]] = field(default_factory=list)
+    report: Report = field(default_factory=Report)
+
+    def forecast(self, series: Series, *, go_back: bool = False) -> Forecast:
+        """The forecast after the series' last candle.
+
+        Args:
+            go_back: where that cannot be, forecast after the last candle from which it can (`Forecast.issued_at`).
+
+        Raises:
+            ModelError: the series is of another timeframe or, where the model learned one series, of another symbol;
+                the forecast is not finite; or a gap or jump lies so near its end that the columns of
+                the last candle are not known yet.
+        """
+        check_series(self, series)
+        found = forecast_all([self], [series])[0]
+        if not go_back and found.issued_row != len(series) - 1:
+            age = int((series.segments == series.segments[-1]).sum())
+            more = max(WARMUP + self.context - age, 1)
+            raise ModelError(
+                f"{series.label}: no forecast after its last candle: a gap or jump {age} candles before its end leaves "
+                f"columns that are not known yet; {more} more candles without one are needed."
+            )
+        return found
+
+    def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+        """The forecasts from every origin at once, as rows of `Forecast.to_frame`; for backtests.
+
+        Args:
+            since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
+                None: from the first candle with a whole context on. `known_until` is a good choice.
+        """
+        check_series(self, series)
+        return predict_rows(self, series, since)
+
+    @property
+    def known_until(self) -> datetime | None:
+        """The end (UTC) of all candles it learned from, was stopped by or was chosen on; None where unknown.
+
+        Forecasts from earlier origins are no test of the model.
+        """
+        text = self.config.get("known_until") or self.config.get("bounds", {}).get("test", [None, None])[1]
+        return datetime.fromisoformat(text) if text else None
+
+    def __repr__(self) -> str:
+        """One line: architecture, series, seed, and until when it knows the market."""
+        config, until = self.config, self.known_until
+        seeds = config.get("seeds", config.get("seed"))
+        known = f", knows candles until {until:%Y-%m-%d}" if until else ""
+        name = f"{config.get('symbol') or '-'} {config.get('timeframe') or ''}".strip()
+        return f"<Member {config['architecture']}, {name}, seed {seeds}{known}>"
+
+    def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
+        """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole.
+
+        Raises:
+            ModelError: `extra` has a field that `cpbmodels.fleet.config.FIELDS` does not know, or an impossible value.
+        """
+        from safetensors.torch import save as to_bytes
+
+        folder, weights = Path(folder), to_bytes(self._tensors())
+        values = {**self.config, **(extra or {}), "history": self.history, "report": self.report}
+        config = sealed(values, hashlib.sha256(weights).hexdigest())
+        check_fields(config, folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / WEIGHTS, weights)
+        write_whole(folder / CONFIG, json.dumps(config, indent=2).encode())
+        return folder
+
+    def _tensors(self) -> dict[str, Tensor]:
+        views = self.net().layout.views(self.rows)
+        named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
+        return named | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
+
+
+def check_series(member: Member, series: Series) -> None:
+    """Raise ModelError where `series` is no Series, or not one that the model learned to forecast."""
+    if not isinstance(series, Series):
+        raise ModelError(
+            f"A {type(series).__name__} is no Series of candles: make one with Series.from_frame."
+        )
+    trained = member.config.get("timeframe")
+    if trained and series.timeframe and trained != series.timeframe:
+        raise ModelError(
+            f"{series.label}: the model was trained on {trained} candles and these are {series.timeframe}: give it "
+            f"{trained} candles."
+        )
+    if why := other_symbol(member, series.symbol):
+        raise ModelError(f"{series.label}: {why}")
+
+
+def other_symbol(member: Member, symbol: str) -> str:
+    """A sentence where the model learned one series, of another symbol; "" where it serves this one.
+
+    A universal model serves any symbol, and a series without a name is any model's. `BTC/USDT:USDT` is `BTCUSDT`.
+    """
+    name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
+    # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
+    if name in ("", UNIVERSAL) or len(learned) > 1 or _bare(symbol) in {"", *map(_bare, [name, *learned])}:
+        return ""
+    return f"the model learned {name} alone: give it {name} candles, or take a universal model, which serves all."
+
+
+def _bare(symbol: str) -> str:
+    """Letters and digits of a symbol, without the settlement currency that some libraries put behind a colon."""
+    return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
+
+
+def load(folder: str | Path) -> Member:
+    """A member from its folder. Reads no pickle and runs no code from it.
+
+    `config.json` is checked before anything is allocated (`cpbmodels.fleet.config`), then the names, shapes and
+    dtypes in the weights' header, then the sha256 of both files, then whether every weight is finite.
+
+    Raises:
+        ModelError: what is wrong and where, in one sentence.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
+    folder = Path(folder)
+    if folder.is_file():
+        raise ModelError(f"{folder} is a file: give the folder that holds it, {folder.parent}.")
+    try:
+        with (folder / CONFIG).open("rb") as file:
+            config = parse(file.read(MAX_BYTES + 1), folder)
+        net = _net(config, folder)
+        with (folder / WEIGHTS).open("rb") as file:
+            _check_header(file, net, folder)
+            file.seek(0)
+            weights = file.read()
+        if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
+            raise damaged(folder, "the sha256 of model.safetensors is not the one in config.json")
+        tensors = from_bytes(weights)
+    except FileNotFoundError as missing:
+        raise ModelError(
+            f"{missing.filename} is missing: a model folder holds config.json and model.safetensors."
+        ) from None
+    except OSError as broken:
+        raise ModelError(
+            f"{broken.filename or folder} cannot be read ({broken.strerror}): check the folder."
+        ) from None
+    except SafetensorError as broken:
+        raise damaged(folder, str(broken)) from None
+    config.pop(DIGEST)  # both digests are those of the files: a member saved from this one has its own
+    return _member(config, net, tensors, folder)
+
+
+def _net(config: dict[str, Any], folder: Path) -> Net:
+    """The architecture and head that a checked config describes."""
+    name = config.get("architecture")
+    if name is not None and name not in architectures():
+        raise ModelError(
+            f"{folder} is a model of the architecture {shown(name)}, which is not installed here: install the package "
+            f"that registers it under the entry-point group {ENTRY_POINT_GROUP}."
+        )
+    options = check_whole(config, folder)
+    try:
+        check_together(config["architecture"], options)
+    except ModelError as wrong:
+        raise ModelError(f"{folder}: config.json is impossible: {wrong}") from None
+    return Net(config["architecture"], options, torch.device("cpu"), DTYPES[config["dtype"]])
+
+
+def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
+    """The shape of every tensor of a model, without the axis of its rows."""
+    weights = {f"weights.{param.name}": param.shape for param in net.layout.params}
+    columns = (len(net.columns),)
+    table = (net.head.steps, len(QUANTILES))
+    return weights | {"input.mean": columns, "input.inverse": columns, "head.table": table}
+
+
+def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
+    """Raise ModelError where the header of a safetensors file holds other tensors than this net has.
+
+    The header is 8 bytes with its length, then JSON: dtype, shape and place of each tensor.
+    """
+    size = int.from_bytes(file.read(8), "little")
+    try:
+        header: Any = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else None
+        found = {
+            name: (one["dtype"], tuple(one["shape"]))
+            for name, one in header.items()
+            if name != "__metadata__"
+        }
+    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
+        raise damaged(folder, "model.safetensors is no safetensors file") from None
+    kind = {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
+    shapes = _shapes(net)
+    rows = found.get("head.table", ("", (0,)))[1][:1]
+    if not rows or rows[0] not in range(1, MAX_ROWS + 1):
+        raise ModelError(f"{folder}: head.table should have 1 to {MAX_ROWS} rows: config and weights differ.")
+    for name, shape in shapes.items():
+        wanted = (kind, (*rows, *shape))
+        if found.get(name) != wanted:
+            raise ModelError(
+                f"{folder}: {name} should be {wanted}, found {shown(found.get(name))}: config and weights differ."
+            )
+    if others := found.keys() - shapes.keys():
+        raise ModelError(
+            f"{folder}: {shown(min(others))} is no weight of this model: config and weights differ."
+        )
+
+
+def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder: Path) -> Member:
+    """The member of tensors whose names and shapes have been checked; ModelError where one is not finite."""
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(
+                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch another."
+            )
+    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
+    rows = tensors["head.table"].new_zeros(len(tensors["head.table"]), net.layout.size)
+    for name, view in net.layout.views(rows).items():
+        view.copy_(tensors[f"weights.{name}"])
+    mean, inverse, table = (tensors[name] for name in ("input.mean", "input.inverse", "head.table"))
+    return Member(config, rows, mean, inverse, table, history, report)
+
+
+def ensemble(members: list[Member]) -> Member:
+    """One model of several trained with equal options and other seeds: their quantiles and candles are averaged.
+
+    Its history, and its report apart from `diverged`, `accumulate` and `ensemble`, are the first one's.
+    """
+    if not members:
+        raise ModelError("An ensemble needs at least one member.")
+    # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
+    first, ignored = members[0], {"seed", "seeds", "accumulate"}
+    for other in members[1:]:
+        differing = [k for k in first.config if k not in ignored and other.config.get(k) != first.config[k]]
+        if differing:
+            raise ModelError(f"An ensemble needs equal options, these differ: {', '.join(differing)}.")
+    seeds = [seed for one in members for seed in one.config.get("seeds", [one.config["seed"]])]
+    return Member(
+        config={**first.config, "seeds": seeds},
+        rows=torch.cat([one.rows for one in members]),
+        mean=torch.cat([one.mean for one in members]),
+        inverse=torch.cat([one.inverse for one in members]),
+        table=torch.cat([one.table for one in members]),
+        history=first.history,
+        report={
+            **first.report,
+            "ensemble": len(seeds),
+            "accumulate": max(one.report.get("accumulate", 1) for one in members),
+            "diverged": any(one.report.get("diverged", False) for one in members),
+        },
+    )

@@ -1,0 +1,149 @@
+"""A model without its weights: options -> layout, and (weights, windows) -> raw outputs and loss.
+
+Shapes: K members, B windows, C candles of context, H steps of horizon, F input columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from cpbmodels.arch import find
+from cpbmodels.arch.base import Batch
+from cpbmodels.arch.draws import Draws
+from cpbmodels.arch.heads import HEADS, to_feedback
+from cpbmodels.arch.layers import embed
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.per_member import is_exactly
+from cpbmodels.arch.weights import Layout, Param, Weights
+from cpbmodels.data.series import RETURNS, SCALED
+from cpbmodels.fleet.bank import Bank, Scaling, bank_columns
+
+CALENDAR_CODES = 168
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows of a batch: scaled inputs, the hour's code, the origin's candle, and (if asked for) the true candles."""
+
+    inputs: Tensor  # [K, B, C, F]
+    codes: Tensor | None  # [K, B], 0 .. 167 as floats
+    start: Tensor  # [K, B, 4] in volatilities, relative to the origin's close
+    truth: Tensor | None  # [K, B, H, 4] ln(price / last close) in volatilities x sqrt(step)
+
+
+class Net:
+    """Architecture and head of one preset, for any number of members."""
+
+    def __init__(self, architecture: str, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
+        self.options, self.name = options, architecture
+        self.columns = bank_columns(options)
+        last = len(self.columns) - bool(options.calendar)  # the calendar's codes are the bank's last column
+        first = 0 if any(name in RETURNS for name in options.features) else len(RETURNS)
+        self.span = (first, last)  # the inputs' columns: the returns stand first, but may be targets only
+        inputs = last - first + (options.calendar_dim if options.calendar else 0)
+        self.head = HEADS[options.head](options, device, dtype)
+        self.architecture = find(architecture)(options, self.head, inputs)
+        params = [*self.architecture.params(), *self.head.params()]
+        if options.calendar:
+            params.append(self._calendar())
+        self.layout = Layout(tuple(params))
+        self._constants(device, dtype)
+
+    def with_rows(self, values: dict[str, Tensor]) -> Net:
+        """The same net for members that differ in these options, a tensor [K] each (`per_member`)."""
+        own: dict[str, Any] = dict(values)
+        return Net(self.name, replace(self.options, **own), self.unit.device, self.unit.dtype)
+
+    @property
+    def input_columns(self) -> tuple[str, ...]:
+        """Names of the F input columns, without the calendar."""
+        return self.columns[slice(*self.span)]
+
+    def _calendar(self) -> Param:
+        """A row per hour of the week: an embedding beside the inputs, or (calendar_dim 0) the log-scale's shift."""
+        if self.options.calendar_dim:
+            return Param("calendar", (CALENDAR_CODES, self.options.calendar_dim), 0.1)
+        return Param("calendar", (CALENDAR_CODES, self.options.horizon), 0.0)
+
+    def _constants(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Made once: a tensor made inside a step would be a copy to the device, which a CUDA graph cannot capture."""
+        C, H = self.options.context, self.options.horizon
+        self.past = torch.arange(1 - C, 1, device=device)
+        self.whole = torch.arange(1 - C, H + 1, device=device)
+        self.unit = torch.arange(1, H + 1, device=device).to(dtype).rsqrt()[:, None]
+        self.scaled = torch.tensor(
+            [float(name in SCALED) for name in self.columns], device=device, dtype=dtype
+        )
+
+    def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, future: bool) -> Window:
+        """Windows that end at `origins` [K, B]: one gather by index, nothing materialised beyond the batch."""
+        places = origins.unsqueeze(-1) + (self.whole if future else self.past)  # [K, B, C (+ H)]
+        return self.window(bank.rows[places], bank.inverse_sigma[origins], scaling, future)
+
+    def window(self, rows: Tensor, inverse_sigma: Tensor, scaling: Scaling, future: bool) -> Window:
+        """Windows from their rows [K, B, C (+ H), columns] and the origins' inverse volatility [K, B]."""
+        C, (first, last) = self.options.context, self.span
+        inverse = inverse_sigma[..., None, None]
+        # The factor is 1 / sigma for returns (scaled 1) and 1 for other columns (scaled 0).
+        rows = rows * torch.addcmul(1 - self.scaled, inverse, self.scaled)
+        mean, spread = scaling.mean[:, None, None, first:last], scaling.inverse[:, None, None, first:last]
+        clip = self.options.input_clip
+        inputs = ((rows[:, :, :C, first:last] - mean) * spread).clamp(-clip, clip)
+        codes = rows[:, :, C - 1, -1] if self.options.calendar else None
+        origin = rows[:, :, C - 1, :4]
+        truth = self._truth(rows[:, :, C:, :4]) if future else None
+        return Window(inputs, codes, (origin - origin[..., 3:]).clamp(-clip, clip), truth)
+
+    def _truth(self, returns: Tensor) -> Tensor:
+        """One-candle log-returns [K, B, H, 4] -> ln(x / last close) in volatilities x sqrt(step), clipped.
+
+        A candle's returns are relative to the close before it, which lies the sum of all earlier closes' returns
+        above the last close of the context.
+        """
+        close = returns[..., 3:]
+        before = close.cumsum(2) - close
+        return ((returns + before) * self.unit).clamp(-self.options.target_clip, self.options.target_clip)
+
+    def raw(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:
+        """Raw outputs [K, B, H, head.size] in the dtype of the truth; products run in the weights' dtype."""
+        kind = next(iter(w.values())).dtype
+        inputs = window.inputs.to(kind)
+        if window.codes is not None and self.options.calendar_dim:
+            code = embed(window.codes, w["calendar"]).unsqueeze(2)
+            inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
+        forced = draws is not None and not is_exactly(self.options.teacher_forcing, 0)
+        truth = to_feedback(window.truth).to(kind) if forced and window.truth is not None else None
+        batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
+        if self.options.checkpoint_gradients and draws is not None:
+            raw = self._recomputed(batch, w, draws)
+        else:
+            raw = self.architecture.forward(batch, w, draws)
+        raw = raw.to(window.start.dtype)
+        if window.codes is None or self.options.calendar_dim:
+            return raw
+        shift = embed(window.codes, w["calendar"]).to(raw.dtype).unsqueeze(-1)
+        return torch.cat([raw[..., :1], raw[..., 1:2] + shift, raw[..., 2:]], -1)  # output 1 is the log-scale
+
+    def _recomputed(self, batch: Batch, w: Weights, draws: Draws) -> Tensor:
+        """Keep no activations: the backward pass runs the forward pass again, with the same random draws."""
+        layer = draws.layer
+
+        def forward() -> Tensor:
+            draws.layer = layer
+            return self.architecture.forward(batch, w, draws)
+
+        return checkpoint(forward, use_reentrant=False, preserve_rng_state=False)
+
+    def loss(self, window: Window, w: Weights, draws: Draws | None) -> Tensor:
+        """Loss of each window [K, B]; `draws` None is evaluation: no dropout, no teacher forcing.
+
+        The head's weights enter in the dtype of the outputs, which is the master's, not that of the products.
+        """
+        assert window.truth is not None
+        head = {name: value.to(window.start.dtype) for name, value in w.items() if name.startswith("head.")}
+        return self.head.loss(self.raw(window, w, draws), window.truth, head or w)

@@ -1,0 +1,392 @@
+"""Forecasts of many models at once: models of equal options are stacked into one fleet, windows into batches.
+
+Pictures of forecasts; matplotlib is an extra of the library.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cpbmodels.arch.heads import Classes
+from cpbmodels.arch.per_member import differing
+from cpbmodels.arch.torch_private import version_counter
+from cpbmodels.data.series import Series
+from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.errors import ModelError
+from cpbmodels.fleet.bank import Bank, Scaling
+from cpbmodels.fleet.model import Model
+from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.plan import windows_in_flight
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    from matplotlib.axes import Axes
+
+
+MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
+MAX_ONE_THREAD_WINDOWS = 256
+"""At most as many windows are forecast on one CPU thread, as live forecasts are: the products are small, and on a busy
+machine two threads waited for each other 25 times as long as one worked."""
+MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
+
+
+class QuantilePaths(Mapping[Any, np.ndarray]):
+    """Prices [H] by level: `paths[0.05]`, `paths["q05"]` or `paths[0]`; `.array` is [H, 19]."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __getitem__(self, key: float | str) -> np.ndarray:
+        if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
+            return self.array[:, int(key)]
+        level = float(key[1:]) / 100 if isinstance(key, str) else float(key)
+        found = np.flatnonzero(np.isclose(QUANTILES, level))
+        if not len(found):
+            raise KeyError(f"no quantile {key!r}: the levels are 0.05, 0.10 .. 0.95")
+        return self.array[:, int(found[0])]
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(QUANTILES.tolist())
+
+    def __len__(self) -> int:
+        return len(QUANTILES)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What comes after the series' last usable candle, in prices.
+
+    `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
+    `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
+    """
+
+    series: Series
+    close: QuantilePaths
+    candle: np.ndarray
+    last_close: float
+    issued_row: int
+    probabilities: np.ndarray | None = None
+
+    @property
+    def issued_at(self) -> datetime:
+        """Close of the last candle used, UTC; ModelError where the series has no times."""
+        return self.series.end_of(self.issued_row)
+
+    def to_frame(self) -> pl.DataFrame:
+        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, one for each step, in prices.
+
+        Raises:
+            ModelError: the series has no times, or the model is a classifier, which forecasts no price.
+        """
+        from cpbmodels.data.rows import forecast_rows
+
+        check_forecasts_prices(self.probabilities)
+        return forecast_rows(
+            [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
+        )
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
+        from cpbmodels.data.rows import to_pandas
+
+        return to_pandas(self.to_frame())
+
+    def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
+        """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
+        return draw_forecast(self, candles, ax)
+
+    def __repr__(self) -> str:
+        """One line: which candles follow what, and the last step's median and 90 % interval."""
+        name = f"{self.series.symbol or '-'} {self.series.timeframe}".strip()
+        known = self.series.times is not None
+        when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC" if known else f"after row {self.issued_row}"
+        if self.probabilities is not None:
+            chances = dict(zip(("up", "flat", "down"), self.probabilities.round(3).tolist(), strict=True))
+            return f"<Forecast {name}, {when}: {chances}>"
+        low, middle, high = (self.close[q][-1] for q in (0.05, 0.5, 0.95))
+        return (
+            f"<Forecast {name}, {when}: {len(self.candle)} candles, close {self.last_close:.6g} -> {middle:.6g} "
+            f"(90 %: {low:.6g} to {high:.6g})>"
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Forecasts from N origins, relative to the close at the origin.
+
+    origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
+    candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
+    candle. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up, flat, down.
+    """
+
+    origins: np.ndarray
+    quantiles: np.ndarray
+    candle: np.ndarray
+    probabilities: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """One line: how many origins and steps."""
+        return f"<Prediction: {len(self.origins):,} origins, {self.candle.shape[1]} steps>"
+
+
+def predict(
+    members: Sequence[Model],
+    series: Sequence[Series],
+    origins: Sequence[np.ndarray],
+    batch_size: int | None = None,
+    device: str = "cpu",
+) -> list[Prediction]:
+    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once.
+
+    `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
+    """
+    if not len(members) == len(series) == len(origins):
+        raise ModelError("predict needs one series and one array of origins per member.")
+    out: list[Prediction | None] = [None] * len(members)
+    groups: dict[str, list[int]] = defaultdict(list)
+    for index, member in enumerate(members):
+        groups[member.stacking_key].append(index)
+    place, cores = torch.device(device), torch.get_num_threads()
+    chunks = list(_chunks(members, groups, place))
+
+    def one_chunk(indices: list[int]) -> list[Prediction]:
+        torch.set_num_threads(1 if side_by_side or few else cores)  # of this thread
+        chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
+        return _predict_group(
+            [members[i] for i in indices],
+            [series[i] for i in indices],
+            chosen,
+            batch_size or windows_in_flight(members[indices[0]].context, place),
+            place,
+        )
+
+    few = place.type == "cpu" and sum(map(len, origins)) <= MAX_ONE_THREAD_WINDOWS
+    side_by_side = place.type == "cpu" and len(chunks) > 1 and cores > 1
+    try:
+        if side_by_side:
+            with ThreadPoolExecutor(cores) as pool:
+                results = list(pool.map(one_chunk, chunks))
+        else:
+            results = [one_chunk(indices) for indices in chunks]
+    finally:
+        torch.set_num_threads(cores)
+    for indices, found in zip(chunks, results, strict=True):
+        for index, one in zip(indices, found, strict=True):
+            out[index] = one
+    return [one for one in out if one is not None]
+
+
+def _chunks(
+    members: Sequence[Model], groups: dict[str, list[int]], device: torch.device
+) -> Iterator[list[int]]:
+    """The groups as they are; on a CPU cut to MAX_STACK_BYTES: a decoder reads its weights once per forecast step."""
+    for indices in groups.values():
+        bytes_each = members[indices[0]].rows.nbytes
+        size = max(MAX_STACK_BYTES // bytes_each, 1) if device.type == "cpu" else len(indices)
+        yield from (indices[first : first + size] for first in range(0, len(indices), size))
+
+
+@torch.no_grad()
+def _predict_group(
+    members: list[Model], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
+) -> list[Prediction]:
+    """Models of one stacking key. E rows per model are E members of the fleet that see the same windows."""
+    first, E = members[0], len(members[0].rows)
+    for one, own in zip(series, origins, strict=True):
+        _check_origins(one, own, first.context)
+    net = first.net(device)
+    own_values = differing([one.options for one in members for _ in range(E)], device)
+    net = net.with_rows(own_values) if own_values else net
+    bank = Bank.build(series, first.options, device, first.dtype)
+    padded = _pad(origins, first.context - 1)
+    index = torch.as_tensor(padded + np.array(bank.starts)[:, None], device=device).repeat_interleave(E, 0)
+    share = max(batch // len(index), 1)
+    sigma = np.stack([one.volatility[own] for one, own in zip(series, padded, strict=True)])
+    whole: list[np.ndarray] = []
+    for first_window in range(0, index.shape[1], share):
+        now = slice(first_window, first_window + share)
+        parts = _run(net, members, bank, index[:, now], sigma[:, now], device)
+        whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
+        for array, part in zip(whole, parts, strict=True):
+            array[:, now] = part
+    # without the padding
+    found = [Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)]
+    for forecast, one in zip(found, series, strict=True):
+        _check_finite(forecast, one)
+    return found
+
+
+def _check_finite(forecast: Prediction, series: Series) -> None:
+    """Raise ModelError for a forecast that is no number: nothing behind this could tell it from a good one."""
+    for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
+        if part is not None and not np.isfinite(part).all():
+            raise ModelError(
+                f"{series.label}: a forecast is not finite: the candles before its origin lack columns, or the model "
+                "is damaged: take origins of Series.usable, or train the model again."
+            )
+
+
+def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
+    """int64 [K, longest >= 1], filled up with a valid origin whose forecasts are cut off again."""
+    longest = max(1, *(len(own) for own in origins))
+    return np.stack([np.pad(own, (0, longest - len(own)), constant_values=filler) for own in origins])
+
+
+def _run(
+    net: Net, members: list[Model], bank: Bank, index: Tensor, sigma: np.ndarray, device: torch.device
+) -> list[np.ndarray]:
+    """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], means of the E rows.
+
+    `sigma` [K, B] is the volatility at the origins; the results are in log-return.
+    """
+    rows, mean, inverse, table = _stacked(members, device)
+    window = net.gather(bank, index, Scaling(mean, inverse), future=False)
+    raw = net.raw(window, net.layout.views(rows), None)
+    found = list(net.head.forecast(raw, table))
+    if isinstance(net.head, Classes):
+        found.append(net.head.probabilities(raw))
+    arrays = [one.double().cpu().numpy() for one in found]
+    arrays = [one.reshape(len(sigma), len(one) // len(sigma), *one.shape[1:]).mean(1) for one in arrays]
+    unit = sigma[:, :, None, None] * np.sqrt(np.arange(1, arrays[0].shape[2] + 1))[:, None]
+    for one in arrays[:2]:
+        one *= unit
+    return arrays
+
+
+_stacks: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
+
+
+def _stacked(members: list[Model], device: torch.device) -> list[Tensor]:
+    """Rows, scaling and tables of the members, [K x E, ...], cached by identity and version of the rows.
+
+    Copying the weights of 40 large models takes about as long as forecasting with them, and a web page asks for the
+    same models every time.
+    """
+    parts = [member.rows for member in members]
+    key = (str(device), *((id(part), version_counter(part)) for part in parts))
+    found = _stacks.get(key)
+    if found is None:
+        if len(_stacks) >= MAX_CACHED_STACKS:
+            _stacks.clear()
+        names = ("rows", "mean", "inverse", "table")
+        stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
+        found = _stacks[key] = (parts, stacks)  # the cache holds the parts, so their ids cannot be reused
+    return found[1]
+
+
+def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
+    if len(series) < context:
+        raise ModelError(
+            f"{series.label}: {len(series)} rows are less than one context of {context}: give it more history."
+        )
+    if len(origins) and (origins.min() < context - 1 or origins.max() >= len(series)):
+        raise ModelError(
+            f"{series.label}: origins must lie in {context - 1} .. {len(series) - 1} (context {context})."
+        )
+
+
+def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[Forecast]:
+    """Live forecasts of member i after the last usable candle of series i, in prices."""
+    recent = [_recent(one, member.context) for member, one in zip(members, series, strict=True)]
+    newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
+    out = []
+    for found, cut, one in zip(predict(members, recent, newest), recent, series, strict=True):
+        row = int(found.origins[0]) + len(one) - len(cut)
+        last = float(one.prices[row, 3])
+        chances = found.probabilities[0] if found.probabilities is not None else None
+        close = QuantilePaths(last * np.exp(found.quantiles[0]))
+        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances))
+    return out
+
+
+def predict_rows(member: Model, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+    """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
+
+    Raises:
+        ModelError: see `Forecast.to_frame`; also when `since` is no aware time.
+    """
+    from cpbmodels.data.rows import forecast_rows
+
+    origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
+    if since is not None:
+        first = microseconds(since) - series.step_seconds * 1_000_000
+        assert series.times is not None or series.end_of(0)  # which raises
+        origins = origins[series.times[origins] >= first]  # type: ignore[index]
+    found = predict([member], [series], [origins])[0]
+    check_forecasts_prices(found.probabilities)
+    last = series.prices[origins, 3][:, None, None]
+    issued = [series.end_of(int(row)) for row in origins]
+    return forecast_rows(
+        issued, series.step_seconds, last * np.exp(found.quantiles), last * np.exp(found.candle)
+    )
+
+
+def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
+    """Raise ModelError for a classifier: it forecasts up, flat or down and no price."""
+    if probabilities is not None:
+        raise ModelError(
+            "A classifier forecasts up, flat or down and no price: read `forecast.probabilities`, or use "
+            "`cpbmodels.predict`."
+        )
+
+
+def microseconds(time: datetime | str) -> int:
+    """Since 1970 UTC, of an aware datetime or a written one; ModelError where it is no time or has no time zone."""
+    try:
+        found = datetime.fromisoformat(time) if isinstance(time, str) else time
+    except ValueError:
+        raise ModelError(f"since {time!r} is no time: give a text such as 2025-01-01.") from None
+    if isinstance(time, str) and found.tzinfo is None:
+        found = found.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
+    if found.tzinfo is None:
+        raise ModelError(
+            f"the time {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
+        )
+    return round(found.timestamp() * 1e6)
+
+
+def _recent(series: Series, context: int) -> Series:
+    """The series' last rows if a forecast can be made from them: years of history need not be copied."""
+    cut = series.tail(context + 256)
+    return cut if cut.usable(context).any() else series
+
+
+INTERVALS = ((0.05, 0.95, "90 %"), (0.25, 0.75, "50 %"))
+
+
+def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
+    """Draw closes, median and intervals; see `Forecast.plot`."""
+    check_forecasts_prices(forecast.probabilities)
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ModelError("Drawing needs matplotlib: pip install matplotlib.") from None
+    if ax is None:
+        _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
+    series, row = forecast.series, forecast.issued_row
+    first = max(row - candles + 1, 0)
+    past: list[Any] = list(range(first - row, 1))
+    future: list[Any] = list(range(len(forecast.candle) + 1))
+    if series.times is not None:
+        step = timedelta(seconds=series.step_seconds)
+        past = [forecast.issued_at + step * one for one in past]
+        future = [forecast.issued_at + step * one for one in future]
+    ax.plot(past, series.prices[first : row + 1, 3], color="black", linewidth=1, label="close")
+    last = forecast.last_close
+    for alpha, (low, high, name) in zip((0.2, 0.35), INTERVALS, strict=True):
+        bottom, top = ([last, *forecast.close[level]] for level in (low, high))
+        ax.fill_between(future, bottom, top, color="tab:blue", alpha=alpha, linewidth=0, label=name)
+    ax.plot(future, [last, *forecast.close[0.5]], color="tab:blue", label="median")
+    ax.set_title(f"{series.symbol} {series.timeframe}".strip() or "forecast")
+    ax.legend(loc="best", frameon=False)
+    return ax
