@@ -63,12 +63,13 @@ class _GruCell(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, hidden: Tensor, h: Tensor) -> Tensor:
         H = h.shape[-1]
+        # [K, B, 3H] -> [K, B, 2H] and [K, B, H]
         (i_rz, i_n), (g_rz, g_n) = inputs.split([2 * H, H], -1), hidden.split([2 * H, H], -1)
         rz = (i_rz + g_rz).sigmoid_()
         r, z = rz.chunk(2, -1)
         n = torch.addcmul(i_n, r, g_n).tanh_()
         ctx.save_for_backward(rz, n, g_n, h)
-        return torch.lerp(n, h, z)
+        return torch.lerp(n, h, z)  # n + z * (h - n): one kernel for (1 - z) * n + z * h
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
@@ -82,8 +83,8 @@ class _GruCell(torch.autograd.Function):
         rz, n, g_n, h = ctx.saved_tensors
         r, z = rz.chunk(2, -1)
         dh = grad * z
-        da_n = tanh_backward(grad - dh, n)
-        da_rz = torch.cat([da_n * g_n, grad * (h - n)], -1)
+        da_n = tanh_backward(grad - dh, n)  # grad - dh is d * (1 - z)
+        da_rz = torch.cat([da_n * g_n, grad * (h - n)], -1)  # [K, B, 2H], before the sigmoids' derivative
         da_rz = sigmoid_backward(da_rz, rz)
         return torch.cat([da_rz, da_n], -1), torch.cat([da_rz, da_n * r], -1), dh
 
@@ -120,7 +121,7 @@ def lstm_gates(total: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     `total` is overwritten: one sigmoid over the whole block is cheaper than three over slices. Its block g then holds
     sigmoid(a_g), which is not used; tanh(a_g) is computed before. Returned after h' and c': total, g, tanh(c').
     """
-    i, f, a_g, o = total.chunk(4, -1)
+    i, f, a_g, o = total.chunk(4, -1)  # four views [K, B, H] of one block
     g = torch.tanh(a_g)
     total.sigmoid_()  # i, f and o are views of it
     next_c = torch.addcmul(i * g, f, c)
@@ -143,7 +144,7 @@ def lstm_gates_backward(
     i, f, _, o = total.chunk(4, -1)
     d_next_c = tanh_backward(grad * o, tanh_c).add_(grad_c)
     d_gates = torch.cat([d_next_c * g, d_next_c * c, d_next_c, grad * tanh_c], -1)
-    d_gates = sigmoid_backward(d_gates, total)
+    d_gates = sigmoid_backward(d_gates, total)  # right for i, f and o; block g is overwritten next
     H = c.shape[-1]
     tanh_backward_into(d_next_c * i, g, grad_input=d_gates.narrow(-1, 2 * H, H))
     return d_gates, d_next_c * f

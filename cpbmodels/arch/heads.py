@@ -48,7 +48,7 @@ def candle(open_: Tensor, close: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 def to_feedback(candles: Tensor) -> Tensor:
     """[..., 4] open high low close -> close, open, upper wick, lower wick: a candle as decoders read it."""
-    open_, high, low, close = candles.unbind(-1)
+    open_, high, low, close = candles.unbind(-1)  # four of shape [...]
     return torch.stack(
         [close, open_, high - torch.maximum(open_, close), torch.minimum(open_, close) - low], -1
     )
@@ -56,6 +56,7 @@ def to_feedback(candles: Tensor) -> Tensor:
 
 def pinball(error: Tensor, levels: Tensor) -> Tensor:
     """Quantile loss [..., L] of truth minus quantile [..., L] at `levels` [L]."""
+    # Where the truth lies above the quantile (error > 0) the first term is the larger, below it the second.
     return torch.maximum(levels * error, (levels - 1) * error)
 
 
@@ -102,6 +103,7 @@ class Head(ABC):
 
     def feedback(self, raw: Tensor) -> Tensor:
         """What an autoregressive decoder reads next, as `to_feedback` of the median candle."""
+        # The wicks of `candle` are what `to_feedback` would subtract again, so no candle is built here.
         return torch.cat([self.location(raw), raw[..., -3:-2], F.softplus(raw[..., -2:] - 1)], -1)
 
     def table(self, w: Weights, residuals: np.ndarray | None) -> np.ndarray:
@@ -126,8 +128,8 @@ class Head(ABC):
     def candle_loss(self, raw: Tensor, close: Tensor, y: Tensor) -> Tensor:
         """Absolute error of open, high and low [K, B], minimal at the median of each; `close` [K, B, H] is given."""
         open_, up, down = self.candle_parts(raw)
-        forecast = candle(open_, close, up, down)
-        return (forecast[..., :3] - y[..., :3]).abs().mean((-1, -2))
+        forecast = candle(open_, close, up, down)  # [K, B, H, 4]
+        return (forecast[..., :3] - y[..., :3]).abs().mean((-1, -2))  # over steps and open, high, low
 
 
 class StudentT(Head):
@@ -162,11 +164,12 @@ class StudentT(Head):
 
     @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
-        location, log_scale = self.location(raw)[..., 0], self._log_scale(raw)
+        location, log_scale = self.location(raw)[..., 0], self._log_scale(raw)  # [K, B, H] each
         z = (y[..., 3] - location) * torch.exp(-log_scale)
         close = self._crps(z, log_scale) if self.options.loss == "crps" else self._nll(z, log_scale, w)
         if is_exactly(self.options.candle_weight, 0):
             return close
+        # The candle must not move the close, which the likelihood alone decides.
         candles = self.candle_loss(raw, location.detach(), y)
         return close + by_row(self.options.candle_weight, candles) * candles
 
@@ -175,7 +178,7 @@ class StudentT(Head):
 
         -ln p = lnGamma(v / 2) - lnGamma((v + 1) / 2) + ln(v pi) / 2 + ln(scale) + (v + 1) / 2 ln(1 + z^2 / v).
         """
-        df = self._df(w)
+        df = self._df(w)  # [K, 1, H]: per member and step, the same for all windows
         norm = torch.lgamma(df / 2) - torch.lgamma((df + 1) / 2) + 0.5 * torch.log(df * math.pi)
         return (norm + log_scale + (df + 1) / 2 * torch.log1p(z * z / df)).mean(-1)
 
@@ -184,7 +187,7 @@ class StudentT(Head):
 
         Computed on z, where the quantiles are constants, and multiplied by the scale: pinball is homogeneous.
         """
-        error = z.unsqueeze(-1) - self.start_quantiles
+        error = z.unsqueeze(-1) - self.start_quantiles  # [K, B, H, L]
         return (pinball(error, self.levels).mean(-1) * torch.exp(log_scale)).mean(-1)
 
     @override
@@ -195,7 +198,7 @@ class StudentT(Head):
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
-        scale = torch.exp(self._log_scale(raw))
+        scale = torch.exp(self._log_scale(raw))  # [K, B, H]; the table [K, H, L] gets an axis for the windows
         return self.location(raw) + scale.unsqueeze(-1) * table.unsqueeze(1)
 
 
@@ -224,7 +227,7 @@ class Point(Head):
             raise ModelError(
                 "The point head needs validation residuals for its quantiles: keep a validation split."
             )
-        table = np.nanquantile(residuals, QUANTILES, axis=1)
+        table = np.nanquantile(residuals, QUANTILES, axis=1)  # [L, K, H]: numpy puts the levels first
         return np.moveaxis(np.nan_to_num(table), 0, -1)
 
     @override
@@ -257,7 +260,7 @@ class Quantile(Head):
 
     @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
-        q = self.quantiles(raw, raw)
+        q = self.quantiles(raw, raw)  # [K, B, H, L]; this head reads no table
         close = pinball(y[..., 3:] - q, self.levels).mean((-1, -2))
         candles = self.candle_loss(raw, raw[..., 0].detach(), y)
         return close + by_row(self.options.candle_weight, candles) * candles
@@ -266,6 +269,7 @@ class Quantile(Head):
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         middle = raw[..., :1]
         gaps = F.softplus(raw[..., 1:LEVELS] - 2)  # 0.13 at raw = 0: 18 gaps then span 2.3 units
+        # Sums of positive gaps grow, so the levels ascend whatever the raw outputs are.
         up = middle + gaps[..., :MEDIAN].cumsum(-1)
         down = middle - gaps[..., MEDIAN:].cumsum(-1)
         return torch.cat([down.flip(-1), middle, up], -1)
@@ -290,7 +294,7 @@ class Classes(Head):
 
     @override
     def loss(self, raw: Tensor, y: Tensor, w: Weights) -> Tensor:
-        logits = torch.log_softmax(raw[:, :, 0], -1)
+        logits = torch.log_softmax(raw[:, :, 0], -1)  # [K, B, 3]
         return -logits.gather(-1, self.truth(y).unsqueeze(-1)).squeeze(-1)
 
     def probabilities(self, raw: Tensor) -> Tensor:

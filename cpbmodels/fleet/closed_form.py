@@ -40,9 +40,10 @@ def solve(job: Job, loop: Loop) -> EpochCost:
     for k, task in enumerate(loop.tasks):
         if job.stop.is_set():
             raise Stopped("this fleet was stopped with the others")
+        # [1, P]. A solution is its own best snapshot: there is no epoch that could be better.
         solved = _row(net, net.architecture.solve(_member_data(job, loop.bank, net, task)))
         fleet.flat[k : k + 1] = fleet.best[k : k + 1] = solved.to(fleet.flat)
-    origins, weight = loop.validation_windows()
+    origins, weight = loop.validation_windows()  # [K, V]
     batch = max(windows_in_flight(job.options.context, job.device) // len(loop.tasks), 1)
     val = fleet.evaluate(loop.bank, origins, weight, batch).double().tolist()
     train = _train_losses(loop, batch)
@@ -67,8 +68,9 @@ def set_initial_weights(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task]) -
             continue
         if task.members not in fitted:
             fitted[task.members] = net.architecture.initial_weights(_member_data(job, bank, net, task))
-        views = net.layout.views(fleet.flat[k : k + 1])
+        views = net.layout.views(fleet.flat[k : k + 1])  # [1, ...] by name: writing to a view writes the row
         for name, values in fitted[task.members].items():
+            # What is fitted may be fewer rows than the weight has; the others keep their random start.
             views[name][0, : len(values)] = torch.as_tensor(values).to(fleet.flat)
     fleet.best.copy_(fleet.flat)
 
@@ -99,6 +101,7 @@ def _train_losses(loop: Loop, batch: int) -> list[float]:
     chosen = [evenly_spread(task.train, loop.options.max_validation_windows) for task in loop.tasks]
     width = max(len(rows) for rows in chosen)
     device = loop.fleet.flat.device
+    # [K, width]: a shorter sample is padded with its last window, at weight 0.
     rows = np.stack([np.pad(own, (0, width - len(own)), mode="edge") for own in chosen])
     weight = np.arange(width) < np.array([len(own) for own in chosen])[:, None]
     losses = loop.fleet.evaluate(

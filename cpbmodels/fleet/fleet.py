@@ -147,11 +147,14 @@ class Fleet:
         """
         prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
         self.compute_weights.refresh(len(origins))
-        windows = weight.sum(1)
+        windows = weight.sum(1)  # [K] windows that count
         total = windows.clamp(min=1)
+        # Each micro-batch is [K, B / parts]. Its weights are divided by the whole batch's, so the sum of the parts'
+        # gradients is the gradient of the mean loss of the batch.
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
             self._backward(bank, own, own_weight / total[:, None], prefix, part)
+        # [K], 1 for rows that take no step. None costs nothing: then one launch updates all rows.
         held = (windows == 0).float() if maskable else None
         if self.scale is not None:
             held = self._unscale(self.grad[: len(origins)], self.scale[: len(origins)], held)
@@ -164,12 +167,13 @@ class Fleet:
         The members' losses are added up: each depends on its own row only, so the gradient of the sum is all rows'.
         """
         count, net = len(origins), self.net_of(len(origins))
+        # Context [K, B, C, F] and targets [K, B, H, 4], read from the bank by row number.
         window = net.gather(bank, origins, self.scaling.rows(count), future=True)
         draws = Draws(self.seeds[:count], self.steps[:count].long(), part) if self._is_random() else _NO_DRAWS
-        losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)
+        losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
-        grads = torch.autograd.grad(total, prefix.leaves)
+        grads = torch.autograd.grad(total, prefix.leaves)  # one [K, ...] per weight of the layout
         if on_gpu(self.flat):
             self._collect(prefix, grads, first=part == 0)
         else:
@@ -179,10 +183,10 @@ class Fleet:
         """The same on a GPU, in two launches: copies into strided views would be one for each weight."""
         pieces = []
         for grad, gap in zip(grads, prefix.gaps, strict=True):
-            pieces.append(grad.flatten(1))
+            pieces.append(grad.flatten(1))  # [K, weights of one layer]
             if gap is not None:
                 pieces.append(gap)
-        rows = self.grad[: len(grads[0])]
+        rows = self.grad[: len(grads[0])]  # [K, P]; the pieces are in the layout's order, with its gaps
         (rows.copy_ if first else rows.add_)(torch.cat(pieces, 1))
 
     def _is_random(self) -> bool:
@@ -192,7 +196,7 @@ class Fleet:
     def _clip(self, count: int) -> None:
         """Scale every row's gradient to a norm of at most `clip`."""
         grad = self.grad[:count]
-        norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        norm = torch.linalg.vector_norm(grad, dim=1, keepdim=True)  # [K, 1]: a row's own, not the fleet's
         grad.mul_((by_row(self.net_of(count).options.clip, norm) / (norm + 1e-6)).clamp_(max=1.0))
 
     @staticmethod
@@ -202,7 +206,7 @@ class Fleet:
         As torch's GradScaler does it, but row by row: an overflow halves the row's scale and its step is left out.
         Other rows' scales grow by 0.05 % a step, so a scale is found again after a halving within some 1,400 steps.
         """
-        good = torch.isfinite(grad).all(1, keepdim=True)
+        good = torch.isfinite(grad).all(1, keepdim=True)  # [K, 1]
         grad.copy_(torch.where(good, grad / scale, 0.0))
         factor = torch.where(good, 1.0005, 0.5)
         held = (~good[:, 0]).float()
@@ -225,7 +229,7 @@ class Fleet:
             foreach_add_(prefix.counts, 1)
             self._launch(prefix, slice(None), lr, None)
             return
-        self.steps[: len(held)] += 1 - held
+        self.steps[: len(held)] += 1 - held  # a row that takes no step keeps its bias correction
         if certain:
             self._launch(prefix, slice(certain), lr, None)
         for row in range(certain, len(held)):
@@ -261,7 +265,7 @@ class Fleet:
         flat, grad, first, second = (one[:count] for one in (self.flat, self.grad, self.first, self.second))
         kept = [one.clone() for one in (flat, first, second)] if held is not None else []
         self.steps[:count] += 1 if held is None else 1 - held
-        done = self.steps[:count, None].double()
+        done = self.steps[:count, None].double()  # [K, 1]; b^t in float32 would lose digits at b = .999
         rate, decay = by_row(lr, done), by_row(decay, done)
         if self.net.options.optimizer == "adamw":
             flat.mul_((torch.ones_like(done) - rate * decay).to(flat))
@@ -280,7 +284,7 @@ class Fleet:
         """Mean loss [K'] of the first K' members on their windows [K', V]: no dropout, no teacher forcing."""
         count = len(origins)
         self.compute_weights.refresh(count)
-        total = self.loss_sum.new_zeros(count)
+        total = self.loss_sum.new_zeros(count)  # [K']
         for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
             total += self.weighted_losses(bank, own, own_weight)
         return total / weight.sum(1).clamp(min=1)

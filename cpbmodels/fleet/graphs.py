@@ -80,6 +80,7 @@ class StepRunner:
         self.fleet, self.bank, self.graphs = fleet, bank, graphs
         self.bucket = BUCKET if graphs else 1
         self.columns = torch.arange(fleet.net.options.batch_size, device=fleet.flat.device)
+        # The number of the step, on the device: a captured kernel cannot be given a new argument from Python.
         self.counter = torch.zeros(1, dtype=torch.long, device=fleet.flat.device)
         self.origins = self.weight = self.rates = torch.empty(0)
         self.rows, self.unequal = 0, False
@@ -113,10 +114,10 @@ class StepRunner:
         self.graphs.run(("step", rows, maskable), lambda: self._body(rows, maskable))
 
     def _body(self, rows: int, maskable: int) -> None:
-        columns = self.columns + self.counter * len(self.columns)
-        origins = self.origins[:rows].index_select(1, columns)
+        columns = self.columns + self.counter * len(self.columns)  # [B]: this step's columns of the epoch
+        origins = self.origins[:rows].index_select(1, columns)  # [rows, B]
         weight = self.weight[:rows].index_select(1, columns)
-        rate = self.rates.index_select(0, self.counter).squeeze(0)
+        rate = self.rates.index_select(0, self.counter).squeeze(0)  # [] or [rows]
         rate = rate[:rows] if rate.dim() else rate
         masked = {"maskable": maskable} if maskable else {}
         self.fleet.step(self.bank, origins, weight, rate, **masked)

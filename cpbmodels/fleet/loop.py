@@ -133,13 +133,14 @@ class Loop:
 
     def compact(self) -> None:
         """Move stopped members to the back and, before them, those with fewer steps: a step's rows are a prefix."""
+        # Both sorts are stable: rows that are alike keep their order, so that few epochs move anything.
         rows = sorted(range(len(self.order)), key=lambda row: bool(self.progress[self.order[row]].stopped))
         stepped = sorted(rows[: self.stepped], key=lambda row: -self.steps[self.order[row]])
         rank = stepped + rows[self.stepped :]
         if rank != list(range(len(rank))):
             self.fleet.reorder(torch.tensor(rank, device=self.fleet.flat.device))
             self.order = [self.order[row] for row in rank]
-            self.validation = None
+            self.validation = None  # its rows lie in the old order
 
     def run(
         self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, EpochCost], None] | None
@@ -167,8 +168,8 @@ class Loop:
         self.validation_windows()  # every copy to the device comes before the steps: it waits for what is queued
         origins, weight, counts = self.plan_epoch()
         steps = [self.steps[task] for task in self.order[: self.stepped]]
-        self.steps_taken = self.fleet.loss_sum.new_tensor(steps)
-        rates = rate_tensor(self.rates(max(steps)), origins.device)
+        self.steps_taken = self.fleet.loss_sum.new_tensor(steps)  # a copy, so it too comes before the steps
+        rates = rate_tensor(self.rates(max(steps)), origins.device)  # [steps] or [steps, stepped]
         self.runner.load(origins, weight, rates, min(steps) < max(steps))
         for step in range(max(steps)):
             if self.stop.is_set():
@@ -200,7 +201,9 @@ class Loop:
         made = {
             key: step_rates(one, self.epoch, steps) for key, one in dict(zip(keys, own, strict=True)).items()
         }
-        return np.stack([made[key] for key in keys], 1)
+        return np.stack(
+            [made[key] for key in keys], 1
+        )  # a schedule is computed once for all rows that share it
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
         """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; windows per member.
@@ -211,7 +214,9 @@ class Loop:
         width = max(self.steps[task] for task in stepped) * B
         rows, counts = np.empty((len(stepped), width), np.int64), np.empty(len(stepped), np.int64)
         for row, task in enumerate(stepped):
-            own = self.planned.pop((self.epoch, task), None)
+            own = self.planned.pop(
+                (self.epoch, task), None
+            )  # shuffled while a GPU validated the epoch before
             own = self._epoch_order(task, self.epoch) if own is None else own
             rows[row, : len(own)], rows[row, len(own) :] = own, own[0]
             counts[row] = len(own)
@@ -235,6 +240,7 @@ class Loop:
         check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
         stepped = self.order[: self.stepped]
         val = self.validator.run(len(stepped))
+        # Both losses of all rows as one tensor [2, stepped], so that the host waits for the device once.
         on_device = torch.stack([self.fleet.loss_sum[: len(stepped)] / self.steps_taken, val]).double()
         if self.graphs is not None:
             self.plan_ahead()  # the GPU is still at work: the next line waits for it
@@ -242,14 +248,14 @@ class Loop:
         better = []
         for row, task in enumerate(stepped):
             progress, train_loss, val_loss = self.progress[task], losses[0][row], losses[1][row]
-            if progress.stopped:
+            if progress.stopped:  # stepped beside the others to fill a graph's rows; its snapshot stands
                 continue
             own = self.own_options[task]
             rate = learning_rate(own, self.epoch)
             if progress.record(self.epoch, train_loss, val_loss, rate, own):
                 better.append(row)
         rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
-        self.fleet.best[rows] = self.fleet.flat[rows]
+        self.fleet.best[rows] = self.fleet.flat[rows]  # [better, P], the weights that validated best so far
         self.epoch += 1
 
     def validation_windows(self) -> tuple[Tensor, Tensor]:
@@ -257,6 +263,7 @@ class Loop:
         if self.validation is None:
             own = [self.tasks[task].validation for task in self.order]
             width = max(1, *(len(rows) for rows in own))
+            # Any row of the member's own will do where it has fewer windows: their weight is 0.
             filler = [self.tasks[task].train[0] for task in self.order]
             rows = np.stack(
                 [np.pad(r, (0, width - len(r)), constant_values=f) for r, f in zip(own, filler, strict=True)]
@@ -297,6 +304,7 @@ class Loop:
             repr(sorted((k, v) for k, v in one.as_dict().items() if k not in no_effect))
             for one in dict.fromkeys(self.own_options)
         ]
+        # Options that all members share are written once; else each member by its place in the list.
         places = {one: place for place, one in enumerate(dict.fromkeys(self.own_options))}
         options = each[0] if len(each) == 1 else repr((each, [places[one] for one in self.own_options]))
         digest = hashlib.sha256()
@@ -312,13 +320,14 @@ class Loop:
         if found is None:
             return False
         tensors, state = found
+        # Other members of this training start anew; a checkpoint of another training is an error.
         if not is_same(state["training"], self.identity(), checkpoints.folder):
             return False
         self.fleet.reorder(
             torch.tensor([self.order.index(task) for task in state["order"]]).to(self.fleet.flat.device)
         )
         for name, tensor in self.tensors().items():
-            tensor.copy_(tensors[name])
+            tensor.copy_(tensors[name])  # in place: prefixes and graphs hold views of these tensors
         self.order, self.epoch = state["order"], state["epoch"]
         self.windows, self.seconds = state["windows"], state["seconds"]
         self.progress = [Progress(**one) for one in state["progress"]]
