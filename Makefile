@@ -50,7 +50,7 @@ lint: .venv/.installed-dev ## ruff, mypy, import rules, limits of size
 
 test: lint ## lint, types, import rules and the fast tests
 	@echo "The fast tests: 6 to 10 minutes on two cores."
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --durations=20
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
 	@echo "All tests, with servers, browser and long trainings: about 40 minutes on two cores."
@@ -64,7 +64,7 @@ test-all: lint ## everything, with real servers, browser, kills and long trainin
 freqtrade: .venv-freqtrade/.installed ## create .venv-freqtrade, in which the slow tests run the real freqtrade
 
 test-slow: .venv/.installed-dev ## the slow tests alone: what test-all has beyond test
-	$(BIN)/pytest -n 3 -m slow
+	$(BIN)/pytest -n 3 -m slow --durations=20
 
 fmt: .venv/.installed-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -167,12 +166,12 @@ class Arrivals:
         self._found: list[tuple[ShardJob, ShardResult | Exception]] = []
         self._changed = threading.Condition()
 
-    def put(self, shard: ShardJob, found: ShardResult | Exception) -> bool:
-        """Take in what became of a shard; whether it was the fleet's last one."""
+    def put(self, shard: ShardJob, found: ShardResult | Exception) -> list[ShardResult | Exception]:
+        """Take in what became of a shard; return what became of all, once this was the last one, else nothing."""
         with self._changed:
             self._found.append((shard, found))
             self._changed.notify_all()
-            return len(self._found) == self._expected
+            return [one for _, one in self._found] if len(self._found) == self._expected else []
 
     def __iter__(self) -> Iterator[tuple[ShardJob, ShardResult]]:
         """Yield the shards; any number of iterations, each from the first on."""
@@ -205,14 +204,13 @@ def _train_and_judge(
     plans = {fleet.architecture: fleet for fleet in fleets}
 
     def trained(shard: ShardJob, found: ShardResult | Exception) -> None:
-        arrived = arrivals[shard.architecture]
-        if not arrived.put(shard, found) or isinstance(found, Exception):
-            return
-        with suppress(Exception):  # another shard's, which ends the run
-            if members := sum(len(result.members) for _, result in arrived):
-                known = _known(plans[shard.architecture], before)
-                end = f" ({known})" if known else ""
-                say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
+        ended = arrivals[shard.architecture].put(shard, found)
+        results = [one for one in ended if isinstance(one, ShardResult)]
+        members = sum(len(one.members) for one in results)
+        if members and len(results) == len(ended):  # a shard's error ends the run with its own sentence
+            known = _known(plans[shard.architecture], before)
+            end = f" ({known})" if known else ""
+            say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
 
     def train_all() -> list[list[ShardResult | Exception]]:
         try:

@@ -214,7 +214,10 @@ def _judged_fault(path: Path) -> str:
 
 
 def _command(job: ShardJob) -> str:
-    """Return a command that trains these models again (options of the first run, such as seeds, are its user's)."""
+    """Return a command that trains these models again, on the candles up to the same instant.
+
+    Options of the first run, such as seeds, and its source are its user's.
+    """
     series = [member.model.series for member in job.members]
     first = series[0]
     coins = ",".join(dict.fromkeys(s.symbol for s in series))
@@ -222,7 +225,9 @@ def _command(job: ShardJob) -> str:
     every = f"{coins} --timeframes {timeframes}"
     scope = first.options.replace(f"{first.symbol} --timeframes {first.timeframe}", every)
     command = "backtest" if any(member.fold for member in job.members) else "train-all"
-    return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset}"
+    end = max(one.features.last_us + one.model.series.seconds * 1_000_000 for one in job.members)
+    until = datetime.fromtimestamp(end / 1e6, UTC).strftime("%Y-%m-%dT%H:%M")
+    return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset} --as-of {until}"
 
 
 def ledger_records(asked: Asked) -> Iterator[Stored]:

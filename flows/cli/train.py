@@ -181,8 +181,7 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
         return
     for line in lines:
         print(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")
-    if night.reason:
-        print(night.reason)
+    print(night.reason or "nothing is left out: only --weekly-challengers leaves anything out")
 
 
 def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from typing import Any
 
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
-from schemas.wording import install_extra
 from tasks.running.parallel import usable_cores
 from tasks.running.progress import tell
 from tasks.running.resident import Cores
@@ -136,13 +135,8 @@ def _own_signals() -> Iterator[None]:
 def _ray() -> Any:
     os.environ.setdefault(AUTH_MODE, "token")  # read when Ray is imported
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    try:
-        import ray
-    except ImportError as error:
-        raise CpbError(
-            f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
-            code="extra-missing", field="engine",
-        ) from error  # fmt: skip
+    import ray
+
     return ray
 
 

@@ -13,12 +13,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from schemas.errors import BusyError, CpbError
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, RunSpec
+from schemas.wording import install_extra
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
@@ -340,12 +342,17 @@ def check_engine(spec: RunSpec) -> None:
 
     Raises:
         UsageError: a setting is none, or the device is not there.
-        CpbError: nothing answers at the cluster's address, or others may read its token.
+        CpbError: Ray is not installed, nothing answers at the cluster's address, or others may read its token.
     """
     if _name(spec) == LOCAL:
         check_device(spec.device)
-    else:
-        check_cluster()
+        return
+    if find_spec("ray") is None:
+        raise CpbError(
+            f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
+            code="extra-missing", field="engine",
+        )  # fmt: skip
+    check_cluster()
 
 
 def _name(spec: RunSpec) -> str:
@@ -358,7 +365,7 @@ def opened_engine(spec: RunSpec) -> Iterator[Engine]:
 
     Raises:
         UsageError: the device is not there.
-        CpbError: Ray is not installed, or its cluster cannot be used.
+        CpbError: Ray's cluster cannot be used.
     """
     if _name(spec) != LOCAL:
         from tasks.training.ray_engine import connected

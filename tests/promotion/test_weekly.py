@@ -107,6 +107,10 @@ def test_a_night_trains_what_serves_and_once_a_week_the_rest(trainer, monkeypatc
 
     shown = asked_for_plan(monkeypatch, capsys, "2025-01-05", "--weekly-challengers")
     assert shown == f"1h: linear on 2 coins\n{reason}\n"
+    shown = asked_for_plan(monkeypatch, capsys, "2025-01-05")
+    assert shown == (
+        "1h: linear, har on 2 coins\nnothing is left out: only --weekly-challengers leaves anything out\n"
+    )
     shown = asked_for_plan(monkeypatch, capsys, "2025-01-05", "--json")
     lines = [{"timeframe": "1h", "coins": 2, "architectures": ["linear", "har"]}]
     assert json.loads(shown) == {"trained": lines, "reason": "", "exit": 0}

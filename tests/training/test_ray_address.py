@@ -5,7 +5,10 @@ import stat
 
 import pytest
 
+from flows.runner import Runner
+from flows.training import run_training
 from schemas.errors import CpbError, UsageError
+from schemas.run import RunSpec
 from tasks.training.ray_address import check_cluster
 
 
@@ -69,3 +72,10 @@ def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
             check_cluster()
     assert caught.value.code == "ray-token"
     assert not token.exists()
+
+
+def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatch):
+    monkeypatch.setattr("tasks.training.runner.find_spec", lambda name: None)
+    spec = RunSpec(coins="BTC", timeframes="1h", source="sim", architectures="linear", engine="ray")
+    with pytest.raises(CpbError, match="package ray is not installed; run `pip install"):
+        run_training(spec, Runner(), print)

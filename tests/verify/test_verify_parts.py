@@ -117,6 +117,7 @@ def test_a_fleet_with_a_damaged_model_is_named_and_trained_again(stored, damage,
     assert found.path == path.relative_to(stored).as_posix()
     assert found.command.startswith("cpb train-all --coins BTCUSDT,ETHUSDT --timeframes 1h --source sim ")
     assert f"--architectures {champion().architecture}" in found.command
+    assert found.command.endswith(" --as-of 2025-05-20T00:00")  # the candles that it had learned from
     assert one(verify_fleets(stored, MARKET, repair=True)).repaired
     assert not list(verify_fleets(stored, MARKET))
     assert not (fleet_of(stored) / RESULT).exists()  # so the same command trains it again
