@@ -76,13 +76,6 @@ def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
     return shown
 
 
-def p_value(p: float | None) -> str:
-    """Return a p-value as `.553`, or `<.001`: never as zero."""
-    if p is None or p != p:
-        return "-"
-    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")
-
-
 def finding(verdict: str) -> str:
     """Return `better`, `worse` or `no different` of a verdict against the random walk."""
     return verdict.split(" (")[0].split(" the ")[0].removesuffix(" than").removesuffix(" from")

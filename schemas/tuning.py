@@ -1,6 +1,7 @@
 """What `cpb tune` is asked, and the space that it searches."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
@@ -191,3 +192,24 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return text
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One finished trial. state: complete, pruned or failed. losses: (epoch, loss) as the pruner saw them."""
+
+    number: int
+    params: Mapping[str, Any]
+    state: str
+    metrics: Mapping[str, float | None]
+    losses: Sequence[tuple[int, float]] = ()
+
+
+def space_as_json(space: Space) -> dict[str, Any]:
+    """Return the space as plain values, for digests and reports."""
+    return {
+        name: [one.low, one.high, "log" if one.log else "linear"]
+        if isinstance(one, Range)
+        else list(one.values)
+        for name, one in space.items()
+    }

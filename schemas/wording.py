@@ -10,3 +10,10 @@ def count(number: int, noun: str) -> str:
 def install_extra(extra: str) -> str:
     """Return how the packages of an extra are installed: from the clone, since no package index has this project."""
     return f"`pip install -e '.[{extra}]'` in the project's folder"
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value as `.553`, or `<.001`: never as zero."""
+    if p is None or p != p:
+        return "-"
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

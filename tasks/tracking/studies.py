@@ -4,27 +4,16 @@ Their kind is their own, so that no board takes a trial for a model that was tra
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.tuning import TrialRecord
 from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store, search
 from tasks.tracking.records import OpenRun, metric_entries, param_entries, param_texts, tag_texts
 from tasks.tracking.runs import COMPLETE, finish, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KIND, OUTCOME, PARENT, STUDY, TRIAL
-
-
-@dataclass(frozen=True)
-class TrialRecord:
-    """One finished trial. state: complete, pruned or failed. losses: (epoch, loss) as the pruner saw them."""
-
-    number: int
-    params: Mapping[str, Any]
-    state: str
-    metrics: Mapping[str, float | None]
-    losses: Sequence[tuple[int, float]] = ()
 
 
 def start_study(

@@ -15,7 +15,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from schemas.tuning import Choice, Range, Space, TuneSpec
+from schemas.tuning import Choice, Range, TuneSpec
 
 BLOCKS = "losses_by_block"
 """Attribute of a trial: sums of its losses per block of time, in units of the reference's mean loss."""
@@ -174,16 +174,6 @@ def distribution(values: Range | Choice) -> BaseDistribution:
     if isinstance(values, Range):
         return FloatDistribution(values.low, values.high, log=values.log)
     return CategoricalDistribution(values.values)
-
-
-def space_as_json(space: Space) -> dict[str, Any]:
-    """The space as plain values, for digests and reports."""
-    return {
-        name: [one.low, one.high, "log" if one.log else "linear"]
-        if isinstance(one, Range)
-        else list(one.values)
-        for name, one in space.items()
-    }
 
 
 def parameters(trials: Sequence[Trial]) -> list[dict[str, Any]]:

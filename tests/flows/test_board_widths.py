@@ -4,7 +4,8 @@ import pytest
 
 from flows.cli.backtest import _COLUMNS, _print_board
 from flows.cli.models import BOARD
-from flows.tables import fitting, p_value
+from flows.tables import fitting
+from schemas.wording import p_value
 
 ROW = [
     "15m",

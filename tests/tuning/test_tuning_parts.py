@@ -180,8 +180,9 @@ def test_at_the_deadline_all_members_stop(file):
 
 def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "tasks.tuning.study", raising=False)
-    monkeypatch.delattr(tasks.tuning, "study", raising=False)
+    for name in ("study", "search"):
+        monkeypatch.delitem(sys.modules, f"tasks.tuning.{name}", raising=False)
+        monkeypatch.delattr(tasks.tuning, name, raising=False)
     with pytest.raises(CpbError) as error:
         tune._tuning()
     assert error.value.code == "extra-missing"
@@ -189,12 +190,13 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
 
 
 def test_batches_fit_into_the_time_that_is_left():
+    search = pytest.importorskip("tasks.tuning.search")
     spec = TuneSpec(preset="smoke", architectures="gru", trials=100, batch=64)
     soon = time.monotonic() + 10.5
-    assert tune._next_batch(spec, 0, None, None) == 64
-    assert tune._next_batch(spec, 90, None, None) == 10
-    assert tune._next_batch(spec, 100, None, 1.0) == 0
-    assert tune._next_batch(spec, 0, soon, None) == 16
-    assert tune._next_batch(spec, 16, soon, 1.0) == 10
-    assert tune._next_batch(spec, 16, soon, 20.0) == 0
-    assert tune._next_batch(spec, 0, soon - 60, None) == 0
+    assert search._next_batch(spec, 0, None, None) == 64
+    assert search._next_batch(spec, 90, None, None) == 10
+    assert search._next_batch(spec, 100, None, 1.0) == 0
+    assert search._next_batch(spec, 0, soon, None) == 16
+    assert search._next_batch(spec, 16, soon, 1.0) == 10
+    assert search._next_batch(spec, 16, soon, 20.0) == 0
+    assert search._next_batch(spec, 0, soon - 60, None) == 0

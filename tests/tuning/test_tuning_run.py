@@ -19,6 +19,7 @@ from schemas.tuning import TuneSpec  # noqa: E402
 from tasks.tracking.connection import search  # noqa: E402
 from tasks.tracking.leaderboard import leaderboard  # noqa: E402
 from tasks.tracking.store import open_store  # noqa: E402
+from tasks.tuning import search as loop  # noqa: E402
 from tasks.tuning import trials as batches  # noqa: E402
 from tasks.tuning.at_work import searches_at_work  # noqa: E402
 from tasks.tuning.study import Study  # noqa: E402
@@ -92,7 +93,7 @@ def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, m
         seen.update(trials=trials, scored=scored, results=found)
         return found
 
-    monkeypatch.setattr(batches, "train_batch", noted)
+    monkeypatch.setattr(loop, "train_batch", noted)
     tune(trials=3, batch=3, pruner="none")
     one, scored, result = seen["trials"][1], seen["scored"], seen["results"][1]
     ratios = []
@@ -171,7 +172,7 @@ def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, 
         assert found == [None] * 4
         return found
 
-    monkeypatch.setattr(batches, "train_batch", late)
+    monkeypatch.setattr(loop, "train_batch", late)
     with pytest.raises(CpbError) as error:
         tune(trials=4, budget="10m")
     assert error.value.code == "no-trial"
