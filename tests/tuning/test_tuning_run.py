@@ -57,7 +57,8 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place, monkeypatch):
 
     monkeypatch.setattr(loop, "train_batch", noted)
     first, _ = tune(trials=6)
-    assert shares == [0.0, 1.0, 0.0, 1.0]  # of each of both batches: the time left is that of a batch
+    assert shares[::2] == [0.0, 0.0]  # both batches begin from nothing: the time left is that of a batch
+    assert min(shares[1::2]) > 0
     assert first["trials"] == first["completed"] + first["pruned"] + first["failed"] == 6
     assert first["test_times_scored"] == 1
     assert first["luck"]["trials"] == 6 - first["failed"]
