@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flows.console import say
 from schemas.errors import UsageError
-from tasks.running.progress import Progress, heard_by, is_heard, tell
+from tasks.running.progress import Pace, Progress, heard_by, is_heard, tell
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,17 +65,16 @@ def _epochs_per_line() -> int:
 
 
 class Work:
-    """One piece of work, with the time that is left at its pace since the first report."""
+    """One piece of work, with its pace."""
 
     def __init__(self, first: Progress, now: float) -> None:
-        self.latest, self._first, self._since = first, first, now
-        self._told = now
+        self._pace = Pace()
+        self.take(first, now)
 
     def take(self, one: Progress, now: float) -> None:
-        """Take a report in; where the total has changed, or less is done than before, the pace is measured anew."""
-        if one.done < self._first.done or one.total != self._first.total:
-            self._first, self._since = one, now
-        self.latest, self._told = one, now
+        """Take a report in."""
+        self.latest = one
+        self._pace.take(one.done, one.total, now)
 
     def count(self) -> str:
         """Return how much is done, as in `12/50 epochs`."""
@@ -90,11 +89,8 @@ class Work:
 
     def left(self, now: float) -> str:
         """Return the time that is left, as in `4:05 left`; else the time it has taken, as in `0:07`."""
-        one = self.latest
-        made, gone = one.done - self._first.done, self._told - self._since
-        if not one.total or made <= 0 or gone <= 0:
-            return clock(now - self._since)
-        return f"{clock(max(gone / made * (one.total - one.done) - (now - self._told), 0))} left"
+        left = self._pace.left(now)
+        return clock(self._pace.taken(now)) if left is None else f"{clock(left)} left"
 
 
 def clock(seconds: float) -> str:

@@ -262,10 +262,11 @@ def train_fleets(
     Raises:
         EngineLost: the run's engine is gone; what was finished is used by the next call.
     """
-    queue, told = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
+    queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
     executor = engine.executor(len(queue))
     calls = [
-        (shard, spec.scope.root, executor, spec.train_timeout_s, told[shard.architecture]) for shard in queue
+        (shard, spec.scope.root, executor, spec.train_timeout_s, progress[shard.architecture])
+        for shard in queue
     ]
     ended = steps.each(
         train, calls, workers=executor.calls, then=lambda index, found: then(queue[index], found)

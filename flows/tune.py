@@ -22,7 +22,6 @@ from tasks.tracking.studies import finish_study, log_trials, start_study
 from tasks.tracking.tags import AS_OF, NEWEST
 from tasks.training.devices import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
-from tasks.training.progress import ProgressFile
 from tasks.training.runner import PROGRESS
 from tasks.tuning.at_work import LOCK, SEARCH, Search
 from tasks.tuning.report import metrics, sentence, write_report
@@ -58,12 +57,12 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 AS_OF: spec.as_of or NEWEST,
             },
         )
-        progress, log = ProgressFile(folder, spec.names[0]), partial(log_trials, run.run_id)
+        log = partial(log_trials, run.run_id)
         with run_of(run.run_id):
             deadline = started + spec.budget_s if spec.budget_s is not None else None
             how = {"device": spec.device, "dtype": spec.dtype, "profile": _profile(spec)}
             with gpu_held(gpus_of(spec.device)):
-                tuning.run_trials(spec, study, inner, deadline, how, progress, log, say)
+                tuning.run_trials(spec, study, inner, deadline, how, folder, log, say)
                 answer = tuning.conclude(spec, study, newest, how, folder, say)
             answer |= {
                 "study": key,

@@ -19,7 +19,7 @@ RETRY_WAIT_S = 5.0
 
 @step("train", run_name="train {job.architecture}", workers=64)
 def train(
-    job: ShardJob, root: Path, executor: Executor, timeout_s: float, told: FleetProgress
+    job: ShardJob, root: Path, executor: Executor, timeout_s: float, progress: FleetProgress
 ) -> ShardResult:
     """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
 
@@ -31,13 +31,15 @@ def train(
     """
     run = Retry(on=TrainerDied, times=executor.retries, wait_s=RETRY_WAIT_S).around(executor.run, "train")
     try:
-        with told.shard(job) as shard_told, _gpu_limit(executor):
-            return run(job, root, timeout_s, shard_told)
+        with _gpu_limit(executor):
+            return run(job, root, timeout_s, progress)
     except EngineLost:
         raise
     except CpbError as error:
         failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
         return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
+    finally:
+        progress.ended(job)
 
 
 def _gpu_limit(executor: Executor) -> AbstractContextManager[None]:

@@ -115,8 +115,8 @@ def test_records_pass_through_every_step_without_prefect(at_home):
 
     run = start_run(SPEC, planned.series, "train-all").run_id
     with opened_engine(SPEC) as engine, Judges(engine.cores, root) as judges:
-        executor, told = engine.executor(len(fleet.shards)), FleetProgress(fleet)
-        trained = [(shard, train(shard, root, executor, 600, told)) for shard in fleet.shards]
+        executor, progress = engine.executor(len(fleet.shards)), FleetProgress(fleet)
+        trained = [(shard, train(shard, root, executor, 600, progress)) for shard in fleet.shards]
         assert all(isinstance(result, ShardResult) and not result.failures for _, result in trained)
         judged = evaluate(SPEC, run, fleet, trained, root, judges)
     assert isinstance(judged, FleetJudgement)

@@ -31,6 +31,31 @@ class Progress:
     epoch_line: str = ""
 
 
+class Pace:
+    """How long a piece of work still takes, at its pace since the first report. Times in seconds on any one clock."""
+
+    def __init__(self) -> None:
+        self._first = self._latest = (0.0, 0.0)  # done, time
+        self._total = -1.0
+
+    def take(self, done: float, total: float, now: float) -> None:
+        """Take a report in; where the total has changed, or the work begins anew, so does the pace."""
+        if total != self._total or (done < self._latest[0] and done <= self._first[0]):
+            self._first, self._total = (done, now), total
+        self._latest = (done, now)
+
+    def taken(self, now: float) -> float:
+        """Return the seconds since the first report."""
+        return now - self._first[1]
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds that are left, None where that is not known."""
+        (began, since), (done, at) = self._first, self._latest
+        if self._total <= 0 or done <= began or at <= since:
+            return None
+        return max((at - since) / (done - began) * (self._total - done) - (now - at), 0.0)
+
+
 class Listener(Protocol):
     """Shows progress; its methods are called from any thread."""
 
@@ -59,15 +84,12 @@ def is_heard() -> bool:
     return _listener.get() is not None
 
 
-def tell(step: str, done: float, total: float, unit: str, *facts: str) -> None:
+def tell(
+    step: str, done: float, total: float, unit: str, *facts: str, epoch: int = 0, epoch_line: str = ""
+) -> None:
     """Report how far a piece of work is; the arguments are those of `Progress`."""
-    tell_progress(Progress(step, done, total, unit, facts))
-
-
-def tell_progress(one: Progress) -> None:
-    """Report how far a piece of work is."""
     if listener := _listener.get():
-        listener.progress(one)
+        listener.progress(Progress(step, done, total, unit, facts, epoch, epoch_line))
 
 
 def tell_line(text: str) -> None:

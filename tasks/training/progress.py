@@ -12,7 +12,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.handover import FleetPlan, ShardJob
 from tasks.running.parallel import usable_cores
-from tasks.running.progress import Progress, tell, tell_line, tell_progress
+from tasks.running.progress import Pace, tell, tell_line
 from tasks.training.files import PROGRESS
 from tasks.training.plan import job_key
 
@@ -30,37 +29,13 @@ if TYPE_CHECKING:
 _EVERY_S = 0.25
 
 
-class Shares:
-    """How much of their epochs the members of one `cpbmodels.train_fleet` have trained."""
-
-    def __init__(self) -> None:
-        self._done: dict[int, float] = {}  # by member, from 0 to 1
-        self.members = 0
-
-    def on_step(self, record: "cpbmodels.StepRecord") -> float:
-        """Take in how far an epoch is; returns the share of all members' epochs."""
-        self.members = record.of_members
-        done = (record.epoch - 1 + record.step / record.steps) / record.epochs
-        self._done |= dict.fromkeys(record.members, done)
-        return self._share()
-
-    def on_epoch(self, record: "cpbmodels.EpochRecord") -> float:
-        """Take in a whole epoch; returns the share of all members' epochs."""
-        for one in record.members:
-            self._done[one["index"]] = 1.0 if one["stopped"] else record.epoch / record.epochs
-        return self._share()
-
-    def _share(self) -> float:
-        return sum(self._done.values()) / max(self.members, len(self._done), 1)
-
-
 class ProgressFile:
     """Keeps a fleet's `progress.json`: `on_step` and `on_epoch` are what `cpbmodels.train_fleet` calls."""
 
     def __init__(self, folder: Path, architecture: str) -> None:
         self._path, self._written = folder / PROGRESS, 0.0
-        self._shares = Shares()
-        self._began: tuple[float, float] | None = None  # time and share of the first report
+        self._done: dict[int, float] = {}  # by member, the share of its epochs
+        self._pace = Pace()
         self._state: dict[str, Any] = {
             "architecture": architecture, "stage": "training", "since": datetime.now(UTC).isoformat(),
             "device": None, "data": None, "members": 0, "share": 0.0, "eta_s": None,
@@ -77,7 +52,8 @@ class ProgressFile:
                 "device": describe_device(record.device),
                 "data": f"Data on {record.device}: [{rows:,}, {columns}] {record.data_dtype}, {size}",
             }
-        self._count(self._shares.on_step(record))
+        done = (record.epoch - 1 + record.step / record.steps) / record.epochs
+        self._count(dict.fromkeys(record.members, done), record.of_members)
         self._state |= {
             "epoch": record.epoch - 1, "epochs": record.epochs, "batch": record.step, "batches": record.steps,
         }  # fmt: skip
@@ -85,7 +61,9 @@ class ProgressFile:
 
     def on_epoch(self, record: "cpbmodels.EpochRecord") -> None:
         """Take in a whole epoch."""
-        self._count(self._shares.on_epoch(record))
+        self._count(
+            {one["index"]: 1.0 if one["stopped"] else record.epoch / record.epochs for one in record.members}
+        )
         values = plain(asdict(record))
         last = values.pop("members")
         self._state |= values | {
@@ -107,13 +85,18 @@ class ProgressFile:
         }
         self._write(now=True)
 
-    def _count(self, share: float) -> None:
+    @property
+    def share(self) -> float:
+        """The share of all members' epochs that is done."""
+        return float(self._state["share"])
+
+    def _count(self, done: Mapping[int, float], members: int = 0) -> None:
         now = time.monotonic()
-        if self._began is None or share < self._began[1]:  # a universal model of the next fold begins anew
-            self._began = (now, share)
-        gone, made = now - self._began[0], share - self._began[1]
-        eta = gone / made * (1 - share) if made > 0 else None
-        self._state |= {"members": self._shares.members, "share": share, "eta_s": eta}
+        self._done |= done
+        members = members or self._state["members"]
+        share = sum(self._done.values()) / max(members, len(self._done), 1)
+        self._pace.take(share, 1, now)  # a universal model of the next fold begins anew
+        self._state |= {"members": members, "share": share, "eta_s": self._pace.left(now)}
 
     def _write(self, *, now: bool) -> None:
         """Replace the file, without waiting for the disk: it is worth nothing after a power failure."""
@@ -149,112 +132,63 @@ def plain(value: Any) -> Any:
 
 
 class FleetProgress:
-    """How far a fleet's shards have come, all together; its methods are called from the shards' threads."""
+    """Adds up how far a fleet's shards are, and tells it; its methods are called from the shards' threads."""
 
     def __init__(self, plan: FleetPlan) -> None:
-        self.name = plan.architecture
+        self._name = plan.architecture
+        self._training, self._predicting = f"train {self._name}", f"predict the test span with {self._name}"
         self._members = {job_key(shard): len(shard.members) for shard in plan.shards}
         self._shares = dict.fromkeys(self._members, 0.0)
         self._ended: set[str] = set()
         self._devices: set[str] = set()
         self._lock = threading.Lock()
 
-    @contextmanager
-    def shard(self, job: ShardJob) -> Iterator["ShardProgress"]:
-        """Take in what becomes of one shard; its end however the block ends, and the fleet's with the last one."""
-        key = job_key(job)
-        try:
-            yield ShardProgress(self, key)
-        finally:
-            with self._lock:
-                self._shares[key] = 1.0
-                self._ended.add(key)
-                over = len(self._ended) == len(self._members)
-            if over:
-                for step in (self.training, self.predicting):
-                    tell(step, 1, 1, "epochs")
-
-    @property
-    def training(self) -> str:
-        """Name of the work while any shard trains."""
-        return f"train {self.name}"
-
-    @property
-    def predicting(self) -> str:
-        """Name of the work while a shard's models forecast the spans to be judged."""
-        return f"predict the test span with {self.name}"
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the fleet is one shard."""
-        return len(self._members) == 1
-
-    def idle(self, what: str) -> None:
+    def waiting(self, what: str) -> None:
         """Tell what a shard waits for, unless others are at work: then those are what is shown."""
         if not any(self._shares.values()):
-            tell(self.training, 0, 0, "epochs", what)
-
-    def is_new_device(self, device: str) -> bool:
-        """Whether no shard has named this device before."""
-        with self._lock:
-            new = device not in self._devices
-            self._devices.add(device)
-        return new
-
-    def share(self, key: str, share: float) -> float:
-        """Take in the share of a shard's epochs that is done; return that of the fleet's."""
-        with self._lock:
-            self._shares[key] = share
-            done = sum(self._shares[k] * n for k, n in self._members.items())
-        return done / max(sum(self._members.values()), 1)
-
-    def shards_done(self) -> str:
-        """Return how many shards are done, as `3/10 shards`."""
-        return f"{len(self._ended)}/{len(self._members)} shards"
-
-
-class ShardProgress:
-    """Receives the contents of one shard's `progress.json` whenever it has changed."""
-
-    def __init__(self, fleet: FleetProgress, key: str) -> None:
-        self._fleet, self._key = fleet, key
-
-    def waiting(self, place: str) -> None:
-        """Tell that the shard waits for a place to train in."""
-        self._fleet.idle(f"waiting for a free {place}")
+            tell(self._training, 0, 0, "epochs", what)
 
     def starting(self) -> None:
         """Tell that the trainer has a place to train in; until it has loaded its libraries it says nothing itself."""
-        self._fleet.idle("starting its trainer")
+        self.waiting("starting its trainer")
 
-    def __call__(self, state: Mapping[str, Any]) -> None:
-        """Tell of each device once, then of every change."""
-        fleet = self._fleet
-        if state["device"] and fleet.is_new_device(state["device"]):
-            tell_line(f"training {fleet.name} on {state['device']}")
-            if fleet.is_whole:
+    def ended(self, job: ShardJob) -> None:
+        """Take in the end of a shard, whatever became of it; with the last one the fleet's is told."""
+        with self._lock:
+            self._shares[job_key(job)] = 1.0
+            self._ended.add(job_key(job))
+            over = len(self._ended) == len(self._members)
+        if over:
+            for step in (self._training, self._predicting):
+                tell(step, 1, 1, "epochs")
+
+    def take(self, job: ShardJob, state: Mapping[str, Any]) -> None:
+        """Take in a shard's `progress.json` whenever it has changed: tell each device once, then every change."""
+        device, whole = state["device"], len(self._members) == 1
+        with self._lock:
+            is_new = bool(device) and device not in self._devices
+            self._devices |= {device} if device else set()
+            self._shares[job_key(job)] = state["share"]
+            done = sum(self._shares[key] * number for key, number in self._members.items())
+            shards = f"{len(self._ended)}/{len(self._members)} shards"
+        if is_new:
+            tell_line(f"training {self._name} on {device}")
+            if whole:
                 tell_line(state["data"])
-        share = fleet.share(self._key, state["share"])
         if state["stage"] == "training":
-            self._tell_training(state, share)
-        elif fleet.is_whole:
-            tell(fleet.predicting, state["forecasts"], state["to_forecast"], "members")
-            tell(fleet.training, 1, 1, "epochs")
-
-    def _tell_training(self, state: Mapping[str, Any], share: float) -> None:
-        fleet = self._fleet
-        facts = tuple(_facts(state))
-        tell_progress(
-            Progress(
-                fleet.training,
-                min(share, 0.999) * state["epochs"],
+            tell(
+                self._training,
+                min(done / max(sum(self._members.values()), 1), 0.999) * state["epochs"],
                 state["epochs"],
                 "epochs",
-                facts if fleet.is_whole else (fleet.shards_done(), *facts),
-                state["epoch"] if fleet.is_whole else 0,
-                _epoch_line(fleet.name, state) if fleet.is_whole else "",
+                *([] if whole else [shards]),
+                *_facts(state),
+                epoch=state["epoch"] if whole else 0,
+                epoch_line=_epoch_line(self._name, state) if whole else "",
             )
-        )
+        elif whole:
+            tell(self._predicting, state["forecasts"], state["to_forecast"], "members")
+            tell(self._training, 1, 1, "epochs")
 
 
 def _facts(state: Mapping[str, Any]) -> Iterator[str]:

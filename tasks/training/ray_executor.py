@@ -35,7 +35,7 @@ from tasks.training.files import (
     read_result,
 )
 from tasks.training.plan import memory_bytes
-from tasks.training.progress import ShardProgress
+from tasks.training.progress import FleetProgress
 from tasks.training.ray_address import ADDRESS, HERE, Head
 from tasks.training.ray_node import Files, Report, read_files, write_files
 from tasks.training.runner import EngineLost, TrainerDied
@@ -84,17 +84,17 @@ class RayExecutor:
         self._started: set[str] = set()
         """Keys of shards that a node has begun with."""
 
-    def run(self, job: ShardJob, root: Path, timeout_s: float, told: ShardProgress) -> ShardResult:
+    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train and judge a shard on the cluster; see `Executor`."""
         folder = prepare(root, job)
         if not (folder / RESULT).exists():
             self._check_fits(job)
-            told.waiting("place in the Ray cluster")
+            progress.waiting("waiting for a free place in the Ray cluster")
             order = ray_node.Order(
                 key=folder.absolute().relative_to(self._home).as_posix(), home=str(self._home), gpu=self._gpu,
                 versions=self._versions, threads=self._threads, timeout_s=timeout_s, checkpoint_s=CHECKPOINT_S,
             )  # fmt: skip
-            keep_result(folder, self._train(order, job, told))
+            keep_result(folder, self._train(order, job, progress))
         return read_result(folder)
 
     def _check_fits(self, job: ShardJob) -> None:
@@ -107,7 +107,7 @@ class RayExecutor:
                 code="ray-memory",
             )
 
-    def _train(self, order: ray_node.Order, job: ShardJob, told: ShardProgress) -> Files:
+    def _train(self, order: ray_node.Order, job: ShardJob, progress: FleetProgress) -> Files:
         """Let Ray train it; once more elsewhere where a node's disk was full."""
         # One by one: the files of a shard are read into this process's memory first.
         with self._putting, self._noticing_loss():
@@ -117,7 +117,7 @@ class RayExecutor:
                 task = self._submit(order, job, inputs)
             try:
                 with self._noticing_loss():
-                    return self._wait(task, order.key, told)
+                    return self._wait(task, order.key, job, progress)
             except DiskFull as error:
                 if not self._other_nodes(error.field):
                     raise
@@ -148,12 +148,12 @@ class RayExecutor:
         self._full.add(full)
         return any(n["Alive"] and n["NodeID"] not in self._full for n in self._ray.nodes())
 
-    def _wait(self, task: Any, key: str, told: ShardProgress) -> Files:
+    def _wait(self, task: Any, key: str, job: ShardJob, progress: FleetProgress) -> Files:
         """Return what a task returns, telling what its node reports meanwhile; raises the task's own error."""
         errors = self._ray.exceptions
         while not self._ray.wait([task], timeout=0)[0]:
             pause(TAKE_S)
-            self._tell(key, told)
+            self._tell(key, job, progress)
             if self._head.is_lost():
                 raise _lost("its head does not answer")
         try:
@@ -189,7 +189,7 @@ class RayExecutor:
         except self._ray.exceptions.RayError as error:
             raise _lost(type(error).__name__) from error
 
-    def _tell(self, key: str, told: ShardProgress) -> None:
+    def _tell(self, key: str, job: ShardJob, progress: FleetProgress) -> None:
         """Tell what the node has reported of a shard since the last time."""
         for kind, value in self._reader.take(key):
             if kind == "start":
@@ -199,11 +199,11 @@ class RayExecutor:
                         key,
                     )
                 self._started.add(key)
-                told.starting()
+                progress.starting()
             elif kind == "line":
                 log.log(*value)
             else:
-                told(value)
+                progress.take(job, value)
 
     def _cancel(self, task: Any) -> None:
         self._ray.cancel(task, force=False)

@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -27,7 +28,7 @@ from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import acquire, machine_lock, open_lock, release
 from tasks.training.devices import Slots, check_device, gpus_of, plan_slots
 from tasks.training.files import LOG, PROGRESS, RESULT, prepare, read_result
-from tasks.training.progress import ShardProgress
+from tasks.training.progress import FleetProgress
 from tasks.training.ray_address import ADDRESS, check_cluster
 
 log = logging.getLogger("cpb")
@@ -253,7 +254,7 @@ class Executor(Protocol):
         """Whether shards wait for GPUs of this machine."""
         ...
 
-    def run(self, job: ShardJob, root: Path, timeout_s: float, told: ShardProgress) -> ShardResult:
+    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
 
         Raises:
@@ -325,11 +326,11 @@ class LocalEngine:
             self._trainers = self._made()
         return self
 
-    def run(self, job: ShardJob, root: Path, timeout_s: float, told: ShardProgress) -> ShardResult:
+    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train a shard on the next free trainer; see `Executor`."""
         folder = prepare(root, job)
-        told.waiting("GPU" if self.gpus else "core")
-        self._trainers.train(folder, timeout_s, told, told.starting)
+        progress.waiting(f"waiting for a free {'GPU' if self.gpus else 'core'}")
+        self._trainers.train(folder, timeout_s, partial(progress.take, job), progress.starting)
         return read_result(folder)
 
     def leave(self) -> None:

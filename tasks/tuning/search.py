@@ -34,7 +34,7 @@ def run_trials(
     folds: Sequence[FoldSeries],
     deadline: float | None,
     how: dict[str, Any],
-    progress: ProgressFile,
+    folder: Path,
     log: Callable[[Sequence[TrialRecord]], None],
     say: Say,
 ) -> None:
@@ -44,7 +44,7 @@ def run_trials(
         folds: the series on which trials are chosen.
         deadline: on `time.monotonic`'s clock, None without a budget.
         how: device, dtype and profile of every training.
-        progress: what the page reads while a batch is trained.
+        folder: of the search; the page reads there how far a batch is.
         log: called with the trials of each batch, once they are stored.
     """
     name = spec.names[0]
@@ -64,7 +64,7 @@ def run_trials(
             seed=spec.seed,
             prune=_pruner(study, trials),
             deadline=deadline,
-            progress=progress,
+            progress=ProgressFile(folder, name),  # of its own: the batch before has another pace
             **how,
         )
         finished = [one for one in results if one is not None]

@@ -20,7 +20,7 @@ from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps
 from tasks.running.progress import tell
 from tasks.training.plan import member_seed
-from tasks.training.progress import ProgressFile, Shares
+from tasks.training.progress import ProgressFile
 
 _TRAINING = "train trials"
 
@@ -119,7 +119,7 @@ def train_batch(
     Args:
         trials: the options of each trial, the same names in all.
         prune: asked after epochs 1, 2, 4, 8 .. once all members of a trial have reported.
-        progress: what the page reads.
+        progress: what the page reads, of this batch alone.
         deadline: on `time.monotonic`'s clock: members still training then stop at once, with their best epoch so far.
     """
     width = len(scored)
@@ -175,13 +175,12 @@ class _Watch:
         self.best = np.full((trials, width), np.inf)
         self.asked = np.zeros(trials, np.int64)
         self.pruned: set[int] = set()
-        self.shares = Shares()
         self.context = copy_context()  # fleets side by side report from threads that know no listener
 
     def on_step(self, record: cpbmodels.StepRecord) -> bool:
         """Tell how far the batch is; whether the time is up."""
         self.progress.on_step(record)
-        done = min(self.shares.on_step(record), 0.999) * record.epochs
+        done = min(self.progress.share, 0.999) * record.epochs
         facts = [f"{len(self.pruned)} pruned", f"on {record.device}"]
         left = self.deadline - time.monotonic() if self.deadline is not None else float("inf")
         if self.deadline is not None:
@@ -192,7 +191,6 @@ class _Watch:
     def __call__(self, record: cpbmodels.EpochRecord) -> list[int]:
         """Return the members to stop: those of pruned trials, or all once the time is up."""
         self.progress.on_epoch(record)
-        self.shares.on_epoch(record)
         if self.deadline is not None and time.monotonic() >= self.deadline:
             return [member["index"] for member in record.members]
         touched = set()

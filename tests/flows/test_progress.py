@@ -10,19 +10,19 @@ from terminal import Terminal
 from flows.progress import Display, Lines, Work, clock, fitting, shown_progress
 from schemas.errors import UsageError
 from tasks.running.parallel import run_each
-from tasks.running.progress import Progress, heard_by, tell, tell_line, tell_progress, telling
+from tasks.running.progress import Pace, Progress, heard_by, tell, tell_line, telling
 
 PROGRAM = """
 import time
 from flows.progress import shown_progress
-from tasks.running.progress import Progress, tell, tell_line, tell_progress
+from tasks.running.progress import tell, tell_line
 with shown_progress("train"):
     input()
     tell_line("training gru on cpu (2 cores)")
     facts = ("loss 0.6315 / 1.2673", "batch 12/54", "1,234 windows/s", "512 MB", "lr 1.0e-03")
     for done in (1, 2):
         tell("ingest", done, 1234, "files", "BTCUSDT 1h")
-        tell_progress(Progress("train har-universal", 3 + done, 50, "epochs", facts))
+        tell("train har-universal", 3 + done, 50, "epochs", *facts)
         time.sleep(0.3)
     print("\\nSHOWN")
     input()
@@ -78,6 +78,16 @@ def test_the_time_left_follows_the_pace_and_a_resumed_training_its_own():
     assert work.left(121.0) == "0:01"
 
 
+def test_work_that_begins_anew_where_it_began_has_a_pace_of_its_own():
+    pace = Pace()
+    for now, done in enumerate((0.0, 0.5, 1.0)):
+        pace.take(done, 1, now)
+    pace.take(0.0, 1, 100.0)
+    assert (pace.left(101.0), pace.taken(101.0)) == (None, 1.0)
+    pace.take(0.25, 1, 101.0)
+    assert pace.left(101.0) == 3.0
+
+
 def test_a_clock_reads_as_people_write_it():
     assert [clock(one) for one in (0, 7.4, 61, 3723)] == ["0:00", "0:07", "1:01", "1:02:03"]
 
@@ -97,8 +107,14 @@ def test_without_a_terminal_lines_are_printed():
     with heard_by(lines):
         tell_line("training gru on cpu (2 cores)")
         for epoch in (1, 19, 21, 22, 40):
-            tell_progress(
-                Progress("train gru", epoch, 50, "epochs", ("loss 1 / 2",), epoch, f"gru: epoch {epoch}/50")
+            tell(
+                "train gru",
+                epoch,
+                50,
+                "epochs",
+                "loss 1 / 2",
+                epoch=epoch,
+                epoch_line=f"gru: epoch {epoch}/50",
             )
         run_each([lambda: tell("ingest", 1234, 2000, "files", "BTCUSDT 1h")], 1)
         lines.report()

@@ -8,8 +8,7 @@ from planned import fleet, universe
 
 import cpbmodels
 from tasks.running.progress import heard_by
-from tasks.training.plan import job_key
-from tasks.training.progress import FleetProgress, ProgressFile, ShardProgress
+from tasks.training.progress import FleetProgress, ProgressFile
 
 PLAN = fleet()
 (JOB,) = PLAN.shards
@@ -35,13 +34,13 @@ def told(tmp_path, monkeypatch):
     monkeypatch.setattr("tasks.training.progress._EVERY_S", 0.0)
     heard = []
     listener = SimpleNamespace(progress=heard.append, line=heard.append)
-    file, reader = ProgressFile(tmp_path, JOB.architecture), ShardProgress(FleetProgress(PLAN), job_key(JOB))
+    file, fleet_progress = ProgressFile(tmp_path, JOB.architecture), FleetProgress(PLAN)
 
     def read():
         heard.clear()
         state = json.loads((tmp_path / "progress.json").read_text())
         with heard_by(listener):
-            reader(state)
+            fleet_progress.take(JOB, state)
         return state, list(heard)
 
     return file, read
@@ -91,9 +90,10 @@ def test_a_fleet_that_waits_says_for_what_and_each_stage_has_a_name_of_its_own(t
     file, read = told
 
     def wait():
-        with FleetProgress(PLAN).shard(JOB) as reader:
-            reader.waiting("core")
-            reader.starting()
+        progress = FleetProgress(PLAN)
+        progress.waiting("waiting for a free core")
+        progress.starting()
+        progress.ended(JOB)
 
     heard = heard_of(wait)
     assert [one.facts for one in heard[:2]] == [("waiting for a free core",), ("starting its trainer",)]
@@ -112,8 +112,8 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     state = read()[0]
 
     def train(shard):
-        with whole.shard(shard) as reader:
-            reader(state)
+        whole.take(shard, state)
+        whole.ended(shard)
 
     first = heard_of(lambda: train(plan.shards[0]))
     assert [one for one in first if isinstance(one, str)] == [f"training gru on {state['device']}"]

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster, trainers_of
@@ -23,7 +24,6 @@ from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.training import ray_executor, ray_node
 from tasks.training.files import fleet_folder
-from tasks.training.progress import ShardProgress
 from tasks.training.runner import opened_engine
 
 pytestmark = [
@@ -79,13 +79,14 @@ def train(home, fleet, **options):
 def starts(monkeypatch):
     """How often nodes have started on each shard."""
     found = Counter()
-    starting = ShardProgress.starting
+    take = ray_executor.BoardReader.take
 
-    def count(told):
-        found[told._key] += 1
-        starting(told)
+    def count(reader, key):
+        for kind, value in take(reader, key):
+            found[Path(key).name] += kind == "start"
+            yield kind, value
 
-    monkeypatch.setattr(ShardProgress, "starting", count)
+    monkeypatch.setattr(ray_executor.BoardReader, "take", count)
     return found
 
 
