@@ -16,7 +16,7 @@ from cpbmodels.arch.presets import all_presets
 from cpbmodels.data.columns import FEATURES, definition
 from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_SEEDS
 
-OPTIONS_FILE = Path(cpbmodels.__file__).parent / "options.py"
+OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
