@@ -1,6 +1,7 @@
 """`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: who is told."""
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from flows.cli.options import Json
 from flows.console import emit, quiet_libraries, say
 from schemas.scope import home
 from schemas.wording import count
+from tasks.notices.event import Event
 from tasks.notices.services import services
 
 if TYPE_CHECKING:
@@ -199,14 +201,23 @@ def _lines(found: "Status") -> list[str]:
         used = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in found.disk.used.items())
         lines.append(f"disk: {used}; {found.disk.free / 1e9:,.0f} GB free")
     lines += [f"run {run.name} is marked {run.state}: its process is gone" for run in found.ended]
-    return lines + [f"WRONG: {problem}" for problem in found.problems]
+    return lines + [f"WRONG: {problem}" for problem in _wrong(found.problems)]
 
 
 def _state(found: "Status") -> str:
     """Return the first words of the status: that all runs is not yet that all is well."""
-
-    wrong = f", but {count(len(found.problems), 'problem')} (WRONG below)" if found.problems else ""
+    wrong = f", but {count(len(_wrong(found.problems)), 'problem')} (WRONG below)" if found.problems else ""
     return f"up{wrong}" if found.up else "not up"
+
+
+def _wrong(problems: Sequence[Event]) -> list[str]:
+    """Return a line per problem; all stale series are in one line, as they mostly have one cause."""
+    stale = [event for event in problems if event.kind == "data stale"]
+    lines = [event.text for event in problems if event.kind != "data stale"]
+    if stale:
+        others = ", ".join(event.about for event in stale[1:])
+        lines.append(stale[0].text + (f"; also too old: {others}" if others else ""))
+    return lines
 
 
 def _deployment_line(one: "Deployment") -> str:

@@ -2,17 +2,15 @@
 
 import json
 import os
-import random
 import shutil
-import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import psutil
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,15 +69,6 @@ def slow(seconds: float = 600):
 if __name__ == "__main__":
     slow()
 """
-
-
-def free_port():
-    """A port below those that Linux gives to outgoing connections: a server's stays free while it is started again."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Deployed:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deployed import free_port
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "the owner's alone"

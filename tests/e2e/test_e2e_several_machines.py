@@ -15,7 +15,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from deployed import Deployed, free_port
+from deployed import Deployed
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "tracking"))

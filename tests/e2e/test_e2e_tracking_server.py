@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from deployed import free_port
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "training"))

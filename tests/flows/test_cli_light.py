@@ -50,6 +50,16 @@ def test_help_imports_nothing_heavy():
         assert command in done.stdout
 
 
+def test_a_command_ends_without_freeing_every_object():
+    code = (
+        "import atexit, gc, sys; sys.argv = ['cpb', '--version']\n"
+        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 0))\n"  # called after what main registers
+        "from flows import cli\n"
+        "cli.main()\n"
+    )
+    assert run(code=code).stdout.splitlines()[-1] == "frozen True"
+
+
 def test_bad_usage_is_one_sentence_and_exit_2():
     done = run("train-all", "--preset", "huge")
     assert done.returncode == 2

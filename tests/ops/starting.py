@@ -1,7 +1,6 @@
 """Every server of the table, started as its command starts it, in a folder of its own."""
 
 import os
-import random
 import shlex
 import socket
 import subprocess
@@ -11,17 +10,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port():
-    """A port below those that Linux gives to outgoing connections, so that it stays free while a server starts."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 def listens(port):

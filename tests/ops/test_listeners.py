@@ -7,7 +7,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from starting import ROOT, free_port, listens, processes_of, started, wait_until
+from ports import free_port
+from starting import ROOT, listens, processes_of, started, wait_until
 
 from flows.ops.listeners import LISTENERS, PAGE
 from flows.ops.serving import serve

@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from other_user import NOBODY, as_nobody, let_others_pass
-from starting import environment, free_port, processes_of
+from ports import free_port
+from starting import environment, processes_of
 
 pytestmark = [
     pytest.mark.slow,

@@ -5,7 +5,7 @@ import urllib.request
 
 import pytest
 import uvicorn
-from starting import free_port
+from ports import free_port
 
 from flows.ops.listeners import PAGE
 from flows.ops.serving import _Server, serve

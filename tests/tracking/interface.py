@@ -1,19 +1,12 @@
 """MLflow's interface as `cpb ui` starts it, in a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

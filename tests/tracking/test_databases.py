@@ -107,7 +107,7 @@ def test_all_waits_for_a_locked_database_are_below_ten_seconds(store, monkeypatc
 
 @pytest.fixture
 def closed_port():
-    from test_ui import free_port
+    from ports import free_port
 
     return free_port()
 
@@ -292,7 +292,8 @@ def test_a_postgres_store_and_what_can_go_wrong_with_it(postgres, tmp_path, monk
 
 @pytest.mark.slow
 def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres, tmp_path):  # noqa: F811
-    from test_ui import command_lines, free_port
+    from ports import free_port
+    from test_ui import command_lines
 
     port, _ = postgres
     place_artifacts(uri(port), tmp_path)

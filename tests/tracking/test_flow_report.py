@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 
 import pytest
 from browser import axe_findings, launch, needs_browser
-from interface import free_port, interface
+from interface import interface
 from known_markets import judged, market
+from ports import free_port
 
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import ModelId, SeriesId

@@ -19,9 +19,9 @@ import polars as pl
 import pytest
 from known_markets import busy_hours
 from mlflow.types.schema import AnyType, DataType
+from ports import free_port
 from registering import register_champion
 from test_runs import fleet_of, log_member, member
-from test_ui import free_port
 from verifying import verify_champions as verify
 
 import cpbmodels

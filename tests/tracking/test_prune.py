@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from nights import add_night, counts, day, model_files, rows_by_table, state_of
+from ports import free_port
 from postgres_tools import place_artifacts, postgres, uri  # noqa: F401
-from test_ui import free_port
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId

@@ -11,9 +11,9 @@ import urllib.request
 
 import pytest
 from nights import model_files
+from ports import free_port
 from registering import register_champion
 from test_runs import log_member, member
-from test_ui import free_port
 
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId

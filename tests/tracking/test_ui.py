@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from interface import free_port, interface
+from interface import interface
+from ports import free_port
 
 from flows.ops import ui
 from flows.ops.serving import check_port

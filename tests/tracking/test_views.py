@@ -4,7 +4,8 @@ import json
 
 import pytest
 from browser import launch, needs_browser
-from interface import free_port, interface
+from interface import interface
+from ports import free_port
 from test_leaderboard import flow
 
 from flows.ops.ui import address
