@@ -53,9 +53,12 @@ def python(tmp_path):
 @pytest.fixture
 def repo(tmp_path):
     """The project as a git repository."""
-    kept_out = shutil.ignore_patterns(
-        ".git", ".venv", "data", "mlruns", "build", "dist", "*.egg-info", ".*_cache", "__pycache__"
-    )
+    made = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache", "__pycache__")
+
+    def kept_out(folder, names):
+        own = {"data", "mlruns"} if Path(folder) == ROOT else set()  # packages have folders called data
+        return made(folder, names) | own
+
     folder = shutil.copytree(ROOT, tmp_path / "repo", ignore=kept_out)
     git = ("git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost")
     for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
