@@ -118,10 +118,8 @@ def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, m
         ratios.append((batches.crps(forecast.quantiles, fold.truth).mean(1) / fold.mean).mean())
     assert result.ratio == pytest.approx(float(np.mean(ratios)), rel=1e-9)
     assert sum(result.losses) == pytest.approx(result.ratio)
-    short, _ = tune(
-        trials=500, batch=4, seed=5, budget="4s", pruner="none"
-    )  # reading the candles counts, too
-    assert 0 < short["trials"] < 300
+    short, _ = tune(trials=500, batch=4, seed=5, budget="1s", pruner="none")
+    assert short["trials"] < 40
 
 
 def test_samplers_and_pruners_are_optunas(tmp_path):
