@@ -38,7 +38,7 @@ COLUMNS = {
     "started_at": "when the run began (UTC)",
     "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
     "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
-    "all, with commas); of a pruned fleet the flow's run, whose archive.json holds them",
+    "all, with commas); of a pruned fleet the flow's run, whose archive.json.gz holds them",
 }
 """The columns of a row and what they mean."""
 
