@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
-from tasks.tracking.archive import read_archive
+from tasks.tracking.archive import Fleet, readable_fleets
 from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
 from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.tags import (
@@ -183,31 +183,35 @@ def _time(milliseconds: int) -> datetime:
 def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the ratio of each coin by each model behind some rows of the leaderboard: the newest of each recipe.
 
-    Pruned fleets are read from their flow's archive.
-
     Returns:
         `symbol timeframe architecture preset crps_ratio test_span`, the last as in `JudgedModel`.
     """
+    rows = list(rows)
+    flows = find_runs(store, {row["flow_run"] for row in rows})
+    fleets = {run_id: readable_fleets(store, flow) for run_id, flow in flows.items()}
     models = (
         ((one["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), one)
         for row in rows
-        for run_id in row["run_id"].split(",")
-        for one in _coins(store, run_id, row)
+        for fleet in fleets.get(row["flow_run"], ())
+        if fleet.run_id in row["run_id"].split(",") and fleet.architecture == row["architecture"]
+        for one in _coins(fleet, row)
     )
     return list(newest_of(models).values())
 
 
-def _coins(store: Store, run_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _coins(fleet: Fleet, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = {name: row[name] or "" for name in _NAMES}
     return [
         {
-            "symbol": tags.get(SYMBOL, ""),
+            "symbol": member.tags.get(SYMBOL, ""),
             **names,
-            "crps_ratio": metrics["test_crps_ratio"],
-            "test_span": _span(params),
+            "crps_ratio": member.metrics["test_crps_ratio"],
+            "test_span": _span(fleet.run.params | member.params),
         }
-        for tags, params, metrics in _members(store, run_id, row)
-        if tags.get(TIMEFRAME) == row["timeframe"] and "test_crps_ratio" in metrics
+        for member in fleet.members
+        if member.tags.get(TIMEFRAME) == row["timeframe"]
+        and member.status == "FINISHED"
+        and "test_crps_ratio" in member.metrics
     ]
 
 
@@ -231,25 +235,6 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
         )
     runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
     return {one.info.run_name or one.info.run_id: _history(store, one) for one in runs[:MAX_HISTORIES]}
-
-
-def _members(
-    store: Store, run_id: str, row: Mapping[str, Any]
-) -> list[tuple[Mapping[str, str], Mapping[str, str], Mapping[str, float]]]:
-    """Return tags, params and metrics of each judged member behind a row."""
-    if run_id != row["flow_run"]:
-        fleet = find_run(store, run_id)
-        shared = fleet.data.params if fleet else {}
-        runs = search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'FINISHED'")
-        return [(run.data.tags, {**shared, **run.data.params}, run.data.metrics) for run in runs]
-    flow = find_run(store, run_id)
-    archive = read_archive(store, flow) if flow else None
-    return [
-        (member.tags, fleet.fleet.params | member.params, member.metrics)
-        for fleet in (archive.fleets if archive else ())
-        if fleet.fleet.tags.get("architecture", fleet.fleet.name) == row["architecture"]
-        for member in fleet.members
-    ]
 
 
 def _history(store: Store, run: "Run") -> list[dict[str, float]]:
