@@ -1,6 +1,5 @@
 """Reads models, champions and decisions from MLflow's store, one thread at a time; kept while the store is the same."""
 
-import json
 import threading
 import time
 from contextlib import suppress
@@ -14,16 +13,10 @@ from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.tracking.board import COLUMNS
 from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.judged import (
-    FlowRunInfo,
-    JudgedModel,
-    coin_ratios,
-    judged_models,
-    loss_histories,
-    newest_flow_runs,
-)
+from tasks.tracking.judged import JudgedModel, coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.registry import champions
+from tasks.tracking.run_list import newest_flow_runs
 from tasks.tracking.store import open_store, tracking_uri
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
@@ -172,21 +165,9 @@ def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     with _reading:
         try:
             store = open_store(tracking_uri(), create=False)
-            return [_flow_run(one) for one in newest_flow_runs(store, limit)], None
+            return [FlowRun(**dict(one)) for one in newest_flow_runs(store, limit)], None
         except CpbError as error:
             return [], str(error)
-
-
-def _flow_run(run: FlowRunInfo) -> FlowRun:
-    lists = {name: _names(getattr(run, name)) for name in ("coins", "timeframes", "architectures")}
-    return FlowRun(**vars(run) | lists)
-
-
-def _names(text: str | None) -> list[str]:
-    """Return the names in a param: MLflow keeps texts, of a list its JSON."""
-    if not text:
-        return []
-    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
 
 
 def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:

@@ -22,7 +22,6 @@ from tasks.tracking.records import REPORT
 from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED, recipe_of_run
 
 if TYPE_CHECKING:
-
     from mlflow.entities import Run
 
 ARCHIVE = "archive.json.gz"

@@ -1,8 +1,7 @@
-"""Models and runs as they stand in MLflow now: the newest judged model of each recipe, the newest flow runs."""
+"""Models as they stand in MLflow now: the newest judged model of each recipe, its ratios and losses."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,22 +12,15 @@ from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.tracking.archive import Fleet, readable_fleets
 from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
-from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.tags import (
     FLEET,
-    FLOW,
     KIND,
     MARKET,
     MEMBER,
-    OUTCOME,
     PARENT,
-    REASON,
-    STUDY,
     SYMBOL,
     TIMEFRAME,
     age_of,
-    as_of,
-    market_of,
     newest_of,
     recipe_of_run,
 )
@@ -71,26 +63,6 @@ class JudgedModel(BaseModel):
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
-class FlowRunInfo:
-    """A run of the flow, or a search of `cpb tune`. `coins`, `timeframes`, `architectures`: as they were asked for."""
-
-    run_id: str
-    kind: str
-    market: str
-    name: str
-    status: str
-    outcome: str | None
-    started_at: datetime
-    ended_at: datetime | None
-    preset: str | None
-    coins: str | None
-    timeframes: str | None
-    architectures: str | None
-    as_of: str | None
-    reason: str | None
-
-
 def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     """Return the newest judged model of each architecture and recipe on a series, the best CRPS ratio first."""
     condition = (
@@ -108,23 +80,6 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     aged = zip(models, map(age_of, judged), strict=True)
     found = newest_of(((one.architecture, one.preset), age, one) for one, age in aged)
     return sorted(found.values(), key=lambda one: one.metrics["test_crps_ratio"])
-
-
-def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first.
-
-    Those whose process died stand as killed, whether or not anybody has marked them.
-    """
-    kinds = [  # MLflow's filters know no OR
-        search_lazily(store, f"tags.`{KIND}` = '{kind}'", [_NEWEST], page_size=limit)
-        for kind in (FLOW, STUDY)
-    ]
-    runs = [_flow(run) for found in kinds for run in islice(found, limit)]
-    runs = sorted(runs, key=lambda run: run.started_at, reverse=True)[:limit]
-    dead = dead_runs(store) if any(run.status == "RUNNING" for run in runs) else {}
-    return [
-        replace(run, status="KILLED", reason=dead[run.run_id]) if run.run_id in dead else run for run in runs
-    ]
 
 
 def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, str]]:
@@ -146,7 +101,7 @@ def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | No
         architecture=tags.get("architecture", ""),
         preset=recipe_of_run(params, tags) or None,
         run_id=run.info.run_id,
-        trained_at=_time(run.info.start_time),
+        trained_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
         as_of=tags.get("as_of"),
         data=tags.get("data_digest"),
         test_span=_span(params),
@@ -154,30 +109,6 @@ def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | No
         model_version=version,
         metrics={name: value for name, value in run.data.metrics.items() if name.startswith(_SHOWN)},
     )
-
-
-def _flow(run: "Run") -> FlowRunInfo:
-    tags, params = run.data.tags, run.data.params
-    return FlowRunInfo(
-        run_id=run.info.run_id,
-        kind=tags[KIND],
-        market=market_of(run),
-        name=run.info.run_name or "",
-        status=run.info.status,
-        outcome=tags.get(OUTCOME),
-        started_at=_time(run.info.start_time),
-        ended_at=_time(run.info.end_time) if run.info.end_time else None,
-        preset=params.get("preset"),
-        coins=params.get("coins"),
-        timeframes=params.get("timeframes"),
-        architectures=params.get("architectures"),
-        as_of=as_of(tags),
-        reason=tags.get(REASON),
-    )
-
-
-def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
