@@ -2,7 +2,8 @@
 
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.tracking.board import COLUMNS
+from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
 from tasks.tracking.judged import JudgedModel, coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import leaderboard as read_board
@@ -41,10 +43,17 @@ def state() -> tuple[str, State]:
     return uri, known
 
 
+@contextmanager
+def _store() -> Iterator[Store]:
+    """Yield the store while this thread alone reads it; raises `CpbError` where it cannot be read."""
+    with _reading:
+        yield open_store(create=False)
+
+
 def load() -> None:
     """Load MLflow and open its store, so that no request has to wait for that; what is wrong a request will say."""
-    with _reading, suppress(CpbError):
-        open_store(tracking_uri(), create=False)
+    with suppress(CpbError), _store():
+        pass
 
 
 def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> Answer:
@@ -99,15 +108,15 @@ def _board_rows(
 
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each coin by each architecture of the leaderboard; empty where there are none."""
-    with _reading, suppress(CpbError):
-        return coin_ratios(open_store(tracking_uri(), create=False), board_rows(market, timeframe, None))
+    with suppress(CpbError), _store() as store:
+        return coin_ratios(store, board_rows(market, timeframe, None))
     return []
 
 
 def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
     """Return the losses per epoch of a run's models; errors as in `judged.loss_histories`."""
-    with _reading:
-        return loss_histories(open_store(tracking_uri(), create=False), run_id)
+    with _store() as store:
+        return loss_histories(store, run_id)
 
 
 def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
@@ -130,12 +139,11 @@ def models(series: SeriesId) -> Answer:
     """Return the newest judged model of each architecture and preset on a series; a note says why there are none."""
     found: list[JudgedModel] = []
     note = None
-    with _reading:
-        try:
-            store = open_store(tracking_uri(), create=False)
+    try:
+        with _store() as store:
             found = judged_models(store, series)
-        except CpbError as error:
-            note = str(error)
+    except CpbError as error:
+        note = str(error)
     if not found and not note:
         note = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
     return Answer(Models(**identity(series), models=found, note=note), "models")
@@ -143,8 +151,8 @@ def models(series: SeriesId) -> Answer:
 
 def decided_on(series: SeriesId, limit: int) -> list[Decision]:
     """Return the newest decisions on a series, newest first; raises `CpbError` where the store cannot be read."""
-    with _reading:
-        return decisions_on(open_store(tracking_uri(), create=False), series, limit)
+    with _store() as store:
+        return decisions_on(store, series, limit)
 
 
 def decisions(series: SeriesId, limit: int) -> Answer:
@@ -162,12 +170,11 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and why there are none."""
-    with _reading:
-        try:
-            store = open_store(tracking_uri(), create=False)
+    try:
+        with _store() as store:
             return [FlowRun(**dict(one)) for one in newest_flow_runs(store, limit)], None
-        except CpbError as error:
-            return [], str(error)
+    except CpbError as error:
+        return [], str(error)
 
 
 def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:

@@ -5,7 +5,6 @@ a kB, packed.
 """
 
 import logging
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Record
 from tasks.storage.records import read_record, write_record
-from tasks.tracking.artifacts import attaching, fetched
+from tasks.tracking.artifacts import attaching, files_at
 from tasks.tracking.connection import Store, search
 from tasks.tracking.mlflow_private import delete_remote_files, local_path
 from tasks.tracking.records import REPORT
@@ -162,11 +161,8 @@ def read_archive(store: Store, flow: "Run") -> FlowArchive | None:
     """
     if PRUNED not in flow.data.tags:
         return None
-    folder = local_path(flow.info.artifact_uri)
-    if folder is not None:
+    with files_at(store, flow.info.artifact_uri) as folder:
         return _read(folder / ARCHIVE, flow.info.run_id)
-    with tempfile.TemporaryDirectory() as part:
-        return _read(fetched(store, f"{flow.info.artifact_uri}/{ARCHIVE}", part), flow.info.run_id)
 
 
 def _read(path: Path, run_id: str) -> FlowArchive:

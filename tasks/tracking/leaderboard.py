@@ -13,11 +13,11 @@ from schemas.errors import CpbError
 from schemas.identity import SIM
 from tasks.tracking.archive import fleets_of, readable_fleets
 from tasks.tracking.board import BoardRow, order, rows_of
-from tasks.tracking.connection import Store, search
-from tasks.tracking.run_list import find_flow
+from tasks.tracking.connection import Store
+from tasks.tracking.run_list import find_flow, finished_flows
 from tasks.tracking.runs import COMPLETE
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KIND, OUTCOME, age_of, market_of
+from tasks.tracking.tags import OUTCOME, age_of, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -108,8 +108,7 @@ def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
     """
     kept: list[tuple[Run, dict[str, Any]]] = []
     newer: dict[tuple[str | None, ...], list[tuple[str, float]]] = {}
-    condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
-    for run in search(store, condition, ["attributes.start_time DESC"]):
+    for run in finished_flows(store):
         of_flow = _of_flow(run)
         asked = tuple(run.data.params.get(name) for name in _ASKED)
         # A run that does not say what it was asked for stands for itself.

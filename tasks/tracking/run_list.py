@@ -65,6 +65,12 @@ _MIN_TYPED = 4
 _NEWEST, _PAGE = "attributes.start_time DESC", 1000
 
 
+def finished_flows(store: Store, condition: str = "") -> "list[Run]":
+    """Return the finished flow runs, newest first; `condition`: a further one, as MLflow's filters write it."""
+    finished = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
+    return search(store, f"{finished} and {condition}" if condition else finished, [_NEWEST])
+
+
 class FlowRunInfo(BaseModel):
     """A run of the flow, or a search of `cpb tune`; the page's `FlowRun` says what the fields mean."""
 
