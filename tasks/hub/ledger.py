@@ -19,7 +19,7 @@ from tasks.forecasting.lines import Chain, chain_path, last_line, parse_line, re
 from tasks.forecasting.months import TREES
 from tasks.forecasting.read_isolated import compare_isolated
 from tasks.storage.digests import file_digest
-from tasks.storage.files import link, write_bytes
+from tasks.storage.files import write_bytes
 
 FOLDER = "ledger"
 HEAD = "head.json"
@@ -46,10 +46,9 @@ def is_ledger_file(place: str) -> bool:
 
 
 def copy_ledger(home: Path, market: str, target: Path) -> None:
-    """Put a market's head and month files into `target`, as they are at one moment; nothing where none is stored.
+    """Copy a market's head and month files to `target`, as they are at one moment; nothing where none is stored.
 
-    The store replaces a month and never writes into it, so a link keeps what is published and takes no room of its
-    own. A damaged file is left out and named in the log.
+    A damaged file is left out and named in the log.
     """
     files = [
         path
@@ -64,13 +63,9 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
         write_bytes(target / HEAD, last_line(chain_path(home, market)))
         for path in files:
             try:
-                intact(path)
+                write_bytes(target / path.relative_to(market_home(home, market)), intact(path))
             except (DamagedError, FileNotFoundError) as error:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
-                continue
-            place = target / path.relative_to(market_home(home, market))
-            place.parent.mkdir(parents=True, exist_ok=True)
-            link(path, place)
 
 
 def check_head(home: Path, market: str, repo: str, head: bytes) -> None:

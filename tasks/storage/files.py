@@ -16,7 +16,6 @@ from typing import IO, Any
 from schemas.errors import CpbError, UsageError
 
 _STALE_S = 24 * 3600.0
-_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
 """Name of a draft: the name that the file is to get, hidden, with 12 hex digits; no reader's `*.parquet` matches it."""
 
@@ -57,16 +56,6 @@ def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Write `data` so that `path` has the old content or the new one, never a part; errors as in `replacing`."""
     with replacing(path) as draft:
         draft.write_bytes(data)
-
-
-def link(source: Path, target: Path) -> None:
-    """Give a file that is only ever replaced, never written to, a second name; where there are no links, a copy."""
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        shutil.copyfile(source, target)
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
-from tasks.tracking.mlflow_private import PROXIED, delete_remote_files, local_path
+from tasks.tracking.mlflow_private import PROXIED, delete_files, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -83,15 +83,6 @@ def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str
     return found
 
 
-def keep_files(store: Store, run: "Run", folder: Path) -> None:
-    """Copy a folder's files into the run's artifacts."""
-    target = local_path(run.info.artifact_uri)
-    if target is None:  # a tracking server with its own artifact store
-        store.client.log_artifacts(run.info.run_id, str(folder))
-        return
-    shutil.copytree(folder, target, dirs_exist_ok=True)
-
-
 @contextmanager
 def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
     """Yield the path at which to write a file that becomes an artifact of a run."""
@@ -118,7 +109,7 @@ def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, st
         return False
     wrong = damaged(target, digests)
     if wrong:
-        keep_files(store, run, folder)
+        store.client.log_artifacts(run.info.run_id, str(folder))
     return bool(wrong)
 
 
@@ -155,7 +146,7 @@ def remove_files(uri: str, run_id: str) -> None:
     """Delete a run's artifacts, which `foreign_file` has found to be cpb's, and their folders where nothing else is."""
     folder = local_path(uri)
     if folder is None:
-        delete_remote_files(uri)
+        delete_files(uri)
         return
     for file in _files(folder):
         file.unlink(missing_ok=True)

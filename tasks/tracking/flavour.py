@@ -8,9 +8,12 @@ What many runs have alike is stored once on this machine, `ROOT/shared/SHA256`, 
 for whoever copies a folder, a hard link is a file like any other. Where the file system has none, it is copied.
 """
 
+import errno
 import json
+import os
 import platform
 import re
+import shutil
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -21,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DRAFT, link, replacing, write_bytes
+from tasks.storage.files import DRAFT, replacing, write_bytes
 from tasks.storage.model_folder import damage_of, read_config
 from tasks.tracking.connection import Store
 from tasks.tracking.mlflow_private import local_path
@@ -44,6 +47,7 @@ _LAST = datetime(2025, 1, 1, tzinfo=UTC)
 
 SHARED = "shared"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def add_flavour(
@@ -223,7 +227,7 @@ def write_shared(root: Path, path: Path, data: bytes) -> None:
     if not shared.is_file() or file_digest(shared) != digest:
         write_bytes(shared, data)
     with replacing(path) as draft:
-        link(shared, draft)
+        _link(shared, draft)
 
 
 def unused(root: Path) -> list[Path]:
@@ -237,3 +241,12 @@ def _is_own(file: Path) -> bool:
     draft = DRAFT.fullmatch(file.name)
     named = _DIGEST.fullmatch(draft["name"] if draft else file.name)
     return bool(named) and file.is_file() and not file.is_symlink()
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
