@@ -83,6 +83,16 @@ def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str
     return found
 
 
+def keep_files(store: Store, run: "Run", folder: Path) -> None:
+    """Copy a folder's files into the run's artifacts."""
+    target = local_path(run.info.artifact_uri)
+    if target is None:  # a tracking server with its own artifact store
+        store.client.log_artifacts(run.info.run_id, str(folder))
+        return
+    # Not by MLflow, which remembers a run's place for the life of the process: a store that was moved has others.
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+
+
 @contextmanager
 def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
     """Yield the path at which to write a file that becomes an artifact of a run."""
@@ -109,7 +119,7 @@ def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, st
         return False
     wrong = damaged(target, digests)
     if wrong:
-        store.client.log_artifacts(run.info.run_id, str(folder))
+        keep_files(store, run, folder)
     return bool(wrong)
 
 

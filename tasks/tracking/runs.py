@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError
 from schemas.identity import SPOT
 from tasks.storage.processes import ProcessId
-from tasks.tracking.artifacts import digests_to_log, mend_files
+from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
 from tasks.tracking.reconcile import heartbeat_tag, reconcile, start_heartbeat, stop_heartbeat
@@ -241,7 +241,7 @@ def _log_one(
     )
     run_id = run.info.run_id
     if record.folder:
-        store.client.log_artifacts(run_id, str(record.folder))
+        keep_files(store, run, record.folder)
     _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
