@@ -16,7 +16,7 @@ from schemas.handover import Record
 from tasks.storage.records import read_record, write_record
 from tasks.tracking.artifacts import attaching, files_at
 from tasks.tracking.connection import Store, search
-from tasks.tracking.mlflow_private import delete_files
+from tasks.tracking.mlflow_private import delete_remote_files, local_path
 from tasks.tracking.records import REPORT
 from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED, recipe_of_run
 
@@ -144,7 +144,11 @@ def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:
     """
     with attaching(store, flow, ARCHIVE) as path:
         write_record(path, archive, of=flow.info.run_id, compact=True)
-    delete_files(flow.info.artifact_uri, REPORT, store.uri)
+    folder = local_path(flow.info.artifact_uri)
+    if folder is not None:
+        (folder / REPORT).unlink(missing_ok=True)
+    else:
+        delete_remote_files(flow.info.artifact_uri, REPORT, store.uri)
     for run in (flow, *_fleets(store, flow)):
         store.client.set_tag(run.info.run_id, PRUNED, archive.pruned_at.isoformat(timespec="seconds"))
 

@@ -17,7 +17,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
-from tasks.tracking.mlflow_private import PROXIED, delete_files, local_path
+from tasks.tracking.mlflow_private import PROXIED, delete_remote_files, local_path
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -156,7 +156,7 @@ def remove_files(uri: str, run_id: str) -> None:
     """Delete a run's artifacts, which `foreign_file` has found to be cpb's, and their folders where nothing else is."""
     folder = local_path(uri)
     if folder is None:
-        delete_files(uri)
+        delete_remote_files(uri)
         return
     for file in _files(folder):
         file.unlink(missing_ok=True)

@@ -174,8 +174,8 @@ def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> 
         session.delete(store._get_sql_model_version(session, name, int(version)))
 
 
-def delete_files(uri: str, name: str | None = None, tracking_uri: str | None = None) -> None:
-    """Delete all files of a run, or the one of this name, on this machine or at a server.
+def delete_remote_files(uri: str, name: str | None = None, tracking_uri: str | None = None) -> None:
+    """Delete all files of a run, or the one of this name, that lie elsewhere than in a folder of this machine.
 
     Files that a tracking server hands on (`mlflow-artifacts:`) need the server's own address in `tracking_uri`.
 
