@@ -62,7 +62,6 @@ def tracking_server(
         str | None,
         typer.Option("--artifacts", metavar="URI", help="where it keeps artifacts; default: ./mlartifacts"),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="processes that answer")] = 2,
     json: Json = False,
 ) -> None:
     """Serve MLflow to several machines, over the database in MLFLOW_BACKEND_STORE_URI and behind a password.
@@ -85,7 +84,7 @@ def tracking_server(
         for line in lines:
             say(f"  {line}")
 
-    serve_tracking(host, port, workers, _names(allowed_hosts or ""), artifacts, ready)
+    serve_tracking(host, port, _names(allowed_hosts or ""), artifacts, ready)
 
 
 def ui(

@@ -16,10 +16,10 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
 from flows.deploy.project import ROOT, data_home, environment, password_file, state_folder
 from flows.prefect_server import client_of_settings
@@ -30,6 +30,7 @@ from tasks.storage.records import find_record, write_record
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
 Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
@@ -151,12 +152,10 @@ def stop(process: ProcessId, grace_s: float = 30) -> bool:
 def until(condition: Callable[[], bool], timeout_s: float) -> bool:
     """Wait until the condition holds; False where it does not in time."""
     waiting = Retrying(
-        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S)
-    )
-    try:
-        return waiting(condition)
-    except RetryError:
-        return False
+        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S),
+        retry_error_callback=lambda _last: False,
+    )  # fmt: skip
+    return waiting(condition)
 
 
 def _running(family: list[psutil.Process]) -> list[psutil.Process]:
@@ -191,6 +190,16 @@ def client_of(server: Service, timeout_s: float = 30) -> Iterator["SyncPrefectCl
     }
     with settings(chosen), client_of_settings(timeout_s) as client:
         yield client
+
+
+def flow_runs(client: "SyncPrefectClient", **filters: Any) -> list["FlowRun"]:
+    """Return all flow runs that the filters of Prefect's client choose, which the server returns in pages."""
+    found: list[FlowRun] = []
+    while page := client.read_flow_runs(limit=PAGE, offset=len(found), **filters):
+        found += page
+        if len(page) < PAGE:
+            break
+    return found
 
 
 def cap_log(path: Path) -> None:
