@@ -68,7 +68,7 @@ def deploy(server: Service) -> None:
         with log.open("wb") as output:
             subprocess.run(
                 [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
-                cwd=project_folder(), env=environment(server.api, server.home) | secret, timeout=_DEPLOY_S, check=True,
+                cwd=project_folder(), env=environment(server.port, server.home) | secret, timeout=_DEPLOY_S, check=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
     except subprocess.SubprocessError as error:

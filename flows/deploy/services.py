@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from flows.deploy.project import ROOT, data_home, environment, password_file, state_folder
+from flows.deploy.project import (
+    ROOT,
+    api_of,
+    data_home,
+    environment,
+    password_file,
+    prefect_home,
+    state_folder,
+)
 from flows.prefect_server import client_of_settings
 from schemas.errors import CpbError
 from schemas.handover import Record
@@ -67,11 +75,6 @@ class Service(Record):
         return self.process.is_alive() is True
 
 
-def api_of(port: int) -> str:
-    """Return the address of the API on a port of this machine."""
-    return f"http://127.0.0.1:{port}/api"
-
-
 def find(name: Name) -> Service | None:
     """Return the record of a process that should run, alive or not."""
     return find_record(record_file(name), Service)
@@ -82,11 +85,11 @@ def log_file(name: str) -> Path:
     return state_folder() / f"{name}.log"
 
 
-def announce(name: Name, port: int, home: Path, workers: int = 0) -> None:
+def announce(name: Name, port: int, workers: int = 0) -> None:
     """Record the calling process as the server or the worker."""
     found = Service(
-        name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=home, data_home=data_home(),
-        workers=workers,
+        name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=prefect_home(),
+        data_home=data_home(), workers=workers,
     )  # fmt: skip
     write_record(record_file(name), found)
 
@@ -114,7 +117,7 @@ def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port), "--log", str(log), *options],
-            cwd=ROOT, env=environment(api_of(port), home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            cwd=ROOT, env=environment(port, home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
             # A background job of a script inherits SIGINT as ignored, and Prefect's processes would then never stop.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
