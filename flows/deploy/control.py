@@ -15,7 +15,7 @@ from flows.deploy import services
 from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
 from flows.deploy.prepare import POOL, deploy, drop_missed_runs, forget_dead_workers, make_pool_and_limit
 from flows.deploy.project import password_file, prefect_home, project_folder, state_folder
-from flows.deploy.services import Name, Service, client_of, until
+from flows.deploy.services import Name, Service, client_of, find_alive, until
 from flows.ops.serving import check_port
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
@@ -76,12 +76,12 @@ def prepare() -> Service:
         CpbError: no server of this project has started in time, or `prefect deploy` fails.
     """
     project_folder()
-    if not until(lambda: bool((found := _lives("server")) and _is_ready(found)), _START_S):
+    server = until(_ready_server, _START_S)
+    if not server:
         raise CpbError(
             f"no server of this project runs; start it first (records of processes: {state_folder()})",
             code="server-not-started",
         )
-    server = _found("server")
     with client_of(server) as client:
         _set_up(client, server)
     deploy(server)
@@ -166,15 +166,15 @@ def _worker(client: SyncPrefectClient, server: Service, workers: int | None, beg
 def _ready(name: Name, process: subprocess.Popen[bytes], answers: Callable[[Service], bool]) -> Service:
     """Wait until a process has recorded itself and answers; return its record."""
 
-    def is_ready() -> bool:
+    def ready() -> Service | None:
         if process.poll() is not None:
             raise services.failed_to_start(name, process)
         found = services.find(name)
-        return bool(found and found.process.pid == process.pid and answers(found))
+        return found if found and found.process.pid == process.pid and answers(found) else None
 
-    if not until(is_ready, _START_S):
-        raise services.failed_to_start(name, process)
-    return _found(name)
+    if found := until(ready, _START_S):
+        return found
+    raise services.failed_to_start(name, process)
 
 
 def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun], int]:
@@ -182,7 +182,12 @@ def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun],
     make_pool_and_limit(client)
     forget_dead_workers(client)
     ended = end_dead_runs(client, server.home, server.since)
-    return ended, 0 if _lives("worker") else drop_missed_runs(client)
+    return ended, 0 if find_alive("worker") else drop_missed_runs(client)
+
+
+def _ready_server() -> Service | None:
+    found = find_alive("server")
+    return found if found and _is_ready(found) else None
 
 
 def _is_ready(server: Service) -> bool:
@@ -203,17 +208,6 @@ def _accepts_us(server: Service) -> bool:
         return _is_ready(server)
     except CpbError:
         return False
-
-
-def _found(name: Name) -> Service:
-    found = services.find(name)
-    assert found, f"the {name} is ready, so it has recorded itself"
-    return found
-
-
-def _lives(name: Name) -> Service | None:
-    found = services.find(name)
-    return found if found and found.alive else None
 
 
 @contextmanager

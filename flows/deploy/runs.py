@@ -11,10 +11,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
-from flows.deploy import services
 from flows.deploy.liveness import end_dead_runs
 from flows.deploy.project import prefect_home
-from flows.deploy.services import client_of
+from flows.deploy.services import client_of, find_alive
 from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
 from schemas.presets import with_preset_file
@@ -94,8 +93,7 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
 @contextmanager
 def _server() -> Iterator[None]:
     """Ask this project's server in the block while it runs, else the server that Prefect's settings name."""
-    found = services.find("server")
-    own = found if found and found.alive else None
+    own = find_alive("server")
     if not (own or server_in_use()):
         raise CpbError(
             "no server runs; start it with `cpb deploy up`, or set PREFECT_API_URL to yours", code="not-up"

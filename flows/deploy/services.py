@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psutil
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
+T = TypeVar("T")
 Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
 _POLL_S = 0.2
@@ -78,6 +79,12 @@ class Service(Record):
 def find(name: Name) -> Service | None:
     """Return the record of a process that should run, alive or not."""
     return find_record(record_file(name), Service)
+
+
+def find_alive(name: Name) -> Service | None:
+    """Return the record of a process that runs."""
+    found = find(name)
+    return found if found and found.alive else None
 
 
 def log_file(name: str) -> Path:
@@ -152,13 +159,13 @@ def stop(process: ProcessId, grace_s: float = 30) -> bool:
     return True
 
 
-def until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until the condition holds; False where it does not in time."""
+def until(look: Callable[[], T], timeout_s: float) -> T | None:
+    """Return what `look` finds, as soon as that is true; None where it is not in time."""
     waiting = Retrying(
-        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S),
-        retry_error_callback=lambda _last: False,
+        retry=retry_if_result(lambda found: not found), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S),
+        retry_error_callback=lambda _last: None,
     )  # fmt: skip
-    return waiting(condition)
+    return waiting(look)
 
 
 def _running(family: list[psutil.Process]) -> list[psutil.Process]:
