@@ -36,6 +36,8 @@ NO_CALLS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # part of the
 IMPORT = "<frozen importlib._bootstrap>"
 known = set()
 log = os.open(os.environ["CPB_TRIP_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+# The clock of the weights' time of change, which ticks a few milliseconds behind the precise one.
+CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
 
 
 def note(frame, event, arg):
@@ -54,7 +56,7 @@ def note(frame, event, arg):
             return
         outer = outer.f_back
     known.add(name)
-    os.write(log, f"{time.time_ns()} {name}\\n".encode())
+    os.write(log, f"{time.clock_gettime_ns(CLOCK)} {name}\\n".encode())
 
 
 threading.settrace(note)
@@ -96,8 +98,8 @@ def follow(command: list[str], folder: Path, root: Path = ROOT) -> Trip:
     if not weights:
         raise SystemExit(f"{' '.join(command)} wrote no model.safetensors: there is no trip to count")
     used: dict[str, int] = {}
-    for line in sorted(log.read_text().splitlines()):
-        moment, name = line.split(" ", 1)
+    calls = (line.split(" ", 1) for line in log.read_text().splitlines())
+    for moment, name in sorted(calls, key=lambda call: int(call[0])):
         used.setdefault(Path(name).relative_to(root).as_posix(), int(moment))
     return Trip([name for name, moment in used.items() if moment <= min(weights)], list(used))
 

@@ -102,6 +102,12 @@ def test_a_slow_chip_gets_a_note_and_an_unknown_one_does_not():
     assert [note.split()[0] for note in doctor.slow_notes(rates)] == ["matmul_bf16"]
 
 
+@pytest.mark.parametrize(("flags", "measured"), [(("amx_bf16",), ("fp32", "bf16")), (("avx2",), ("fp32",))])
+def test_bf16_is_measured_on_cpus_that_have_it(monkeypatch, flags, measured):
+    monkeypatch.setattr(host, "cpu", lambda: host.Cpu("a CPU", 2, 2, "AVX2", flags))
+    assert probe.precisions(CPU) == measured
+
+
 def test_rates_are_what_a_product_and_a_copy_give():
     assert 1e-4 < probe.matmul_tflops(CPU, "fp32", 128) < 100
     assert 0.01 < probe.copy_gbs(CPU, 4) < 10_000

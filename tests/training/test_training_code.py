@@ -51,6 +51,7 @@ EXECUTED_BESIDE = {
     "tasks/market/grid.py": "reads candles",
     "tasks/market/store.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",
+    "tasks/running/progress.py": "how long the training still takes",
     "tasks/storage/digests.py": "digests",
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/npz.py": "writes forecasts of the spans to be judged",
