@@ -46,7 +46,7 @@ SUBSTITUTES = [
     (r"MLFLOW_BACKEND_STORE_URI=\S+", "MLFLOW_BACKEND_STORE_URI=sqlite:///tracking.db",
      "a PostgreSQL server; tests/e2e/test_e2e_several_machines.py has one"),
     (r"^(\.venv/bin/)?cpb tracking-server.*$",
-     "begin {port} cpb tracking-server --port {port} --workers 1 --allowed-hosts head.example.com",
+     "begin {port} cpb tracking-server --port {port} --allowed-hosts head.example.com",
      "it runs until it is stopped"),
     (r"http://head\.example\.com:5000", "http://127.0.0.1:{port}", "its address here"),
     (r"--engine ray", "--engine local", "a cluster of several machines; tests/training/test_ray.py has one"),

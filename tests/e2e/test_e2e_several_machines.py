@@ -69,9 +69,7 @@ def world(tmp_path_factory, forking):
         config = {"XDG_CONFIG_HOME": str(place / "config")}
         head = Machine(place / "head", config | {"MLFLOW_BACKEND_STORE_URI": database("mlflow")})
         own = free_port()
-        server = head.start(
-            "tracking-server", "--port", own, "--workers", 1, "--json", "--allowed-hosts", "head.example"
-        )
+        server = head.start("tracking-server", "--port", own, "--json", "--allowed-hosts", "head.example")
         deployed = Deployed(tmp_path_factory.mktemp("prefect"))
         deployed.env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg"),
                          "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "2"}  # fmt: skip
