@@ -194,6 +194,9 @@ def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, s
     assert models(there / "sim", fleet) == expected
     assert set(starts) == set(keys_of(fleet, home))
     assert sorted(starts.values()) == [1, 2]
+    starts.clear()
+    train(there, fleet)  # nothing that is finished is trained again
+    assert not starts
 
 
 def test_a_lost_shard_goes_on_from_the_checkpoint_that_its_node_had_sent(
