@@ -1,11 +1,13 @@
 """The routes under `/api`: what they take, what they answer, and of which files an answer is."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
+from pydantic import BeforeValidator
 
 from schemas.errors import MemberError, UsageError
 from schemas.identity import MARKETS, OWN, Market, SeriesId
@@ -63,12 +65,20 @@ _YEARS = r"^(19[7-9]|2[01]\d|22[0-5])\d-"
 """How an instant begins, for the description: JSON Schema has no range of times."""
 
 
+def _date(text: str) -> str:
+    """Refuse numbers, which pydantic reads as seconds since 1970: 20250609 is meant as a day."""
+    if not re.match(r"\d{4}-", text):
+        raise ValueError("write a date, as 2025-06-09 or 2025-06-09T12:00:00Z")
+    return text
+
+
 def moment(name: str, text: str) -> Callable[..., datetime | None]:
     """Return a dependency for an instant in the query, in UTC; it raises `UsageError` for years without candles."""
 
     def instant(
         given: Annotated[
-            datetime | None, Query(alias=name, description=text, json_schema_extra={"pattern": _YEARS})
+            Annotated[datetime, BeforeValidator(_date)] | None,
+            Query(alias=name, description=text, json_schema_extra={"pattern": _YEARS}),
         ] = None,
     ) -> datetime | None:
         if given is None:

@@ -131,6 +131,13 @@ def test_a_forecast_of_an_instant_without_one_is_404_with_a_sentence(client):
     assert "/api/forecasts/BTCUSDT/1h" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("given", ["20250609", "0.0", "1749470400", "-5"])
+def test_a_number_is_no_date(client, given):
+    answer = client.get("/api/forecasts/BTC/1h", params={"until": given})
+    assert answer.status_code == 422
+    assert "write a date, as 2025-06-09" in answer.json()["detail"]
+
+
 def test_live_forecasts_are_told_from_replays(recorded, monkeypatch):
     monkeypatch.chdir(recorded)
     with client_of(recorded) as client:
