@@ -1,4 +1,4 @@
-"""`cpb ingest`, `verify`, `prune` and `doctor`: what is stored, whether it is good, what goes; what the machine is."""
+"""`cpb ingest`, `verify`, `prune` and `doctor`: fill, check and clean the store, and check the machine."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +50,7 @@ def ingest(
 
 
 def _with_listed_pairs(spec: IngestSpec) -> "Scope":
-    """Return the scope with the pairs that its source lists: those of `exchange`, or all."""
+    """Return the scope with the pairs of its source's listing: for `exchange`, or all."""
     from tasks.market.ingest import listed_symbols
     from tasks.market.pairs import with_listed_pairs
 
@@ -148,7 +148,7 @@ def verify(
 
 
 _SHOWN = 20
-"""Lines of each kind that are shown to people; `--json` has all."""
+"""Maximum number of lines of each kind on the terminal; `--json` has all."""
 
 
 def prune(

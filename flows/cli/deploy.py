@@ -201,13 +201,13 @@ def _lines(found: "Status") -> list[str]:
 
 
 def _state(found: "Status") -> str:
-    """Return the first words of the status: that all runs is not yet that all is well."""
+    """Return the beginning of the status: all processes may be running while there are problems."""
     wrong = f", but {count(len(_wrong(found.problems)), 'problem')} (WRONG below)" if found.problems else ""
     return f"up{wrong}" if found.up else "not up"
 
 
 def _wrong(problems: Sequence[Event]) -> list[str]:
-    """Return a line per problem; all stale series are in one line, as they mostly have one cause."""
+    """Return a line per problem; all stale series share a line, as they usually have the same cause."""
     stale = [event for event in problems if event.kind == "data stale"]
     lines = [event.text for event in problems if event.kind != "data stale"]
     if stale:
