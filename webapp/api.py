@@ -1,4 +1,4 @@
-"""The routes under `/api`: what they take, what they answer, and of which files an answer is."""
+"""The routes under `/api`: their parameters and responses, and the files that each response depends on."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -60,11 +60,11 @@ RunOption = Annotated[
 
 
 _YEARS = r"^(19[7-9]|2[01]\d|22[0-5])\d-"
-"""How an instant begins, for the description: JSON Schema has no range of times."""
+"""Pattern for the beginning of an instant: JSON Schema has no range of times."""
 
 
 def moment(name: str, text: str) -> Callable[..., datetime | None]:
-    """Return a dependency for an instant in the query, in UTC; it raises `UsageError` for years without candles."""
+    """Return a dependency for a UTC instant in the query, which raises `UsageError` for years without candles."""
 
     def instant(
         given: Annotated[
@@ -77,7 +77,7 @@ def moment(name: str, text: str) -> Callable[..., datetime | None]:
             found = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
         except OverflowError:
             found = None
-        if found is None or not 1970 <= found.year < 2262:  # what nanoseconds since 1970 can say
+        if found is None or not 1970 <= found.year < 2262:  # the range of int64 nanoseconds since 1970
             raise UsageError(
                 f"{name} {given.isoformat()} is out of range: use a date from 1970 to 2261",
                 code="date",
@@ -96,7 +96,7 @@ IssuedAt = Annotated[
 
 
 class Api:
-    """What the routes share: the home, and the answers that are kept."""
+    """State shared by the routes: the home, and the cached responses."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.replies = home, Replies()
@@ -106,7 +106,7 @@ class Api:
         return market or reading.default_market(self.home)
 
     def series(self, symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
-        """Return the series that a path names; raises `MemberError` where it can be none."""
+        """Return the series in a path; raises `MemberError` if it is invalid."""
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
@@ -126,7 +126,7 @@ class Api:
         form: Format = "json",
         name: str = "",
     ) -> Response:
-        """Answer with what `make` returns, kept by `key` for as long as the state stays the same."""
+        """Respond with the result of `make`, cached by `key` while the state is unchanged."""
 
         def render() -> bytes:
             made = make()
@@ -138,13 +138,13 @@ class Api:
         self, request: Request, what: str, series: SeriesId, options: tuple[Any, ...], state: State,
         make: Callable[[], Answer], form: Format,
     ) -> Response:  # fmt: skip
-        """Answer with what there is of one series; arguments as of `reply`."""
+        """Respond with data of a series; arguments as in `reply`."""
         name = f"cpb-{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
         return self.reply(request, (what, series, *options), state, make, form, name)
 
 
 def add_api(app: FastAPI, api: Api) -> None:
-    """Add the routes that answer with lists and tables."""
+    """Add the routes that return lists and tables."""
     Series = Annotated[SeriesId, Depends(api.series)]
     _add_lists(app, api)
     _add_models(app, api, Series)
@@ -185,7 +185,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
         request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
     ) -> Response:
         """Return what is being trained now, and the newest runs of the flow, of all markets."""
-        # By the minute: of a run whose process has died nothing that is stored changes.
+        # Renewed every minute: when a run's process dies, no stored data changes.
         state = (trainings.trainings_state(home), registry.state(), _minute())
         return api.reply(
             request, ("runs", limit), state, lambda: trainings.runs(home, limit), form, "cpb-runs"
@@ -288,5 +288,5 @@ def _label(market: Market) -> str:
 
 
 def _minute() -> int:
-    """Return the minute, for answers that say how old something is."""
+    """Return the current minute, for responses that contain an age."""
     return int(datetime.now(UTC).timestamp() // 60)
