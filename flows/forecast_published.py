@@ -21,7 +21,7 @@ from tasks.ingest import ingest
 from tasks.storage.files import check_writable, write_bytes
 
 CANDLES = 1300
-"""Candles requested from Binance for a forecast: a week of hourly candles as warm-up, the context, and a margin."""
+"""Candles requested from Binance for a forecast: warm-up (a week of hourly candles), the model's context, a margin."""
 
 _FIRST_CANDLE = datetime(2017, 7, 1, tzinfo=UTC)
 _MODEL = re.compile(r"hub:(?P<repo>[^@\s]+/[^@\s]+?)(@(?P<revision>[^@\s]+))?")

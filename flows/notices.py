@@ -123,7 +123,7 @@ def _tell_run(flow: str, outcome: Outcome, error: Exception | None) -> None:
         home = outcome.scope.home
         events = _events(flow, outcome, error) if services(home) else []
         tell(home, events, heartbeat_url(flow) if complete else "")
-    except Exception as problem:  # noqa: BLE001 - a run never fails because people could not be told of it
+    except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("nobody was told how %s ended: %s", flow, problem)
 
 
@@ -134,7 +134,7 @@ def _serving(scope: Scope) -> dict[SeriesId, str]:
             return {}
         store = open_store(create=False)
         return {one: str(version.version) for one, version in versions_with_alias(store, ALIAS).items()}
-    except Exception as problem:  # noqa: BLE001 - as in `_tell_run`; the run itself names what is wrong with its store
+    except Exception as problem:  # noqa: BLE001 - as in `_tell_run`; the run itself reports errors of its store
         log.debug("the champions in use are not known: %s", problem)
         return {}
 

@@ -16,7 +16,7 @@ BANDS = (50, 80, 90)
 
 
 class Promise(Record):
-    """Metrics of a model on its test span. `n`: number of origins, whose target spans overlap.
+    """Metrics of a model on its test span. `n`: number of origins; targets of neighbouring origins overlap.
 
     `crps_ratio`: model / reference, both mean losses over all steps, with its 95 % interval. `tail_ratio`: ratio of the
     pinball losses at 5 and 95 %. `coverage`: share of closes within each band of `BANDS`, over all steps;

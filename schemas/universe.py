@@ -44,7 +44,7 @@ _STABLE = {
     "AEUR", "AUD", "BFUSD", "BKRW", "BUSD", "DAI", "EUR", "EURI", "FDUSD", "GBP", "PAX", "PYUSD", "RLUSD", "SUSD",
     "TUSD", "USD1", "USDC", "USDD", "USDE", "USDP", "USDS", "USDSB", "UST", "XUSD",
 }  # fmt: skip
-"""Currencies, and coins pegged to a currency, whose price against USDT hardly moves."""
+"""Currencies, and coins pegged to a currency: their pairs against USDT are not coin markets."""
 
 PairKind = Literal["coin", "leveraged", "stablecoin", "other quote"]
 

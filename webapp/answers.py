@@ -33,10 +33,10 @@ class OfSeries(OfMarket):
 
 
 class Health(BaseModel):
-    """The service answers; how much it has to show, and what of it is too old.
+    """State of the service: the number of series with a forecast, and stale data.
 
-    `stale`: real candles or forecasts more than two intervals behind what Binance has published, one sentence
-    each. `empty`: nothing is stored yet. Simulated series count only where there are no others.
+    `stale`: real candles or forecasts more than two intervals behind Binance's published data, a sentence each.
+    `empty`: nothing is stored yet. Simulated series only count if there are no others.
     """
 
     status: Literal["ok", "stale", "empty"]
@@ -57,7 +57,7 @@ class SeriesList(RootModel[list[SeriesInfo]]):
 
 
 class _Step(BaseModel):
-    """One step ahead: quantiles of the close, and the median candle (its close is `q50`)."""
+    """A step ahead: quantiles of the close, and the median candle (its close is `q50`)."""
 
     step: int
     target_time: datetime
@@ -77,7 +77,7 @@ class Forecast(OfSeries):
 
 
 class Candle(BaseModel):
-    """One closed candle; `close_time` is its end, one interval after `open_time`."""
+    """A closed candle; `close_time` is its end, an interval after `open_time`."""
 
     open_time: datetime
     close_time: datetime
@@ -351,6 +351,6 @@ class Figure(BaseModel):
 
 
 class Problem(BaseModel):
-    """One sentence: what is wrong and what to do."""
+    """An error as a sentence: what is wrong and what to do."""
 
     detail: str

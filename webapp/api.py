@@ -160,7 +160,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
     @app.get("/healthz", response_model=Health)
     def healthz(request: Request) -> Response:
-        """Tell that the service answers, what it has, and whether that is too old."""
+        """Return the state of the service, the amount of its data, and stale data."""
         return api.reply(request, ("health",), (stored(), _minute()), lambda: Answer(reading.health(home)))
 
     @app.get("/api/symbols", response_model=SeriesList)
@@ -172,7 +172,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/overview", response_model=Overview, responses={**CSV, **OPTIONS})
     def overview(request: Request, market: MarketOption = None, form: Form = "json") -> Response:
-        """Return all series of a market at a glance."""
+        """Return an overview of all series of a market."""
         chosen = api.market(market)
         state = (stored(), registry.state(), _minute())
         return api.reply(
@@ -184,7 +184,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
     def runs(
         request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
     ) -> Response:
-        """Return what is being trained now, and the newest runs of the flow, of all markets."""
+        """Return the trainings in progress, and the newest runs of the flow, of all markets."""
         # Renewed every minute: when a run's process dies, no stored data changes.
         state = (trainings.trainings_state(home), registry.state(), _minute())
         return api.reply(
@@ -193,7 +193,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/changes", response_model=Changes)
     def changes(request: Request) -> Response:
-        """Return a token for each part of what is stored; cheap enough to be asked for every few seconds."""
+        """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
         board, training = registry.state(), trainings.trainings_state(home)
         parts = {
             "candles": (tree_state(home, "klines"), tree_state(home, "provisional")),
@@ -232,7 +232,7 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         form: Form = "json",
     ) -> Response:
-        """Return who was to serve a series after each run, and why, newest first."""
+        """Return the decisions on a series' champion after each run, and their reasons, newest first."""
         return api.of_series(
             request, "decisions", series, (limit,), registry.state(), lambda: registry.decisions(series, limit), form
         )  # fmt: skip
@@ -243,7 +243,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
 
     @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**CSV, **SERIES})
     def forecast(request: Request, series: Series, issued_at: IssuedAt, form: Form = "json") -> Response:
-        """Return the newest forecast, or an earlier one."""
+        """Return the newest forecast, or the forecast of a given issue time."""
         return api.of_series(
             request, "forecast", series, (issued_at,), series_state(home, series, "forecasts"),
             lambda: reading.forecast(home, series, issued_at), form,
@@ -253,7 +253,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
     def forecasts(
         request: Request, series: Series, until: IssuedUntil, limit: Limit = 200, form: Form = "json"
     ) -> Response:
-        """Return when forecasts were issued, newest last; one of these instants is `issued_at` of a forecast."""
+        """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
         return api.of_series(
             request, "forecasts", series, (until, limit), series_state(home, series, "forecasts"),
             lambda: reading.forecasts(home, series, limit, until), form,
@@ -276,7 +276,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
         limit: Annotated[int, Query(ge=0, le=5000)] = 200,
         form: Form = "json",
     ) -> Response:
-        """Return what came true of the forecasts, against the random walk, and the newest `limit` scored rows."""
+        """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
         return api.of_series(
             request, "ledger", series, (limit,), series_state(home, series, "forecasts", "ledger"),
             lambda: reading.scored(home, series, limit), form,

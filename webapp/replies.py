@@ -229,7 +229,7 @@ def file_state(path: Path) -> State:
 
 
 def series_state(home: Path, series: SeriesId, *trees: str) -> State:
-    """Return the state of a series' folders in these trees, and of its market's files."""
+    """Return the state of a series' folders in these trees, and of its market's record and drift watch."""
     folders = tuple(folder_state(series.folder(home, tree)) for tree in trees)
     return *folders, *market_state(home, series.market)
 

@@ -81,7 +81,7 @@ def tune(
 ) -> None:
     """Search options with Optuna: fleets train a batch of trials at once, rolling folds before the test span choose.
 
-    The winner is scored on the test span once and written as a preset. The same command goes on with its study.
+    The winner is scored on the test span once and written as a preset. The same command continues its study.
 
     Example: cpb tune --arch gru --coins BTC,ETH --timeframes 1h --trials 256 --budget 10m
     """

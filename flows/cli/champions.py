@@ -27,7 +27,7 @@ def champions(
     why: Annotated[bool, typer.Option("--why", help="the decision behind each, with its figures")] = False,
     json: Json = False,
 ) -> None:
-    """Show the champion of each coin x timeframe, what the gate decided last, and with --why the reason.
+    """Show the champion of each coin x timeframe, the gate's last decision, and with --why its reason.
 
     Example: cpb champions --why --coins BTC --timeframes 1h
     """

@@ -157,8 +157,8 @@ def prune(
 ) -> None:
     """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
 
-    Kept: of each market the last 14 nights whole, then one run a week with its members' figures in one file;
-    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing goes while
+    Kept: of each market the last 14 nights completely, then one run a week with its members' figures in a single file;
+    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
     a run is being written.
 
     Example: cpb prune
@@ -192,9 +192,9 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Look at GPU, driver, torch build and memory; measure them; say what is wrong and what to do.
+    """Check and measure GPU, driver, torch build and memory; report problems and their remedies.
 
-    Exit code 1 where something is wrong, such as a CPU-only torch on a machine with a GPU.
+    Exit code 1 if there is a problem, such as a CPU-only torch on a machine with a GPU.
 
     Example: cpb doctor --json
     """

@@ -1,4 +1,4 @@
-"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: who is told."""
+"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: notifications."""
 
 import shlex
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ Workers = Annotated[
 
 @app.command()
 def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
-    """Start server, work pool, GPU limit, deployments and worker; what runs already is left alone.
+    """Start server, work pool, GPU limit, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
     """
@@ -100,7 +100,7 @@ def status(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what runs, each deployment's last run, and how fresh the data is; exit 1 where something is wrong.
+    """Show the processes, each deployment's last run, and the age of the data; exit 1 if there is a problem.
 
     Example: cpb deploy status
     """
@@ -237,7 +237,7 @@ def notify(
     test: Annotated[bool, typer.Option("--test", help="send a test message to every service")] = False,
     json: Json = False,
 ) -> None:
-    """List the services of CPB_NOTIFY that are told of failures; with --test, send each a message.
+    """List the notification services of CPB_NOTIFY; with --test, send each a message.
 
     Example: cpb notify --test
     """

@@ -28,8 +28,8 @@ def leaderboard(
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
-    A row is the newest run of a preset. A later run on some of its coins stands below, as a row of its own. Simulated
-    markets are only shown where asked for, or where nothing else was trained.
+    A row is the newest run of a preset. A later run on some of its coins has a separate row below. Simulated markets
+    are only shown if requested, or if nothing else was trained.
 
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
@@ -76,7 +76,7 @@ def forecast(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Refresh the candles, forecast with the champions, and score older forecasts that have come due.
+    """Refresh the candles, forecast with the champions, and score older forecasts whose candles have closed.
 
     Example: cpb forecast --coins BTC --timeframes 1h --source sim
     """
@@ -190,9 +190,9 @@ def ledger(
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
-    """Show what came true of the stored forecasts: live ones and replays apart, against the random walk.
+    """Show the scores of the stored forecasts against the random walk, live forecasts and replays separately.
 
-    A ratio below 1 is better than the random walk with EWMA volatility. Its interval holds at any time that one looks.
+    A ratio below 1 is better than the random walk with EWMA volatility. Its interval is valid at any time.
 
     Example: cpb ledger --coins BTC --timeframes 1h
     """

@@ -27,7 +27,7 @@ def presets(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the built-in presets and those in HOME/presets, or explain one (a name, or a file NAME.toml).
+    """List the presets, built in and in HOME/presets, or explain a preset (a name, or a file NAME.toml).
 
     Example: cpb presets smoke
     """

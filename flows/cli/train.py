@@ -142,7 +142,7 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train and judge one model.
+    """Train and judge a single model.
 
     Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
     """

@@ -236,7 +236,7 @@ def rotate(path: Path, max_bytes: int = MAX_BYTES) -> bool:
 
 
 def last_lines(path: Path, count: int = 3) -> str:
-    """Return the last lines of a log as one text, for an error message."""
+    """Return the last lines of a log as a text for an error message."""
     if not path.exists():
         return "it wrote nothing"
     with path.open("rb") as file:

@@ -80,7 +80,7 @@ def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
 
 
 def compare(home: Path, market: str, repo: str) -> Comparison:
-    """Compare the newest published record with the stored one.
+    """Compare the newest published record with the stored record.
 
     The published head must be a line of the stored chain, byte for byte, and each published file must match the chain
     up to that line; `tasks.forecasting.verify` checks the stored rows against the chain.

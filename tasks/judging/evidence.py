@@ -33,7 +33,8 @@ three pairs of models, most of it from one of six test spans)."""
 class Betting:
     """Betting strategy of `e_process`. The figures are tuned in research/promotion.py.
 
-    round_lags, min_round: length of a round in lags, and its minimum in origins: clipping z relies on sums of many.
+    round_lags, min_round: length of a round in lags, and its minimum in origins, as clipping z requires sums of many
+        origins.
     stakes, weights: the initial wealth is divided into accounts by weight; each bets its stake as a share of itself on
         every round.
     loss_cap, gain_cap: limits of a round's sum in standard deviations. stakes × loss_cap < 1 keeps the wealth above 0;

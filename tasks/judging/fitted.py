@@ -82,7 +82,7 @@ def _inputs(series: Series, origins: Rows) -> Array:
 class Garch:
     """ω, α, β of the one-candle variance (in squared log-return), and the quantiles of the standardised training moves.
 
-    `table`: those quantiles [H, 19].
+    `table`: the quantiles [H, 19].
     """
 
     omega: float

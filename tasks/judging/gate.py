@@ -282,7 +282,7 @@ def stays(winner: Contender | None, incumbent: Contender, recipe: Recipe) -> Rul
     Evidence is about recipes: a model that may never replace a champion does not replace it by a switch either.
 
     Args:
-        winner: the coin's challenger, if it has one.
+        winner: the coin's challenger, if any.
     """
     if winner is None or winner.recipe != recipe:
         return Ruling(
@@ -301,7 +301,7 @@ def choose_challenger(
     Args:
         pooled: tonight's recipes by pooled validation ratio, best first.
         incumbents: the champions' recipes and their pooled validation ratio.
-        tried: (challenger, incumbent) pairs whose trial has taken place.
+        tried: (challenger, incumbent) pairs that were tried or are on trial.
     """
     for recipe in pooled:
         if opponents(recipe, pooled[recipe], incumbents, tried):

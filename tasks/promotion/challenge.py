@@ -31,7 +31,7 @@ class Challenge:
         self.dismissed: list[Champion] = []
 
     def rule(self) -> None:
-        """Refresh or appoint the timeframe's challenger, update its evidence with tonight's test rows, and act on it."""
+        """Refresh or appoint the timeframe's challenger, update its evidence by tonight's test rows, and apply it."""
         stored = pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe)
         trials = [self._settled(pair) for pair in stored if pair.state == "open"]
         trials = [pair for pair in trials if pair.state == "open"]
