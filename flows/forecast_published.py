@@ -92,7 +92,7 @@ def _target(out: str | None) -> Path | None:
 
 
 def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say) -> list[PublishedModel]:
-    """Return the models in the scope; `coins=all` selects every coin of the repository."""
+    """Return the models in the scope; `coins=all` also selects coins outside the default universe."""
     scope, symbols = spec.scope, set(spec.scope.symbols)
     all_coins = spec.coins.strip().lower() in ("all", CHAMPIONS)
     wanted: list[PublishedModel] = []

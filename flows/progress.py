@@ -126,7 +126,7 @@ class Display:
         """React to a report immediately."""
 
     def line(self, text: str) -> None:
-        """Show a sentence."""
+        """Show a line of text."""
         say(text)
 
     def under_way(self) -> list[Work]:
@@ -211,7 +211,7 @@ class Lines(Display):
         self._ended.set()
 
     def line(self, text: str) -> None:
-        """Show a sentence."""
+        """Show a line of text."""
         self._say(text)
 
     def on_report(self, one: Progress) -> None:

@@ -123,7 +123,7 @@ class Leaderboard(BaseModel):
 
 
 class LedgerSummary(BaseModel):
-    """Hit rates of the champions of a series, since the first scored day; null where nothing is scored."""
+    """Hit rates of the champions of a series, since the first scored day; null if nothing is scored."""
 
     scored: int
     forecasts: int

@@ -91,7 +91,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end"),
     ] = False,
 ) -> None:
-    """Options of `cpb` itself; refuses too little memory, and a setting that would have no effect."""
+    """Options of `cpb` itself; rejects too small an address space, and a setting that would have no effect."""
     _check_address_space()
     if os.environ.get("CPB_STORE"):
         raise UsageError(

@@ -91,7 +91,7 @@ def verify(
 ) -> None:
     """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
 
-    Prints one line per damaged file: its path, the reason, and a command, or what --repair has done. Exit 1 where
+    Prints a line per damaged file: its path, the reason, and a command, or the result of --repair. Exit 1 if
     damage remains, or something could not be checked.
 
     Example: cpb verify --hub alice/cpb-models

@@ -1,4 +1,4 @@
-"""Evidence that may be looked at every hour: e-processes, the share of α of each challenger, tests without a fixed end.
+"""Evidence that may be checked every hour: e-processes, the share of α of each challenger, tests without a fixed end.
 
 An e-process is the wealth of a gambler who starts with 1 and bets against a hypothesis, at odds that are fair if it is
 true. By Ville's inequality the wealth ever reaches 1/α with probability α at most, however often it is checked. Shapes:

@@ -29,7 +29,7 @@ _SAME_SCOPE = ("market", "coins", "timeframes", "preset", "architectures")
 """Params of a flow's run that must be equal in both nights."""
 
 Idle = Mapping[str, tuple[str, ...]]
-"""Timeframe -> the architectures that are not trained there."""
+"""Timeframe -> the architectures that are not trained on it."""
 
 
 @dataclass(frozen=True)
