@@ -1,1 +1,1 @@
-"""The DAGs, one file each, and the command line: wiring only."""
+"""The DAGs, a file each, and the command line: wiring only."""

@@ -1,7 +1,7 @@
-"""`cpb backtest`: klines -> features -> folds -> fleets and baselines -> one judgement with its report.
+"""`cpb backtest`: klines -> features -> folds -> fleets and baselines -> a judgement with its report.
 
 Trains through the same steps as `train-all`, so slots, limits, checkpoints and resuming after a kill are the same.
-Nothing goes to MLflow and nothing is promoted: a backtest says what a method is worth, not which model to ship.
+Nothing is written to MLflow or promoted: a backtest evaluates a method, it does not choose a model to ship.
 """
 
 from typing import Any
@@ -60,7 +60,7 @@ def _plan(spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: 
 @plain_failures
 @takes(BacktestSpec)
 def backtest(spec: BacktestSpec) -> State:
-    """Run the same backtest as a Prefect flow run; its parameters are the command line's options."""
+    """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
     result = run_backtest(spec, Runner(prefect=True))
     pooled = result["pooled"].items()
     show_table(

@@ -1,4 +1,4 @@
-"""What people and programs read from a command: progress on stderr, results on stdout."""
+"""Output of a command: progress on stderr, results on stdout."""
 
 import json
 import logging
@@ -9,16 +9,16 @@ from typing import Any, NoReturn
 
 
 def say(text: str) -> None:
-    """Print a line for people on stderr (stdout is for results), and into the log of the Prefect run, if any."""
-    print(f"{text}\n", end="", file=sys.stderr, flush=True)  # one write: other threads print too
-    if "prefect.context" in sys.modules:  # not imported for this: most commands do without
+    """Print a line on stderr (stdout is for results), and log it to the Prefect run, if any."""
+    print(f"{text}\n", end="", file=sys.stderr, flush=True)  # a single write: other threads print too
+    if "prefect.context" in sys.modules:  # not imported here: most commands do not need it
         from flows.prefect_page import log_to_run
 
         log_to_run(text)
 
 
 def emit(value: Any) -> None:
-    """Print one JSON object as the last line of stdout; dates and paths become texts, NaN becomes null."""
+    """Print a JSON object as the last line of stdout; dates and paths become strings, NaN becomes null."""
     print(json.dumps(_plain(value), default=str), flush=True)
 
 
@@ -33,17 +33,17 @@ def _plain(value: Any) -> Any:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints what is logged on the stderr of the moment, which a bar replaces, as `cpb: …` like errors."""
+    """Prints log records as `cpb: …`, like errors, on the current `sys.stderr`, which a progress bar may replace."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record; the credentials of URLs in it are removed."""
+        """Print a record; credentials in URLs are removed."""
         from tasks.storage.urls import without_credentials
 
         print(without_credentials(f"cpb: {self.format(record)}\n"), end="", file=sys.stderr, flush=True)
 
 
 def log_to_console() -> None:
-    """Print all warnings in one form. Before Prefect is imported, which leaves a handler with a formatter in place."""
+    """Print all warnings in the same format. Call this before importing Prefect, which keeps existing handlers."""
     root = logging.getLogger()
     if not any(isinstance(handler, ConsoleHandler) for handler in root.handlers):
         handler = ConsoleHandler(logging.WARNING)
@@ -52,18 +52,17 @@ def log_to_console() -> None:
 
 
 def quiet_libraries() -> None:
-    """Keep notices of libraries (migrations, deprecations) off the terminal."""
+    """Hide notices of libraries (migrations, deprecations)."""
     for name in ("alembic", "mlflow", "prefect", "httpx", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="mlflow")
 
 
 def exit_now(code: int) -> NoReturn:
-    """End the process at once with this exit code, after Ctrl-C.
+    """End the process immediately with this exit code, after Ctrl-C.
 
-    For an interrupt that has passed every `finally`. Python's own exit would wait for threads that still download
-    or compute; nothing of theirs is lost, because files appear whole or not at all. Trainers end with the process
-    that started them.
+    Called when all `finally` blocks have run. Python's own exit would wait for threads that still download or compute;
+    ending them loses nothing because files are written atomically. Trainers end with the process that started them.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -1,4 +1,4 @@
-"""`forecast`: refresh the candles, forecast with the champions, score older forecasts that have come due."""
+"""`forecast`: refresh the candles, forecast with the champions, score older forecasts whose candles have closed."""
 
 from typing import Any
 
@@ -34,10 +34,10 @@ _NONE = "there is no champion for them yet"
 
 
 def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
-    """Return what was forecast and scored; exit 3 where a series could not be refreshed, forecast or scored.
+    """Return counts of forecast and scored rows; exit 3 if a series could not be refreshed, forecast or scored.
 
     Raises:
-        CpbError: not one forecast could be made.
+        CpbError: no forecast could be made.
     """
     with tell_outcome("forecast", spec.scope) as outcome:
         return _forecast(spec, steps, say, outcome)
@@ -47,7 +47,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     check_source(spec.scope)
     asked = with_pairs(spec, say).scope
     found = _serving(spec, asked)
-    if not found:  # before anything is fetched for nothing
+    if not found:  # checked before anything is downloaded
         raise CpbError(
             f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
         )
@@ -65,7 +65,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:
-        # The reason of a damaged champion ends with the command that mends it.
+        # The reason for a damaged champion ends with the command that repairs it.
         damaged = {failure.code for failure in issued.failures} == {"damaged"}
         hint = "" if damaged else "; train first, as in `cpb train-all`, or check as_of"
         raise CpbError(
@@ -94,7 +94,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
 
 
 def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
-    """Return the champions that are asked for."""
+    """Return the requested champions."""
     if not spec.every_champion:
         return serving(scope.series).champions
     found = serving(market=scope.market).champions
@@ -102,11 +102,11 @@ def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
 
 
 def _is_untrained(spec: ForecastSpec) -> bool:
-    """Whether no series of the scope has a champion, or ever had a forecast: lost champions are an error."""
+    """Whether no series of the scope has a champion or ever had a forecast; a lost champion is an error."""
     scope, series = spec.scope, set(spec.scope.series)
 
     def asked_for(one: SeriesId) -> bool:
-        if spec.every_pair:  # which they are is known once the source was asked
+        if spec.every_pair:  # the pairs are unknown until the listing is read
             return one.market == scope.market and one.timeframe in scope.timeframes
         return one in series
 
@@ -125,7 +125,7 @@ def _is_untrained(spec: ForecastSpec) -> bool:
 @plain_failures
 @takes(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
-    """Forecast every champion of the scope from the newest candles; none before the first training."""
+    """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
     if _is_untrained(spec):
         return Completed(
             name=NOT_YET,

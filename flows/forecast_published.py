@@ -1,4 +1,4 @@
-"""`forecast --model hub:USER/NAME`: fresh candles, and forecasts by models that somebody published."""
+"""`forecast --model hub:USER/NAME`: refresh the candles and forecast with published models."""
 
 import io
 import re
@@ -21,7 +21,7 @@ from tasks.ingest import ingest
 from tasks.storage.files import check_writable, write_bytes
 
 CANDLES = 1300
-"""Candles asked of Binance for a forecast: a week of hours of warm-up, the model's context, and some to spare."""
+"""Candles requested from Binance for a forecast: warm-up (a week of hourly candles), the model's context, a margin."""
 
 _FIRST_CANDLE = datetime(2017, 7, 1, tzinfo=UTC)
 _MODEL = re.compile(r"hub:(?P<repo>[^@\s]+/[^@\s]+?)(@(?P<revision>[^@\s]+))?")
@@ -30,15 +30,15 @@ _MODEL = re.compile(r"hub:(?P<repo>[^@\s]+/[^@\s]+?)(@(?P<revision>[^@\s]+))?")
 def run_forecast_published(
     spec: ScopeSpec, model: str, out: str | None, steps: Runner, say: Say
 ) -> dict[str, Any]:
-    """Return the forecasts, in the order of the repository; exit 3 where a series could not be refreshed or forecast.
+    """Return the forecasts, in the order of the repository; exit 3 if a series could not be refreshed or forecast.
 
     Args:
-        model: `hub:USER/NAME`, with `@REVISION` for another commit than the newest.
-        out: file (`.parquet`) for the forecasts as rows of the contract.
+        model: `hub:USER/NAME`, with `@REVISION` for a commit other than the newest.
+        out: file (`.parquet`) for the forecast rows, as the contract defines them.
 
     Raises:
-        UsageError: `model` or `out` is of another form.
-        CpbError: the repository cannot be read or has no model of the scope, or not one forecast could be made.
+        UsageError: `model` or `out` is malformed.
+        CpbError: the repository cannot be read or has no model in the scope, or no forecast could be made.
     """
     repo, revision = _parse(model)
     target = _target(out)
@@ -81,7 +81,7 @@ def _parse(model: str) -> tuple[str, str | None]:
 
 
 def _target(out: str | None) -> Path | None:
-    """Return the file to write, once it is known that it can be written: better now than after the forecasts."""
+    """Return the output file after checking that it is writable, so that an error comes before the forecasts."""
     if out is None:
         return None
     path = Path(out)
@@ -92,7 +92,7 @@ def _target(out: str | None) -> Path | None:
 
 
 def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say) -> list[PublishedModel]:
-    """Return the models of the scope; `coins=all` is every coin of the repository, in the default universe or not."""
+    """Return the models in the scope; `coins=all` also selects coins outside the default universe."""
     scope, symbols = spec.scope, set(spec.scope.symbols)
     all_coins = spec.coins.strip().lower() in ("all", CHAMPIONS)
     wanted: list[PublishedModel] = []
@@ -120,10 +120,10 @@ def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say
 def _by_timeframe(
     scope: Scope, models: Sequence[PublishedModel]
 ) -> Iterator[tuple[Scope, list[PublishedModel]]]:
-    """Yield a scope of exactly the models' series for each timeframe.
+    """Yield a scope with exactly the models' series for each timeframe.
 
-    From Binance itself only the newest candles are asked: whoever uses a published model need not fetch years. What a
-    mirror's newest candles are is not known, so it is read from its first one on.
+    Only the newest candles are requested from Binance, so that using a published model does not download years. It is
+    unknown which candles of a mirror are the newest, so a mirror is read from its first candle on.
     """
     for timeframe in dict.fromkeys(one.series.timeframe for one in models):
         some = [one for one in models if one.series.timeframe == timeframe]
@@ -140,12 +140,12 @@ def _stale(scope: Scope, models: Sequence[PublishedModel]) -> list[Failure]:
     return [
         Failure(step="forecast", reason=str(one), code="stale", series=one.series)
         for one in old
-        if one.what == "candle"  # stored forecasts are the own champions'
+        if one.what == "candle"  # stored forecasts are of the local champions
     ]
 
 
 def _nested(forecasts: pl.DataFrame, market: str) -> list[dict[str, Any]]:
-    """Return a record per forecast, with its steps."""
+    """Return a record per forecast, with a list of its steps."""
     head = ["symbol", "timeframe", "model_version", "issued_at", "last_close"]
     parts = forecasts.partition_by(head, maintain_order=True)
     return [

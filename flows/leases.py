@@ -1,9 +1,9 @@
-"""Leases of the Prefect server in use, which all machines of an installation share.
+"""Leases on the configured Prefect server, shared by all machines of an installation.
 
-Each is a global concurrency limit of one slot (on Prefect's page under Concurrency), taken with a lease that a thread
-renews. The slot of a process that was killed, cut off or put to sleep is free again after a minute. Not
-`prefect.concurrency`: it waits where Ctrl-C does not reach it, and a lost lease ends the holder between any two
-instructions. Here the holder is asked before each write, by a clock that runs on while the machine sleeps.
+Each lease is a global concurrency limit with a single slot (under Concurrency on Prefect's page); a thread renews it.
+The slot of a process that was killed, disconnected or suspended becomes free after a minute. `prefect.concurrency` is
+not used because its waiting cannot be interrupted by Ctrl-C, and losing the lease raises at an arbitrary instruction.
+Here the holder checks the lease before each write, with a clock that also advances while the machine sleeps.
 """
 
 import contextvars
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 
 LEASE_S = 60.0
-"""Seconds that a lease holds without renewal: the shortest that the server grants."""
+"""Seconds that a lease is valid without renewal: the shortest time that the server grants."""
 _RENEW_S = 15.0
 _MARGIN_S = 10.0
-"""The holder stops so long before the lease ends: the request that it makes last takes a while."""
+"""Seconds before the end of the lease at which the holder stops, to leave time for its last request."""
 _POLL_S = 1.0
 _TIMEOUT_S = 10.0
 _LOCKED = 423
@@ -39,27 +39,27 @@ log = logging.getLogger("cpb")
 
 
 def share_leases() -> None:
-    """Let this process hold leases of the Prefect server in use, if there is one when the first is asked for."""
+    """Let this process use leases of the Prefect server, if a server is configured when a lease is first requested."""
     use(lambda name: hold(name) if server_in_use() else None)
 
 
 class PrefectLease:
-    """One lease: what the server calls it, and until when it surely holds."""
+    """A lease: its name and id on the server, and the time until which it is certainly valid."""
 
     def __init__(self, name: str, lease_id: "UUID", asked_at: float, url: str) -> None:
         self.name, self.id = name, lease_id
         self._until, self._url = asked_at + LEASE_S, url
 
     def renewed(self, asked_at: float) -> None:
-        """Count from the moment at which a renewal was asked for."""
+        """Extend the lease, counted from the time at which the renewal was requested."""
         self._until = asked_at + LEASE_S
 
     def lost(self) -> None:
-        """Say that the server does not know it any more."""
+        """Record that the server no longer has the lease."""
         self._until = 0.0
 
     def check(self) -> None:
-        """Raise `CpbError` where another may hold it by now."""
+        """Raise `CpbError` if another process may hold the lease by now."""
         if clock() > self._until - _MARGIN_S:
             raise CpbError(
                 f"the lease {self.name} of the Prefect server {public_url(self._url)} could not be renewed in time, so "
@@ -69,22 +69,22 @@ class PrefectLease:
 
 
 def clock() -> float:
-    """Return seconds that also pass while the machine sleeps, where the system counts them."""
+    """Return a clock in seconds that also advances while the machine sleeps, if the system provides it."""
     kind = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if kind is None else time.clock_gettime(kind)
 
 
 @contextmanager
 def hold(name: str) -> Iterator[PrefectLease]:
-    """Wait for the lease of a name, hold it and give it back.
+    """Wait for the lease of a name, hold it in the block, and release it.
 
     Raises:
-        CpbError: the server cannot be reached, or refuses the credentials.
+        CpbError: the server cannot be reached, or rejects the credentials.
     """
     with client_of_settings(_TIMEOUT_S) as client:
         lease = _wait_for(client, name)
         ended = threading.Event()
-        # a copy: Prefect's settings are the context's
+        # a copy of the context, which holds Prefect's settings
         renewing = threading.Thread(
             target=contextvars.copy_context().run,
             args=(_renew, lease, ended),
@@ -111,7 +111,7 @@ def _wait_for(client: "SyncPrefectClient", name: str) -> PrefectLease:
 
 
 def _acquire(client: "SyncPrefectClient", name: str) -> PrefectLease | None:
-    """Return the lease, or None where another holds it now."""
+    """Return the lease, or None if another process holds it."""
     import httpx
     from prefect.client.schemas.responses import ConcurrencyLimitWithLeaseResponse
     from prefect.exceptions import ObjectAlreadyExists
@@ -129,12 +129,12 @@ def _acquire(client: "SyncPrefectClient", name: str) -> PrefectLease | None:
         granted = ConcurrencyLimitWithLeaseResponse.model_validate(answer.json())
         if granted.limits:
             return PrefectLease(name, granted.lease_id, asked_at, str(client.api_url))
-        with suppress(ObjectAlreadyExists):  # made by another machine a moment ago
+        with suppress(ObjectAlreadyExists):  # another machine has just created it
             client.upsert_global_concurrency_limit_by_name(name, 1)
 
 
 def _holder() -> "ConcurrencyLeaseHolder | None":
-    """Return the flow run that asks, if one does: then `cpb deploy` frees the lease of a killed one at once."""
+    """Return the current flow run, if any, so that `cpb deploy` can free the lease of a killed run at once."""
     from prefect.client.schemas.objects import ConcurrencyLeaseHolder
     from prefect.context import FlowRunContext
 
@@ -144,7 +144,7 @@ def _holder() -> "ConcurrencyLeaseHolder | None":
 
 
 def _renew(lease: PrefectLease, ended: threading.Event) -> None:
-    """Renew the lease until the holder has ended, or the server has given it to another."""
+    """Renew the lease until the holder has ended or the server has given the lease to another process."""
     import httpx
     from prefect.exceptions import ObjectNotFound
 
@@ -161,7 +161,7 @@ def _renew(lease: PrefectLease, ended: threading.Event) -> None:
                 lease.lost()
                 return
             log.debug("the lease %s was not renewed: %s", lease.name, error)
-            wait = _POLL_S  # until the holder sees that it has ended
+            wait = _POLL_S  # until the holder notices the end of the lease
         else:
             lease.renewed(asked_at)
             wait = _RENEW_S
@@ -172,5 +172,5 @@ def _give_back(client: "SyncPrefectClient", lease: PrefectLease) -> None:
 
     try:
         client.release_concurrency_slots_with_lease(lease.id)
-    except httpx.HTTPError as error:  # what was done under it is done; it ends by itself
+    except httpx.HTTPError as error:  # the work is complete, and the lease expires anyway
         log.info("the lease %s was not given back (%s); it ends within a minute", lease.name, error)

@@ -1,4 +1,4 @@
-"""Telling people how a run ended: through their services, once a day per event, and by the heartbeat."""
+"""Notifications about the outcome of a run: through services, once a day per event, and by a heartbeat."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -32,10 +32,10 @@ log = logging.getLogger("cpb")
 
 @dataclass
 class Outcome:
-    """What a run has met so far, for those who are told.
+    """Events of a run so far, for notifications.
 
-    `scope`: what it is about, with the pairs of a listing once that was asked. `serving`: the champions' versions when
-    it began.
+    `scope`: the run's scope, with the pairs of a listing once it was read. `serving`: the champions' versions at the
+    start of the run.
     """
 
     scope: Scope
@@ -48,10 +48,10 @@ class Outcome:
 
 @contextmanager
 def tell_outcome(flow: str, scope: Scope) -> Iterator[Outcome]:
-    """Tell people what happened in the block, and call the heartbeat where it was complete.
+    """Send notifications about the events in the block, and call the heartbeat if it was complete.
 
-    Does nothing without `CPB_NOTIFY` (or its file) and `CPB_HEARTBEAT_URL`. Fails no run, and delays none by more
-    than 10 s. An interrupted run is not told: a person has stopped it.
+    Does nothing without `CPB_NOTIFY` (or its file) and `CPB_HEARTBEAT_URL`. Never fails a run, and delays it by at most
+    10 s. Sends nothing for an interrupted run, which a person has stopped.
     """
     outcome = Outcome(scope, serving=_serving(scope))
     try:
@@ -63,10 +63,10 @@ def tell_outcome(flow: str, scope: Scope) -> Iterator[Outcome]:
 
 
 def tell(home: Path, events: Sequence[Event], heartbeat: str = "") -> dict[str, str]:
-    """Send one message with the events that nobody was told of today, and call the heartbeat's URL, if any.
+    """Send a message with the events not yet reported today, and call the heartbeat's URL, if any.
 
     Returns:
-        What went wrong, by service; "" where it has accepted. Empty where there was nothing to send.
+        The error by service; "" if the service accepted the message. Empty if there was nothing to send.
 
     Raises:
         CpbError: the services cannot be read.
@@ -85,7 +85,7 @@ def tell(home: Path, events: Sequence[Event], heartbeat: str = "") -> dict[str, 
 
 
 def tell_problems(home: Path, problems: Sequence[Event]) -> dict[str, str]:
-    """Tell people what is wrong with a deployment, once a day each; returns as `tell`.
+    """Send notifications about problems of a deployment, each once a day; returns the same as `tell`.
 
     Raises:
         CpbError: there are no services, or they cannot be read.
@@ -95,7 +95,7 @@ def tell_problems(home: Path, problems: Sequence[Event]) -> dict[str, str]:
 
 
 def try_services(home: Path) -> dict[str, str]:
-    """Send a test message to every service; returns what went wrong at each, "" where it has accepted.
+    """Send a test message to every service; returns the error by service, "" if the service accepted the message.
 
     Raises:
         CpbError: there are no services, or they cannot be read.
@@ -106,7 +106,7 @@ def try_services(home: Path) -> dict[str, str]:
 
 
 def _some_services(home: Path) -> list[Service]:
-    """Return the services that are told; raises `UsageError` where nobody can be."""
+    """Return the notification services; raises `UsageError` if none is configured."""
     if known := services(home):
         return known
     raise UsageError(
@@ -117,24 +117,24 @@ def _some_services(home: Path) -> list[Service]:
 
 
 def _tell_run(flow: str, outcome: Outcome, error: Exception | None) -> None:
-    """Tell of a run that has ended; whatever goes wrong is only logged."""
+    """Send notifications about a run that has ended; errors are only logged."""
     try:
         complete = error is None and not outcome.failures
         home = outcome.scope.home
         events = _events(flow, outcome, error) if services(home) else []
         tell(home, events, heartbeat_url(flow) if complete else "")
-    except Exception as problem:  # noqa: BLE001 - a run never fails because people could not be told of it
+    except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("nobody was told how %s ended: %s", flow, problem)
 
 
 def _serving(scope: Scope) -> dict[SeriesId, str]:
-    """Return the version of each series' champion; nothing where nobody is to be told, or there is no store yet."""
+    """Return the version of each series' champion; empty without notification services or a store."""
     try:
         if not services(scope.home):
             return {}
         store = open_store(create=False)
         return {one: str(version.version) for one, version in versions_with_alias(store, ALIAS).items()}
-    except Exception as problem:  # noqa: BLE001 - as in `_tell_run`; the run itself names what is wrong with its store
+    except Exception as problem:  # noqa: BLE001 - as in `_tell_run`; the run itself reports errors of its store
         log.debug("the champions in use are not known: %s", problem)
         return {}
 

@@ -1,4 +1,4 @@
-"""What a flow run shows on Prefect's page: what people read on the terminal, the leaderboard and the failures."""
+"""Content of a flow run on Prefect's page: the terminal output, the leaderboard and the failures."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ _DIGITS = 4
 
 
 def show_run(flow: str, run_id: str, failures: Sequence[str], warnings: Sequence[str] = ()) -> None:
-    """Show the leaderboard of a run in MLflow, what failed, and the warnings about its trainings."""
+    """Show the leaderboard of an MLflow run, the failures, and the warnings about its trainings."""
     from tasks.tracking.leaderboard import leaderboard
 
     with _never_failing():
@@ -41,7 +41,7 @@ def show_table(flow: str, rows: Sequence[dict[str, Any]]) -> None:
 
 
 def show_failures(flow: str, failures: Sequence[str], warnings: Sequence[str] = ()) -> None:
-    """Create the artifact FLOW-failures: a line for everything that failed, with its reason, then the warnings."""
+    """Create the artifact FLOW-failures: a line with the reason for each failure, then the warnings."""
     text = _listed(failures) or "Nothing failed."
     if warnings:
         text += f"\n\nWarnings:\n\n{_listed(warnings)}"
@@ -55,7 +55,7 @@ def _listed(texts: Sequence[str]) -> str:
 
 @contextmanager
 def _never_failing() -> Iterator[None]:
-    """Log what goes wrong: the results are stored, and a page without a table is no failure of the run."""
+    """Log errors instead of raising them: the results are stored, so a missing artifact must not fail the run."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - see above
@@ -69,14 +69,14 @@ def _shown(value: Any) -> Any:
 
 
 class RunLogHandler(APILogHandler):
-    """Sends records to the flow run, or task run, that the calling thread works for; others are dropped.
+    """Sends records to the flow run or task run of the calling thread; other records are dropped.
 
-    The lines go to Prefect's API handler directly: through Prefect's loggers they would stand twice on the terminal, or
-    not at all, as `quiet_libraries` or a user's settings have it.
+    The lines are sent to Prefect's API handler directly: through Prefect's loggers they would appear on the terminal
+    twice or not at all, depending on `quiet_libraries` and the user's settings.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record; the credentials of URLs in it are removed."""
+        """Send a record; credentials in URLs are removed."""
         if FlowRunContext.get() or TaskRunContext.get():
             super().emit(record)
 
@@ -89,13 +89,13 @@ _handler = RunLogHandler()
 
 
 def log_to_run(text: str) -> None:
-    """Put a line into the log of the running flow or task; does nothing outside of one."""
+    """Log a line to the running flow or task; does nothing outside a run."""
     _handler.handle(logging.LogRecord("cpb", logging.INFO, "", 0, text, None, None))
 
 
 @contextmanager
 def logged_to_run() -> Iterator[None]:
-    """Send what the logger `cpb` reports in the block (warnings of retries, of damaged files) to the run as well."""
+    """Also send records of the logger `cpb` in the block (warnings of retries, of damaged files) to the run."""
     log.addHandler(_handler)
     try:
         yield

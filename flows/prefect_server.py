@@ -1,6 +1,6 @@
-"""Whether a Prefect server is in use, and whether it answers: asked before a command becomes a flow run.
+"""Whether a Prefect server is configured and reachable, checked before a command becomes a flow run.
 
-Prefect's own settings decide, so that an environment variable, a profile, `prefect.toml` and `.env` all count.
+Prefect's own settings are used, so that environment variables, profiles, `prefect.toml` and `.env` are respected.
 """
 
 import contextvars
@@ -25,15 +25,15 @@ def server_in_use() -> bool:
 
 
 def check_server() -> None:
-    """Ask the server in use for something that needs its credentials.
+    """Send the configured server a request that needs credentials.
 
     Raises:
-        CpbError: within 10 s, where it cannot be reached (`server-unreachable`) or refuses the credentials
+        CpbError: within 10 s, if the server cannot be reached (`server-unreachable`) or rejects the credentials
             (`server-auth`).
     """
     url = _api_url()
     failures: list[BaseException] = []
-    # a thread: neither a name lookup nor Prefect's own retries keep to a time limit
+    # in a thread, because neither name resolution nor Prefect's retries respect a time limit
     asked = threading.Thread(
         target=contextvars.copy_context().run, args=(_ask, failures), daemon=True, name="check-server"
     )
@@ -47,7 +47,7 @@ def check_server() -> None:
 
 @contextmanager
 def api_errors(url: str) -> Iterator[None]:
-    """Turn the HTTP errors of Prefect's client into one sentence each."""
+    """Convert HTTP errors of Prefect's client to `CpbError`."""
     import httpx
 
     try:
@@ -67,7 +67,7 @@ def api_errors(url: str) -> Iterator[None]:
 
 @contextmanager
 def client_of_settings(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
-    """Yield a client of the server that Prefect's settings name; its HTTP errors become one sentence each."""
+    """Yield a client of the server in Prefect's settings; HTTP errors are converted as in `api_errors`."""
     from prefect.client.orchestration import get_client
 
     with (
@@ -108,5 +108,5 @@ def _ask(failures: list[BaseException]) -> None:
     try:
         with client_of_settings(5) as client:
             client.request("POST", "/flows/filter", json={"limit": 1})
-    except Exception as error:  # noqa: BLE001 - carried to the caller's thread, which raises it
+    except Exception as error:  # noqa: BLE001 - raised in the caller's thread
         failures.append(error)

@@ -1,8 +1,8 @@
-"""Progress for people, from the first second: bars where stderr is a terminal, else a line every 30 seconds.
+"""Progress display, from the first second: bars if stderr is a terminal, otherwise a line every 30 seconds.
 
-What is shown is what steps tell (`tasks.running.progress`). A bar says how far, how long still, and what else there
-is room for: columns leave a narrow terminal from the least important on. Finished bars disappear; what came of the
-work is a line that stays.
+Steps report the progress (`tasks.running.progress`). A bar shows the completed share, the time left and as many further
+columns as fit: a narrow terminal drops the least important columns first. Finished bars disappear; results are printed
+as lines, which stay.
 """
 
 import os
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 30.0
 EPOCHS_VARIABLE = "CPB_LOG_EPOCHS"
-"""Where no bar is drawn, a training prints a line every so many epochs; 0: none. Default 20."""
+"""Without bars, a training prints a line after this many epochs; 0: no lines. Default 20."""
 
 _BAR, _GAP = (8, 24), 2
-"""Columns of a bar, at least and at most, and between two cells."""
+"""Minimum and maximum width of a bar, and the gap between two cells, in terminal columns."""
 
 
 @contextmanager
 def shown_progress(command: str, first: str = "loading libraries") -> Iterator[None]:
-    """Show what is told in the block; within another such block, that one goes on showing.
+    """Show the progress reported in the block; inside another such block, the outer display continues.
 
     Args:
-        command, first: what is at work, and on what, for the time before the first step tells anything.
+        command, first: name and first status text, shown before the first step reports progress.
     """
     if is_heard():
         yield
@@ -65,14 +65,14 @@ def _epochs_per_line() -> int:
 
 
 class Work:
-    """One piece of work, with its pace."""
+    """A task in progress, with its speed."""
 
     def __init__(self, first: Progress, now: float) -> None:
         self._pace = Pace()
         self.take(first, now)
 
     def take(self, one: Progress, now: float) -> None:
-        """Take a report in."""
+        """Update the task from a report."""
         self.latest = one
         self._pace.take(one.done, one.total, now)
 
@@ -88,7 +88,7 @@ class Work:
         )
 
     def left(self, now: float) -> str:
-        """Return the time that is left, as in `4:05 left`; else the time it has taken, as in `0:07`."""
+        """Return the remaining time, as in `4:05 left`, or the elapsed time if that is unknown, as in `0:07`."""
         left = self._pace.left(now)
         return clock(self._pace.taken(now)) if left is None else f"{clock(left)} left"
 
@@ -101,14 +101,14 @@ def clock(seconds: float) -> str:
 
 
 class Display:
-    """Keeps the work that is under way, in the order in which it began; reports may come from any thread."""
+    """Keeps the tasks in progress, in order of their start; reports may come from any thread."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self.clock_s, self.works = clock_s, dict[str, Work]()
         self._lock = threading.Lock()
 
     def progress(self, one: Progress) -> None:
-        """Take a report in; work that is done leaves, and so does the row of a command that has begun to work."""
+        """Process a report; finished tasks are removed, and so is the command's row once a step reports progress."""
         now = self.clock_s()
         with self._lock:
             if one.total and one.done >= one.total:
@@ -123,27 +123,27 @@ class Display:
         self.on_report(one)
 
     def on_report(self, one: Progress) -> None:
-        """Do what a report makes necessary at once."""
+        """React to a report immediately."""
 
     def line(self, text: str) -> None:
-        """Show a sentence."""
+        """Show a line of text."""
         say(text)
 
     def under_way(self) -> list[Work]:
-        """Return the work that has not ended."""
+        """Return the tasks in progress."""
         with self._lock:
             return list(self.works.values())
 
 
 class Bars(Display):
-    """Draws a row for each piece of work, four times a second, on a terminal."""
+    """Draws a row for each task on a terminal, four times a second."""
 
     def __init__(self, console: "Console") -> None:
         from rich.live import Live
 
         super().__init__()
         self._console = console
-        # Standard output is for results: they are printed after the bars, and never by way of stderr.
+        # Standard output is for results, which are printed after the bars and must not be redirected to stderr.
         self._live = Live(get_renderable=self.table, console=console, transient=True, redirect_stdout=False)
 
     def __enter__(self) -> "Bars":
@@ -154,7 +154,7 @@ class Bars(Display):
         self._live.__exit__(*error)
 
     def table(self) -> Any:
-        """Return the rows as they are to be drawn now."""
+        """Return the table with the current rows."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -173,9 +173,9 @@ class Bars(Display):
 
 
 def fitting(rows: list[list[str]], width: int) -> tuple[int, int]:
-    """Return how many cells of each row, the most important first, fit into `width` columns, and those of the bar.
+    """Return how many cells of each row, most important first, fit into `width` columns, and the width of the bar.
 
-    The bar leaves after all facts beside name, count and time left; the name stays whatever the width.
+    The bar is dropped after all cells but name, count and time left; the name is always shown.
     """
     most = max((len(row) for row in rows), default=0)
     widths = [max(len(row[i]) if i < len(row) else 0 for row in rows) + _GAP for i in range(most)]
@@ -192,7 +192,7 @@ def fitting(rows: list[list[str]], width: int) -> tuple[int, int]:
 
 
 class Lines(Display):
-    """Prints what is under way every `every_s` seconds, and a line every `epochs` epochs of a training."""
+    """Prints the tasks in progress every `every_s` seconds, and a line every `epochs` epochs of a training."""
 
     def __init__(self, say: Callable[[str], None], every_s: float, epochs: int) -> None:
         super().__init__()
@@ -202,7 +202,7 @@ class Lines(Display):
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> "Lines":
-        # In this thread's context: what is said belongs into the log of the Prefect run that it works for.
+        # In this thread's context, so that lines are logged to the Prefect run of this thread.
         self._thread = threading.Thread(target=copy_context().run, args=(self._repeat,), daemon=True)
         self._thread.start()
         return self
@@ -211,18 +211,18 @@ class Lines(Display):
         self._ended.set()
 
     def line(self, text: str) -> None:
-        """Show a sentence."""
+        """Show a line of text."""
         self._say(text)
 
     def on_report(self, one: Progress) -> None:
-        """Print the line about the newest epoch where enough have passed since the last one."""
+        """Print a line about the newest epoch if at least `epochs` epochs have passed since the last line."""
         step = one.epoch // self._epochs if self._epochs and one.epoch_line else 0
         if step > self._printed.get(one.step, 0):
             self._printed[one.step] = step
             self._say(one.epoch_line)
 
     def report(self) -> None:
-        """Print a line for each piece of work that is under way."""
+        """Print a line for each task in progress."""
         now = self.clock_s()
         for work in self.under_way():
             parts = [work.count(), work.left(now), *work.latest.facts]

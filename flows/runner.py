@@ -1,7 +1,7 @@
-"""How a flow is called, and calls its steps: by Prefect's engine, or directly where no Prefect server is in use.
+"""Calling flows and their steps: by Prefect's engine, or directly if no Prefect server is configured.
 
-Retries, calls at once and time limits belong to the step (`tasks.running.step`), so both ways behave alike. The direct
-way needs no server, starts at once, and leaves nothing behind when it is killed.
+Retries, concurrency and time limits belong to the step (`tasks.running.step`), so both modes behave alike. The direct
+mode needs no server, starts at once, and leaves no open run when it is killed.
 """
 
 import inspect
@@ -39,13 +39,13 @@ Scoped = TypeVar("Scoped", bound=ScopeSpec)
 
 
 class Runner:
-    """Calls steps. `prefect`: as task runs of the running flow."""
+    """Calls steps. `prefect`: call them as task runs of the running flow."""
 
     def __init__(self, *, prefect: bool = False) -> None:
         self._prefect = prefect
 
     def one(self, step: Step[..., Any], *args: Any) -> Any:
-        """Return the result of one call; its error is raised."""
+        """Return the result of a call; an error of the step is raised."""
         return self._call(step)(*args)
 
     def each(
@@ -56,12 +56,12 @@ class Runner:
         workers: int | None = None,
         then: Callable[[int, Any], None] = lambda index, found: None,
     ) -> list[Any]:
-        """Return the result of every call, in order, or the exception that ended it; one stops no other.
+        """Return the result of every call, in order, or its exception; an exception does not stop the other calls.
 
         Args:
-            unit: what a call is about, as in `series`; where it is given, the number of calls done is told.
-            workers: calls at the same time, where not the step's own number; they begin in order.
-            then: called with a call's number in order and its result or exception, as soon as it has ended.
+            unit: what is counted, as in `series`; if given, the number of finished calls is reported as progress.
+            workers: concurrent calls, default the step's own number; calls start in order.
+            then: called with a call's index and its result or exception, as soon as the call has ended.
         """
         call, at_once = self._call(step), workers or step.workers
         done = itertools.count(1)
@@ -86,10 +86,10 @@ class Runner:
 
 
 def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
-    """Let a flow that meets an expected error end in the state Failed with its sentence, not in a traceback.
+    """Make a flow that raises an expected error end in the state Failed with its message, without a traceback.
 
-    Called directly, Prefect raises the error again, so the command line says the same sentence. What cpb logs
-    meanwhile stands in the run's log.
+    When the flow is called directly, Prefect raises the error again, so the command line prints the same message. Log
+    messages of cpb are sent to the run's log.
     """
 
     @wraps(flow)
@@ -113,10 +113,10 @@ def takes(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
         def train_all(spec: RunSpec) -> State: ...
 
     Prefect reads a flow's signature for its run form (names, types, choices) and the `Args:` section of its docstring
-    for the descriptions. `validate_parameters=False`: the specification checks the values, with its own sentences.
+    for the descriptions. `validate_parameters=False`: the specification validates the values, with its own messages.
 
     Raises (when the flow is called):
-        UsageError: a wrong value, with the specification's own sentence.
+        UsageError: an invalid value, with the specification's message.
     """
 
     def decorate(function: Callable[[S], R]) -> Callable[..., R]:
@@ -141,26 +141,27 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     extra = field.json_schema_extra
     if isinstance(extra, dict) and isinstance(choices := extra.get("enum"), list):
         annotation = Literal[tuple(choices)]
-    for limit in field.metadata:  # ranges and patterns, which the run form shows and the server checks
+    for limit in field.metadata:  # ranges and patterns, shown by the run form and checked by the server
         annotation = Annotated[annotation, limit]
     default = field.get_default(call_default_factory=True)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
-    """Run a flow on the server in use, and return what the same job returns without one."""
+    """Run a flow on the configured server, and return the same result as without a server."""
     check_server()
-    # Called directly, a flow gives the data of the state that it returned.
+    # A flow that is called directly returns the data of its final state.
     result: Any = flow(**spec.model_dump())
     return dict(result)
 
 
 def with_pairs(spec: Scoped, say: Say) -> Scoped:
-    """Return a specification of the whole exchange with the pairs of its source's listing, and say which; others as
-    they are.
+    """Return a specification of the whole exchange with the pairs of its source's listing, and report them.
+
+    Other specifications are returned unchanged.
 
     Raises:
-        CpbError: the listing cannot be asked, or no pair is left.
+        CpbError: the listing cannot be read, or no pair is left.
     """
     found, sentence = with_listed_pairs(spec)
     if sentence:
@@ -169,7 +170,7 @@ def with_pairs(spec: Scoped, say: Say) -> Scoped:
 
 
 def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:
-    """Ingest the scope and compute its features; what fails is added to the summary."""
+    """Ingest the scope and compute its features; failures are added to the summary."""
     found = steps.one(ingest, spec.scope, spec.tail)
     summary.add(found.failures, say)
     say(

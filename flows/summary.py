@@ -1,4 +1,4 @@
-"""What a run of the main job leaves behind, and how it tells of it while it goes on."""
+"""Summary of a run of the main job, and its messages."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -11,12 +11,12 @@ from schemas.handover import Decision, Failure
 Say = Callable[[str], None]
 
 NOT_YET = "Not yet"
-"""Name of the state, of the type Completed, of a scheduled forecast before the first training has ended."""
+"""Name of the state (of type Completed) of a scheduled forecast that runs before the first training has ended."""
 
 
 @dataclass
 class Summary:
-    """What a run of the main job left behind: counts, and every failure once."""
+    """Result of a run of the main job: counts, and every failure once."""
 
     run_id: str = ""
     series: int = 0
@@ -25,18 +25,18 @@ class Summary:
     forecast_rows: int = 0
     published: str = ""
     stopped: list[str] = field(default_factory=list)
-    """Series that are not traded any more; they are left out, which is no failure."""
+    """Series no longer traded; they are left out, which is not a failure."""
     warnings: list[str] = field(default_factory=list)
-    """What a person should know of the trainings beside their figures, as that memory was short."""
+    """Warnings about the trainings, such as a shortage of memory."""
     failures: list[Failure] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """0 complete, 3 partial."""
+        """Exit code: 0 complete, 3 partial."""
         return PARTIAL if self.failures else COMPLETE
 
     def add(self, failures: Iterable[Failure], say: Say) -> None:
-        """Take failures in and report each."""
+        """Add failures and print each."""
         for failure in failures:
             self.failures.append(failure)
             say(f"FAILED {failure_line(failure)}")
@@ -48,9 +48,9 @@ class Summary:
 
 
 def decision_lines(decisions: Iterable[Decision]) -> list[str]:
-    """Return what a run says of the gate's decisions: how many of each outcome, and every one that needs a look.
+    """Return the lines about the gate's decisions: the number of each outcome, and the reasons.
 
-    Alike reasons are told once: a first training gives forty champions for one reason.
+    Decisions with the same outcome and rule share a line: a first training makes forty champions for the same reason.
     """
     counts = Counter(d.outcome for d in decisions)
     lines = (
@@ -66,12 +66,12 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
 
 
 def failure_line(failure: Failure) -> str:
-    """Return a failure as one line: what, in which step, and why."""
+    """Return a failure as a line: subject, step and reason."""
     return f"{failure.subject} in {failure.step}: {plain_reason(failure)}"
 
 
 def plain_reason(failure: Failure) -> str:
-    """Return the reason without the subject's name, where it begins with it."""
+    """Return the reason without the subject's name if it starts with it."""
     for name in (str(failure.model), str(failure.series)):
         if failure.reason.startswith(f"{name}: "):
             return failure.reason.removeprefix(f"{name}: ")

@@ -1,4 +1,4 @@
-"""Tables for people, on stdout: whole columns or none, so that no figure is ever cut."""
+"""Tables on stdout: a column is shown completely or not at all, so that no figure is truncated."""
 
 import csv
 import sys
@@ -17,9 +17,9 @@ _PIPE_WIDTH = 200
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, whether it is of text, and whether it stays however narrow the terminal is.
+    """A column: its title, whether it holds text, and whether it is shown even on a narrow terminal.
 
-    `folds`: a long text goes on in the next line.
+    `folds`: long texts wrap to the next line.
     """
 
     title: str
@@ -29,7 +29,7 @@ class Column:
 
 
 def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print what fits the terminal, without the last columns where it is narrow, and say how many are left out."""
+    """Print the columns that fit the terminal, dropping the last columns first, and report how many are left out."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
@@ -49,7 +49,7 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
 
 
 def check_one_form(json: bool, as_csv: bool) -> None:
-    """Refuse `--json` together with `--csv`."""
+    """Reject `--json` together with `--csv`."""
     if json and as_csv:
         raise UsageError(
             "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
@@ -64,7 +64,7 @@ def print_csv(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the columns that fit into `width`: those that need not stay leave, the last ones first."""
+    """Return the indices of the columns that fit into `width`; optional columns are dropped, last first."""
     widths = [max(map(len, cells)) + _GAP for cells in zip([c.title for c in columns], *rows, strict=True)]
     widths = [min(w, _FOLDED) if one.folds else w for w, one in zip(widths, columns, strict=True)]
     shown = list(range(len(columns)))
@@ -77,5 +77,5 @@ def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 
 
 def finding(verdict: str) -> str:
-    """Return `better`, `worse` or `no different` of a verdict against the random walk."""
+    """Return `better`, `worse` or `no different` from a verdict against the random walk."""
     return verdict.split(" (")[0].split(" the ")[0].removesuffix(" than").removesuffix(" from")

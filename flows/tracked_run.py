@@ -1,4 +1,4 @@
-"""The flow's run in MLflow: found again by a digest of what was asked, and never left open."""
+"""The flow's run in MLflow: found again by a digest of its inputs, and never left open."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ from tasks.training.plan import training_code
 def start_run(
     spec: RunSpec, records: Sequence[SeriesRecord], name: str, left_out: str | None = None
 ) -> OpenRun:
-    """Open the run of a specification on the data it met: the same command on the same data is the same run.
+    """Open the run of a specification on its data: the same command on the same data continues the same run.
 
     Args:
-        name: the command's.
-        left_out: what a night does not train, and why.
+        name: name of the command.
+        left_out: what a nightly run does not train, and why.
     """
     tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name, LEFT_OUT: left_out}
     return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
@@ -33,16 +33,15 @@ def start_run(
 
 @contextmanager
 def run_of(run_id: str) -> Iterator[None]:
-    """Mark the flow's run as failed, with the reason, where an error ends the block, as killed where an interrupt does.
+    """Mark the flow's run as failed with the reason if an error ends the block, as killed if an interrupt does.
 
-    Where the store itself is away the run stays open, and is marked as killed by whatever of cpb next writes there.
-
-    Interrupts (Ctrl-C, the signal by which Prefect cancels a run) are no `Exception`.
+    If the store itself is unavailable, the run stays open; the next cpb process that writes to the store marks it as
+    killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
     """
     try:
         yield
     except Exception as error:
-        # else the store would be waited for once more, to tell it this
+        # otherwise this would wait for the unavailable store again
         if getattr(error, "code", "") != DOWN:
             finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
         raise
@@ -52,13 +51,13 @@ def run_of(run_id: str) -> Iterator[None]:
 
 
 def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
-    """Copy a finished run to Weights & Biases where that was asked for; what goes wrong there is said, and no more."""
+    """Copy a finished run to Weights & Biases if requested; errors are only printed."""
     if is_wanted(spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
         say(f"cpb: {problem}")
 
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
-    """Digest of what was asked and of the data it met: the same command on the same data is the same run."""
+    """Return a digest of the options and the data, so that the same command on the same data is the same run."""
     aside = {
         "coins",
         "timeframes",

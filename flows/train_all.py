@@ -1,8 +1,8 @@
 """`train-all`: klines -> features -> fleets -> scores -> champions -> Hub folder -> forecasts.
 
-One member's failure never stops the others: it is reported with its reason, its run is marked failed, and
-the flow ends partial. Every step finds its own finished work by digest, so the same command after kill -9
-does only what is left.
+A member's failure never stops the others: it is reported with its reason, its run is marked failed, and the flow ends
+partial. Every step finds its own finished work by digest, so repeating the command after kill -9 only does the
+remaining work.
 """
 
 from prefect import flow
@@ -32,10 +32,10 @@ from tasks.tracking.tags import WARNINGS
 
 
 def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
-    """Run the whole job and return its summary; errors as in `run_training`."""
+    """Run the complete job and return its summary; errors as in `run_training`."""
     with tell_outcome("train-all", spec.scope) as outcome:
         if spec.repo:
-            check_ready(spec.repo)  # hours before the token is needed
+            check_ready(spec.repo)  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
         spec = with_pairs(spec, say)
         outcome.scope = spec.scope
@@ -46,7 +46,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
 
 
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
-    """Promote, publish and forecast what was trained."""
+    """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
     decisions = outcome.decisions = steps.one(promote, spec, training.judged, training.stopped)
     for line in decision_lines(decisions):
@@ -55,15 +55,15 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
     report_training(spec, training, say, decisions)
     training.fleets.release()
-    if summary.champions:  # none: classifiers forecast no price
+    if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
             publication = steps.one(publish, scope.home, scope.market, spec.repo)
             summary.published = publication.place
             summary.add(publication.failures, say)
-        except CpbError as error:  # the Hub is away: models, runs and forecasts are good all the same
+        except CpbError as error:  # the Hub is unreachable: models, runs and forecasts are still valid
             summary.add([Failure.of(None, "publish", error)], say)
     issued = steps.one(forecast, scope, spec.tail)
-    # Standing, not new: a run that was killed after its forecasts and repeated ends like an undisturbed one.
+    # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
     summary.forecast_rows = issued.standing
     summary.add(issued.failures, say)
     packaged = f", packaged in {summary.published}" if summary.published else ""
@@ -77,10 +77,10 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
 
 
 def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
-    """Delete what is old; where that fails, all that this run made is good."""
+    """Delete old data; a failure does not affect the results of this run."""
     try:
         report = prune_nightly(spec.scope.home)
-    except BusyError as error:  # the next night does it
+    except BusyError as error:  # the next nightly run prunes
         say(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:
         summary.add([Failure.of(None, "prune", error)], say)

@@ -1,4 +1,4 @@
-"""`cpb train`: one series, one architecture, through the same steps as the main job up to the scores."""
+"""`cpb train`: a single series and architecture, through the steps of the main job up to the scores."""
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -19,10 +19,11 @@ from tasks.training.files import LATEST, Checkpoint, member_folder
 
 
 def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
-    """Train and judge the spec's one member; return what `cpb train --json` prints.
+    """Train and judge the only member of the spec; return the object that `cpb train --json` prints.
 
     Args:
-        resume: `latest`: go on from what the same command has left; a path: from a checkpoint, or a fleet's newest one.
+        resume: `latest`: continue the same command's earlier training; a path: start from this checkpoint, or from a
+            fleet's newest checkpoint.
 
     Raises:
         UsageError: the path holds no checkpoint.
@@ -42,7 +43,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
 
 
 def result_lines(result: dict[str, Any]) -> list[str]:
-    """Return what people read at the end of `cpb train`: verdict, losses, cost, where all of it lies, what is next."""
+    """Return the final lines of `cpb train`: verdict, losses, cost, location of the results, next command."""
     name = f"{result['architecture']} on {result['symbol']} {result['timeframe']}"
     verdict = f"{name} is {result['verdict']}" if result["verdict"] else f"{name} could not be judged"
     rows = [*_loss_rows(result), ("cost", _cost(result)), ("model", result["model_folder"])]
@@ -51,7 +52,7 @@ def result_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the losses over the epochs as a picture and in figures; a closed form has none to show."""
+    """Yield the losses over the epochs as sparkline and figures; nothing for a closed form."""
     history, best = result["history"], result["best_epoch"]
     for head, key in (("train", "train_loss"), ("valid.", "val_loss")):
         values = [one[key] for one in history if one[key] is not None]
@@ -70,7 +71,7 @@ def _cost(result: dict[str, Any]) -> str:
 
 
 def _next_command(result: dict[str, Any]) -> str:
-    """Return the command that lets the same model compete for its series and forecast."""
+    """Return the command with which the same model competes for its series and forecasts."""
     source = " --source sim" if result["market"] == SIM else ""
     return (
         f"cpb train-all --coins {result['symbol']} --timeframes {result['timeframe']} --architectures "
@@ -79,7 +80,7 @@ def _next_command(result: dict[str, Any]) -> str:
 
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """Return the values as a row of bars, at most `width`, each the mean of its share; gaps for values not finite."""
+    """Return the values as at most `width` bars, each the mean of its share; a space for non-finite values."""
     bars = min(width, len(values))
     edges = [round(i * len(values) / bars) for i in range(bars + 1)] if bars else []
     parts = [values[a:b] for a, b in pairwise(edges)]

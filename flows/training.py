@@ -1,4 +1,4 @@
-"""A run up to its scores, as `train` and `train-all` share it: candles, features, plan, train, evaluate."""
+"""A run up to its scores, shared by `train` and `train-all`: candles, features, plan, train, evaluate."""
 
 import itertools
 import shutil
@@ -43,15 +43,15 @@ from tasks.training.retention import FleetsInUse
 from tasks.training.runner import Engine, EngineLost, check_engine, opened_engine
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
-"""What becomes of what the same command has trained before: gone on from, the same and said where there is nothing,
-trained anew, or anew from a checkpoint that lies anywhere."""
+"""How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
+(`expect`), discard it (`forget`), or discard it and start from a checkpoint at any path."""
 
 
 @dataclass
 class Training:
     """A run up to its scores.
 
-    `results`: of each fleet's shards. `fleets` is to be released once nothing in their folders is needed any more.
+    `results`: of each fleet's shards. Release `fleets` once their folders are no longer needed.
     """
 
     summary: Summary
@@ -72,8 +72,8 @@ def run_training(
     """Ingest, compute features, plan, train, judge and log.
 
     Raises:
-        CpbError: nothing could be ingested, or nothing trained; a run that was begun is marked failed. Before anything
-            is fetched: the device, the source or MLflow's place cannot be used, or wandb is not installed.
+        CpbError: nothing could be ingested or trained; a started run is marked failed. Before any download: the device,
+            the source or MLflow's artifact folder cannot be used, or wandb is not installed.
     """
     check_engine(spec)
     check_source(spec.scope)
@@ -105,7 +105,7 @@ def _run(
     if planned.night.reason:
         say(planned.night.reason)
     summary.series = len(planned.series)
-    left_out = tuple(summary.failures)  # they belong to series, and so to a model of every fleet
+    left_out = tuple(summary.failures)  # failed series, and therefore a failed member of every fleet
     run = start_run(spec, planned.series, name, planned.night.reason if planned.night.idle else None)
     summary.run_id = run.run_id
     in_use = FleetsInUse(root)
@@ -141,11 +141,11 @@ def _run(
 
 
 def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say: Say) -> dict[str, str]:
-    """Return how far each shard had come before, by its key, after what `earlier` says was done with it."""
+    """Apply `earlier` to each shard's folder; return the progress from before, by the shard's key."""
     folders = {job_key(shard): fleet_folder(root, shard) for fleet in fleets for shard in fleet.shards}
     if earlier not in ("use", "expect"):
         for folder in folders.values():
-            if not is_training(folder):  # another process's training of the same job is fresh enough
+            if not is_training(folder):  # being trained by another process: recent enough
                 shutil.rmtree(folder, ignore_errors=True)
     if isinstance(earlier, Checkpoint):
         earlier.put_into(fleet_folder(root, fleets[0].shards[0]))
@@ -156,9 +156,9 @@ def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say
 
 
 class Arrivals:
-    """A fleet's shards with their results, as they are trained: an iteration waits for the next one.
+    """A fleet's shards with their results as they finish training; iterating waits for the next shard.
 
-    The error that ended a shard ends the iteration.
+    A shard's error is raised in the iteration.
     """
 
     def __init__(self, fleet: FleetPlan) -> None:
@@ -167,14 +167,14 @@ class Arrivals:
         self._changed = threading.Condition()
 
     def put(self, shard: ShardJob, found: ShardResult | Exception) -> list[ShardResult | Exception]:
-        """Take in what became of a shard; return what became of all, once this was the last one, else nothing."""
+        """Add a shard's result or error; return the results of all shards after the last shard, otherwise nothing."""
         with self._changed:
             self._found.append((shard, found))
             self._changed.notify_all()
             return [one for _, one in self._found] if len(self._found) == self._expected else []
 
     def __iter__(self) -> Iterator[tuple[ShardJob, ShardResult]]:
-        """Yield the shards; any number of iterations, each from the first on."""
+        """Yield the shards; each of any number of iterations starts at the first shard."""
         for number in range(self._expected):
             with self._changed:
                 while len(self._found) <= number:
@@ -195,10 +195,10 @@ def _train_and_judge(
     before: Mapping[str, str],
     say: Say,
 ) -> tuple[list[list[ShardResult]], list[FleetJudgement]]:
-    """Train the fleets' shards in one queue, and judge and log each fleet beside it, as its shards are trained.
+    """Train the fleets' shards in a single queue; concurrently, judge and log each fleet as its shards finish.
 
     Returns:
-        Per fleet, its shards' results; and the judgement of each fleet of which a member could be trained.
+        The shards' results per fleet, and the judgement of each fleet with at least one trained member.
     """
     arrivals = {fleet.architecture: Arrivals(fleet) for fleet in fleets}
     plans = {fleet.architecture: fleet for fleet in fleets}
@@ -207,7 +207,7 @@ def _train_and_judge(
         ended = arrivals[shard.architecture].put(shard, found)
         results = [one for one in ended if isinstance(one, ShardResult)]
         members = sum(len(one.members) for one in results)
-        if members and len(results) == len(ended):  # a shard's error ends the run with its own sentence
+        if members and len(results) == len(ended):  # a shard's error ends the run with its own message
             known = _known(plans[shard.architecture], before)
             end = f" ({known})" if known else ""
             say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
@@ -215,7 +215,7 @@ def _train_and_judge(
     def train_all() -> list[list[ShardResult | Exception]]:
         try:
             return train_fleets(spec, steps, engine, fleets, trained)
-        except Exception as error:  # else those who wait for a shard would wait for ever
+        except Exception as error:  # otherwise the judging threads would wait forever
             for fleet in fleets:
                 arrivals[fleet.architecture].put(fleet.shards[0], error)
             raise
@@ -235,7 +235,7 @@ def _train_and_judge(
 
 
 def _known(fleet: FleetPlan, before: Mapping[str, str]) -> str:
-    """Return what of a fleet an earlier call of the same command had done, as people read it."""
+    """Return a text about the part of a fleet that an earlier call of the same command has trained."""
     found = Counter(text for shard in fleet.shards if (text := before[job_key(shard)]))
     number = len(fleet.shards)
     return ", ".join(
@@ -251,16 +251,16 @@ def train_fleets(
     fleets: Sequence[FleetPlan],
     then: Callable[[ShardJob, ShardResult | Exception], None] = lambda shard, found: None,
 ) -> list[list[ShardResult | Exception]]:
-    """Train planned fleets, their shards in one queue, and leave the engine.
+    """Train the planned fleets, their shards in a single queue, and leave the engine.
 
     Args:
-        then: called with a shard and its result, or the step's error, as soon as it has ended.
+        then: called with a shard and its result, or the step's error, as soon as the shard has ended.
 
     Returns:
-        What became of each fleet's shards, in order, or the step's error.
+        Per fleet, the result or the step's error for each shard, in order.
 
     Raises:
-        EngineLost: the run's engine is gone; what was finished is used by the next call.
+        EngineLost: the run's engine is lost; the next call uses the finished shards.
     """
     queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
     executor = engine.executor(len(queue))
@@ -279,7 +279,7 @@ def train_fleets(
 
 
 def fleet_warnings(shards: Sequence[ShardResult]) -> list[str]:
-    """Return the warnings about a fleet's members, each sentence once, and for how many members it holds."""
+    """Return the distinct warnings about a fleet's members, each with the number of members it applies to."""
     members = [member for one in shards for member in one.members]
     number = len(members)
     found = Counter(text for member in members for text in member_warnings(member.report))
@@ -290,7 +290,7 @@ def fleet_warnings(shards: Sequence[ShardResult]) -> list[str]:
 
 
 def member_warnings(report: dict[str, Any]) -> list[str]:
-    """Return the warnings in the report of one member's training (`TrainedMember.report`)."""
+    """Return the warnings in the report of a member's training (`TrainedMember.report`)."""
     found = []
     if report.get("stopped") == "nan":
         found.append(f"stopped early: {report['reason']}")
@@ -302,9 +302,9 @@ def member_warnings(report: dict[str, Any]) -> list[str]:
 
 
 def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequence[Decision] = ()) -> None:
-    """Write the report of what the fleets left on disk; before these are released, whose scores it reads.
+    """Write the report from the fleets' files; call before the fleets are released, because it reads their scores.
 
-    One that cannot be written is a failure of the run's, and stops nothing: models, scores and decisions stand.
+    A failure to write it is added to the run's failures but stops nothing: models, scores and decisions remain valid.
     """
     try:
         fleets = [

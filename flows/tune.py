@@ -1,4 +1,4 @@
-"""`cpb tune`: candles -> features -> folds -> batches of trials -> the winner on the test span, once -> its preset."""
+"""`cpb tune`: candles -> features -> folds -> batches of trials -> a single test of the winner -> its preset."""
 
 import time
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from tasks.tuning.report import metrics, sentence, write_report
 
 
 def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
-    """Search, choose and score; return what `--json` prints. The same command goes on with its study.
+    """Search, choose and score; return the object that `--json` prints. The same command continues its study.
 
     Raises:
         CpbError: Optuna is not installed, no series can be used, or no trial was completed.
@@ -78,7 +78,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
 
 
 def _tuning() -> Any:
-    """Return the module that imports Optuna: an extra, which no other command needs."""
+    """Return the module that imports Optuna, an extra that no other command needs."""
     try:
         from tasks.tuning import search
     except ImportError as error:
@@ -94,7 +94,7 @@ def _tuning() -> Any:
 def _folds(
     spec: TuneSpec, steps: Runner, say: Say, summary: Summary
 ) -> tuple[list[FoldSeries], list[FoldSeries]]:
-    """The folds that choose, and the newest one, whose test span is the winner's. Series need all of them."""
+    """Return the folds for choosing, and the newest fold, for the winner's test. A series must have all folds."""
     records = series_records(spec, steps, say, summary)
     wanted = spec.folds + 1
     found = load_folds(spec.scope.home, records, plan_bounds(records, wanted)) if records else None
@@ -124,7 +124,7 @@ def _why_not(spec: TuneSpec, one: FoldSeries) -> str:
 
 
 def _asked(spec: TuneSpec, folds: Sequence[FoldSeries]) -> Search:
-    """What the page shows of a search."""
+    """Return the description of a search for the web page."""
     return Search(
         market=spec.scope.market,
         architecture=spec.names[0],
@@ -140,7 +140,7 @@ def _profile(spec: TuneSpec) -> str | None:
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
-    """What decides the trials, but not how many: more trials, another budget or batch go on with the same study."""
+    """Return a digest of the inputs of a trial; more trials, another budget or batch continue the same study."""
     asked = ("architectures", "preset", "dtype", "seed", "overrides", "search", "sampler", "pruner", "folds")
     data = [(one.id.label, one.fold, one.record.digest) for one in folds]
     return value_digest([spec.model_dump(mode="json", include=set(asked)), data, training_code()])[:16]

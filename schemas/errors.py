@@ -1,15 +1,15 @@
-"""The errors people see. Each message is one sentence: what, where, and what to do next."""
+"""Errors shown to users. Each message is a single sentence: what happened, where, and what to do next."""
 
 from functools import partial
 
 COMPLETE, FATAL, USAGE, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes of every command; PARTIAL means that good results were kept."""
+"""Exit codes of all commands; PARTIAL: some series or models failed, the results of the others are kept."""
 
 
 class CpbError(Exception):
-    """Something that stops the command; printed as one sentence without a traceback.
+    """Base of all errors that stop a command; printed as a single sentence without a traceback.
 
-    `code` names the kind of error for programs and tests (kebab-case), `field` the option or file it is about.
+    `code` names the kind of error for programs and tests (kebab-case), `field` the option or file at fault.
     """
 
     exit_code = FATAL
@@ -25,26 +25,26 @@ class CpbError(Exception):
 
 
 class UsageError(CpbError):
-    """The command line or the configuration asks for something impossible."""
+    """The command line or the configuration is invalid."""
 
     exit_code = USAGE
     default_code = "usage"
 
 
 class MemberError(CpbError):
-    """One series or model cannot go on; the others do. The message is the reason shown to the user."""
+    """A single series or model failed and the others continue. The message is the reason shown to the user."""
 
     exit_code = PARTIAL
     default_code = "member"
 
 
 class BusyError(CpbError):
-    """Another process holds what this one needs; the same call may succeed a while later."""
+    """Another process holds a required resource; the same call may succeed later."""
 
     default_code = "busy"
 
 
 class DamagedError(CpbError):
-    """A stored file is not what was written; the message names it and the command that makes it again."""
+    """A stored file differs from what was written; the message names the file and the command that recreates it."""
 
     default_code = "damaged"

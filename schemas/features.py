@@ -1,4 +1,4 @@
-"""The contract of a feature file: which columns, in which ranges, finite or warm-up NaN."""
+"""Contract of a feature file: its columns, their ranges, and values that are finite or NaN during warm-up."""
 
 from functools import cache
 from typing import Any
@@ -9,7 +9,7 @@ from cpbmodels.data.columns import FEATURES, PRICES
 from cpbmodels.data.figures import WARMUP
 from schemas.errors import MemberError
 
-# NaN passes: it marks warm-up. Infinity never does. log σ lies in [-20, 1]: 2e-9 … 270 % a candle.
+# NaN marks warm-up and is accepted; infinity is rejected. log σ is within [-20, 1]: 2e-9 … 270 % per candle.
 _RANGES: dict[str, tuple[float, float]] = {
     "close_location": (-1, 1),
     "log_volume_change": (-5, 5),
@@ -19,14 +19,14 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 
 def check_features(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return `frame` if it keeps the contract of a feature file.
+    """Return `frame` if it meets the contract of a feature file.
 
     Raises:
-        MemberError: a column holds no value at all, though there are candles enough for it.
-        pandera.errors.SchemaError: naming the column and the check at fault.
+        MemberError: a column holds no value although there are more candles than its warm-up needs.
+        pandera.errors.SchemaError: names the column and the check that failed.
     """
-    checked = frame if _holds(frame) else _schema().validate(frame)  # which names what does not
-    if int(checked["segment"].unique_counts().max() or 0) > WARMUP:  # type: ignore[arg-type]  # else warm-up is all there can be
+    checked = frame if _holds(frame) else _schema().validate(frame)  # pandera names the failed check
+    if int(checked["segment"].unique_counts().max() or 0) > WARMUP:  # type: ignore[arg-type]  # shorter: warm-up only
         known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
         empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
         if empty:
@@ -41,7 +41,7 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
 
 @cache
 def _rules() -> dict[str, tuple[Any, pl.Expr]]:
-    """Return the contract: the type of each column in order, and what is true of every row of it."""
+    """Return the contract: per column, in order, its type and the condition that every row must meet."""
     rules = {
         "open_time": (pl.Datetime("us", "UTC"), (pl.col("open_time").diff() > pl.duration()).fill_null(True)),
         "segment": (pl.Int32, pl.lit(True)),
@@ -60,7 +60,7 @@ def _rules() -> dict[str, tuple[Any, pl.Expr]]:
 
 
 def _holds(frame: pl.DataFrame) -> bool:
-    """Whether a frame keeps `_schema`, in one pass of polars: pandera takes 40 ms a series, more than the columns."""
+    """Whether a frame meets `_schema`, in one polars pass: pandera takes 40 ms per series, more than the features."""
     rules = _rules()
     if list(frame.schema.items()) != [(name, kind) for name, (kind, _) in rules.items()]:
         return False
@@ -69,13 +69,13 @@ def _holds(frame: pl.DataFrame) -> bool:
 
 @cache
 def _schema() -> Any:
-    import pandera.polars as pa  # slow to import, needed where a frame breaks a rule
+    import pandera.polars as pa  # slow to import, only needed when a frame breaks a rule
 
     def check(rule: pl.Expr) -> pa.Check:
         return pa.Check(lambda data: data.lazyframe.select(rule), name=str(rule))
 
     columns = {
-        name: pa.Column(kind, check(rule), nullable=True)  # to pandera NaN is null; the rules refuse nulls
+        name: pa.Column(kind, check(rule), nullable=True)  # NaN is null to pandera; the rules reject nulls
         for name, (kind, rule) in _rules().items()
     }
     return pa.DataFrameSchema(columns, strict=True, ordered=True)

@@ -1,8 +1,8 @@
-"""The contracts of forecast rows and of the files beside them: prices in the quote currency, times UTC.
+"""Contracts of forecast rows, ledger rows and backtest rows: prices in the quote currency, times in UTC.
 
-A forecast is a row per step, with the random walk's quantiles for the same origin beside the model's. What came true
-(`ledger`) lies in files of its own, so that a row once written never changes; a backtest's rows carry both fold and
-truth.
+A forecast has a row per step, with the model's quantiles and the random walk's for the same origin. Realised closes
+(`ledger`) are stored in separate files so that a written forecast row never changes; a backtest row holds both its fold
+and the realised close.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ from schemas.errors import MemberError
 from schemas.universe import INTERVAL_SECONDS
 
 KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
-"""What makes a row unique."""
+"""The columns that identify a row."""
 
 CHAMPION, CHALLENGER, FALLBACK = "champion", "challenger", "fallback"
 ROLES = (CHAMPION, CHALLENGER, FALLBACK)
-"""As what a model forecasts: the one that is shown, one on trial beside it, or the one for a champion that drifted."""
+"""Roles of a model: the displayed champion, a challenger on trial, or the fallback for a drifted champion."""
 
 REFERENCE_COLUMNS = tuple(f"ref_{name}" for name in QUANTILE_COLUMNS)
 """`ref_q05 … ref_q95`: the close by the random walk with EWMA volatility, from the same origin."""
@@ -45,21 +45,21 @@ FORECAST_SCHEMA: dict[str, Any] = {
     "made_at": _TIME,
     **dict.fromkeys(REFERENCE_COLUMNS, pl.Float64),
 }
-"""Columns and types of the forecast store. `issued_at` is the close of the last candle used; `target_time`
-the close of the candle that is forecast, so step 1 ends one interval after `issued_at`. `made_at` is when the row was
-stored, by the clock: it tells live forecasts from replays, which `issued_at` cannot (a run with `--as-of` in the past
-has the same); null where that is not known, which counts as a replay. The reference's quantiles are all there or all
-null, as in rows that were stored before it was stored too."""
+"""Columns and types of the forecast store. `issued_at` is the close of the last candle used; `target_time` is
+the close of the forecast candle, so step 1 ends an interval after `issued_at`. `made_at` is the wall-clock time at
+which the row was stored: it distinguishes live forecasts from replays, which `issued_at` cannot (it is the same in a
+run with `--as-of` in the past); null (unknown) counts as a replay. The reference's quantiles are all present or all
+null; rows stored before the reference was introduced have nulls."""
 
 LEDGER_SCHEMA: dict[str, Any] = {
     **{name: FORECAST_SCHEMA[name] for name in KEY},
     "realised_close": pl.Float64,
     "scored_at": _TIME,
 }
-"""Columns of the separate file with what came true."""
+"""Columns and types of the ledger file with the realised closes."""
 
 BACKTEST_KEY = (*KEY, "fold")
-"""What makes a row of a backtest unique; `model_version` is the model's name there."""
+"""The columns that identify a row of a backtest, where `model_version` is the model's name."""
 
 BACKTEST_SCHEMA: dict[str, Any] = {
     **_PREDICTION,
@@ -67,17 +67,17 @@ BACKTEST_SCHEMA: dict[str, Any] = {
     "realised_close": pl.Float64,
     "fold": pl.Int16,
 }
-"""Columns of a backtest's rows; a model that forecasts the close alone has no `MEDIAN_COLUMNS`."""
+"""Columns and types of a backtest's rows; a model that forecasts only the close has no `MEDIAN_COLUMNS`."""
 
 
 def check_forecasts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return forecast rows that keep the contract; raises `MemberError` (code `rows`) naming what does not."""
+    """Return forecast rows that meet the contract; raises `MemberError` (code `rows`) naming the broken rule."""
     rules = [*_forecast_rules(candle=True), *_PLAIN_TEXTS, _KNOWN_ROLE, *_REFERENCE_RULES]
     return _checked("forecast rows", frame, FORECAST_SCHEMA, KEY, rules, {"made_at", *REFERENCE_COLUMNS})
 
 
 def check_ledger(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return ledger rows that keep their contract; errors as in `check_forecasts`."""
+    """Return ledger rows that meet their contract; errors as in `check_forecasts`."""
     closed = ("scored_at is not before the candle's close", pl.col("scored_at") >= _target_time())
     return _checked(
         "ledger rows", frame, LEDGER_SCHEMA, KEY, [_FIRST_STEP, _KNOWN_TIMEFRAME, *_PLAIN_TEXTS, closed]
@@ -85,7 +85,7 @@ def check_ledger(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a backtest's rows that keep their contract; errors as in `check_forecasts`."""
+    """Return a backtest's rows that meet their contract; errors as in `check_forecasts`."""
     candle = any(name in frame.columns for name in MEDIAN_COLUMNS)
     schema = {n: kind for n, kind in BACKTEST_SCHEMA.items() if candle or n not in MEDIAN_COLUMNS}
     rules = [*_forecast_rules(candle), ("fold is 1 or more", pl.col("fold") >= 1)]
@@ -93,7 +93,7 @@ def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def check_columns(frame: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
-    """Return a frame that has exactly a contract's columns and types: the check that reading can afford.
+    """Return a frame that has exactly a contract's columns and types, a check cheap enough for every read.
 
     Raises:
         MemberError: (code `rows`) naming the first column at fault.
@@ -112,7 +112,7 @@ _KNOWN_TIMEFRAME: Rule = (
 )
 
 
-# The chain's digests join the texts of a row with commas and end it with a line break: neither may be part of one.
+# The chain's digests join a row's texts with commas and end the row with a line break, so a text may contain neither.
 _PLAIN_TEXTS: list[Rule] = [
     (f"{name} holds no comma and no control character", ~pl.col(name).str.contains(r"[,\p{Cc}]"))
     for name in ("symbol", "model_version")
@@ -138,7 +138,7 @@ def _checked(
     rules: Iterable[Rule],
     nullable: Iterable[str] = (),
 ) -> pl.DataFrame:
-    # In plain polars and one pass: pandera takes 100 ms for each of the thousand files that `cpb verify` checks.
+    # Plain polars in a single pass: pandera takes 100 ms for each of the thousand files that `cpb verify` checks.
     if frame.is_empty():
         raise MemberError(f"{what}: there are none", code="rows")
     check_columns(frame, schema)
@@ -159,7 +159,7 @@ def _checked(
 
 
 def _is_price(name: str) -> pl.Expr:
-    """Whether a price is positive and finite; a missing one is the affair of the columns that may have gaps."""
+    """Whether a price is positive and finite; a null passes here, the rule on gaps checks nulls."""
     return pl.col(name).is_null() | (pl.col(name).is_finite() & (pl.col(name) > 0))
 
 

@@ -1,7 +1,7 @@
-"""The records that steps hand to one another: names, digests and figures, never frames, tensors or loose JSON.
+"""Records passed between steps: names, digests and figures, never frames, tensors or untyped JSON.
 
-Paths in them are relative to the home (`CPB_HOME`), so that a record means the same under any store. They are read
-and written by `tasks.storage.records` alone.
+Their paths are relative to the home (`CPB_HOME`), so that a record stays valid when the store is moved. Only
+`tasks.storage.records` reads and writes them.
 """
 
 from datetime import datetime
@@ -15,13 +15,13 @@ Step = Literal[
     "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch",
     "trial", "prune",
 ]  # fmt: skip
-"""The steps of the DAG in the order in which data passes them, then what a nightly run does at its end."""
+"""The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
 
 Span = tuple[datetime, datetime]
 
 
 class Record(BaseModel):
-    """What a step hands on. `version` counts changes of its fields; a file of another version is not read."""
+    """Base of all records. `version` counts changes of the fields; a file of another version is not read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
 
@@ -29,7 +29,7 @@ class Record(BaseModel):
 
 
 class Failure(Record):
-    """One series, or one model, that could not go on in one step, and why. `code` is the error's, for programs."""
+    """A series or model that failed in a step, and the reason. `code`: the error's code, for programs."""
 
     step: Step
     reason: str
@@ -45,7 +45,7 @@ class Failure(Record):
 
     @classmethod
     def of(cls, subject: SeriesId | ModelId | None, step: Step, error: Exception | str) -> "Failure":
-        """Return the failure of a series or a model (None: of the step as a whole) with an error's reason and code."""
+        """Return the failure of a series or model (None: of the whole step) with an error's reason and code."""
         model = subject if isinstance(subject, ModelId) else None
         series = model.series if model else subject
         assert not isinstance(series, ModelId)
@@ -59,7 +59,7 @@ class Failure(Record):
         return str(self.model or self.series or "all series")
 
     def as_json(self) -> dict[str, Any]:
-        """Return it flat, as `--json` shows it."""
+        """Return a flat dict, as in the output of `--json`."""
         series = self.series
         return {
             "market": series.market if series else None,
@@ -73,7 +73,7 @@ class Failure(Record):
 
 
 class IngestResult(Record):
-    """What ingestion left in the store: the series that can be read, and those that failed."""
+    """Result of ingestion: the series that can be read from the store, and the failures."""
 
     series: tuple[SeriesId, ...]
     failures: tuple[Failure, ...] = ()
@@ -82,10 +82,10 @@ class IngestResult(Record):
 
 
 class SeriesRecord(Record):
-    """Features of one series on disk. `digest` is of the candles behind them, `file_digest` of the file's bytes.
+    """The feature file of a series. `digest`: of the candles it is computed from; `file_digest`: of its bytes.
 
-    `first_us`, `last_us`: open times of the first and last candle, µs UTC. `runs`: the same of every run of candles
-    without a hole between them; empty where there is one run.
+    `first_us`, `last_us`: open times of the first and last candle, µs UTC. `runs`: the same two times for each run of
+    candles without gaps; empty if there is a single run.
     """
 
     version: ClassVar[int] = 2
@@ -100,7 +100,7 @@ class SeriesRecord(Record):
     runs: tuple[tuple[int, int], ...] = ()
 
     def candles_in(self, span: Span) -> int:
-        """Return how many candles open within `[start, end)`."""
+        """Return the number of candles that open within `[start, end)`."""
         step = self.series.seconds * 1_000_000
         start, end = (round(instant.timestamp() * 1e6) for instant in span)
         runs = self.runs or ((self.first_us, self.last_us),)
@@ -112,7 +112,7 @@ class SeriesRecord(Record):
 
 
 class SplitBounds(Record):
-    """Half-open UTC spans `[start, end)` of candle open times, one set for a whole timeframe."""
+    """Half-open UTC spans `[start, end)` of candle open times, shared by all series of a timeframe."""
 
     timeframe: str
     train: Span
@@ -125,14 +125,14 @@ class SplitBounds(Record):
 
 
 class JobMember(Record):
-    """One series of a fleet, in one fold (0: no folds), with the spans that it learns and is judged on."""
+    """A series of a fleet in a fold (0: no folds), with the spans it is trained and judged on."""
 
     model: ModelId
     features: SeriesRecord
     bounds: SplitBounds
     fold: int = 0
     continues: str | None = None
-    """Model folder (relative to the home, or absolute in MLflow's artifacts) to start from."""
+    """Folder of the model to start training from (relative to the home, or absolute in MLflow's artifacts)."""
 
     @property
     def name(self) -> str:
@@ -141,11 +141,11 @@ class JobMember(Record):
 
 
 class ShardJob(Record):
-    """What one trainer is to learn, a fleet or a shard of it, so complete that its digest (`key`) names the result.
+    """Complete input of a trainer, for a fleet or a shard of it; its digest (`key`) identifies the result.
 
-    `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
-    `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
-    decides a trained model, with the package of an architecture that is not built in.
+    `architecture` may end in `-universal`: a single model learns all series of a timeframe (and fold).
+    `seeds`: how many copies of each model are trained and then averaged. `code`: digest of the source code that
+    determines a trained model, including the package of an architecture that is not built in.
     """
 
     version: ClassVar[int] = 2
@@ -162,9 +162,9 @@ class ShardJob(Record):
 
 
 class FleetPlan(Record):
-    """All models of one architecture, cut into the shards that are trained one by one, wherever there is room.
+    """All models of an architecture, split into shards that are trained separately, on any free device.
 
-    `key`: digest of the shards' keys. A fleet is one run in MLflow and one row of the leaderboard; a shard is a folder
+    `key`: digest of the shards' keys. A fleet is a run in MLflow and a row of the leaderboard; a shard is a folder
     on disk.
     """
 
@@ -179,9 +179,9 @@ class FleetPlan(Record):
 
 
 class TrainedMember(Record):
-    """One trained model: `files` maps the names in its folder to their sha256.
+    """A trained model. `files` maps the file names in its folder to their sha256.
 
-    `history`: one dict per epoch (`train_loss val_loss lr`); `report`: figures of the training as a whole.
+    `history`: a dict per epoch (`train_loss val_loss lr`); `report`: figures of the whole training.
     """
 
     model: ModelId
@@ -194,10 +194,10 @@ class TrainedMember(Record):
 
 
 class DeviceWork(Record):
-    """When a shard's device was at work. `device`: a GPU's UUID, "" for a CPU.
+    """Usage of a shard's device. `device`: a GPU's UUID, "" for a CPU.
 
-    `begin`, `end`: of its first and last batch, in seconds since 1970. `busy_s`: seconds between in which a batch of
-    training, validation or prediction was in flight. `cpu_s`: of processor time of the trainer.
+    `begin`, `end`: start of the first and end of the last batch, in seconds since 1970. `busy_s`: seconds in between
+    during which a batch of training, validation or prediction was running. `cpu_s`: the trainer's processor time.
     """
 
     device: str
@@ -208,9 +208,9 @@ class DeviceWork(Record):
 
 
 class ShardResult(Record):
-    """What became of a `ShardJob`: the members that can be used, and a failure for each other one.
+    """Result of a `ShardJob`: the usable members, and a failure for each other member.
 
-    `epochs`: per epoch, from 1, seconds, windows/s, memory in MB and utilisation in percent of the whole job.
+    `epochs`: per epoch, from 1, the whole job's seconds, windows/s, memory in MB and utilisation in percent.
     """
 
     version: ClassVar[int] = 2
@@ -225,10 +225,10 @@ class ShardResult(Record):
 
 
 class Judgement(Record):
-    """One model's score on its test span, and the run that it was logged as. `validation_crps_ratio` ranks the recipes.
+    """A model's metrics on its test span and its MLflow run; the metric `validation_crps_ratio` ranks the recipes.
 
-    `shard`: key of the job that trained it, whose folder holds its files. `files` maps the names in its model folder to
-    their sha256, as they were logged.
+    `shard`: key of the job that trained the model; that job's folder holds the model's files. `files` maps the file
+    names in the model folder to their sha256 at the time of logging.
     """
 
     model: ModelId
@@ -240,7 +240,7 @@ class Judgement(Record):
 
 
 class FleetJudgement(Record):
-    """A fleet that was judged and logged: its run, a judgement per good member, a failure per other one."""
+    """A judged and logged fleet: its run, a judgement per usable member, a failure per other member."""
 
     key: str
     architecture: str
@@ -250,22 +250,22 @@ class FleetJudgement(Record):
 
 
 class ModelRef(Record):
-    """A model as a decision names it: its registered version ("" where it has none), its run and its recipe."""
+    """A model in a decision: its registered version ("" if not registered), its run and its recipe."""
 
     version_number: str = ""
     run_id: str = ""
     recipe: str = ""
 
     def __str__(self) -> str:
-        """Return it for messages: `version 3 (har/default/3f9a12c0d4e5)`."""
+        """Return the text used in messages: `version 3 (har/default/3f9a12c0d4e5)`."""
         return f"version {self.version_number} ({self.recipe})" if self.version_number else self.recipe
 
 
 class Compared(Record):
-    """Two models on the same rows, which neither has learnt or chosen from.
+    """Comparison of two models on the same rows, used neither to train nor to select either model.
 
-    `first`, `last`: UTC closes of the last candle known at the first and last of `n` origins. `ratio`: candidate's CRPS
-    over the incumbent's, with its 95 % interval.
+    `first`, `last`: UTC close of the last known candle at the first and the last of the `n` origins. `ratio`: the
+    candidate's CRPS divided by the incumbent's, with its 95 % interval.
     """
 
     first: datetime
@@ -284,10 +284,10 @@ class Compared(Record):
 
 
 class PairEvidence(Record):
-    """How far the evidence of a challenger against the champions' recipe has come.
+    """Accumulated evidence for a challenger against the champions' recipe.
 
-    `e`: e-value after `origins` origins, `days` days after the challenger was appointed; it is switched to at
-    `threshold`, one over its share of alpha as the `k`-th pair of its timeframe.
+    `e`: e-value after `origins` origins, `days` days after the challenger was appointed; the challenger becomes
+    champion at `threshold` = 1 / (its share of alpha as the `k`-th pair of its timeframe).
     """
 
     challenger: str
@@ -299,7 +299,7 @@ class PairEvidence(Record):
     days: float
 
     def __str__(self) -> str:
-        """Return it for messages."""
+        """Return the text used in messages."""
         return (
             f"challenger {self.challenger}: e-value {self.e:.3g} of {self.threshold:.3g} after {self.origins} "
             f"origins, day {self.days:.0f}"
@@ -309,14 +309,14 @@ class PairEvidence(Record):
 Outcome = Literal["first", "refreshed", "switched", "kept", "unchanged", "forced", "retired"]
 
 MOVED: tuple[Outcome, ...] = ("first", "refreshed", "switched", "forced")
-"""Outcomes after which the alias `champion` points at another version than before."""
+"""Outcomes that move the alias `champion` to another version."""
 
 
 class Decision(Record):
-    """Who serves a series after a run, and why.
+    """The gate's decision on the champion of a series, and its reason.
 
-    `version_number` is that of the champion which stands after it (`retired`: of the one that lost the alias). `rule`
-    names the rule of the gate that decided (docs/promotion.md); `reason` says it in one sentence.
+    `version_number`: version of the champion after the decision (`retired`: of the version that lost the alias).
+    `rule`: name of the gate rule that decided (docs/promotion.md); `reason`: a sentence for users.
     """
 
     version: ClassVar[int] = 2
@@ -334,22 +334,22 @@ class Decision(Record):
 
     @property
     def moved(self) -> bool:
-        """Whether the series has another champion than before."""
+        """Whether the champion of the series changed."""
         return self.outcome in MOVED
 
 
 class Trials(Record):
-    """What came of the challengers' trials after a scoring: switches, and what could not be looked at."""
+    """Result of the challengers' trials after scoring: the decisions, and the trials that failed."""
 
     decisions: tuple[Decision, ...] = ()
     failures: tuple[Failure, ...] = ()
 
 
 class ForecastBatch(Record):
-    """Forecasts issued: new rows, rows that stand (new or there already), the series they are of, and the failures.
+    """Forecasts issued: new rows, `standing` (new and already stored) rows, their series, and the failures.
 
-    All of champions; `shadow`: new rows of challengers, which forecast beside them. `fallbacks`: series that the
-    fallback of a drifted champion has forecast as well.
+    These counts are of champions; `shadow`: new rows of challengers, issued alongside. `fallbacks`: series with an
+    additional forecast by the fallback of a drifted champion.
     """
 
     rows: int = 0
@@ -361,17 +361,17 @@ class ForecastBatch(Record):
 
 
 class Publication(Record):
-    """Where the champions of a market were published, and those that were left out because they are damaged."""
+    """The place where a market's champions were published, and the champions left out because they are damaged."""
 
     place: str
     failures: tuple[Failure, ...] = ()
 
 
 class Damage(Record):
-    """A stored file that is not what was written: where (relative to the home), why, and what makes it good again.
+    """A damaged file: its path (relative to the home), the reason, and the command that repairs it.
 
-    `repaired`: it has been made or fetched again, or deleted or set aside so that a later command makes it again.
-    `outcome` says which of these, in words; "" where nothing was done.
+    `repaired`: the file was recreated or downloaded again, or deleted or quarantined so that a later command recreates
+    it. `outcome` describes the repair; "" if nothing was done.
     """
 
     path: str
@@ -382,18 +382,18 @@ class Damage(Record):
 
 
 class Score(Record):
-    """Forecast rows scored because their candle has closed, and the series that could not be scored."""
+    """The number of forecast rows scored after their candles closed, and the series that could not be scored."""
 
     rows: int = 0
     failures: tuple[Failure, ...] = ()
 
 
 class Alarm(Record):
-    """What the drift watch finds of one champion.
+    """Result of the drift watch for a champion.
 
-    `state`: `fine`; `watch`, for some evidence, an unusual input or late data; `drifted`. `evidence` by claim, which
-    add up: `bands` (misses at step 1) and `crps`; from `threshold` on the champion has drifted, `since` when.
-    `forecasts`: how many have been taken in. `stability`: population stability index by column of the model, the last
+    `state`: `fine`; `watch` (some evidence, an unusual input or late data); `drifted`. `evidence`: by claim, summed:
+    `bands` (misses at step 1) and `crps`; the champion has drifted once the sum reaches `threshold`, at time `since`.
+    `forecasts`: how many forecasts were used. `stability`: population stability index of each input column, the last
     30 days against the training span.
     """
 
@@ -409,18 +409,18 @@ class Alarm(Record):
 
     @property
     def total(self) -> float:
-        """All evidence together."""
+        """Sum of the evidence over all claims."""
         return sum(self.evidence.values())
 
     def __str__(self) -> str:
-        """Return it as one sentence."""
+        """Return the alarm as a sentence."""
         since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
         why = f": {self.reason}" if self.reason else ""
         return f"{self.series} is {self.state}{since}{why}"
 
 
 class Watching(Record):
-    """What the drift watch finds of the champions, and the series that it could not look at."""
+    """Results of the drift watch for all champions, and the series that could not be checked."""
 
     alarms: tuple[Alarm, ...] = ()
     failures: tuple[Failure, ...] = ()

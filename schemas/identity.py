@@ -1,8 +1,8 @@
-"""Who is who: a series is (market, symbol, timeframe), a model (architecture, recipe, series, seed).
+"""Identifiers: a series is (market, symbol, timeframe), a model is (architecture, recipe, series, seed).
 
-A `Recipe` says how a model is made, whatever candles it learns. All are formatted and parsed here and nowhere else:
-names of folders, registered models and runs, and the place of a series in the store. Spot is the market that names
-leave out: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
+A `Recipe` describes how a model is made, independent of the candles it learns. Only this module formats and parses
+these identifiers: names of folders, registered models and runs, and the folder of a series in the store. Names omit the
+market spot: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
 """
 
 from collections.abc import Iterator
@@ -22,17 +22,17 @@ SPOT: Final = "spot"
 OWN: Final = "own"
 SIM: Final = "sim"
 APART = (OWN, SIM)
-"""Markets that are not Binance's: each has a home of its own in `HOME`, with its own manifest, lock and fleets."""
+"""Markets other than Binance's: each has a separate folder in `HOME`, with its own manifest, lock and fleets."""
 
 MARKETS: tuple[Market, ...] = get_args(Market)
 _REGISTERED = "cpb-"
 
 
 def check_symbol(text: str) -> str:
-    """Return the text if it can be a Binance symbol, and hence a folder of the store.
+    """Return the text if it is a valid Binance symbol, and therefore a valid folder name in the store.
 
     Raises:
-        UsageError: it cannot.
+        UsageError: the text is not a valid symbol.
     """
     if not SYMBOL.fullmatch(text):
         raise UsageError(f"symbol {text!r} is not one of Binance's: use letters and digits, as in BTCUSDT",
@@ -50,7 +50,7 @@ def check_timeframe(text: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class SeriesId:
-    """One series of candles: a market's symbol at an interval."""
+    """A series of candles: a market, a symbol and an interval."""
 
     market: Market
     symbol: Annotated[str, AfterValidator(check_symbol)]
@@ -66,7 +66,7 @@ class SeriesId:
 
     @property
     def label(self) -> str:
-        """The symbol, with its market where that is not spot: `BTCUSDT`, `um-BTCUSDT`."""
+        """The symbol, with the market unless it is spot: `BTCUSDT`, `um-BTCUSDT`."""
         return self.symbol if self.market == SPOT else f"{self.market}-{self.symbol}"
 
     @property
@@ -81,7 +81,7 @@ class SeriesId:
 
     @property
     def options(self) -> str:
-        """The options of the command line that name this series: `--coins BTCUSDT --timeframes 1h --market um`."""
+        """The command-line options that select this series: `--coins BTCUSDT --timeframes 1h --market um`."""
         market = {SPOT: "", SIM: " --source sim", OWN: " --source TABLE"}.get(
             self.market, f" --market {self.market}"
         )
@@ -89,12 +89,12 @@ class SeriesId:
 
     @property
     def seconds(self) -> int:
-        """Length of a candle; not defined for the calendar month."""
+        """Length of a candle in seconds; undefined for the calendar month."""
         return INTERVAL_SECONDS[self.timeframe]
 
     @classmethod
     def parse(cls, name: str) -> "SeriesId":
-        """Return the series behind a `name` or a registered model's name.
+        """Return the series with a given `name` or registered model name.
 
         Raises:
             UsageError: the text is neither.
@@ -106,9 +106,9 @@ class SeriesId:
         return cls(market, *parts)  # type: ignore[arg-type]
 
     def folder(self, home: Path, tree: str) -> Path:
-        """Return where a tree of the store keeps this series, as in `HOME/klines/interval=1h/symbol=BTCUSDT`.
+        """Return the folder of this series in a tree of the store, as in `HOME/klines/interval=1h/symbol=BTCUSDT`.
 
-        The trees of futures carry their market's name (`klines-um`), those of `APART` lie in `HOME/sim`, `HOME/own`.
+        Trees of futures are named after their market (`klines-um`); trees of `APART` are in `HOME/sim`, `HOME/own`.
         """
         return tree_of(home, tree, self.market).joinpath(f"interval={self.timeframe}/symbol={self.symbol}")
 
@@ -119,12 +119,12 @@ def market_home(home: Path, market: str) -> Path:
 
 
 def tree_of(home: Path, tree: str, market: str) -> Path:
-    """Return a tree of one market: `HOME/klines`, `HOME/klines-um`, `HOME/sim/klines`."""
+    """Return the folder of a market's tree: `HOME/klines`, `HOME/klines-um`, `HOME/sim/klines`."""
     return market_home(home, market) / (tree if market in (SPOT, *APART) else f"{tree}-{market}")
 
 
 def stored_series(home: Path, tree: str) -> list[SeriesId]:
-    """Return every series that has a folder in a tree of the store, in order; foreign folders are left out."""
+    """Return every series that has a folder in a tree of the store, sorted; other folders are ignored."""
     return sorted(series for market in MARKETS for series in _in_tree(tree_of(home, tree, market), market))
 
 
@@ -137,7 +137,7 @@ def _in_tree(tree: Path, market: str) -> Iterator[SeriesId]:
 
 @dataclass(frozen=True, order=True)
 class ModelId:
-    """One model. `recipe`: the preset's name, with a digest of what differs from it (`default+1f0c9a2b`)."""
+    """A model. `recipe`: the preset's name, with a digest of the overrides if any (`default+1f0c9a2b`)."""
 
     architecture: str
     recipe: str
@@ -145,21 +145,21 @@ class ModelId:
     seed: int
 
     def __str__(self) -> str:
-        """Return the name used in messages and of the run in MLflow: `har/BTCUSDT/1h`."""
+        """Return the name used in messages and for the MLflow run: `har/BTCUSDT/1h`."""
         return f"{self.architecture}/{self.series.label}/{self.series.timeframe}"
 
     @property
     def name(self) -> str:
-        """All of it, as one text: `har/default/BTCUSDT-1h/123`."""
+        """All fields as a text: `har/default/BTCUSDT-1h/123`."""
         return f"{self.architecture}/{self.recipe}/{self.series.name}/{self.seed}"
 
 
 @dataclass(frozen=True, order=True)
 class Recipe:
-    """How a model is made, whatever candles it learns.
+    """How a model is made, independent of the candles it learns.
 
-    `architecture` may end in `-universal`. `digest`: of the columns and options as they were resolved, so that a preset
-    whose definition has changed is another recipe.
+    `architecture` may end in `-universal`. `digest`: of the resolved columns and options, so that a preset whose
+    definition has changed is a different recipe.
     """
 
     architecture: str
@@ -167,12 +167,12 @@ class Recipe:
     digest: str
 
     def __str__(self) -> str:
-        """Return it as one text: `har-universal/default/3f9a12c0d4e5`."""
+        """Return the recipe as a text: `har-universal/default/3f9a12c0d4e5`."""
         return f"{self.architecture}/{self.preset}/{self.digest}"
 
     @classmethod
     def parse(cls, text: str) -> "Recipe":
-        """Return the recipe behind a text; raises `UsageError` for any other text."""
+        """Return the recipe that a text describes; raises `UsageError` for any other text."""
         parts = text.split("/")
         if len(parts) != 3:
             raise UsageError(f"{text!r} names no recipe: write har/default/3f9a12c0d4e5", code="recipe")
@@ -180,7 +180,7 @@ class Recipe:
 
 
 def is_series_name(text: str) -> bool:
-    """Whether a text, such as the name of a folder, is a series' name as `SeriesId.parse` reads it."""
+    """Whether a text, such as the name of a folder, is a series name that `SeriesId.parse` accepts."""
     try:
         SeriesId.parse(text)
     except UsageError:

@@ -1,7 +1,7 @@
-"""The contract of stored candles: columns, types and what must hold for every row.
+"""Contract of stored candles: columns, types and the conditions that every row must meet.
 
 Times are the candle's open in UTC, prices and volumes are exact to the digits the exchange prints
-(8 decimals fit a float64 for every coin so far). pandera is loaded on first use: it costs a second.
+(8 decimals fit a float64 for every coin so far). pandera is imported on first use: the import takes a second.
 """
 
 from functools import lru_cache
@@ -31,7 +31,7 @@ KLINES: dict[str, pl.DataType | type[pl.DataType]] = {
 """Column names and types of a stored series, in order."""
 
 TAKER_SLACK = 1e-8
-"""Taker volume may exceed the total by this share: sums are rounded to 8 decimals separately."""
+"""Share by which taker volume may exceed the total volume: the two sums are rounded to 8 decimals separately."""
 
 
 _DAY_US = 86_400_000_000
@@ -40,14 +40,14 @@ _MONDAY_US = 4 * _DAY_US  # 1970-01-01 was a Thursday
 
 @lru_cache(maxsize=32)
 def klines_schema(timeframe: str) -> "pa.DataFrameSchema":
-    """Return the pandera schema of a stored series (validate eager frames: lazy ones skip the values)."""
+    """Return the pandera schema of a stored series, for eager frames (pandera skips the values of lazy frames)."""
     import pandera.polars as pa
 
     def holds(expression: pl.Expr, name: str) -> pa.Check:
         return pa.Check(lambda data: data.lazyframe.select(expression), name=name, error=name)
 
-    # Checks of the whole frame, not of each column: pandera takes 1 ms for every one, whatever its size.
-    # is_finite also refuses +inf, which gt(0) lets pass.
+    # The checks cover the whole frame instead of each column: pandera takes 1 ms per check, whatever its size.
+    # is_finite also rejects +inf, which gt(0) accepts.
     prices, amounts = (
         pl.col(PRICES),
         pl.col("volume", "quote_volume", "taker_buy_volume", "taker_buy_quote_volume"),
@@ -74,12 +74,12 @@ def klines_schema(timeframe: str) -> "pa.DataFrameSchema":
 
 
 def _on_grid(timeframe: str) -> pl.Expr:
-    """Whether each candle opens where one of its interval may."""
+    """Whether each candle opens at a valid time for its interval."""
     time = pl.col("open_time").to_physical()
     if timeframe == MONTH:
         return (pl.col("open_time").dt.day() == 1) & (time % _DAY_US == 0)
     step = INTERVAL_SECONDS[timeframe] * 1_000_000
-    if timeframe == "3d":  # Binance does not document where this grid begins: the first candle decides
+    if timeframe == "3d":  # Binance does not document the origin of this grid: the first candle defines it
         return (time - time.first()) % step == 0
     return (time - (_MONDAY_US if timeframe == "1w" else 0)) % step == 0
 

@@ -1,4 +1,4 @@
-"""The live record as it is kept for page, API and command line: one small file for each market."""
+"""The live record as stored for the web page, the API and the command line: a small file per market."""
 
 from datetime import date, datetime
 from typing import Literal
@@ -7,24 +7,24 @@ from schemas.handover import Record
 from schemas.identity import Market
 
 Kind = Literal["pooled", "recipe", "series", "version"]
-"""What an entry is about: all champions of a timeframe, those of one recipe, those of one series, or one version."""
+"""Scope of an entry: all champions of a timeframe, the champions of a recipe or of a series, or a single version."""
 
 TOO_FEW = "too few to tell"
 
 
 class LedgerEntry(Record):
-    """What came true of some forecasts, those of one row of the record. None: not known, or nothing to divide by.
+    """Scores of the forecasts in a row of the live record. None: unknown, or the divisor is zero.
 
-    `recipe`: of a version's or recipe's entry, `har/default/3f9a12c0d4e5`; "" where the version was issued before it
-    was kept. `live`: made before the candles closed that they are about; else replays.
+    `recipe`: for entries of a version or recipe, `har/default/3f9a12c0d4e5`; "" if the version was issued before
+    recipes were stored. `live`: forecasts made before their target candles closed; otherwise replays.
 
-    `first`, `last`: UTC days of issue. `days`: how many of them are complete, that is scored to the last step; only
-    these count in `crps_ratio` and its anytime-valid 95 % interval, and only while there are enough of them is there an
-    interval (`verdict`). `rows`: scored steps, of so many `forecasts`; `crps` and `ref_crps` are their means for the
-    model and for the reference (in log-return; None in entries of several coins, whose ratio is of losses in units of
-    the reference's width at the origin). `tail_ratio`: of the pinball losses at 5 and 95 %. `coverage_N`: share of
-    closes within the central band of N %, `ref_coverage_N`: that of the reference. `directional_accuracy`: share of
-    moves whose sign the median had.
+    `first`, `last`: UTC days of issue. `days`: number of complete days, scored to the last step; only complete days
+    count in `crps_ratio` and its anytime-valid 95 % interval, which exists only if there are enough of them
+    (`verdict`). `rows`: scored steps of the `forecasts` forecasts; `crps` and `ref_crps` are the means over these rows
+    for the model and the reference (in log-return; None in entries of several coins, whose ratio is of losses in units
+    of the reference's width at the origin). `tail_ratio`: ratio of the pinball losses at 5 and 95 %. `coverage_N`:
+    share of closes within the central band of N %, `ref_coverage_N`: the same for the reference.
+    `directional_accuracy`: share of moves whose sign the median predicted.
     """
 
     kind: Kind
@@ -56,7 +56,7 @@ class LedgerEntry(Record):
 
     @property
     def verdict(self) -> str:
-        """What the interval says: better or worse than the random walk, no different so far, or too few to tell."""
+        """The verdict from the interval: better or worse than the random walk, no different, or too few to tell."""
         if self.crps_ratio_low is None or self.crps_ratio_high is None:
             return TOO_FEW
         if self.crps_ratio_high < 1:
@@ -65,7 +65,7 @@ class LedgerEntry(Record):
 
 
 class LedgerSummary(Record):
-    """The live record of a market, made from the daily sums of all its series at `made_at` (UTC)."""
+    """The live record of a market, computed from the daily sums of all its series at `made_at` (UTC)."""
 
     market: Market
     made_at: datetime
@@ -73,9 +73,9 @@ class LedgerSummary(Record):
 
 
 class DailyState(Record):
-    """Of which month files a series' daily sums are: `months` maps each to the digests of its forecasts and scores.
+    """The month files from which a series' daily sums were computed.
 
-    `digest`: sha256 of the file with the sums.
+    `months` maps each month to the digests of its forecasts and scores. `digest`: sha256 of the file with the sums.
     """
 
     digest: str

@@ -1,4 +1,4 @@
-"""Presets by name, and presets of one's own: files that change a built-in one.
+"""Built-in presets, and custom presets: files that change a built-in preset.
 
     # best.toml, used as `--preset best.toml`
     about = "found by cpb tune on 2025-06-06"
@@ -10,8 +10,8 @@
     lr = 0.004
     hidden_dim = 24
 
-Whoever builds a `RunSpec` with such a file gets the built-in preset with these options as overrides, so they meet the
-checks and the sentences of options on the command line, and a flow run on another machine does not need the file.
+A `RunSpec` built with such a file holds the built-in preset with these options as overrides, so that they pass the same
+checks as options on the command line, and a flow run on another machine does not need the file.
 """
 
 import tomllib
@@ -35,10 +35,10 @@ PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "seed-gru-tuned": ("gru",),
     "seed-lstm-tuned": ("lstm",),
 }
-"""Which architectures a preset trains unless `architectures` says otherwise."""
+"""The architectures that a preset trains unless `architectures` is set."""
 
 PRESET_SEEDS = {"default": 3}
-"""How many seeds of each member a preset averages, where not 1: it costs little for so small a model."""
+"""Number of averaged seeds per member, if not 1: several seeds cost little for such small models."""
 
 PRESET_ABOUT = {
     "smoke": "tiny models and three short epochs: shows in seconds that everything works",
@@ -50,14 +50,14 @@ PRESET_ABOUT = {
     "seed-gru-tuned": "seed-gru with log_sigma as fifth input",
     "seed-lstm-tuned": "seed-lstm with log_sigma as fifth input and a step schedule",
 }
-"""What each preset is for, in a line."""
+"""A short description of each preset."""
 
 SUFFIX = ".toml"
 _SEED = "seed-"
 
 
 class PresetFile(Spec):
-    """What a preset of one's own says. Options not named are those of `base`."""
+    """Content of a preset file. Options not named are taken from `base`."""
 
     about: str = Field("", description="a line for people")
     base: str = Field("default", description="the built-in preset that it changes")
@@ -67,39 +67,39 @@ class PresetFile(Spec):
 
 
 def own_presets_folder() -> Path:
-    """Return the folder in which a bare `NAME.toml` is looked for after the current one, and which is listed."""
+    """Return the folder of custom presets: listed, and searched for a bare `NAME.toml` after the current folder."""
     return home() / "presets"
 
 
 def is_file(preset: object) -> bool:
-    """Whether a preset is named by a file, not by a built-in name."""
+    """Whether a preset is given as a file instead of a built-in name."""
     return isinstance(preset, str) and preset.endswith(SUFFIX)
 
 
 def profile_sizes(profile: str, preset: str) -> Mapping[str, Any]:
-    """Return the options of the model preset that a hardware profile changes in the seeds' presets; none in others."""
+    """Return the options that a hardware profile changes in the `seed-…` presets; none for other presets."""
     from cpbmodels.arch.options import PROFILE_SIZES
 
     return PROFILE_SIZES.get(profile, {}) if preset.startswith(_SEED) else {}
 
 
 def with_profile_sizes(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's options with the sizes of the profile that was named among the overrides; those given win."""
+    """Return a run's options with the sizes of its profile as overrides; explicit overrides take precedence."""
     sizes = profile_sizes(str(values.get("profile")), str(values.get("preset")))
     return values | {"overrides": {**sizes, **(values.get("overrides") or {})}} if sizes else values
 
 
 def with_preset_file(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's options with a preset file replaced by what it says; options given beside it win.
+    """Return a run's options with a preset file replaced by its content; explicit options take precedence.
 
     Raises:
-        UsageError: there is no such file, or it is not a preset.
+        UsageError: the file does not exist or is not a preset.
     """
     if not is_file(values.get("preset")):
         return values
     own = read_preset(values["preset"])
     overrides = values.get("overrides") or {}
-    if not isinstance(overrides, dict):  # the specification refuses it with its own sentence
+    if not isinstance(overrides, dict):  # validation of the specification reports the wrong type
         return values | {"preset": own.base}
     out = values | {"preset": own.base, "overrides": own.options | overrides}
     if values.get("architectures") is None and own.architectures:
@@ -110,10 +110,10 @@ def with_preset_file(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_preset(name: str) -> PresetFile:
-    """Return what a preset file says; it is looked for as a path, and a bare name also in `HOME/presets`.
+    """Return the content of a preset file, given as a path; a bare name is also searched in `HOME/presets`.
 
     Raises:
-        UsageError: there is no such file, it is not TOML, or it says something else than a preset.
+        UsageError: the file does not exist, is not TOML, or is not a valid preset.
     """
     places = [Path(name), *([own_presets_folder() / name] if Path(name).name == name else [])]
     path = next((place for place in places if place.is_file()), None)

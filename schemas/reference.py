@@ -1,7 +1,7 @@
-"""The record `reference.json` of a model's folder: the random walk it is measured against, and what it promised.
+"""The record `reference.json` in a model's folder: the reference random walk, and the model's test metrics.
 
-Fitted by judging on the training origins alone, so that every later forecast of the model can be stored beside the
-reference's for the same origin, and its live record compared with its test span.
+Judging fits the reference on the training origins only. Each later forecast of the model can then be stored with the
+reference's forecast for the same origin, and the live record can be compared with the test span.
 """
 
 from collections.abc import Mapping
@@ -12,15 +12,15 @@ from schemas.handover import Record
 from schemas.identity import SeriesId
 
 BANDS = (50, 80, 90)
-"""Central bands whose coverage is promised, in per cent."""
+"""Central bands whose coverage is recorded, in per cent."""
 
 
 class Promise(Record):
-    """Figures of a model's test span. `n`: origins, neighbours overlapping.
+    """Metrics of a model on its test span. `n`: number of origins; targets of neighbouring origins overlap.
 
-    `crps_ratio` (model / reference, both mean losses over all steps) with its 95 % interval, `tail_ratio`: of the
+    `crps_ratio`: model / reference, both mean losses over all steps, with its 95 % interval. `tail_ratio`: ratio of the
     pinball losses at 5 and 95 %. `coverage`: share of closes within each band of `BANDS`, over all steps;
-    `coverage_step_1`: at the first step alone, whose targets do not overlap.
+    `coverage_step_1`: at the first step only, whose targets do not overlap.
     """
 
     n: int
@@ -33,7 +33,7 @@ class Promise(Record):
 
     @classmethod
     def of(cls, metrics: Mapping[str, float], coverage_step_1: Mapping[int, float]) -> "Promise":
-        """Return the promise in a member's metrics (`test_…`)."""
+        """Return the promise from a member's metrics (`test_…`)."""
         return cls(
             n=int(metrics["test_n"]),
             crps_ratio=metrics["test_crps_ratio"],
@@ -46,13 +46,13 @@ class Promise(Record):
 
 
 class Reference(Record):
-    """The reference of one model: random walk with EWMA volatility, fitted on the training origins of its series.
+    """The reference of a model: random walk with EWMA volatility, fitted on the training origins of its series.
 
     `table` [H][19]: quantiles 0.05 … 0.95 of the cumulative log-return, in units of EWMA σ at the origin × √step.
-    `decay`: λ of the EWMA. `origins`: how many the table is fitted on; `span`: open times (µs UTC) of the first and
-    the last of them. `deciles`: per column that the model reads, the nine inner deciles over those origins, and
-    `shares` [10], how many of the origins lie in each bin (bin i holds deciles[i - 1] <= x < deciles[i]): a tenth,
-    unless values repeat, as hours do. `promised`: None where the model was never judged.
+    `decay`: λ of the EWMA. `origins`: number of origins the table is fitted on; `span`: open times (µs UTC) of the
+    first and the last origin. `deciles`: per input column of the model, the nine inner deciles over these origins.
+    `shares` [10]: share of the origins in each bin (bin i holds deciles[i - 1] <= x < deciles[i]): 0.1 unless values
+    repeat, as hours do. `promised`: None if the model was never judged.
     """
 
     series: SeriesId

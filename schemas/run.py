@@ -1,5 +1,5 @@
-"""What a run is asked to do. Each option is declared once, here: command line, flow parameters and Prefect's run
-form follow from these classes (`flows/runner.py`), and whoever builds one gets the same sentence for a wrong value.
+"""Options of the commands. Each option is declared once, here: the command line, the flow parameters and Prefect's run
+form are derived from these classes (`flows/runner.py`) and report the same message for an invalid value.
 """
 
 import re
@@ -20,20 +20,20 @@ from schemas.tables import tables_of
 from schemas.universe import EXCHANGE, INTERVAL_SECONDS, parse_coins, parse_timeframes
 
 UNIVERSAL = "-universal"
-"""Suffix of an architecture that learns all series of a timeframe in one model, as in `har-universal`."""
+"""Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
 
 LOCAL, RAY = "local", "ray"
 """Engines: this machine, or a Ray cluster."""
 
 BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
-"""Baselines that a backtest can set beside the models; the last two need the extra `judging`."""
+"""Baselines that a backtest can compare the models with; the last two need the extra `judging`."""
 
 FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
-"""Fields that choose among the pairs of `exchange`; called as in freqtrade's AgeFilter and VolumePairList."""
+"""Fields that filter the pairs of `exchange`; named as in freqtrade's AgeFilter and VolumePairList."""
 
 
 class ScopeSpec(Spec):
-    """Which part of which market a command is about: the options that every command shares."""
+    """The options that all commands share: the market and the part of it to work on."""
 
     months_allowed: ClassVar[bool] = False
 
@@ -74,7 +74,7 @@ class ScopeSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _source_is_a_market(cls, values: Any) -> Any:
-        """The simulator, and tables of one's own, are markets: a source implies its market, and sim its source."""
+        """The simulator and custom tables are markets: a source implies its market, and the market sim its source."""
         if not isinstance(values, dict):
             return values
         source, market = values.get("source"), values.get("market")
@@ -100,7 +100,7 @@ class ScopeSpec(Spec):
 
     @classmethod
     def _of_tables(cls, values: dict[str, Any]) -> dict[str, str]:
-        """`all` coins, and timeframes left at their default, are those that the tables hold."""
+        """`all` coins and the default timeframes mean all coins and timeframes in the tables."""
         held, fields = tables_of(values["source"]), cls.model_fields
         timeframes = values.get("timeframes", fields["timeframes"].default)
         if timeframes == fields["timeframes"].default:
@@ -116,29 +116,29 @@ class ScopeSpec(Spec):
 
     @property
     def whole_exchange(self) -> bool:
-        """Whether the coins are those of the source's listing that the filters leave."""
+        """Whether the coins are the pairs of the source's listing that pass the filters."""
         return self.coins.strip().lower() == EXCHANGE
 
     @property
     def every_pair(self) -> bool:
-        """Whether the source's listing says which the symbols are; the scope's are empty until it is asked."""
+        """Whether the symbols come from the source's listing; `scope.symbols` is empty until the listing is read."""
         return self.whole_exchange
 
     @property
     def intervals(self) -> list[str]:
-        """The timeframes, each once."""
+        """The timeframes without duplicates."""
         return parse_timeframes(self.timeframes, self.months_allowed)
 
     @property
     def pairs(self) -> tuple[str, ...] | None:
-        """The symbols that the source's listing gave for `exchange`; None where it was not asked."""
+        """The symbols from the source's listing for `exchange`; None if the listing was not read."""
         return self._pairs
 
     def with_pairs(self, symbols: Iterable[str]) -> Self:
-        """Return the same specification with the symbols that the source's listing gave."""
+        """Return a copy of the specification with the symbols from the source's listing."""
         found = self.model_copy()
         found._pairs = tuple(symbols)
-        found.__dict__.pop("scope", None)  # resolved anew
+        found.__dict__.pop("scope", None)  # resolved again on next use
         return found
 
     @model_validator(mode="after")
@@ -153,7 +153,7 @@ class ScopeSpec(Spec):
 
     @model_validator(mode="after")
     def _mirror(self) -> Self:
-        """A source that looks like a URL must be one; the sentences leave it out, since it may hold a password."""
+        """A source that contains :// must be a valid URL; messages omit the URL, which may hold a password."""
         if not self.source or "://" not in self.source:
             return self
         problem = ""
@@ -165,7 +165,7 @@ class ScopeSpec(Spec):
                 problem = "the URL names no host"
             elif url.port == 0:
                 problem = "no server has port 0"
-        except ValueError:  # it would show the password where that is taken for the port
+        except ValueError:  # its text can show the password if that is parsed as the port
             problem = "the URL's host or port cannot be read"
         if problem:
             raise UsageError(
@@ -191,7 +191,7 @@ class ScopeSpec(Spec):
                              code="range", field="as_of")  # fmt: skip
         now = datetime.now(UTC)
         for name, instant in (("as_of", end), ("since", start)):
-            # a day: as_of may be today's end, or a clock be slow
+            # a tolerance of a day: as_of may be the end of today, or the clock may be slow
             if instant and instant - now > timedelta(days=1):
                 raise UsageError(
                     f"{name} {getattr(self, name)} lies ahead of this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
@@ -202,7 +202,7 @@ class ScopeSpec(Spec):
 
     @cached_property
     def scope(self) -> Scope:
-        """The same options resolved: symbols, instants, the home of this machine."""
+        """The resolved options: symbols, instants, the home of this machine."""
         made = Scope.of(
             "all" if self.every_pair else self.coins,
             ",".join(self.intervals),
@@ -212,11 +212,11 @@ class ScopeSpec(Spec):
 
 
 CHAMPIONS = "champions"
-"""Value of `coins` and `timeframes` of a forecast: those that have a champion."""
+"""Value of `coins` and `timeframes` of a forecast that selects all series with a champion."""
 
 
 class ForecastSpec(ScopeSpec):
-    """What `cpb forecast` is asked to do."""
+    """Options of `cpb forecast`."""
 
     coins: str = Field(
         CHAMPIONS,
@@ -232,23 +232,23 @@ class ForecastSpec(ScopeSpec):
 
     @property
     def every_champion(self) -> bool:
-        """Whether the registry says which the coins are."""
+        """Whether the coins come from the registry."""
         return self.coins.strip().lower() == CHAMPIONS
 
     @property
     def every_pair(self) -> bool:
-        """Whether listing or registry say which the symbols are; the scope's are empty until they are asked."""
+        """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
         return self.whole_exchange or self.every_champion
 
     @property
     def intervals(self) -> list[str]:
-        """The timeframes, each once: where the registry says which they are, all that a model can be of."""
+        """The timeframes without duplicates; for `champions`, every timeframe that a model can have."""
         asked = self.timeframes.strip().lower()
         return list(INTERVAL_SECONDS) if asked == CHAMPIONS else super().intervals
 
 
 class IngestSpec(ScopeSpec):
-    """What `cpb ingest` is asked: it also stores candles of a calendar month, which no model learns from."""
+    """Options of `cpb ingest`, which also stores candles of a calendar month; no model learns from those candles."""
 
     months_allowed: ClassVar[bool] = True
 
@@ -260,15 +260,15 @@ class IngestSpec(ScopeSpec):
 
     @property
     def every_pair(self) -> bool:
-        """Whether the source's listing says which the symbols are: those of `exchange`, or all."""
+        """Whether the symbols come from the source's listing: for `exchange` and `all-usdt`."""
         return self.whole_exchange or self.coins.strip().lower() == "all-usdt"
 
 
 class RunSpec(ScopeSpec):
-    """One training run, from candles to forecasts.
+    """Options of a training run, from candles to forecasts.
 
-    `overrides`: fields of the model preset, such as `batch_size`. `seeds`: copies of each member, from `seed` on,
-    that are averaged.
+    `overrides`: fields of the model preset, such as `batch_size`. `seeds`: number of averaged copies of each member,
+    with seeds from `seed` on.
     """
 
     architectures: str | None = Field(
@@ -316,7 +316,7 @@ class RunSpec(ScopeSpec):
     @model_validator(mode="before")
     @classmethod
     def _preset_file(cls, values: Any) -> Any:
-        """A preset of one's own becomes the built-in one that it changes, and overrides; so do a profile's sizes."""
+        """Replace a custom preset by its built-in base and overrides; add the profile's sizes to the overrides."""
         return with_profile_sizes(with_preset_file(values)) if isinstance(values, dict) else values
 
     @field_validator("device")
@@ -345,7 +345,7 @@ class RunSpec(ScopeSpec):
             raise UsageError(f"preset {self.preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}, "
                              "or give a file that ends in .toml",
                              code="preset", field="preset")  # fmt: skip
-        import cpbmodels  # reads its registry; costs a second where torch is not loaded yet
+        import cpbmodels  # for its registry of architectures; takes a second if torch is not imported yet
 
         known = cpbmodels.architectures()
         unknown = [name for name in self.names if base_of(name) not in known]
@@ -364,19 +364,19 @@ class RunSpec(ScopeSpec):
                     str(error), code="preset", field="overrides" if self.overrides else "preset"
                 ) from None
             ignored.append(cpbmodels.without_effect(options, base_of(name), self.overrides))
-        if all(ignored):  # an option that one of several architectures reads has its effect there
+        if all(ignored):  # an option has an effect if any of the architectures reads it
             raise UsageError(ignored[0][0], code="without-effect", field="overrides")
         return self
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The architectures to train, each once."""
+        """The architectures to train, without duplicates."""
         if self.architectures is None:
             return PRESET_ARCHITECTURES[self.preset]
         return _listed(self.architectures)
 
     def copies(self, architecture: str) -> int:
-        """Return how many copies of a member are averaged; a closed form would give the same one each time."""
+        """Return how many copies of a member are averaged; 1 for a closed form, whose result has no randomness."""
         import cpbmodels
 
         if cpbmodels.architecture(base_of(architecture)).closed_form:
@@ -392,11 +392,11 @@ _NOT_IN_BACKTESTS = {
     "prune": "a backtest leaves no runs behind",
     "weekly_challengers": "a backtest judges all architectures alike",
 }
-"""Options of a run that a backtest refuses, and why."""
+"""Options of a run that a backtest rejects, and the reasons."""
 
 
 class BacktestSpec(RunSpec):
-    """What `cpb backtest` is asked besides."""
+    """Options of `cpb backtest` in addition to those of a run."""
 
     timeframes: str = Field("1h", description="Binance intervals, as in 15m,1h")
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
@@ -437,12 +437,12 @@ class BacktestSpec(RunSpec):
 
     @property
     def baseline_names(self) -> tuple[str, ...]:
-        """The baselines to judge, each once."""
+        """The baselines to judge, without duplicates."""
         return _listed(self.baselines)
 
 
 class BoardSpec(Spec):
-    """Which rows `cpb leaderboard` shows: those of one run, or what stands now, of these markets and series."""
+    """Options of `cpb leaderboard`: the rows of a single run, or the newest of each model, by market and series."""
 
     run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
     market: Market | None = Field(
@@ -475,10 +475,10 @@ class BoardSpec(Spec):
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    """Return the names in a comma-separated text, each once, in order."""
+    """Return the names in a comma-separated text, without duplicates, in order."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
 def base_of(architecture: str) -> str:
-    """Return the architecture's name in `cpbmodels`: without `-universal`."""
+    """Return the architecture's name in `cpbmodels`, without `-universal`."""
     return architecture.removesuffix(UNIVERSAL)

@@ -1,4 +1,4 @@
-"""A command's part of the market, resolved: symbols, timeframes, instants, and the home of this machine."""
+"""The resolved scope of a command: symbols, timeframes, instants, and the home of this machine."""
 
 import os
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def parse_instant(text: str, option: str) -> datetime:
     """Return a UTC time from `2024-01`, `2024-01-31`, `2024-01-31T12:30` or with seconds.
 
     Raises:
-        UsageError: naming `option`, when the text is none of these, or before the year 1000.
+        UsageError: the text has none of these forms, or is before the year 1000; names `option`.
     """
     for form in ("%Y-%m", "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
         try:
@@ -36,17 +36,17 @@ def parse_instant(text: str, option: str) -> datetime:
 
 
 def implied_market(source: str | None) -> Market | None:
-    """Return the market that a source belongs to by its kind; None where it can be any of Binance's."""
+    """Return the market implied by the kind of source; None if it can be any Binance market."""
     return SIM if source == SIM else OWN if is_table(source) else None
 
 
 class Scope(BaseModel):
-    """Symbols, timeframes and time range of one command.
+    """Symbols, timeframes and time range of a command.
 
     `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
-    with `open_time`; `as_of` with the candle's end: no candle that closes after it is seen. `home` is `CPB_HOME`; what
-    belongs to one market alone (manifest, fleets, packages) lies in `root`. `chosen`: the series, where they are not
-    every symbol at every timeframe.
+    with `open_time`; `as_of` with the candle's end: candles that close after it are ignored. `home` is `CPB_HOME`;
+    `root` holds the files of a single market (manifest, fleets, packages). `chosen`: the series, if they are not every
+    symbol at every timeframe.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -71,9 +71,9 @@ class Scope(BaseModel):
         as_of: str | None = None,
         months: bool = False,
     ) -> "Scope":
-        """Resolve texts as they are typed; raises `UsageError` naming the option at fault.
+        """Resolve the texts of command-line options; raises `UsageError` naming the option at fault.
 
-        `months` allows candles of a calendar month, which can be stored but not learned from.
+        `months` allows candles of a calendar month, which can be stored but not used for training.
         """
         implied = implied_market(source)
         if implied == OWN and source:
@@ -90,7 +90,7 @@ class Scope(BaseModel):
 
     @property
     def series(self) -> list[SeriesId]:
-        """Every series of the scope, symbol by symbol; a new list each time: make a set of it to look series up."""
+        """Every series of the scope, by symbol; a new list on each access: build a set from it for lookups."""
         if self.chosen is not None:
             return list(self.chosen)
         return [
@@ -100,7 +100,7 @@ class Scope(BaseModel):
         ]
 
     def narrowed(self, series: Sequence[SeriesId]) -> "Scope":
-        """Return the scope of exactly these series of its market."""
+        """Return the scope restricted to exactly these series of its market."""
         return self.model_copy(
             update={
                 "chosen": tuple(series),

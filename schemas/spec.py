@@ -1,4 +1,4 @@
-"""What all sets of options have in common: whoever builds one gets one sentence for a wrong value."""
+"""Base class of all option sets: an invalid value raises an error with a single sentence."""
 
 from typing import Any, Self, get_args
 
@@ -8,11 +8,11 @@ from pydantic_core import ErrorDetails
 from schemas.errors import UsageError
 
 _WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-"""What a value was to be, by the start of pydantic's kind of error: `int_parsing`, `int_from_float`, .."""
+"""Expected kind of value, by the prefix of pydantic's error type: `int_parsing`, `int_from_float`, .."""
 
 
 class Spec(BaseModel):
-    """A set of options. Wrong ones raise `UsageError`, whose sentence names the option and what to write instead."""
+    """A set of options. Invalid values raise `UsageError`, which names the option and a valid value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,7 +32,7 @@ class Spec(BaseModel):
 
 
 def _refuse_booleans(spec: type[BaseModel], values: Any) -> None:
-    """Raise `UsageError` for true or false where a number belongs: Python takes them for 1 and 0."""
+    """Raise `UsageError` for a boolean in a numeric field: Python treats booleans as 1 and 0."""
     for name, field in spec.model_fields.items() if isinstance(values, dict) else ():
         kinds = set(get_args(field.annotation) or (field.annotation,))
         if isinstance(values.get(name), bool) and bool not in kinds and kinds & {int, float}:
@@ -41,7 +41,7 @@ def _refuse_booleans(spec: type[BaseModel], values: Any) -> None:
 
 
 def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
-    """Return what pydantic found wrong as one sentence."""
+    """Return a pydantic error as a single sentence."""
     given, limits = error["input"], error.get("ctx", {})
     kind = error["type"]
     if kind == "extra_forbidden":

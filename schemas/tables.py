@@ -1,8 +1,7 @@
 """Tables of candles as a source: `--source candles.csv`, or a folder of `SYMBOL-INTERVAL.csv` (parquet, feather).
 
-Which series a table holds is told by its columns `symbol` and `timeframe`, else by its file's name; the timeframe
-else by the distance of its candles. The candles themselves are read by `cpbmodels.data.candles`, as the library reads a
-frame.
+The series of a table is given by its columns `symbol` and `timeframe`, otherwise by its file name; as a last resort the
+timeframe is the interval between candles. `cpbmodels.data.candles` reads the candles, as it does for the library.
 """
 
 import re
@@ -17,18 +16,18 @@ from schemas.errors import UsageError
 from schemas.universe import INTERVAL_SECONDS, SYMBOL, symbol_of
 
 if TYPE_CHECKING:
-    import polars as pl  # loaded where a table is read: most commands read none
+    import polars as pl  # imported when a table is read: most commands read no table
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
 SYMBOL_NAMES, TIMEFRAME_NAMES = ("symbol", "pair"), ("timeframe", "interval")
-"""Columns that may name the series of a row, the first that is there."""
+"""Columns that may name the series of a row; the first existing column is used."""
 
 _NAMED = re.compile(rf"(?P<symbol>.+?)[-_ ](?P<timeframe>{'|'.join(INTERVAL_SECONDS)})")
 _HELP = "as in BTCUSDT-1h.csv, or add a column symbol"
 
 
 def is_table(source: str | None) -> bool:
-    """Whether a source is a table's file, or a folder of tables and no mirror of Binance Vision."""
+    """Whether a source is a table file or a folder of tables, and not a mirror of Binance Vision."""
     if not source or "://" in source:
         return False
     path = Path(source)
@@ -38,10 +37,10 @@ def is_table(source: str | None) -> bool:
 
 
 def tables_of(source: str) -> "Tables":
-    """Return the tables of a file or folder; they are read once for as long as the files stay the same.
+    """Return the tables of a file or folder, cached while the files are unchanged.
 
     Raises:
-        UsageError: naming the file and what to do: it is not there, cannot be read, or names no series.
+        UsageError: a file does not exist, cannot be read, or names no series; says what to do.
     """
     path = Path(source)
     files = _files(path) if path.is_dir() else [path]
@@ -53,26 +52,26 @@ def tables_of(source: str) -> "Tables":
 
 @dataclass(frozen=True)
 class Table:
-    """The candles of one series in one file. `label`: what messages call it."""
+    """The candles of a series in a file. `label`: its name in messages."""
 
     path: Path
     label: str
     symbol: str
     timeframe: str | None
-    # its rows, where the file holds several series
+    # the rows of this series if the file holds several series
     part: "pl.DataFrame | None" = field(default=None, repr=False)
 
     @cached_property
     def frame(self) -> "pl.DataFrame":
-        """All its columns as they stand in the file, times in UTC."""
+        """All columns as in the file, times in UTC."""
         return self.part if self.part is not None else read_file(self.path)
 
     @cached_property
     def read(self) -> "tuple[pl.DataFrame, str]":
-        """The checked candles that have closed, and their timeframe; see `cpbmodels.data.candles.read_candles`.
+        """The validated, closed candles and their timeframe; see `cpbmodels.data.candles.read_candles`.
 
         Raises:
-            UsageError: the sentence names the file, the row and what to do.
+            UsageError: names the file, the row and what to do.
         """
         from cpbmodels.data.candles import read_candles
 
@@ -89,32 +88,32 @@ class Table:
 
     @property
     def unclosed(self) -> int:
-        """How many candles at its end close after now and are left out."""
+        """Number of candles at the end that have not closed yet and are ignored."""
         return self.frame.height - self.read[0].height
 
 
 @dataclass(frozen=True)
 class Tables:
-    """What a source holds, by symbol and timeframe."""
+    """The tables of a source by symbol and timeframe."""
 
     path: Path
     series: Mapping[tuple[str, str], Table]
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Its symbols, in order."""
+        """The symbols, in order."""
         return tuple(dict.fromkeys(symbol for symbol, _ in self.series))
 
     @property
     def timeframes(self) -> tuple[str, ...]:
-        """Its timeframes, the shortest first."""
+        """The timeframes, shortest first."""
         return tuple(sorted({timeframe for _, timeframe in self.series}, key=list(INTERVAL_SECONDS).index))
 
     def coins(self, text: str) -> str:
-        """Return the symbols that a `--coins` text means here: `BTC` is BTCUSDT unless a table is called BTC.
+        """Return the symbols that a `--coins` text selects: `BTC` is BTCUSDT unless a table is named BTC.
 
         Raises:
-            UsageError: one that is in no table.
+            UsageError: a symbol is in no table.
         """
         if text.strip().lower() == "all":
             return ",".join(self.symbols)
@@ -132,10 +131,10 @@ class Tables:
 
 
 def read_file(path: Path) -> "pl.DataFrame":
-    """Return a file's table; times without a zone are taken as UTC, as everywhere in cpb.
+    """Return a file's table; times without a zone are interpreted as UTC, as everywhere in cpb.
 
     Raises:
-        UsageError: it is no table of its kind.
+        UsageError: the file is not a valid table of its format.
     """
     from cpbmodels.data.candles import TIME_NAMES
 
@@ -144,7 +143,7 @@ def read_file(path: Path) -> "pl.DataFrame":
 
 
 def _read(path: Path, header: bool = False) -> "pl.DataFrame":
-    """A file's table as it stands there, or no row of it; errors as of `read_file`."""
+    """Return a file's table unchanged, without rows if `header`; errors as in `read_file`."""
     import polars as pl
 
     rows = 0 if header else None
@@ -195,14 +194,14 @@ def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...]) -> Tables:
 
 
 def _tables_in(file: Path) -> list[Table]:
-    """The tables of a file: its columns tell the series, and its name what they do not."""
+    """Return the tables of a file; the series is taken from the columns, missing parts from the file name."""
     symbol, timeframe = _told_by_name(file)
     header = _read(file, header=True)
     columns = [name for names in (SYMBOL_NAMES, TIMEFRAME_NAMES) if (name := _column(header, names))]
     if not columns:
         if not symbol:
             raise _wrong(file, f"names no symbol: call it SYMBOL-INTERVAL, {_HELP}")
-        return [Table(file, str(file), _symbol(symbol, file), timeframe)]  # read when it is needed
+        return [Table(file, str(file), _symbol(symbol, file), timeframe)]  # read on first use
     frame = read_file(file)
     if empty := [name for name in columns if frame[name].null_count()]:
         raise _wrong(file, f"has rows without a {empty[0]}: fill it in or remove them")
@@ -216,7 +215,7 @@ def _tables_in(file: Path) -> list[Table]:
 
 
 def _told_by_name(file: Path) -> tuple[str, str | None]:
-    """The symbol and the timeframe that a file's name tells: `candles` tells no symbol, as no capitals are in it."""
+    """Return symbol and timeframe from a file's name; `candles` gives no symbol, as it is not upper case."""
     stem = _stem(file)
     named = _NAMED.fullmatch(stem)
     if named:
@@ -225,7 +224,7 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
 
 
 def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
-    """Refuse a file whose one series is not the one that its name tells; a name in small letters may be any word."""
+    """Reject a file whose only series contradicts its name; a lower-case name may be any word and is ignored."""
     told: dict[str, tuple[set[str | None], str | None]] = {
         "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
         "timeframe": ({table.timeframe for table in tables}, timeframe),
@@ -239,7 +238,7 @@ def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Tab
 
 
 def _part(file: Path, key: dict[str, object], named: tuple[str, str | None], rows: "pl.DataFrame") -> Table:
-    """One series of a file whose columns tell it; `named` is what its name tells."""
+    """Return a series of a file by its columns; `named`: symbol and timeframe from the file name."""
     by_kind = {name.lower(): str(value) for name, value in key.items()}
     symbol = next((by_kind[n] for n in SYMBOL_NAMES if n in by_kind), named[0] or _stem(file))
     timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), named[1])

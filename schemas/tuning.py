@@ -1,4 +1,4 @@
-"""What `cpb tune` is asked, and the space that it searches."""
+"""Options of `cpb tune`, and its search space."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from low to high, both included: whole ones, or real ones spread evenly or by their logarithm."""
+    """Numbers from low to high, both included: integers, or reals on a linear or logarithmic scale."""
 
     low: float
     high: float
@@ -25,13 +25,13 @@ class Range:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        """Its ends, for the check whether they are allowed."""
+        """Both ends, which are checked for validity."""
         return (int(self.low), int(self.high)) if self.whole else (self.low, self.high)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One of some values."""
+    """A choice among values."""
 
     values: tuple[Any, ...]
 
@@ -47,14 +47,14 @@ DEFAULT_SPACE: Space = {
     "schedule": Choice(("cosine", "constant")),
     "location_shrink": Range(0, 1),
 }
-"""Options that leave the loss as it is, so that losses of unfinished trials can be compared; all rows of one fleet."""
+"""Options that do not change the loss, so that unfinished trials can be compared and all trained in a single fleet."""
 
 CHANGES_LOSS = ("head", "loss", "candle_weight", "flat_band", "target_clip", "horizon")
-"""Options that change what the loss means."""
+"""Options that change the definition of the loss."""
 
 
 class TuneSpec(RunSpec):
-    """What `cpb tune` is asked. `overrides` hold for all trials; an option given there is not searched."""
+    """Options of `cpb tune`. `overrides` apply to all trials; an option given there is not searched."""
 
     coins: str = Field("BTC,ETH,BNB,XRP,SOL", description="BTC,ETH or all; a coin without a quote means USDT")
     timeframes: str = Field("1h", description="Binance intervals, as in 1h")
@@ -101,7 +101,7 @@ class TuneSpec(RunSpec):
         return self
 
     def _check_space(self) -> None:
-        """Both ends of every range, and every choice, must be options that a training accepts: the same sentences."""
+        """Check that training accepts both ends of every range and every choice; errors are the same as in training."""
         import cpbmodels
 
         for name, values in self.space.items():
@@ -121,7 +121,7 @@ class TuneSpec(RunSpec):
 
     @property
     def space(self) -> Space:
-        """What is searched: the options named in `search`, else the default space without what has no effect."""
+        """The search space: the options in `search`, otherwise the default space minus options without effect."""
         import cpbmodels
         from cpbmodels.arch.options import ALIASES
 
@@ -140,7 +140,7 @@ class TuneSpec(RunSpec):
 
     @property
     def budget_s(self) -> float | None:
-        """The budget in seconds; None: no limit."""
+        """The budget in seconds; None for no limit."""
         if self.budget is None:
             return None
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.budget.strip())
@@ -152,10 +152,10 @@ class TuneSpec(RunSpec):
 
 
 def parse_range(text: str) -> tuple[str, Range | Choice]:
-    """Return an option's name and what is searched: `lr=1e-4..1e-2:log`, `hidden_dim=16|32`.
+    """Return an option's name and its range or choice: `lr=1e-4..1e-2:log`, `hidden_dim=16|32`.
 
     Raises:
-        UsageError: the text is neither.
+        UsageError: the text is neither a range nor a choice.
     """
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
@@ -196,7 +196,7 @@ def _value(text: str) -> Any:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One finished trial. state: complete, pruned or failed. losses: (epoch, loss) as the pruner saw them."""
+    """A finished trial. `state`: complete, pruned or failed. `losses`: (epoch, loss) as reported to the pruner."""
 
     number: int
     params: Mapping[str, Any]

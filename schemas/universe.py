@@ -1,4 +1,4 @@
-"""Names of the market: coins, symbols and Binance's kline intervals."""
+"""Coins, symbols and Binance's kline intervals."""
 
 import re
 from collections.abc import Collection, Iterable
@@ -14,19 +14,19 @@ COINS = (
 """The default universe, each against USDT."""
 
 EXCHANGE = "exchange"
-"""Value of `--coins` for every pair that a source lists against USDT, as `ScopeSpec` filters them."""
+"""Value of `--coins` for all pairs against USDT in a source's listing, filtered by `ScopeSpec`."""
 
 MONTH = "1mo"
-"""Binance's calendar month: the one interval whose candles differ in length."""
+"""Binance's calendar month, the only interval whose candles differ in length."""
 
 MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot", "own": "own"}
-"""Markets and their folders under `data/` in Binance Vision's layout, in which simulator and tables are read too."""
+"""Markets and their folders under `data/` in Binance Vision's layout, also used for the simulator and tables."""
 
 _MAX_NAMED, _MAX_LISTED = 3, 12
 _QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
 SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
-"""What a symbol of Binance looks like, and hence a folder of the store. Some coins have Chinese names."""
+"""Pattern of Binance symbols, and therefore of folders in the store. Some coins have Chinese names."""
 
 _LEVERAGED = {
     *(f"{coin}{side}" for side in ("UP", "DOWN") for coin in (
@@ -35,7 +35,7 @@ _LEVERAGED = {
     )),
     *(f"{coin}{side}" for side in ("BULL", "BEAR") for coin in ("", "BNB", "EOS", "ETH", "XRP")),
 }  # fmt: skip
-"""Leveraged tokens that Binance had (BULL and BEAR until 2020, UP and DOWN until 2024; there are no new ones).
+"""Leveraged tokens that Binance listed (BULL and BEAR until 2020, UP and DOWN until 2024; no longer offered).
 
 A closed list, not a pattern: JUP and SYRUP are coins.
 """
@@ -44,13 +44,13 @@ _STABLE = {
     "AEUR", "AUD", "BFUSD", "BKRW", "BUSD", "DAI", "EUR", "EURI", "FDUSD", "GBP", "PAX", "PYUSD", "RLUSD", "SUSD",
     "TUSD", "USD1", "USDC", "USDD", "USDE", "USDP", "USDS", "USDSB", "UST", "XUSD",
 }  # fmt: skip
-"""Currencies, and coins that are held at the price of one: against USDT their candles hold no market."""
+"""Currencies, and coins pegged to a currency: their pairs against USDT are not coin markets."""
 
 PairKind = Literal["coin", "leveraged", "stablecoin", "other quote"]
 
 
 def pair_kind(symbol: str, quote: str = "USDT") -> PairKind:
-    """Return what a listed symbol is: only pairs of the kind `coin` belong to the scope `exchange`."""
+    """Return the kind of a listed symbol; only pairs of the kind `coin` belong to the scope `exchange`."""
     base = symbol.removesuffix(quote)
     if not base or base == symbol:
         return "other quote"
@@ -58,10 +58,10 @@ def pair_kind(symbol: str, quote: str = "USDT") -> PairKind:
 
 
 def symbol_of(coin: str, quoted: bool = False) -> str:
-    """Return the Binance symbol of a coin; one without a quote currency means USDT.
+    """Return the Binance symbol of a coin; the default quote currency is USDT.
 
-    `BTC` -> `BTCUSDT`, `ethbtc` -> `ETHBTC`, `BTCUSD_PERP` stays. `quoted`: every name is a whole symbol, as in a
-    table of one's own.
+    `BTC` -> `BTCUSDT`, `ethbtc` -> `ETHBTC`, `BTCUSD_PERP` is unchanged. `quoted`: every name is a complete symbol, as
+    in custom tables.
 
     Raises:
         UsageError: the text cannot be a symbol.
@@ -78,13 +78,13 @@ def symbol_of(coin: str, quoted: bool = False) -> str:
 
 
 def check_known(symbols: Iterable[str] | None, known: Collection[str], place: str) -> None:
-    """Refuse a misspelt coin: one that is neither among those `known` nor in the default universe.
+    """Reject misspelt coins, which are neither in `known` nor in the default universe.
 
     Args:
-        place: where the known ones are, at the beginning of the sentence: `the MLflow store`.
+        place: where the known symbols are, to start the message with: `the MLflow store`.
 
     Raises:
-        UsageError: naming the coins, and some of those that there are.
+        UsageError: names the unknown coins and some of the known symbols.
     """
     universe = {symbol_of(coin) for coin in COINS}
     if unknown := sorted(one for one in symbols or () if one not in known and one not in universe):
@@ -98,16 +98,16 @@ def check_known(symbols: Iterable[str] | None, known: Collection[str], place: st
 
 
 def coins_label(symbols: Iterable[str]) -> str:
-    """Return up to three coins by name, from four on their number: `BTC`, `BTC, ETH`, `20 coins`.
+    """Return the names of up to three coins, or the number of more coins: `BTC`, `BTC, ETH`, `20 coins`.
 
-    The quote currency is left out where it is USDT.
+    The quote currency USDT is omitted.
     """
     names = [name.removesuffix("USDT") or name for name in dict.fromkeys(symbols)]
     return ", ".join(names) if len(names) <= _MAX_NAMED else f"{len(names)} coins"
 
 
 def parse_coins(text: str, quoted: bool = False) -> list[str]:
-    """Return the symbols of a `--coins` value: `all`, or names separated by commas; order kept, unique.
+    """Return the symbols of a `--coins` value, `all` or comma-separated names, in order and without duplicates.
 
     `quoted`: see `symbol_of`.
     """
@@ -122,9 +122,9 @@ def parse_coins(text: str, quoted: bool = False) -> list[str]:
 
 
 def parse_timeframes(text: str, months: bool = False) -> list[str]:
-    """Return the intervals of a `--timeframes` value, order kept, unique.
+    """Return the intervals of a `--timeframes` value, in order and without duplicates.
 
-    `months` also lets the calendar month pass: it can be stored, but models need candles of one length.
+    `months` also accepts the calendar month: it can be stored, but models need candles of equal length.
     """
     names = [part.strip() for part in text.split(",") if part.strip()]
     if MONTH in names and not months:

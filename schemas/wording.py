@@ -1,4 +1,4 @@
-"""Phrases that many messages share."""
+"""Phrases shared by many messages."""
 
 
 def count(number: int, noun: str) -> str:
@@ -8,12 +8,12 @@ def count(number: int, noun: str) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """Return how the packages of an extra are installed: from the clone, since no package index has this project."""
+    """Return the command that installs an extra, from the clone because the project is on no package index."""
     return f"`pip install -e '.[{extra}]'` in the project's folder"
 
 
 def p_value(p: float | None) -> str:
-    """Return a p-value as `.553`, or `<.001`: never as zero."""
+    """Return a p-value as `.553` or `<.001`, never as zero."""
     if p is None or p != p:
         return "-"
     return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

@@ -1,1 +1,1 @@
-"""The page and the JSON API over stored forecasts."""
+"""The web page and the JSON API for stored forecasts."""

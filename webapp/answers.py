@@ -1,4 +1,4 @@
-"""What the API answers: typed, so that `/openapi.json` describes it. Times UTC, prices in the quote currency."""
+"""Responses of the API, typed so that `/openapi.json` describes them. Times UTC, prices in the quote currency."""
 
 from datetime import datetime
 from typing import Any, Literal
@@ -14,7 +14,7 @@ from tasks.tracking.run_list import FlowRunInfo
 
 
 class OfMarket(BaseModel):
-    """What is of one market."""
+    """Fields of a response about a market."""
 
     market: Market
 
@@ -26,17 +26,17 @@ class OfMarket(BaseModel):
 
 
 class OfSeries(OfMarket):
-    """What every answer about one series begins with."""
+    """First fields of every response about a series."""
 
     symbol: str
     timeframe: str
 
 
 class Health(BaseModel):
-    """The service answers; how much it has to show, and what of it is too old.
+    """State of the service: the number of series with a forecast, and stale data.
 
-    `stale`: real candles or forecasts more than two intervals behind what Binance has published, one sentence
-    each. `empty`: nothing is stored yet. Simulated series count only where there are no others.
+    `stale`: real candles or forecasts more than two intervals behind Binance's published data, a sentence each.
+    `empty`: nothing is stored yet. Simulated series only count if there are no others.
     """
 
     status: Literal["ok", "stale", "empty"]
@@ -46,7 +46,7 @@ class Health(BaseModel):
 
 
 class SeriesInfo(OfSeries):
-    """One series in the store; `issued_at` is null where it has candles only."""
+    """A series in the store; `issued_at` is null if it only has candles."""
 
     issued_at: datetime | None
     model_version: str | None
@@ -57,7 +57,7 @@ class SeriesList(RootModel[list[SeriesInfo]]):
 
 
 class _Step(BaseModel):
-    """One step ahead: quantiles of the close, and the median candle (its close is `q50`)."""
+    """A step ahead: quantiles of the close, and the median candle (its close is `q50`)."""
 
     step: int
     target_time: datetime
@@ -77,7 +77,7 @@ class Forecast(OfSeries):
 
 
 class Candle(BaseModel):
-    """One closed candle; `close_time` is its end, one interval after `open_time`."""
+    """A closed candle; `close_time` is its end, an interval after `open_time`."""
 
     open_time: datetime
     close_time: datetime
@@ -97,7 +97,7 @@ class Candles(OfSeries):
 class ChampionInfo(OfSeries):
     """The model that serves a series, with its finding on the test span.
 
-    `reason`: why it became champion. `decision`: the newest one on its series, null where it was made champion in
+    `reason`: why it became champion. `decision`: the newest decision on its series, null if it was made champion in
     MLflow. `selected_on`: test rows that its recipe was chosen on, so that its finding is no result; null for none.
     """
 
@@ -123,7 +123,7 @@ class Leaderboard(BaseModel):
 
 
 class LedgerSummary(BaseModel):
-    """Hit rates of the champions of a series, since the first scored day; null where nothing is scored."""
+    """Hit rates of the champions of a series, since the first scored day; null if nothing is scored."""
 
     scored: int
     forecasts: int
@@ -135,24 +135,24 @@ class LedgerSummary(BaseModel):
 
 
 class RecordEntry(LedgerEntry):
-    """A row of the live record; what the figures are is said at `schemas.ledger.LedgerEntry`.
+    """A row of the live record; `schemas.ledger.LedgerEntry` describes its figures.
 
     `kind`: `series` (all champions of the series), `version` (one of the newest versions) or `pooled` (all champions of
-    the timeframe). A ratio below 1 is better than the random walk; its interval holds at any time that one looks, and
-    is null, with the verdict "too few to tell", while there are too few complete days.
+    the timeframe). A ratio below 1 is better than the random walk; its interval is valid at any time, and is null, with
+    the verdict "too few to tell", while there are too few complete days.
     """
 
     @computed_field(description="what the interval says, in words")  # type: ignore[prop-decorator]
     @property
     def verdict(self) -> str:
-        """What the interval says."""
+        """The verdict from the interval."""
         return super().verdict
 
 
 class LedgerRow(BaseModel):
-    """One scored forecast row; `crps` is of the log-return since `last_close`, `ref_crps` the random walk's.
+    """A scored forecast row; `crps` is of the log-return since `last_close`, `ref_crps` the random walk's.
 
-    `live`: written before the candle it is about had closed. A replay (`--as-of` in the past) is not.
+    `live`: stored before its target candle closed. A replay (`--as-of` in the past) is not.
     """
 
     model_version: str
@@ -180,10 +180,10 @@ class LedgerRow(BaseModel):
 
 
 class Ledger(OfSeries):
-    """What came true: hit rates of all rows, of the live ones alone, the record, and the newest rows, newest last.
+    """Scores of the forecasts: hit rates of all rows and of live rows, the record, and the newest rows, newest last.
 
-    `record` is as of `recorded_at`, the last scoring; null where there was none since the record is kept. `watch`: what
-    the drift watch found of the champion's live forecasts; null before its first look.
+    `record` is as of `recorded_at`, the last scoring; null before the first scoring that stored a record. `watch`: the
+    drift watch's result for the champion's live forecasts; null before its first check.
     """
 
     watch: Alarm | None
@@ -195,23 +195,21 @@ class Ledger(OfSeries):
 
 
 class MarketInfo(OfMarket):
-    """A market that something is stored of."""
+    """A market with stored data."""
 
     series: int = Field(description="series with candles or forecasts")
     forecasts: int = Field(description="series with a forecast")
 
 
 class OverviewRow(OfSeries):
-    """One series at a glance; null is what is not known.
+    """Overview of a series; unknown values are null.
 
-    `range_80_low`, `range_80_high`: the central 80 % of the newest forecast's last step, which is the close at
-    `range_at`, in percent of the close that it was made from. `last_close` is the newest stored one, `change_1d` its
-    change against the one a day before, in percent (null where there is
-    none of that time). `verdict` is the champion's on its test span; `selected_on` the
-    rows of it that its recipe was chosen on, which are no result then. `record_…`: what came true of this series' live
-    forecasts, or of its replays where there are no live ones (`record_live`). `watch`: what the drift watch found
-    last. `stale`: a sentence where candles or forecast are too old. `sparkline`: the newest
-    closes, at most 48.
+    `range_80_low`, `range_80_high`: the central 80 % of the newest forecast's last step, for the close at `range_at`,
+    in percent of the forecast's `last_close`. `last_close` is the newest stored close, `change_1d` its change over a
+    day, in percent (null without a close of that time). `verdict` is the champion's on its test span; `selected_on`:
+    the rows of the span that its recipe was chosen on, which make it no result. `record_…`: scores of this series' live
+    forecasts, or of its replays if there are no live forecasts (`record_live`). `watch`: the newest state of the drift
+    watch. `stale`: a message if candles or forecast are too old. `sparkline`: the newest closes, at most 48.
     """
 
     issued_at: datetime | None = None
@@ -240,9 +238,9 @@ class OverviewRow(OfSeries):
 
 
 class Overview(OfMarket):
-    """All series of one market, those with a forecast first. `note`: what is missing and the command that makes it.
+    """All series of a market, those with a forecast first. `note`: what is missing and the command that creates it.
 
-    `markets`: every market that something is stored of, the default one first.
+    `markets`: every market with stored data, the default market first.
     """
 
     rows: list[OverviewRow]
@@ -251,9 +249,9 @@ class Overview(OfMarket):
 
 
 class IssuedForecast(BaseModel):
-    """One stored forecast. `live`: made before the first candle that it is about had closed; else a replay.
+    """A stored forecast. `live`: made before its first target candle closed; otherwise a replay.
 
-    `role`: `champion`, or `fallback` where one stands in for a champion that has drifted.
+    `role`: `champion`, or `fallback` for a forecast in place of a drifted champion.
     """
 
     issued_at: datetime
@@ -264,7 +262,7 @@ class IssuedForecast(BaseModel):
 
 
 class Forecasts(OfSeries):
-    """When forecasts of a series were issued, newest last; `until` of the next older page is before the first."""
+    """Issue times of a series' forecasts, newest last; `until` of the next older page is before the first."""
 
     forecasts: list[IssuedForecast]
 
@@ -277,7 +275,7 @@ class Models(OfSeries):
 
 
 class Decisions(OfSeries):
-    """Who serves a series after a run, and why, newest first: the last 15, and those that made a champion.
+    """Decisions on the champion of a series, newest first: the last 15, and those that made a champion.
 
     `note` says why there are none.
     """
@@ -289,10 +287,10 @@ class Decisions(OfSeries):
 class Training(OfMarket):
     """A fleet, or a batch of a search's trials, that is being trained now.
 
-    Null is what is not known yet, as losses before an epoch has ended.
+    Unknown values are null, such as losses before the end of the first epoch.
 
-    `epochs`: at most so many; models that stop improving end earlier. `eta_seconds`: at this training's pace so far,
-    without the forecasts and the judging that follow. Losses are means over the models that still train.
+    `epochs`: the maximum; models that stop improving end earlier. `eta_seconds`: at this training's pace so far,
+    without the forecasts and the judging that follow. Losses are means over the models that are still being trained.
     """
 
     fleet: str
@@ -317,14 +315,14 @@ class FlowRun(FlowRunInfo, OfMarket):
 
     `outcome`: complete, partial or failed; null while it runs or was killed.
 
-    `status`: RUNNING, FINISHED, FAILED or KILLED, which a run is too whose process has died. `coins`, `timeframes` and
-    `architectures` as they were asked for, so that coins may be `all`.
-    `as_of`: no candle that closes after it was seen, as asked; else the day (UTC) of the newest candle.
+    `status`: RUNNING, FINISHED, FAILED or KILLED, also if the run's process has died. `coins`, `timeframes` and
+    `architectures` as requested, so that coins may be `all`.
+    `as_of`: candles that close after it were ignored, as requested; else the day (UTC) of the newest candle.
     """
 
 
 class Runs(BaseModel):
-    """Trainings at work on this machine, and the newest runs of the flow; `note` says why there are no runs."""
+    """Trainings in progress on this machine, and the newest runs of the flow; `note` says why there are no runs."""
 
     trainings: list[Training]
     runs: list[FlowRun]
@@ -332,10 +330,10 @@ class Runs(BaseModel):
 
 
 class Changes(BaseModel):
-    """A token for each part of what is stored; one that differs from the last look says that the part has changed.
+    """A token for each part of the stored data; the part has changed if its token has.
 
-    `board`: MLflow's store (models, champions, decisions); `runs`: it and the trainings at work. A store that changes
-    all the time is looked at every few seconds.
+    `board`: MLflow's store (models, champions, decisions); `runs`: the same and the trainings in progress. A store that
+    changes constantly is checked every few seconds.
     """
 
     candles: str
@@ -353,6 +351,6 @@ class Figure(BaseModel):
 
 
 class Problem(BaseModel):
-    """One sentence: what is wrong and what to do."""
+    """An error as a sentence: what is wrong and what to do."""
 
     detail: str

@@ -1,4 +1,4 @@
-"""The routes under `/api`: what they take, what they answer, and of which files an answer is."""
+"""The routes under `/api`: their parameters and responses, and the files that each response depends on."""
 
 import re
 from collections.abc import Callable
@@ -62,7 +62,7 @@ RunOption = Annotated[
 
 
 _YEARS = r"^(19[7-9]|2[01]\d|22[0-5])\d-"
-"""How an instant begins, for the description: JSON Schema has no range of times."""
+"""Pattern for the beginning of an instant: JSON Schema has no range of times."""
 
 
 def _date(text: str) -> str:
@@ -73,7 +73,7 @@ def _date(text: str) -> str:
 
 
 def moment(name: str, text: str) -> Callable[..., datetime | None]:
-    """Return a dependency for an instant in the query, in UTC; it raises `UsageError` for years without candles."""
+    """Return a dependency for a UTC instant in the query, which raises `UsageError` for years without candles."""
 
     def instant(
         given: Annotated[
@@ -87,7 +87,7 @@ def moment(name: str, text: str) -> Callable[..., datetime | None]:
             found = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
         except OverflowError:
             found = None
-        if found is None or not 1970 <= found.year < 2262:  # what nanoseconds since 1970 can say
+        if found is None or not 1970 <= found.year < 2262:  # the range of int64 nanoseconds since 1970
             raise UsageError(
                 f"{name} {given.isoformat()} is out of range: use a date from 1970 to 2261",
                 code="date",
@@ -106,7 +106,7 @@ IssuedAt = Annotated[
 
 
 class Api:
-    """What the routes share: the home, and the answers that are kept."""
+    """State shared by the routes: the home, and the cached responses."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.replies = home, Replies()
@@ -116,7 +116,7 @@ class Api:
         return market or reading.default_market(self.home)
 
     def series(self, symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
-        """Return the series that a path names; raises `MemberError` where it can be none."""
+        """Return the series in a path; raises `MemberError` if it is invalid."""
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
@@ -136,7 +136,7 @@ class Api:
         form: Format = "json",
         name: str = "",
     ) -> Response:
-        """Answer with what `make` returns, kept by `key` for as long as the state stays the same."""
+        """Respond with the result of `make`, cached by `key` while the state is unchanged."""
 
         def render() -> bytes:
             made = make()
@@ -148,13 +148,13 @@ class Api:
         self, request: Request, what: str, series: SeriesId, options: tuple[Any, ...], state: State,
         make: Callable[[], Answer], form: Format,
     ) -> Response:  # fmt: skip
-        """Answer with what there is of one series; arguments as of `reply`."""
+        """Respond with data of a series; arguments as in `reply`."""
         name = f"cpb-{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
         return self.reply(request, (what, series, *options), state, make, form, name)
 
 
 def add_api(app: FastAPI, api: Api) -> None:
-    """Add the routes that answer with lists and tables."""
+    """Add the routes that return lists and tables."""
     Series = Annotated[SeriesId, Depends(api.series)]
     _add_lists(app, api)
     _add_models(app, api, Series)
@@ -170,7 +170,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
     @app.get("/healthz", response_model=Health)
     def healthz(request: Request) -> Response:
-        """Tell that the service answers, what it has, and whether that is too old."""
+        """Return the state of the service, the amount of its data, and stale data."""
         return api.reply(request, ("health",), (stored(), _minute()), lambda: Answer(reading.health(home)))
 
     @app.get("/api/symbols", response_model=SeriesList)
@@ -182,7 +182,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/overview", response_model=Overview, responses={**CSV, **OPTIONS})
     def overview(request: Request, market: MarketOption = None, form: Form = "json") -> Response:
-        """Return all series of a market at a glance."""
+        """Return an overview of all series of a market."""
         chosen = api.market(market)
         state = (stored(), registry.state(), _minute())
         return api.reply(
@@ -194,8 +194,8 @@ def _add_lists(app: FastAPI, api: Api) -> None:
     def runs(
         request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
     ) -> Response:
-        """Return what is being trained now, and the newest runs of the flow, of all markets."""
-        # By the minute: of a run whose process has died nothing that is stored changes.
+        """Return the trainings in progress, and the newest runs of the flow, of all markets."""
+        # Renewed every minute: when a run's process dies, no stored data changes.
         state = (trainings.trainings_state(home), registry.state(), _minute())
         return api.reply(
             request, ("runs", limit), state, lambda: trainings.runs(home, limit), form, "cpb-runs"
@@ -203,7 +203,7 @@ def _add_lists(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/changes", response_model=Changes)
     def changes(request: Request) -> Response:
-        """Return a token for each part of what is stored; cheap enough to be asked for every few seconds."""
+        """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
         board, training = registry.state(), trainings.trainings_state(home)
         parts = {
             "candles": (tree_state(home, "klines"), tree_state(home, "provisional")),
@@ -242,7 +242,7 @@ def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
         form: Form = "json",
     ) -> Response:
-        """Return who was to serve a series after each run, and why, newest first."""
+        """Return the decisions on a series' champion after each run, and their reasons, newest first."""
         return api.of_series(
             request, "decisions", series, (limit,), registry.state(), lambda: registry.decisions(series, limit), form
         )  # fmt: skip
@@ -253,7 +253,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
 
     @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**CSV, **SERIES})
     def forecast(request: Request, series: Series, issued_at: IssuedAt, form: Form = "json") -> Response:
-        """Return the newest forecast, or an earlier one."""
+        """Return the newest forecast, or the forecast of a given issue time."""
         return api.of_series(
             request, "forecast", series, (issued_at,), series_state(home, series, "forecasts"),
             lambda: reading.forecast(home, series, issued_at), form,
@@ -263,7 +263,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
     def forecasts(
         request: Request, series: Series, until: IssuedUntil, limit: Limit = 200, form: Form = "json"
     ) -> Response:
-        """Return when forecasts were issued, newest last; one of these instants is `issued_at` of a forecast."""
+        """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
         return api.of_series(
             request, "forecasts", series, (until, limit), series_state(home, series, "forecasts"),
             lambda: reading.forecasts(home, series, limit, until), form,
@@ -286,7 +286,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
         limit: Annotated[int, Query(ge=0, le=5000)] = 200,
         form: Form = "json",
     ) -> Response:
-        """Return what came true of the forecasts, against the random walk, and the newest `limit` scored rows."""
+        """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
         return api.of_series(
             request, "ledger", series, (limit,), series_state(home, series, "forecasts", "ledger"),
             lambda: reading.scored(home, series, limit), form,
@@ -298,5 +298,5 @@ def _label(market: Market) -> str:
 
 
 def _minute() -> int:
-    """Return the minute, for answers that say how old something is."""
+    """Return the current minute, for responses that contain an age."""
     return int(datetime.now(UTC).timestamp() // 60)

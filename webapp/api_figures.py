@@ -41,7 +41,7 @@ def add_figures(app: FastAPI, api: Api) -> None:
         request: Request, series: Series, until: Until, issued_at: IssuedAt, limit: Limit = 500,
         earlier: Annotated[int, Query(ge=0, le=MAX_EARLIER)] = 0, theme: Theme = "light",
     ) -> Response:  # fmt: skip
-        """Return candles with a forecast over them, and what came true of it."""
+        """Return candles with a forecast over them, and the realised closes."""
         return reply(
             request, "forecast", series, (until, issued_at, limit, earlier),
             series_state(home, series, "klines", "provisional", "forecasts"),
@@ -50,7 +50,7 @@ def add_figures(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/figures/record/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
     def record(request: Request, series: Series, theme: Theme = "light") -> Response:
-        """Return the CRPS ratio over time, of live forecasts where there are any, else of replays."""
+        """Return the CRPS ratio over time, of live forecasts if there are any, otherwise of replays."""
         state = series_state(home, series, "ledger")
         return reply(request, "record", series, (), state, lambda: figures.record(home, series), theme)
 
@@ -62,7 +62,7 @@ def add_figures(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/figures/decisions/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
     def decisions(request: Request, series: Series, theme: Theme = "light") -> Response:
-        """Return who was to serve a series over time."""
+        """Return the decisions on a series' champion over time."""
         state = registry.state()
         return reply(request, "decisions", series, (), state, lambda: figures.decisions(series), theme)
 

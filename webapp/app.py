@@ -1,4 +1,4 @@
-"""The HTTP service: `/api/…` for programs, `/` for people. No request writes; on loopback unless told otherwise."""
+"""The HTTP service: the API at `/api/…`, the page at `/`. Read-only; binds to loopback unless configured otherwise."""
 
 import gzip
 from collections.abc import AsyncIterator
@@ -32,10 +32,10 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 class Service(FastAPI):
-    """FastAPI that answers HEAD as GET, without the body (uvicorn leaves it out): its routes for GET refuse HEAD."""
+    """FastAPI that handles HEAD as GET (uvicorn omits the body): routes for GET reject HEAD."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Handle a request."""
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         await super().__call__(scope, receive, send)
@@ -50,7 +50,7 @@ def create_app(home: Path) -> FastAPI:
         title="cpb",
         description="Forecasts of the distribution of the next closes, with what came true. Times are UTC.",
         version="1",
-        docs_url=None,  # its viewer would come from another host
+        docs_url=None,  # its viewer is loaded from another host
         redoc_url=None,
         responses=_PROBLEMS,
         lifespan=_warmed,
@@ -67,13 +67,13 @@ def create_app(home: Path) -> FastAPI:
 
 @asynccontextmanager
 async def _warmed(_app: FastAPI) -> AsyncIterator[None]:
-    """Load MLflow while the first requests are answered: that takes seconds, which the first overview would wait."""
+    """Load MLflow during the first requests: it takes seconds, for which the first overview would have to wait."""
     Thread(target=registry.load, daemon=True, name="mlflow").start()
     yield
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Make every fault one sentence in `detail`."""
+    """Convert every error to a single sentence in `detail`."""
 
     @app.exception_handler(CpbError)
     def known(_request: Request, error: CpbError) -> JSONResponse:
@@ -106,7 +106,7 @@ def _add_pages(app: FastAPI) -> None:
 
 
 def _add_bundle(app: FastAPI) -> None:
-    """Serve plotly from the installed wheel, not a CDN; with `?v=` and its version a browser need not ask again."""
+    """Serve plotly from the installed wheel, not a CDN; browsers cache it if `?v=` is its version."""
 
     @app.get("/static/plotly.min.js", include_in_schema=False)
     def bundle(request: Request, v: str = "") -> Response:
@@ -127,7 +127,7 @@ def _add_bundle(app: FastAPI) -> None:
 
 @cache
 def _plotly(packed: bool) -> Reply:
-    """Return the bundle's bytes, packed once per process: 4.8 MB become 1.5."""
+    """Return the bundle's bytes, compressed once per process: 4.8 MB to 1.5 MB."""
     import plotly
 
     content = (Path(plotly.__file__).parent / "package_data/plotly.min.js").read_bytes()

@@ -1,4 +1,4 @@
-"""The figures of `tasks.figures`, made from what is stored: what page and notebooks draw with plotly."""
+"""The figures of `tasks.figures` from stored data, drawn with plotly by the page and notebooks."""
 
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -26,13 +26,13 @@ from webapp.replies import Answer, State, series_state
 ThemeName = Literal["light", "dark"]
 
 MAX_EARLIER = 20
-"""Earlier forecasts in one figure, at most."""
+"""Maximum number of earlier forecasts in a figure."""
 
 _DECISIONS = 400
 
 
 def answer(figure: dict[str, Any], theme: ThemeName, market: Market | None) -> Answer:
-    """Return a figure in a theme's colours as an answer; `layout.meta` says of which market it is."""
+    """Return a figure in a theme's colours as an answer; `layout.meta` names its market."""
     of = {"market": market, "simulated": market == SIM} if market else {}
     return Answer(Figure(**themed(_noted(figure, **of), THEMES[theme])))
 
@@ -50,13 +50,13 @@ def forecast(
     issued_at: datetime | None = None,
     earlier: int = 0,
 ) -> dict[str, Any]:
-    """Return candles with a forecast over them, the newest where `issued_at` does not name another.
+    """Return candles with a forecast over them, by default the newest.
 
-    The candles are the newest `limit` that close by `until`. An earlier forecast that does not lie among these moves
-    them, so that a quarter comes after it.
+    The candles are the newest `limit` that close by `until`. If an earlier forecast is not within these candles, they
+    are moved so that a quarter of them follows it.
 
     Args:
-        earlier: so many forecasts from before it are drawn too, each ending before the next begins.
+        earlier: number of earlier forecasts that are also drawn, each ending before the next begins.
 
     Raises:
         MemberError: the series has no candles, or no forecast of that instant.
@@ -84,20 +84,20 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
 
 
 def record(home: Path, series: SeriesId) -> dict[str, Any]:
-    """Return the CRPS ratio of the series' forecasts over time; `layout.meta.live` says of which."""
+    """Return the CRPS ratio of the series' forecasts over time; `layout.meta.live`: whether these are live."""
     days, live = _by_day(home, series, series_state(home, series, "ledger"))
     return _noted(record_figure(days), live=live)
 
 
 def coverage(home: Path, series: SeriesId) -> dict[str, Any]:
-    """Return the share of closes inside the bands over time; `layout.meta.live` says of which forecasts."""
+    """Return the share of closes inside the bands over time; `layout.meta.live`: whether the forecasts are live."""
     days, live = _by_day(home, series, series_state(home, series, "ledger"))
     return _noted(coverage_figure(days), live=live)
 
 
 @lru_cache(maxsize=200)
 def _by_day(home: Path, series: SeriesId, _state: State) -> tuple[pl.DataFrame, bool]:
-    """Return the days of the live forecasts, of the replays where there are no live ones, and which these are."""
+    """Return the days of the live forecasts, or of the replays if there are none, and whether they are live."""
     known = summary(home, series.market)
     if known is None:
         return pl.DataFrame(schema=SCHEMA), False
@@ -107,7 +107,7 @@ def _by_day(home: Path, series: SeriesId, _state: State) -> tuple[pl.DataFrame, 
 
 
 def decisions(series: SeriesId) -> dict[str, Any]:
-    """Return the decisions about a series' champion over time; none where no store can be read."""
+    """Return the decisions about a series' champion over time; none if the store cannot be read."""
     try:
         found = registry.decided_on(series, _DECISIONS)
     except CpbError:
@@ -116,7 +116,7 @@ def decisions(series: SeriesId) -> dict[str, Any]:
 
 
 def board(market: Market, timeframe: str | None) -> dict[str, Any]:
-    """Return the architectures of a market's leaderboard; none where no store can be read."""
+    """Return the architectures of a market's leaderboard; none if the store cannot be read."""
     try:
         rows = registry.board_rows(market, timeframe, None)
     except CpbError:
@@ -125,7 +125,7 @@ def board(market: Market, timeframe: str | None) -> dict[str, Any]:
 
 
 def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
-    """Return the ratio of each coin by each architecture, for one timeframe."""
+    """Return the ratio of each architecture on each coin, for a single timeframe."""
     return coins_figure(_of_one_timeframe(registry.coin_rows(market, timeframe)))
 
 
@@ -133,10 +133,10 @@ def compare(market: Market, timeframe: str | None, models: str) -> dict[str, Any
     """Return two models side by side, on the coins that both were judged on over the same test span.
 
     Args:
-        models: two architectures, each with its preset where the leaderboard has several of it: `har,gru/smoke`.
+        models: two architectures, each with its preset if the leaderboard has several presets: `har,gru/smoke`.
 
     Raises:
-        UsageError: `models` does not name two, or a name may mean models of several presets.
+        UsageError: `models` does not name two models, or a name is ambiguous between presets.
     """
     names = [name.strip() for name in models.split(",")]
     if len(names) != 2 or not all(names):
@@ -173,5 +173,5 @@ def losses(run_id: str) -> dict[str, Any]:
 
 
 def _of_one_timeframe(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of the first timeframe: a figure of several would lay them over one another."""
+    """Return the rows of the first timeframe, since several timeframes would overlap in a figure."""
     return [row for row in rows if row["timeframe"] == rows[0]["timeframe"]]

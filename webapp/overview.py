@@ -1,4 +1,4 @@
-"""All series of a market at a glance: newest close, forecast, champion, what came true, and what is too old."""
+"""Overview of all series of a market: newest close, forecast, champion, live record, and stale data."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -70,7 +70,7 @@ def _markets(home: Path, everything: list[SeriesId]) -> list[MarketInfo]:
 
 
 def _missing(market: Market, everything: list[SeriesId], with_forecast: list[SeriesId]) -> str | None:
-    """Return what there is to do before this market has a forecast; None where it has one."""
+    """Return a message on how to get a forecast for this market; None if there are forecasts."""
     if with_forecast:
         return None
     if not everything:
@@ -101,7 +101,7 @@ def _champions(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | No
 
 
 def _records(home: Path, market: Market) -> Mapping[SeriesId, LedgerEntry]:
-    """Return the record of each series' champions: of live forecasts where there are any, else of replays."""
+    """Return the record of each series' champions: of live forecasts if there are any, otherwise of replays."""
     known = summary(home, market)
     own = [entry for entry in (known.entries if known else ()) if entry.kind == "series"]
     return {SeriesId(market, e.symbol, e.timeframe): e for e in sorted(own, key=lambda entry: entry.live)}
@@ -135,16 +135,16 @@ def _forecast(rows: pl.DataFrame) -> dict[str, Any]:
 
 @lru_cache(maxsize=1000)
 def _closes(home: Path, series: SeriesId, _state: State) -> dict[str, Any]:
-    """Return the newest close, its change over a day and the sparkline; nothing where no candle can be read."""
+    """Return the newest close, its change over a day and the sparkline; empty if no candle can be read."""
     a_day = max(86_400 // series.seconds, 1)
     try:
         candles = candle_rows(home, series, max(SPARKLINE, a_day + 1))
-    except CpbError:  # none, or damaged, which health and `cpb verify` name
+    except CpbError:  # missing or damaged, as reported by health and `cpb verify`
         return {}
     if candles.is_empty():
         return {}
     last = candles.row(-1, named=True)
-    # Across a hole, and on candles of a week, the change would be one of several days.
+    # Across a gap, and with weekly candles, the change would span several days.
     day_before = last["close_time"] - timedelta(days=1)
     step = timedelta(seconds=min(series.seconds, 86_400))
     before = candles.filter(pl.col("close_time").is_between(day_before - step, day_before, closed="right"))

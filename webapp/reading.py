@@ -1,4 +1,4 @@
-"""Reads what the API shows of one series, through `tasks`; nothing is written, nothing computed that no step left."""
+"""Reads the API's data of a series through `tasks`; writes nothing, and computes only from stored results."""
 
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -35,12 +35,12 @@ from webapp.replies import Answer, State, market_state, series_state, tree_state
 CANDLE = ("open", "high", "low", "close", "volume")
 
 
-# Forecasts are refreshed once an hour (`forecast/hourly`), whatever the length of the candles.
+# Forecasts are refreshed every hour (`forecast/hourly`), whatever the length of the candles.
 _REFRESH = timedelta(hours=1)
 
 
 def health(home: Path) -> Health:
-    """Count the series with forecasts, find the newest one, and say what is too old."""
+    """Return the number of series with forecasts, the newest forecast, and the stale series."""
     known = all_series(home)
     shown = [s for s in known if not s.simulated] or known
     issued = [s.issued_at for s in shown if s.issued_at]
@@ -55,7 +55,7 @@ def health(home: Path) -> Health:
 
 
 def too_old(home: Path, series: list[SeriesId]) -> dict[SeriesId, str]:
-    """Return a sentence for each series whose newest candle or forecast is too old."""
+    """Return a message for each series whose newest candle or forecast is too old."""
     minute = int(datetime.now(UTC).timestamp() // 60)
     trees = tuple(tree_state(home, tree) for tree in ("klines", "provisional", "forecasts"))
     return _too_old(home, tuple(sorted(series)), (minute, trees))
@@ -67,10 +67,10 @@ def _too_old(home: Path, series: tuple[SeriesId, ...], _state: State) -> dict[Se
 
 
 def all_series(home: Path) -> list[SeriesInfo]:
-    """Return every series that has forecasts or candles: those with forecasts first, real ones before simulated."""
+    """Return every series with forecasts or candles: series with forecasts first, real markets before simulated."""
     with_forecast = set(forecast_store.stored(home))
     known = with_forecast.union(stored_series(home, "klines"))
-    # the page has no calendar for candles of a month
+    # the page does not support monthly candles
     ordered = sorted(
         (s for s in known if s.timeframe in INTERVAL_SECONDS),
         key=lambda s: (
@@ -86,16 +86,16 @@ def all_series(home: Path) -> list[SeriesInfo]:
 
 
 def default_market(home: Path) -> Market:
-    """Return the market of a request that names none: the first real one stored, else the simulator.
+    """Return the default market of a request: the first real market in the store, else the simulator.
 
-    Simulated forecasts never stand in for real ones: beside real candles they must be asked for by `market=sim`.
+    Simulated forecasts are never shown as real: if there are real candles, they must be requested by `market=sim`.
     """
     stored = {s.market for tree in ("forecasts", "klines") for s in stored_series(home, tree)}
     return min(stored, key=MARKETS.index, default="spot")
 
 
 def newest(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return the rows of the newest forecast, empty where there is none; kept while the series' files stay the same."""
+    """Return the rows of the newest forecast, or an empty frame; cached while the series' files are unchanged."""
     return _newest(home, series, series_state(home, series, "forecasts"))
 
 
@@ -118,7 +118,7 @@ def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None)
 
 
 def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) -> Answer:
-    """Return one forecast; arguments and errors as in `forecast_at`."""
+    """Return a forecast; arguments and errors as in `forecast_at`."""
     rows = forecast_at(home, series, issued_at)
     first = rows.row(0, named=True)
     head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
@@ -126,7 +126,7 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Answer:
-    """Return when the newest `limit` forecasts were issued; raises `MemberError` where the series has none at all."""
+    """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
     if newest(home, series).is_empty():
         raise _no_forecast(series)
     rows = forecast_store.issues(home, series, limit, until)
@@ -134,12 +134,12 @@ def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None =
 
 
 def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
-    """Return the newest `limit` candles that close by `until`; raises `MemberError` where there are none."""
+    """Return the newest `limit` candles that close by `until`; raises `MemberError` if there are none."""
     step = timedelta(seconds=series.seconds)
     columns = ["open_time", *CANDLE]
     since = newest_month(home, series, until)
     if since:
-        # Holes make the window shorter than `limit`; twice its length and a month more is nearly always enough.
+        # Gaps leave fewer than `limit` candles in the window; twice its length plus a month is nearly always enough.
         since -= 2 * limit * step + timedelta(days=31)
     frame = read_klines(home, series, since=since, as_of=until, columns=columns, provisional=True)
     if since and len(frame) < limit:
@@ -154,7 +154,7 @@ def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = N
 
 
 def scored(home: Path, series: SeriesId, limit: int) -> Answer:
-    """Return the record of a series as the last scoring left it, and the newest `limit` scored rows.
+    """Return the record of a series as of the last scoring, and the newest `limit` scored rows.
 
     Raises:
         MemberError: the series has no forecast.
@@ -181,7 +181,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> Answer:
 
 
 def summary(home: Path, market: Market) -> LiveRecord | None:
-    """Return a market's record as the last scoring left it; kept while it is the same, as reading it costs 20 ms."""
+    """Return a market's record as of the last scoring; cached while unchanged, as reading it takes 20 ms."""
     return _summary(home, market, market_state(home, market))
 
 
@@ -191,7 +191,7 @@ def _summary(home: Path, market: Market, _state: State) -> LiveRecord | None:
 
 
 def identity(series: SeriesId) -> dict[str, Any]:
-    """Return the fields that every answer about a series begins with."""
+    """Return the first fields of every response about a series."""
     return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
@@ -200,7 +200,7 @@ def _no_forecast(series: SeriesId) -> MemberError:
 
 
 def _hit_rates(entries: list[RecordEntry]) -> LedgerSummary:
-    """Return the rates of several entries together, each weighed with its rows."""
+    """Return the mean rates of several entries, weighted by their rows."""
     scored = sum(entry.rows for entry in entries)
 
     def mean(name: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Reads models, champions and decisions from MLflow's store, one thread at a time; kept while the store is the same."""
+"""Reads models, champions and decisions from MLflow's store, in one thread at a time; cached while unchanged."""
 
 import threading
 import time
@@ -25,14 +25,14 @@ from webapp.reading import identity
 from webapp.replies import Answer, State, database_state
 
 PACE_S = 5.0
-"""A training writes to the store all the time, and reading 40 champions takes a second: seconds between two looks."""
+"""Seconds between checks of the store: a training writes constantly, and reading 40 champions takes a second."""
 
 _reading = threading.RLock()
 _looked: dict[str, tuple[float, State]] = {}
 
 
 def state() -> tuple[str, State]:
-    """Return the store's URI and its state as of the last look; a server is asked once a minute."""
+    """Return the store's URI and its state as of the last check; a server's state changes every minute."""
     uri = tracking_uri()
     looked, known = _looked.get(uri, (0.0, ()))
     now = time.monotonic()
@@ -45,13 +45,13 @@ def state() -> tuple[str, State]:
 
 @contextmanager
 def _store() -> Iterator[Store]:
-    """Yield the store while this thread alone reads it; raises `CpbError` where it cannot be read."""
+    """Yield the store, locked for this thread; raises `CpbError` if it cannot be read."""
     with _reading:
         yield open_store(create=False)
 
 
 def load() -> None:
-    """Load MLflow and open its store, so that no request has to wait for that; what is wrong a request will say."""
+    """Load MLflow and open its store so that no request has to wait; errors are reported by the first request."""
     with suppress(CpbError), _store():
         pass
 
@@ -60,7 +60,7 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty.
 
     Args:
-        run: the id of a flow's run, or how one begins, for its rows alone.
+        run: id of a flow's run, or the beginning of an id, to restrict the rows to that run.
     """
     rows: list[dict[str, Any]] = []
     served: list[Any] = []
@@ -98,7 +98,7 @@ def _board_rows(
 ) -> list[dict[str, Any]]:
     wanted = [timeframe] if timeframe else None
     rows = read_board(run, open_store(uri, create=False), market=market, timeframes=wanted)
-    of_market = [row for row in rows if row["market"] == market]  # a run's rows are not filtered
+    of_market = [row for row in rows if row["market"] == market]  # rows of a run are not filtered by market
     if not of_market:
         raise CpbError(
             f"run {run} is of market {rows[0]['market']}: ask for it with market={rows[0]['market']}"
@@ -107,7 +107,7 @@ def _board_rows(
 
 
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
-    """Return the ratio of each coin by each architecture of the leaderboard; empty where there are none."""
+    """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
     with suppress(CpbError), _store() as store:
         return coin_ratios(store, board_rows(market, timeframe, None))
     return []
@@ -136,7 +136,7 @@ def _champions_of(market: Market, uri: str, _state: State) -> tuple[list[Any], d
 
 
 def models(series: SeriesId) -> Answer:
-    """Return the newest judged model of each architecture and preset on a series; a note says why there are none."""
+    """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
     found: list[JudgedModel] = []
     note = None
     try:
@@ -150,7 +150,7 @@ def models(series: SeriesId) -> Answer:
 
 
 def decided_on(series: SeriesId, limit: int) -> list[Decision]:
-    """Return the newest decisions on a series, newest first; raises `CpbError` where the store cannot be read."""
+    """Return the newest decisions on a series, newest first; raises `CpbError` if the store cannot be read."""
     with _store() as store:
         return decisions_on(store, series, limit)
 
@@ -169,7 +169,7 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 
 
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
-    """Return the newest runs of the flow, newest first, and why there are none."""
+    """Return the newest runs of the flow, newest first, and the error if the store cannot be read."""
     try:
         with _store() as store:
             return [FlowRun(**dict(one)) for one in newest_flow_runs(store, limit)], None

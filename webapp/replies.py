@@ -1,6 +1,6 @@
-"""Answers as bytes: made once for each state of the files that they are of, kept in bounded memory, sent with an ETag.
+"""Responses as bytes: rendered once per state of their source files, cached in bounded memory, sent with an ETag.
 
-Rows go from a frame to JSON at once: a pydantic model per row made 5,000 candles cost 110 ms, this way they cost 3.
+Rows are converted from a frame to JSON directly: 5,000 candles take 3 ms, with a pydantic model per row 110 ms.
 """
 
 import csv
@@ -28,23 +28,23 @@ from webapp.answers import OfSeries
 Format = Literal["json", "csv"]
 Render = Callable[[], bytes]
 State = tuple[object, ...]
-"""The state of stored files: what an answer was made from, and whether it is still that."""
+"""State of stored files: a cached response is valid while the state of its files is unchanged."""
 
 MAX_BYTES = 64 << 20
-"""Answers kept in memory: those of 40 series with 5,000 candles each."""
+"""Size of the cache: enough for 40 series with 5,000 candles each."""
 
 _ENTRY_BYTES = 1024
-"""What a kept answer costs besides its body: key, digest of the state and the dictionary's own place, rounded up."""
+"""Memory of a cached response besides its body: key, digest of the state and dictionary entry, rounded up."""
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""A text that begins so is run as a formula by spreadsheets."""
+"""Beginnings of texts that spreadsheets execute as formulas."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is answered: a model, whose field `table` is what CSV shows.
+    """Content of a response: a model, whose field `table` is the content of the CSV.
 
-    `rows` are that field's, as a frame, where they are too many for models; the model's own list is empty then.
+    `rows`: the field's rows as a frame, if they are too many for models; the model's own list is then empty.
     """
 
     head: BaseModel
@@ -52,14 +52,14 @@ class Answer:
     rows: pl.DataFrame | None = None
 
     def json(self) -> bytes:
-        """Return it as JSON: times as ISO UTC with Z, numbers that are not finite as null."""
+        """Return the content as JSON: times as ISO UTC with Z, non-finite numbers as null."""
         if self.rows is None:
             return self.head.model_dump_json().encode()
         head = self.head.model_dump_json(exclude={self.table}).encode()
         return b"%s,%s:%s}" % (head[:-1], json.dumps(self.table).encode(), rows_json(self.rows))
 
     def csv(self) -> bytes:
-        """Return the table as CSV; nested fields become columns `field_name`, texts in a list are joined by spaces.
+        """Return the table as CSV; nested fields become columns `field_name`, a list of texts is joined by spaces.
 
         Other lists are left out.
         """
@@ -73,10 +73,10 @@ class Answer:
         return _csv([of | row for row in rows], [*of, *self._columns()])
 
     def _columns(self) -> list[str]:
-        """Return the columns that are there without a row too."""
+        """Return the columns that exist even without rows."""
         if self.rows is not None:
             return self.rows.columns
-        # Of rows that are plain dicts nothing is known, and nested fields become columns by what is in them.
+        # The columns of plain dicts are unknown, and nested fields become columns by their content.
         kinds = self._kinds()
         return [n for n, kind in kinds.items() if get_origin(kind) is not list or kind == list[str]]
 
@@ -84,26 +84,26 @@ class Answer:
         return row | {n: " ".join(row[n]) for n, kind in self._kinds().items() if kind == list[str]}
 
     def _kinds(self) -> dict[str, Any]:
-        """Return the type of each field of a row that is a model."""
+        """Return the type of each field of a row, if rows are models."""
         (item,) = get_args(type(self.head).model_fields[self.table].annotation)
         return {n: f.annotation for n, f in getattr(item, "model_fields", {}).items()}
 
 
 @dataclass(frozen=True)
 class Reply:
-    """The bytes of an answer. `etag` is a digest of them."""
+    """The bytes of a response. `etag`: their digest."""
 
     body: bytes
     etag: str
 
     @classmethod
     def of(cls, body: bytes) -> "Reply":
-        """Return the reply with these bytes."""
+        """Return a reply with these bytes."""
         return cls(body, f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"')
 
 
 class Replies:
-    """The newest replies, each with the state of the files that it was made from; those used longest ago go first."""
+    """LRU cache of replies, each with the state of its source files."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._kept = LRUCache[Hashable, tuple[str, Reply]](
@@ -114,11 +114,11 @@ class Replies:
 
     @property
     def bytes(self) -> int:
-        """What the kept replies take."""
+        """Size of the cached replies."""
         return int(self._kept.currsize)
 
     def get(self, key: Hashable, state: Hashable, make: Render) -> Reply:
-        """Return the reply to `key` in this state, made where there is none; by one thread, for which others wait."""
+        """Return the reply to `key` in this state; if it is not cached, one thread makes it and the others wait."""
         made_from = digest(state)
         with self._lock:
             turn = self._making.setdefault(key, threading.Lock())
@@ -129,7 +129,7 @@ class Replies:
                 if known and before == made_from:
                     return known
                 reply = Reply.of(make())
-                with self._lock, suppress(ValueError):  # larger than all that may be kept
+                with self._lock, suppress(ValueError):  # larger than the cache
                     self._kept[key] = made_from, reply
                 return reply
         finally:
@@ -138,7 +138,7 @@ class Replies:
 
 
 def respond(request: Request, reply: Reply, form: Format = "json", name: str = "") -> Response:
-    """Return the HTTP answer: 304 where the client has these bytes already. `name`: of the file that CSV becomes."""
+    """Return the HTTP response: 304 if the client already has these bytes. `name`: file name for CSV."""
     headers = {"ETag": reply.etag, "Cache-Control": "no-cache"}
     if is_known(request, reply.etag):
         return Response(status_code=304, headers=headers)
@@ -149,19 +149,19 @@ def respond(request: Request, reply: Reply, form: Format = "json", name: str = "
 
 
 def _attachment(name: str) -> str:
-    """Return the header's value; a name that is not ASCII travels beside a plain one (RFC 6266, RFC 5987)."""
+    """Return the header's value; a non-ASCII name is sent along with an ASCII name (RFC 6266, RFC 5987)."""
     plain = name.encode("ascii", "replace").decode().replace("?", "_")
     full = "" if plain == name else f"; filename*=UTF-8''{quote(name)}"
     return f'attachment; filename="{plain}"{full}'
 
 
 def digest(state: object) -> str:
-    """Return a short text for a state: it names every month's file, and there may be thousands of answers."""
+    """Return a digest of a state, which names every month's file and is stored for thousands of responses."""
     return hashlib.blake2b(repr(state).encode(), digest_size=8).hexdigest()
 
 
 def is_known(request: Request, etag: str) -> bool:
-    """Whether the client says that it has an answer with this tag."""
+    """Whether the client already has a response with this tag."""
     given = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
     return etag in given or given == ["*"]
 
@@ -172,7 +172,7 @@ def rows_json(frame: pl.DataFrame) -> bytes:
 
 
 def _texts(frame: pl.DataFrame) -> pl.DataFrame:
-    """Return a frame with its times as texts, as pydantic writes them: with microseconds where there are any."""
+    """Return a frame with its times as texts in pydantic's format: with microseconds if they are not zero."""
     times = [name for name, kind in frame.schema.items() if kind == pl.Datetime]
     whole = [pl.col(name).dt.strftime("%Y-%m-%dT%H:%M:%SZ") for name in times]
     parts = [pl.col(name).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ") for name in times]
@@ -203,24 +203,24 @@ def _csv(rows: Sequence[dict[str, Any]], known: Sequence[str]) -> bytes:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell's value; a text that a spreadsheet would run as a formula with an apostrophe before it."""
+    """Return a cell's value; a text that a spreadsheet would execute as a formula is prefixed with an apostrophe."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def folder_state(folder: Path) -> State:
-    """Return names, times of change and sizes of a folder's files; empty where there is no folder."""
+    """Return names, modification times and sizes of a folder's files; empty if the folder does not exist."""
     try:
         with os.scandir(folder) as entries:
             found = [(entry.name, entry.stat()) for entry in entries]
-    except FileNotFoundError:  # the folder, or a file that was replaced between the two looks
+    except FileNotFoundError:  # no such folder, or a file was replaced between scandir and stat
         return ()
     return tuple(sorted((name, info.st_mtime_ns, info.st_size) for name, info in found))
 
 
 def file_state(path: Path) -> State:
-    """Return the time of change, size and inode of a file; empty where there is none."""
+    """Return modification time, size and inode of a file; empty if it does not exist."""
     try:
         info = path.stat()
     except FileNotFoundError:
@@ -229,19 +229,19 @@ def file_state(path: Path) -> State:
 
 
 def series_state(home: Path, series: SeriesId, *trees: str) -> State:
-    """Return the state of a series' folders in these trees, and of what is kept of its whole market."""
+    """Return the state of a series' folders in these trees, and of its market's record and drift watch."""
     folders = tuple(folder_state(series.folder(home, tree)) for tree in trees)
     return *folders, *market_state(home, series.market)
 
 
 def market_state(home: Path, market: str) -> State:
-    """Return the state of a market's record and of the findings of its drift watch."""
+    """Return the state of a market's record and of its drift watch's results."""
     ledger = tree_of(home, "ledger", market)
     return tuple(file_state(ledger / name) for name in ("summary.json", "watch.json"))
 
 
 def tree_state(home: Path, tree: str) -> State:
-    """Return the state of a tree in all markets, by its series' folders: files are replaced by rename, which shows."""
+    """Return the state of a tree in all markets: its series' folders change whenever a file is replaced by renaming."""
     return tuple(
         (entry.path, entry.stat().st_mtime_ns)
         for market in MARKETS

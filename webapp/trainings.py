@@ -1,4 +1,4 @@
-"""What is being trained on this machine, searches included, by trainers' files, and the newest runs of the flow."""
+"""Trainings and searches in progress on this machine, from the trainers' files, and the newest runs of the flow."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from webapp.replies import Answer, State, file_state
 
 
 def runs(home: Path, limit: int) -> Answer:
-    """Return the trainings at work, and the newest `limit` runs of the flow."""
+    """Return the trainings in progress, and the newest `limit` runs of the flow."""
     found, note = registry.flow_runs(limit)
     trainings = [_training(folder, job) for folder, job in _at_work(home)]
     trainings += [_search(folder, search) for folder, search in _searches(home)]
@@ -25,7 +25,7 @@ def runs(home: Path, limit: int) -> Answer:
 
 
 def trainings_state(home: Path) -> State:
-    """Return the state of the fleets that have no result yet: which are at work, and how far they have come."""
+    """Return the state of the unfinished fleets: whether they are being trained, and their progress."""
     fleets = ((folder, is_training(folder)) for folder in _unfinished(home))
     searches = ((folder, True) for folder, _ in _searches(home))
     return tuple((folder.name, file_state(folder / PROGRESS), on) for folder, on in (*fleets, *searches))
@@ -49,7 +49,7 @@ def _at_work(home: Path) -> list[tuple[Path, ShardJob]]:
         if is_training(folder):
             try:
                 found.append((folder, read_job(folder)))
-            except (DamagedError, FileNotFoundError):  # the flow that started it names it
+            except (DamagedError, FileNotFoundError):  # reported by the flow that started it
                 continue
     return found
 
@@ -70,7 +70,7 @@ def _training(folder: Path, job: ShardJob) -> Training:
 
 
 def _search(folder: Path, search: Search) -> Training:
-    """Return the batch of trials that a search trains now; its members are its trials on every series and fold."""
+    """Return the batch of trials that a search is training; its members are the trials on every series and fold."""
     known: dict[str, Any] = read_json_or_none(folder / PROGRESS) or {}
     return Training(
         market=search.market,
@@ -86,13 +86,13 @@ def _search(folder: Path, search: Search) -> Training:
 
 
 def _progress(folder: Path, began: Path) -> dict[str, Any]:
-    """Return how far a training has come since it was started this time, when the file `began` was written."""
+    """Return the progress of a training since its current start, when the file `began` was written."""
     path = folder / PROGRESS
     known: dict[str, Any] | None = read_json_or_none(path)
     started = began.stat().st_mtime
     since = {"since": datetime.fromtimestamp(started, UTC)}
     if known is None or path.stat().st_mtime < started:
-        return since  # the trainer has not begun; what an earlier process left is not this one's
+        return since  # the trainer has not begun; the file is from an earlier process
     return since | {
         "epoch": known["epoch"],
         "epochs": known["epochs"],

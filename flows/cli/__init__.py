@@ -1,4 +1,4 @@
-"""The command line. Only what is light is imported here; each command imports what it needs when it runs."""
+"""The command line. Only light modules are imported here; each command imports its dependencies when it runs."""
 
 import atexit
 import errno
@@ -50,7 +50,7 @@ COMMANDS = {
         "notify": ("flows.cli.deploy", "notify"),
     },
 }
-"""Panel of the help -> command -> (module, function), in the order in which help shows them."""
+"""Panel of the help -> command -> (module, function), in the order of the help."""
 
 
 HELP = "Train, judge and publish forecasting models for a whole universe of coins."
@@ -69,14 +69,14 @@ _REMEDIES = {
     errno.EPERM: "check who owns it and its permissions",
     errno.EROFS: "choose a folder that can be written to, as with CPB_HOME",
 }
-"""What to do about an error of the operating system, by its number."""
+"""Remedies for errors of the operating system, by errno."""
 
 
 _MIN_ADDRESS_SPACE = 2_500_000_000
-"""Bytes: `cpb verify` ends well with 2.56 GB (torch's CPU build); with 2.05 GB torch cannot be mapped."""
+"""Bytes: `cpb verify` succeeds with 2.56 GB (torch's CPU build); with 2.05 GB torch cannot be mapped."""
 
 _NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to allocate", re.IGNORECASE)
-"""What libraries say that have an error of their own for it: CUDA, torch on the host, numpy."""
+"""Messages of libraries with their own out-of-memory errors: CUDA, torch on the host, numpy."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -91,7 +91,7 @@ def _options(
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end"),
     ] = False,
 ) -> None:
-    """Options of `cpb` itself; refuses too little memory, and a setting that would have no effect."""
+    """Options of `cpb` itself; rejects too small an address space, and a setting that would have no effect."""
     _check_address_space()
     if os.environ.get("CPB_STORE"):
         raise UsageError(
@@ -102,7 +102,7 @@ def _options(
 
 
 def _check_address_space() -> None:
-    """Refuse to start where polars and torch cannot be loaded: they end the process by a signal, not by an error."""
+    """Fail early if polars and torch cannot be loaded, which would end the process by a signal instead of an error."""
     import resource
 
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -131,28 +131,28 @@ def _app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run `cpb`; every expected error ends in one sentence on stderr and its exit code."""
-    # A local tool: nothing is reported to anyone unless the user asks for it.
+    """Run `cpb`; every expected error is printed on stderr as a single sentence and sets the exit code."""
+    # A local tool: no telemetry unless the user enables it.
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # Freeing each object of MLflow, torch and polars takes a second of the CPU after all is done, which the system
-    # does at once; registered first, it is called after all that others registered.
+    # Freeing every object of MLflow, torch and polars at exit takes a second; the operating system frees them at once.
+    # Registered first, so that it is called after all other exit handlers.
     atexit.register(gc.freeze)
-    # Imports make half a million objects: with Python's 700, looking for garbage takes a fifth of their time.
+    # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
     gc.set_threshold(5000)
     from flows.leases import share_leases
 
     log_to_console()
     share_leases()
     try:
-        # Not standalone: errors of the command line come here too, so that all are printed in one place.
+        # Not standalone, so that errors of the command line are raised here and all are printed in the same place.
         code = _app()(prog_name="cpb", standalone_mode=False)
     except typer.TyperException as error:
         _end_usage(error)
     except CpbError as error:
         _end(str(error), error.exit_code, error.code, error.field)
-    except OSError as error:  # a folder that cannot be written to, a full disk: not a fault of this program
+    except OSError as error:  # a folder without write permission or a full disk, not a bug
         where = f"{error.filename}: " if error.filename else ""
         remedy = _REMEDIES.get(error.errno or 0, "check that it exists, its owner and the free space there")
         _end(f"{where}{error.strerror or error}; {remedy}", FATAL, "system", str(error.filename or ""))
@@ -161,13 +161,13 @@ def main() -> None:
     except Exception as error:
         _end_exhausted(error)
         raise
-    if code == INTERRUPTED:  # Typer turns a Ctrl-C within a command into this code
+    if code == INTERRUPTED:  # Typer converts Ctrl-C in a command to this code
         _end(INTERRUPTION, INTERRUPTED, "interrupted")
     sys.exit(code or COMPLETE)
 
 
 def _end_exhausted(error: Exception) -> None:
-    """End in one sentence where memory or disk ran out; numpy, torch, polars and SQLite each have their own error."""
+    """Exit with a message if memory or disk space ran out; numpy, torch, polars and SQLite raise different errors."""
     from tasks.storage.files import is_disk_full
 
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
@@ -181,13 +181,13 @@ def _end_exhausted(error: Exception) -> None:
 
 
 def _end_usage(error: typer.TyperException) -> NoReturn:
-    """End after an error of the command line's parser: an unknown option, a missing argument."""
+    """Exit after an error of the command-line parser: an unknown option, a missing argument."""
 
     context = getattr(error, "ctx", None)
     text = error.format_message()
-    if context is not None and text.startswith("Missing command"):  # a group of commands without a command
+    if context is not None and text.startswith("Missing command"):  # a command group without a command
         with redirect_stdout(sys.stderr):
-            context.get_help()  # which prints it
+            context.get_help()  # prints the help
         sys.exit(USAGE)
     help_for = context.command_path if context is not None else "cpb"
     field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")
@@ -200,7 +200,7 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 
 
 def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
-    """Print why the command ends in one sentence; with `--json` also as the object that programs wait for."""
+    """Print the error as a single sentence; with `--json` also as the JSON object that programs expect."""
 
     text = without_credentials(text)
     print(f"cpb: {text}", file=sys.stderr)

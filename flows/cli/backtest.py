@@ -1,4 +1,4 @@
-"""`cpb backtest` and `cpb tune`: what is a method worth, over several periods, and with which options?"""
+"""`cpb backtest` and `cpb tune`: evaluate methods over several periods, and search their options."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
 
 
 def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """Print one row per model and timeframe, the lowest ratio of a timeframe first."""
+    """Print a row per model and timeframe, the lowest ratio of a timeframe first."""
     found = [(timeframe, name, row) for name, rows in pooled.items() for timeframe, row in rows.items()]
     if not found:
         say("no model was judged")
@@ -81,7 +81,7 @@ def tune(
 ) -> None:
     """Search options with Optuna: fleets train a batch of trials at once, rolling folds before the test span choose.
 
-    The winner is scored on the test span once and written as a preset. The same command goes on with its study.
+    The winner is scored on the test span once and written as a preset. The same command continues its study.
 
     Example: cpb tune --arch gru --coins BTC,ETH --timeframes 1h --trials 256 --budget 10m
     """

@@ -1,4 +1,4 @@
-"""`cpb champions`, `promote`, `publish` and `export`: who serves each series and why, another version, others' use."""
+"""`cpb champions`, `promote`, `publish` and `export`: show, change and share the champions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,7 +27,7 @@ def champions(
     why: Annotated[bool, typer.Option("--why", help="the decision behind each, with its figures")] = False,
     json: Json = False,
 ) -> None:
-    """Show the champion of each coin x timeframe, what the gate decided last, and with --why the reason.
+    """Show the champion of each coin x timeframe, the gate's last decision, and with --why its reason.
 
     Example: cpb champions --why --coins BTC --timeframes 1h
     """
@@ -145,7 +145,7 @@ def _told(decision: "Decision") -> str:
 
 
 def _live(alarm: "Alarm | None") -> str:
-    """Return the drift watch's state; nothing scored is not fine."""
+    """Return the drift watch's state; "-" instead of `fine` if no forecast has been scored."""
     return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
 
 

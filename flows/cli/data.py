@@ -1,4 +1,4 @@
-"""`cpb ingest`, `verify`, `prune` and `doctor`: what is stored, whether it is good, what goes; what the machine is."""
+"""`cpb ingest`, `verify`, `prune` and `doctor`: fill, check and clean the store, and check the machine."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -50,7 +50,7 @@ def ingest(
 
 
 def _with_listed_pairs(spec: IngestSpec) -> "Scope":
-    """Return the scope with the pairs that its source lists: those of `exchange`, or all."""
+    """Return the scope with the pairs of its source's listing: for `exchange`, or all."""
     from tasks.market.ingest import listed_symbols
     from tasks.market.pairs import with_listed_pairs
 
@@ -91,7 +91,7 @@ def verify(
 ) -> None:
     """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
 
-    Prints one line per damaged file: its path, the reason, and a command, or what --repair has done. Exit 1 where
+    Prints a line per damaged file: its path, the reason, and a command, or the result of --repair. Exit 1 if
     damage remains, or something could not be checked.
 
     Example: cpb verify --hub alice/cpb-models
@@ -148,7 +148,7 @@ def verify(
 
 
 _SHOWN = 20
-"""Lines of each kind that are shown to people; `--json` has all."""
+"""Maximum number of lines of each kind on the terminal; `--json` has all."""
 
 
 def prune(
@@ -157,8 +157,8 @@ def prune(
 ) -> None:
     """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
 
-    Kept: of each market the last 14 nights whole, then one run a week with its members' figures in one file;
-    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing goes while
+    Kept: of each market the last 14 nights completely, then one run a week with its members' figures in a single file;
+    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
     a run is being written.
 
     Example: cpb prune
@@ -192,9 +192,9 @@ def doctor(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Look at GPU, driver, torch build and memory; measure them; say what is wrong and what to do.
+    """Check and measure GPU, driver, torch build and memory; report problems and their remedies.
 
-    Exit code 1 where something is wrong, such as a CPU-only torch on a machine with a GPU.
+    Exit code 1 if there is a problem, such as a CPU-only torch on a machine with a GPU.
 
     Example: cpb doctor --json
     """

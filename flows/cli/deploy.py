@@ -1,4 +1,4 @@
-"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: who is told."""
+"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: notifications."""
 
 import shlex
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ Workers = Annotated[
 
 @app.command()
 def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
-    """Start server, work pool, GPU limit, deployments and worker; what runs already is left alone.
+    """Start server, work pool, GPU limit, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
     """
@@ -100,7 +100,7 @@ def status(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show what runs, each deployment's last run, and how fresh the data is; exit 1 where something is wrong.
+    """Show the processes, each deployment's last run, and the age of the data; exit 1 if there is a problem.
 
     Example: cpb deploy status
     """
@@ -201,13 +201,13 @@ def _lines(found: "Status") -> list[str]:
 
 
 def _state(found: "Status") -> str:
-    """Return the first words of the status: that all runs is not yet that all is well."""
+    """Return the beginning of the status: all processes may be running while there are problems."""
     wrong = f", but {count(len(_wrong(found.problems)), 'problem')} (WRONG below)" if found.problems else ""
     return f"up{wrong}" if found.up else "not up"
 
 
 def _wrong(problems: Sequence[Event]) -> list[str]:
-    """Return a line per problem; all stale series are in one line, as they mostly have one cause."""
+    """Return a line per problem; all stale series share a line, as they usually have the same cause."""
     stale = [event for event in problems if event.kind == "data stale"]
     lines = [event.text for event in problems if event.kind != "data stale"]
     if stale:
@@ -237,7 +237,7 @@ def notify(
     test: Annotated[bool, typer.Option("--test", help="send a test message to every service")] = False,
     json: Json = False,
 ) -> None:
-    """List the services of CPB_NOTIFY that are told of failures; with --test, send each a message.
+    """List the notification services of CPB_NOTIFY; with --test, send each a message.
 
     Example: cpb notify --test
     """

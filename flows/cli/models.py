@@ -1,4 +1,4 @@
-"""`cpb leaderboard`, `cpb forecast` and `cpb ledger`: what there is after a training."""
+"""`cpb leaderboard`, `cpb forecast` and `cpb ledger`: the results of a training."""
 
 from typing import Annotated, Any
 
@@ -28,8 +28,8 @@ def leaderboard(
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
-    A row is the newest run of a preset. A later run on some of its coins stands below, as a row of its own. Simulated
-    markets are only shown where asked for, or where nothing else was trained.
+    A row is the newest run of a preset. A later run on some of its coins has a separate row below. Simulated markets
+    are only shown if requested, or if nothing else was trained.
 
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
@@ -76,7 +76,7 @@ def forecast(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Refresh the candles, forecast with the champions, and score older forecasts that have come due.
+    """Refresh the candles, forecast with the champions, and score older forecasts whose candles have closed.
 
     Example: cpb forecast --coins BTC --timeframes 1h --source sim
     """
@@ -103,7 +103,7 @@ def forecast(
 
 
 def _forecast_line(forecast: dict[str, Any]) -> str:
-    """Return the last step of one forecast, for people."""
+    """Return a line about the last step of a forecast."""
     last = forecast["steps"][-1]
     name = f"{forecast['symbol']} {forecast['timeframe']}"
     return (
@@ -113,7 +113,7 @@ def _forecast_line(forecast: dict[str, Any]) -> str:
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:
-    """Print the leaderboard for people, on stdout."""
+    """Print the leaderboard as a table on stdout."""
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
     markets = {row["market"] for row in rows}
     title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
@@ -129,7 +129,7 @@ BOARD = (
 
 
 def print_runs(rows: list[dict[str, Any]]) -> None:
-    """Print the training runs for people, on stdout."""
+    """Print the training runs as a table on stdout."""
     if not rows:
         say("no training run in the MLflow store yet; start one with `cpb train-all`")
         return
@@ -176,7 +176,7 @@ def _board_cells(row: dict[str, Any], with_market: bool) -> list[str]:
 
 
 def _coins(row: dict[str, Any]) -> str:
-    """Return which coins a row is about, and how many of their models failed."""
+    """Return the coins of a row, and how many of their models failed."""
     failed = f", {row['failed']} failed" if row["failed"] else ""
     return f"{row['coins'] or count(row['members'], 'model')}{failed}"
 
@@ -190,9 +190,9 @@ def ledger(
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
-    """Show what came true of the stored forecasts: live ones and replays apart, against the random walk.
+    """Show the scores of the stored forecasts against the random walk, live forecasts and replays separately.
 
-    A ratio below 1 is better than the random walk with EWMA volatility. Its interval holds at any time that one looks.
+    A ratio below 1 is better than the random walk with EWMA volatility. Its interval is valid at any time.
 
     Example: cpb ledger --coins BTC --timeframes 1h
     """

@@ -1,10 +1,10 @@
-"""Options of the command line, made from the specifications that declare them (`schemas/run.py`).
+"""Options of the command line, generated from the specifications that declare them (`schemas/run.py`).
 
     @takes(ScopeSpec)
     def forecast(spec: ScopeSpec, json: Json = False) -> None: ...
 
-gives the command `--coins`, `--timeframes` and so on, with the fields' descriptions and defaults. To Typer all of them
-are texts (or switches), so that a wrong value meets the specification's own sentence and not the parser's.
+gives the command `--coins`, `--timeframes` and so on, with the fields' descriptions and defaults. Typer receives all of
+them as texts (or switches), so that the specification reports an invalid value instead of the parser.
 """
 
 import inspect
@@ -27,7 +27,7 @@ Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, a
 S = TypeVar("S", bound=Spec)
 
 OVERRIDES = "overrides"
-"""The field that takes options of the model preset: `--set NAME=VALUE`, or options of their own (`ModelOption`)."""
+"""The field for options of the model preset: `--set NAME=VALUE`, or separate options (`ModelOption`)."""
 
 _PANELS = {
     "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "min_days_listed",
@@ -39,22 +39,22 @@ _PANELS = {
     "How it trains": ("device", "profile", "dtype", "engine", "train_timeout_s"),
     "What becomes of it": ("repo", "force", "prune", "wandb", "out", "report", "fallback"),
 }  # fmt: skip
-"""Panel of the help -> the fields of specifications that it shows; the others, and a command's own, are `Options`."""
+"""Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 
 _PANEL_OF = {field: panel for panel, fields in _PANELS.items() for field in fields}
 
 MODEL_PANEL = "Options of the model (default: the preset's)"
 
 _METAVARS = {int: "<int>", float: "<float>"}
-_DECLARED: Any = object()  # the default is the one that the specification declares
+_DECLARED: Any = object()  # marks the default declared by the specification
 
 
 @dataclass(frozen=True)
 class Shown:
-    """How one command shows a field, where that differs from its declaration.
+    """How a command shows a field, if that differs from the field's declaration.
 
     names: the option's names, `--yes/--no` for a switch. metavar, help: as in the command's help.
-    argument: it is given by position, without a name, and has no default.
+    argument: the value is a positional argument without a default.
     """
 
     names: tuple[str, ...] = ()
@@ -66,10 +66,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class ModelOption:
-    """An option of its own for one field of the model preset (`cpbmodels.Preset`).
+    """A separate option for a field of the model preset (`cpbmodels.Preset`).
 
-    names: others that mean the same. They, and the `--no-…` of a switch, are named in the help's text and are options
-    that it does not list: beside the option's own name they left no room for a whole one in 80 columns.
+    names: its aliases. The aliases, and the `--no-…` of a switch, are hidden options that the help text mentions:
+    listed beside the option's own name they would leave too little space in 80 columns.
     """
 
     field: str
@@ -79,7 +79,7 @@ class ModelOption:
     names: tuple[str, ...] = ()
 
     def others(self, name: str) -> tuple[str, ...]:
-        """Return the options beside `--NAME`: for a switch the one that turns it off."""
+        """Return the other names of `--NAME`: for a switch the option that turns it off."""
         return (f"--no-{_dashed(name)}",) if self.switch else self.names
 
     def about(self, name: str) -> str:
@@ -99,13 +99,13 @@ def takes(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a Typer command the fields of `spec` as options and call it with the built spec as first argument.
 
-    The command's other parameters stay as they are.
+    The command's other parameters are unchanged.
 
     Args:
         only, without: fields to show, or to leave at their defaults.
         shown: fields that this command shows differently.
-        model_options: fields of the model preset with an option of their own beside `--set`, by parameter name.
-        build: makes the spec from the values given; default: the class itself.
+        model_options: fields of the model preset with a separate option in addition to `--set`, by parameter name.
+        build: creates the spec from the given values; default: the class itself.
     """
     fields = {n: f for n, f in spec.model_fields.items() if n not in without and (not only or n in only)}
     numbers = [n for n, f in fields.items() if _kind(f.annotation) in _METAVARS]
@@ -127,7 +127,7 @@ def takes(
             values |= {n: parse_value(values[n]) for n in numbers if isinstance(values[n], str)}
             if OVERRIDES in fields:
                 values[OVERRIDES] = _overrides(values, model_options)
-            # Reading the architectures takes a second.
+            # Importing the architectures takes a second.
             with shown_progress(_dashed(command.__name__), "reading the options"):
                 made = build(values) if build else spec(**values)
             command(made, **bound.arguments)
@@ -140,15 +140,15 @@ def takes(
 
 
 def parse_value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself where it is none: `5`, `0.1`, `false`, `quantile`."""
+    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `0.1`, `false`, `quantile`."""
     try:
         return json.loads(text)
-    except (ValueError, RecursionError):  # also of digits by the thousand, and brackets
+    except (ValueError, RecursionError):  # also for thousands of digits or brackets
         return text
 
 
 def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None) -> dict[str, Any]:
-    """Take the model options out of `values` and return them by the names of the preset's fields."""
+    """Remove the model options from `values` and return them by the names of the preset's fields."""
     found = _settings(values.pop(OVERRIDES) or ())
     for name, option in (options or {}).items():
         given = [values.pop(one) for one in (name, *map(_keyword_of, option.others(name)))]
@@ -207,7 +207,7 @@ def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:
-    """Return the values that a field's declaration lists; empty where it takes others too."""
+    """Return the values listed in a field's declaration; empty if other values are allowed too."""
     kinds = (field.annotation, *get_args(field.annotation))
     listed = (get_args(kind) for kind in kinds if get_origin(kind) is Literal)
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -215,7 +215,7 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
 
 
 def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
-    """Return what a shell's Tab key asks for."""
+    """Return the completions for a shell."""
     if not choices:
         return None
 

@@ -1,4 +1,4 @@
-"""`cpb presets`: which presets there are, what each is for, and what it says."""
+"""`cpb presets`: list the presets with their purpose, and explain a preset."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -27,7 +27,7 @@ def presets(
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the built-in presets and those in HOME/presets, or explain one (a name, or a file NAME.toml).
+    """List the presets, built in and in HOME/presets, or explain a preset (a name, or a file NAME.toml).
 
     Example: cpb presets smoke
     """
@@ -50,10 +50,10 @@ def presets(
 
 
 def explain(name: str) -> dict[str, Any]:
-    """Return what a preset resolves to: for each of its architectures every option, its value and what is allowed.
+    """Return the resolved preset: per architecture every option, its value and its allowed values.
 
     Raises:
-        UsageError: there is no such preset, or it is wrong; the sentence is that of a run with it.
+        UsageError: the preset does not exist or is invalid; the message is the same as in a run.
     """
     import cpbmodels
     from cpbmodels.arch.options import CHOICES, RANGES
@@ -90,7 +90,7 @@ def _built_in(name: str) -> dict[str, Any]:
 
 
 def _own(path: Path) -> dict[str, Any]:
-    """Return what a file says; `problem` is the sentence with which a run refuses it."""
+    """Return the content of a preset file; `problem` is the message with which a run rejects it."""
     given: dict[str, Any] = {"name": str(path), "about": "", "base": None, "architectures": [], "seeds": None}
     given |= {"options": {}, "problem": None}
     try:

@@ -29,7 +29,7 @@ def serve(
     allowed_hosts: Names = None,
     json: Json = False,
 ) -> None:
-    """Serve the forecasts: a page for people at /, JSON under /api, its description at /docs.
+    """Serve the forecasts: a web page at /, JSON under /api, its description at /docs.
 
     Example: cpb serve --port 8000
     """
@@ -90,7 +90,7 @@ def ui(
     port: Port = 5000,
     json: Json = False,
 ) -> None:
-    """Start MLflow's interface to compare architectures, for you alone, and print a link that signs a browser in.
+    """Start MLflow's interface to compare architectures, for you alone, and print a link that signs you in.
 
     Example: cpb ui
     """

@@ -49,7 +49,7 @@ MODEL_OPTIONS = {
     "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
     "head": ModelOption("head", "student-t, quantile or point", "<str>"),
 }
-"""The same for `cpb train`, whose one architecture reads them."""
+"""The same for `cpb train`, whose only architecture reads them."""
 
 
 def demo(json: Json = False) -> None:
@@ -90,8 +90,8 @@ def train_all(
 
 
 def _one_model(values: dict[str, Any]) -> RunSpec:
-    """Return the spec of `cpb train`: `har` where no architecture is named, and the architecture's own preset."""
-    # What is wrong with coins, candles or dates is told before the models' library is loaded.
+    """Return the spec of `cpb train`: `har` if no architecture is named, and the architecture's own preset."""
+    # Errors in coins, candles or dates are reported before the models' library is loaded.
     ScopeSpec(**{name: value for name, value in values.items() if name in ScopeSpec.model_fields})
     if values["architectures"] is None and not is_file(values["preset"]):
         values = values | {"architectures": "har"}
@@ -111,7 +111,7 @@ def _default_preset(architecture: str) -> str:
 
     try:
         return cpbmodels.architecture(base_of(architecture)).default_preset
-    except cpbmodels.ModelError:  # an unknown one: RunSpec names those that there are
+    except cpbmodels.ModelError:  # unknown architecture: RunSpec names the known architectures
         return "default"
 
 
@@ -142,7 +142,7 @@ def train(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train and judge one model.
+    """Train and judge a single model.
 
     Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
     """
@@ -164,7 +164,7 @@ def train(
 
 
 def _show_plan(spec: RunSpec, json: bool) -> None:
-    """Print what a run would train now, from the registry alone: nothing is fetched, trained or written."""
+    """Print what a run would train now, using only the registry: nothing is downloaded, trained or written."""
     quiet_libraries()
     with shown_progress("train-all"):
         from flows.runner import with_pairs

@@ -1,13 +1,13 @@
-"""`cpb deploy`: the project on a Prefect server of its own on this machine, safe to leave running.
+"""`cpb deploy`: run the project on its own Prefect server on this machine, unattended.
 
-project      the folder whose prefect.yaml counts, the state folder, the password, the environment of the processes
-services     server and worker as processes: started, found again, asked, stopped; logs that do not grow for ever
+project      the project folder with prefect.yaml, the state folder, the password, the environment of the processes
+services     the processes server and worker: starting, finding and stopping them; size-limited logs
 server       entry point of the server process, which runs behind the guard of `flows/ops`
 worker       entry point of the worker process
 prepare      work pool, GPU limit, deployments
 control      `up` and `down`
-runs         `run`: ask a deployment for a flow run
-liveness     which process a flow run belongs to; runs whose process is gone are ended
-status       `status`: what runs, how the last runs ended, newest candles and forecasts, disk space, what is wrong
+runs         `run`: start a flow run of a deployment
+liveness     the process of a flow run; ends runs whose process has died
+status       `status`: processes, last runs, newest candles and forecasts, disk space, problems
 units        `unit`: systemd units and cron lines
 """

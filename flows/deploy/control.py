@@ -1,4 +1,4 @@
-"""`up` starts what does not run and leaves what runs; `down` stops both processes and what they were doing."""
+"""`up` starts the processes that are not running; `down` stops both processes and their flow runs."""
 
 import subprocess
 import time
@@ -29,7 +29,7 @@ _Processes = dict[Name, subprocess.Popen[bytes]]
 
 @dataclass
 class Started:
-    """What `up` found and did. `seconds`: how long each phase took."""
+    """Result of `up`. `seconds`: duration of each phase."""
 
     server: Service
     worker: Service
@@ -40,14 +40,14 @@ class Started:
 
 
 def up(port: int | None = None, workers: int | None = None) -> Started:
-    """Bring server, pool, limit, deployments and worker to life, and end runs whose process is gone.
+    """Start server and worker, set up pool, limit and deployments, and end runs whose process has died.
 
     Args:
-        port: None: that of the last `up`, else 4200.
-        workers: flow runs at the same time; None: as at the last `up`, else 2.
+        port: None: the port of the last `up`, else 4200.
+        workers: maximum number of concurrent flow runs; None: as in the last `up`, else 2.
 
     Raises:
-        CpbError: the port is taken, something does not start, or a running server has another port.
+        CpbError: the port is in use, a process does not start, or a running server has another port.
     """
     project_folder()
     seconds: dict[str, float] = {}
@@ -63,17 +63,17 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
                     worker = _worker(client, server, workers, begun)
         except BaseException:
             for process in reversed(begun.values()):
-                with suppress(ProcessLookupError):  # it has ended by itself
+                with suppress(ProcessLookupError):  # already ended
                     services.stop(ProcessId.of(process.pid))
             raise
     return Started(server, worker, list(begun), dropped, ended, seconds)
 
 
 def prepare() -> Service:
-    """Do what a server lacks before a worker starts, where systemd starts both; return the server.
+    """Set up the server before a worker starts, if systemd starts both; return the server.
 
     Raises:
-        CpbError: no server of this project has started in time, or `prefect deploy` fails.
+        CpbError: no server of this project started in time, or `prefect deploy` fails.
     """
     project_folder()
     server = until(_ready_server, _START_S)
@@ -89,16 +89,16 @@ def prepare() -> Service:
 
 
 def down(grace_s: float = 30) -> list[Name]:
-    """Stop worker, flow runs and server, and return the names of the processes that ran."""
+    """Stop worker, flow runs and server; return the names of the processes that were running."""
     with locked(state_folder() / "lock"), ExitStack() as asking:
         server, worker = services.find("server"), services.find("worker")
         answers = server if server and server.alive and _accepts_us(server) else None
         client = asking.enter_context(client_of(answers)) if answers else None
         interrupted = _interrupted(client, worker)
         stopped: list[Name] = ["worker"] if worker and services.stop(worker.process, grace_s) else []
-        interrupted |= _interrupted(client, worker)  # it may have begun another run meanwhile
+        interrupted |= _interrupted(client, worker)  # the worker may have started another run meanwhile
         for run in interrupted.values():
-            if process := process_of(run):  # of a worker that was killed: it went on alone
+            if process := process_of(run):  # of a killed worker: the flow run continued without it
                 services.stop(process, grace_s)
         if client and answers:
             for run in interrupted.values():
@@ -119,7 +119,7 @@ def _interrupted(client: SyncPrefectClient | None, worker: Service | None) -> di
 
 
 def _server(port: int | None, begun: _Processes) -> Service:
-    """Return the running server; started where none runs, restarted where it does not answer."""
+    """Return the running server; start it if there is none, restart it if it does not respond."""
     old = services.find("server")
     if old and old.alive:
         if port not in (None, old.port):
@@ -131,7 +131,7 @@ def _server(port: int | None, begun: _Processes) -> Service:
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
-    # a server that was just killed holds it for a moment
+    # a server that was just killed still holds the port for a moment
     waiting = Retrying(
         retry=retry_if_exception_type(CpbError),
         stop=stop_after_delay(_FREE_S),
@@ -146,7 +146,7 @@ def _server(port: int | None, begun: _Processes) -> Service:
 
 
 def _worker(client: SyncPrefectClient, server: Service, workers: int | None, begun: _Processes) -> Service:
-    """Make the deployments, and return the running worker; started where none asks this server."""
+    """Create the deployments, and return the running worker; start it if there is none for this server."""
     old = services.find("worker")
     if old and old.alive and old.port != server.port:
         services.stop(old.process)
@@ -155,7 +155,7 @@ def _worker(client: SyncPrefectClient, server: Service, workers: int | None, beg
         return old
     workers = workers or (old.workers if old else 0) or WORKERS
     begun["worker"] = services.start("worker", server.port, server.home, "--workers", str(workers))
-    deploy(server)  # while the worker imports Prefect
+    deploy(server)  # meanwhile the worker imports Prefect
 
     def polls(worker: Service) -> bool:
         return str(worker.process) in {listed.name for listed in client.read_workers_for_work_pool(POOL)}
@@ -164,7 +164,7 @@ def _worker(client: SyncPrefectClient, server: Service, workers: int | None, beg
 
 
 def _ready(name: Name, process: subprocess.Popen[bytes], answers: Callable[[Service], bool]) -> Service:
-    """Wait until a process has recorded itself and answers; return its record."""
+    """Wait until a process has written its record and responds; return the record."""
 
     def ready() -> Service | None:
         if process.poll() is not None:
@@ -178,7 +178,7 @@ def _ready(name: Name, process: subprocess.Popen[bytes], answers: Callable[[Serv
 
 
 def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun], int]:
-    """Make pool and limit, end runs whose process is gone, drop missed schedules; return the runs and how many."""
+    """Create pool and limit, end runs of dead processes, drop missed schedules; return ended runs, number dropped."""
     make_pool_and_limit(client)
     forget_dead_workers(client)
     ended = end_dead_runs(client, server.home, server.since)
@@ -191,7 +191,7 @@ def _ready_server() -> Service | None:
 
 
 def _is_ready(server: Service) -> bool:
-    """Whether the server answers to the password."""
+    """Whether the server responds and accepts the password."""
     try:
         with client_of(server, timeout_s=5) as client:
             client.api_version()
@@ -203,7 +203,7 @@ def _is_ready(server: Service) -> bool:
 
 
 def _accepts_us(server: Service) -> bool:
-    """Whether runs can be read and marked; a server that hangs or is not ours any more can only be stopped."""
+    """Whether runs can be read and updated; a server that hangs or rejects our password can only be stopped."""
     try:
         return _is_ready(server)
     except CpbError:

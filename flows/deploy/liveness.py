@@ -1,9 +1,9 @@
-"""Which process a flow run belongs to, and the end of runs whose process is gone.
+"""The process of a flow run, and ending runs whose process has died.
 
-A killed process cannot say that its run has ended: on the server it would stay Running, and hold its slots, for
-ever. So each run carries its process as a label. The next `up`, `status`, `run` or flow run looks at all runs that
-have not ended. Only the host that a process ran on may call it dead; of other hosts' runs the heartbeats count.
-Runs that are not cpb's are left alone: a Prefect database may serve several projects.
+A killed process cannot report the end of its run: on the server the run would stay Running, and hold its slots,
+forever. So each run has its process as a label, and the next `up`, `status`, `run` or flow run checks all open runs.
+Only the host of a process can tell that it is dead; for runs on other hosts the heartbeats decide. Runs that are not
+cpb's are ignored: a Prefect database may serve several projects.
 """
 
 import asyncio
@@ -31,12 +31,12 @@ LABEL = "cpb.process"
 _WORKER_LABEL = "prefect.worker.name"
 _OPEN = ["RUNNING", "PENDING", "CANCELLING"]
 SILENT_AFTER = timedelta(minutes=15)
-"""Without a sign of life for this long a run of another host counts as dead (Prefect's heartbeats: every 3 minutes)."""
+"""A run on another host without a heartbeat for this long counts as dead (Prefect's heartbeats: every 3 minutes)."""
 
 
 @dataclass(frozen=True)
 class EndedRun:
-    """A flow run that was marked as ended because its process is gone."""
+    """A flow run that was marked as ended because its process has died."""
 
     name: str
     id: UUID
@@ -44,7 +44,7 @@ class EndedRun:
 
 
 def claim_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
-    """Label a flow run with the calling process, and end runs that others left; a flow's `on_running` hook."""
+    """Label a flow run with the calling process, and end runs of dead processes; a flow's `on_running` hook."""
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(flow_run.id, {LABEL: str(ProcessId.current())})
         end_dead_runs(client, prefect_home())
@@ -53,12 +53,12 @@ def claim_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
 def end_dead_runs(
     client: SyncPrefectClient, home: Path, server_since: datetime | None = None
 ) -> list[EndedRun]:
-    """Mark every run as Crashed (one that was being cancelled as Cancelled) whose process is gone; free its slots.
+    """Mark every run whose process has died as Crashed (Cancelled if it was being cancelled), and free its slots.
 
     Args:
         home: Prefect's folder on this host, which holds the server's leases if the server runs here.
-        server_since: since when the server has been able to receive heartbeats; None if not known, and then nothing
-            is concluded from their absence.
+        server_since: time from which the server could receive heartbeats; None if unknown: then missing heartbeats
+            are ignored.
     """
     dead = [run for run in open_runs(client) if _is_ours(run) and _is_dead(client, run, server_since)]
     ended = [end_run(client, run, "its process is gone") for run in dead]
@@ -67,13 +67,13 @@ def end_dead_runs(
 
 
 def open_runs(client: SyncPrefectClient) -> list[FlowRun]:
-    """Return all flow runs that were started and have not ended."""
+    """Return all flow runs that have started and not ended."""
     some = FlowRunFilter.model_validate({"state": {"type": {"any_": _OPEN}}})
     return flow_runs(client, flow_run_filter=some)
 
 
 def process_of(run: FlowRun) -> ProcessId | None:
-    """Return the process that a run belongs to: its own, or the worker's that is about to start it."""
+    """Return the process of a run: its own, or that of the worker about to start it."""
     return _labelled(run, LABEL) or _labelled(run, _WORKER_LABEL)
 
 
@@ -82,9 +82,9 @@ def _labelled(run: FlowRun, label: str) -> ProcessId | None:
 
 
 def runs_of_worker(client: SyncPrefectClient, worker: ProcessId | None) -> list[FlowRun]:
-    """Return the open runs that a worker started, and those of dead workers, whose processes may live on alone.
+    """Return the open runs of a worker and of dead workers, whose flow run processes may still be alive.
 
-    Runs of another living worker are left out: several project folders may share one Prefect database.
+    Runs of other live workers are left out: several project folders may share a Prefect database.
     """
     started = [(run, _labelled(run, _WORKER_LABEL)) for run in open_runs(client)]
     return [run for run, by in started if by and (by == worker or by.is_alive() is False)]
@@ -101,7 +101,7 @@ def end_run(client: SyncPrefectClient, run: FlowRun, why: str, cancel: bool = Fa
 
 
 def clean_up(client: SyncPrefectClient, home: Path) -> None:
-    """End the task runs, and free the slots, of flow runs that were killed: neither ends by itself."""
+    """End the task runs and free the slots of killed flow runs, which nothing else does."""
     killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
     still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
     for task in client.read_task_runs(flow_run_filter=killed, task_run_filter=still_open, limit=PAGE):
@@ -129,7 +129,7 @@ def _is_dead(client: SyncPrefectClient, run: FlowRun, server_since: datetime | N
 
 
 def _beats(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
-    """Whether a run has sent a heartbeat."""
+    """Whether a run has sent a heartbeat since a time."""
     wanted = EventFilter.model_validate(
         {
             "event": {"name": ["prefect.flow-run.heartbeat"]},
@@ -141,11 +141,10 @@ def _beats(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
 
 
 def _free_slots(client: SyncPrefectClient, home: Path) -> None:
-    """Free the slots of concurrency limits whose holder, a flow run, has ended.
+    """Free the slots of concurrency limits that are held by an ended flow run.
 
-    A killed process does not give its slot back, and neither does the worker that sees it die: it would stay taken
-    until its lease runs out. Leases are read from the server's lease storage on disk, as its API names a lease to
-    its holder alone.
+    Neither a killed process nor its worker releases the slot, which would stay taken until the lease expires. Leases
+    are read from the server's lease storage on disk, because the API shows a lease only to its holder.
     """
     for lease, holder in _held_by_runs(home / "concurrency_leases"):
         with suppress(ObjectNotFound):  # a run of another server
@@ -155,7 +154,7 @@ def _free_slots(client: SyncPrefectClient, home: Path) -> None:
 
 
 def _held_by_runs(folder: Path) -> list[tuple[UUID, UUID]]:
-    """Return the id of each lease that a flow run holds, and the run's."""
+    """Return the ids of each lease held by a flow run and of that run."""
     if not folder.is_dir():
         return []
     from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage

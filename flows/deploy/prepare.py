@@ -1,4 +1,4 @@
-"""What a new server lacks before a worker may poll it: work pool, GPU limit, deployments."""
+"""Setup of a new server before a worker polls it: work pool, GPU limit, deployments."""
 
 import logging
 import subprocess
@@ -23,7 +23,7 @@ _DEPLOY_S = 120.0
 
 
 def make_pool_and_limit(client: "SyncPrefectClient") -> None:
-    """Create the work pool, and the limit that trainings queue on: a strict acquire fails where it does not exist."""
+    """Create the work pool, and the limit that trainings queue on: strict acquisition fails if the limit is missing."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
 
@@ -37,7 +37,7 @@ def make_pool_and_limit(client: "SyncPrefectClient") -> None:
 
 
 def forget_dead_workers(client: "SyncPrefectClient") -> None:
-    """Remove workers of this host from the pool's list that do not run any more: each start adds one."""
+    """Remove dead workers of this host from the pool's list, to which each start adds a worker."""
     for worker in client.read_workers_for_work_pool(POOL):
         if (process := worker_process(worker.name)) and process.is_alive() is False:
             client.request(
@@ -47,7 +47,7 @@ def forget_dead_workers(client: "SyncPrefectClient") -> None:
 
 
 def worker_process(name: str) -> ProcessId | None:
-    """Return the process of a worker from its name; None for a worker that cpb did not start."""
+    """Return the process that a worker's name contains; None for a worker not started by cpb."""
     try:
         return ProcessId.parse(name)
     except ValueError:
@@ -55,12 +55,12 @@ def worker_process(name: str) -> ProcessId | None:
 
 
 def deploy(server: Service) -> None:
-    """Run `prefect deploy --all` to its end. Its exit code counts, not what it prints.
+    """Run `prefect deploy --all` and check its exit code, not its output.
 
     Prefect has no public function that reads prefect.yaml.
 
     Raises:
-        CpbError: it fails, or does not end within `_DEPLOY_S`.
+        CpbError: the command fails, or does not end within `_DEPLOY_S`.
     """
     secret = {"PREFECT_API_AUTH_STRING": password_file(server.home).read()}
     log = log_file("deploy")
@@ -78,7 +78,7 @@ def deploy(server: Service) -> None:
 
 
 def drop_missed_runs(client: "SyncPrefectClient") -> int:
-    """Delete runs that schedules had due while nothing was up: a worker would do all of them, one after another."""
+    """Delete runs scheduled while no worker was running: a worker would execute all of them in sequence."""
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
 
     due = FlowRunFilter.model_validate(

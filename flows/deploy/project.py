@@ -1,4 +1,4 @@
-"""Where a deployment lives: the project's folder, the state folder, the password, the environment of its processes."""
+"""Locations of a deployment: the project's folder, the state folder, the password, the processes' environment."""
 
 import os
 from pathlib import Path
@@ -7,14 +7,14 @@ from flows.ops.password_file import PasswordFile
 from schemas.errors import CpbError
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder that holds this code: its prefect.yaml is deployed, whatever folder the command is typed in."""
+"""The folder with this code, whose prefect.yaml is deployed whatever the current folder is."""
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 _SQLITE = "sqlite:///"
 
 
 def api_of(port: int) -> str:
-    """Return the address of the API on a port of this machine."""
+    """Return the URL of the API on a port of this machine."""
     return f"http://127.0.0.1:{port}/api"
 
 
@@ -44,7 +44,7 @@ def prefect_home() -> Path:
 
 
 def password_file(home: Path | None = None) -> PasswordFile:
-    """Return where the API's password lies: in Prefect's folder. Whoever holds it can run commands as this user."""
+    """Return the file of the API's password in Prefect's folder. The password allows running commands as this user."""
     return PasswordFile(
         (home or prefect_home()) / "cpb-api-auth",
         missing="no server of `cpb deploy` has run with this PREFECT_HOME, or the file was deleted; run "
@@ -54,20 +54,19 @@ def password_file(home: Path | None = None) -> PasswordFile:
 
 
 def data_home() -> Path:
-    """Return the store that deployed flows use: `CPB_HOME`, or `data` in the project."""
+    """Return the store used by deployed flows: `CPB_HOME`, or `data` in the project."""
     return Path(os.environ.get("CPB_HOME") or ROOT / "data").absolute()
 
 
 def settings(port: int, home: Path) -> dict[str, str]:
-    """Return the settings of Prefect that each process of a deployment has; the password is no part of them."""
+    """Return the Prefect settings of each process of a deployment, without the password."""
     return QUIET | {"PREFECT_HOME": str(home), "PREFECT_API_URL": api_of(port)}
 
 
 def environment(port: int, home: Path) -> dict[str, str]:
     """Return the environment of server, worker and `prefect deploy`, which all run in the project's folder.
 
-    Paths that the user gave relative to another folder become absolute. The password is no part of it: each
-    process reads it from its file.
+    Relative paths given by the user become absolute. The password is not included: each process reads it from its file.
     """
     env = os.environ | settings(port, home) | {"PWD": str(ROOT)}
     for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):

@@ -1,4 +1,4 @@
-"""`run`: ask a deployment for a flow run, and wait for its end where that is wanted."""
+"""`run`: start a flow run of a deployment, and wait for its end if requested."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ NAMES = {
     "hourly": "forecast/hourly",
     "forecast": "forecast/hourly",
 }
-"""Short names of the deployments; Prefect itself only takes FLOW/DEPLOYMENT."""
+"""Short names of the deployments; Prefect itself only accepts FLOW/DEPLOYMENT."""
 
 _POLL_S = 2.0
 
 
 @dataclass(frozen=True)
 class Requested:
-    """A flow run that a deployment was asked for; state and exit code are those at its end where `watch` was set."""
+    """A requested flow run of a deployment; state and exit code are final only with `watch`."""
 
     deployment: str
     flow_run_id: str
@@ -43,15 +43,15 @@ class Requested:
 
 
 SPECS: dict[str, type[ScopeSpec]] = {"train-all": RunSpec, "forecast": ForecastSpec}
-"""What the flows of our deployments are asked."""
+"""Specifications of the flows of our deployments."""
 
 
 def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Requested:
-    """Ask a deployment for a run, by its short or full name.
+    """Start a run of a deployment, given by its short or full name.
 
     Raises:
-        UsageError: a name that cannot be a deployment's, or a parameter that is not NAME=VALUE.
-        CpbError: no server runs, the server knows no such deployment, or it refuses the parameters.
+        UsageError: the name is not a valid deployment name, or a parameter is not NAME=VALUE.
+        CpbError: no server is running, the server does not have the deployment, or it rejects the parameters.
     """
     full = NAMES.get(name, name)
     if "/" not in full:
@@ -61,8 +61,8 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
         )  # fmt: skip
     values = parse_parameters(parameters)
     if spec := SPECS.get(full.partition("/")[0]):
-        spec(**values)  # the same refusal as on the command line, before a run exists
-        values = with_preset_file(values)  # the worker need not have the file
+        spec(**values)  # the same validation as on the command line, before a run exists
+        values = with_preset_file(values)  # the worker does not need the file
     with _server():
         flow_run = _requested(full, values, watch)
     state = flow_run.state
@@ -73,7 +73,7 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
 
 
 def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
-    """Return flow parameters from NAME=VALUE texts; a value is JSON where it can be read as such, else text.
+    """Return flow parameters from NAME=VALUE texts; a value is parsed as JSON if possible, otherwise text.
 
     Raises:
         UsageError: a text without `=`.
@@ -92,7 +92,7 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
 
 @contextmanager
 def _server() -> Iterator[None]:
-    """Ask this project's server in the block while it runs, else the server that Prefect's settings name."""
+    """Use this project's server in the block if it is running, otherwise the server in Prefect's settings."""
     own = find_alive("server")
     if not (own or server_in_use()):
         raise CpbError(
@@ -104,7 +104,7 @@ def _server() -> Iterator[None]:
 
 
 def _requested(name: str, parameters: dict[str, Any], watch: bool) -> FlowRun:
-    """Return the run of a deployment, at its end where `watch` is set."""
+    """Start a run of a deployment and return it, after its end if `watch` is set."""
     try:
         run = run_deployment(
             name, parameters=parameters, timeout=None if watch else 0, poll_interval=_POLL_S, as_subflow=False
@@ -120,5 +120,5 @@ def _requested(name: str, parameters: dict[str, Any], watch: bool) -> FlowRun:
         reason = error.response.json()
         said = reason.get("detail") or reason.get("exception_detail") or reason
         raise UsageError(f"{name} refuses the parameters: {said}", code="parameter", field="param") from error
-    assert isinstance(run, FlowRun)  # a coroutine only where an event loop runs
+    assert isinstance(run, FlowRun)  # a coroutine only inside a running event loop
     return run

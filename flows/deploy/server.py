@@ -14,9 +14,9 @@ from flows.ops.serving import serve
 
 
 def main() -> None:
-    """Serve until a signal."""
+    """Serve until a signal arrives."""
     options = entry_options("server", __doc__)
-    # Prefect reads its settings when it is imported. Set here, the password is not even in /proc/PID/environ.
+    # Prefect reads its settings on import. Set here, the password does not appear in /proc/PID/environ.
     os.environ |= settings(options.port, prefect_home()) | server_settings(options.port)
     announce("server", options.port)
 
@@ -32,12 +32,12 @@ def main() -> None:
 
 
 def origins(port: int) -> list[str]:
-    """Return the origins of the server's own page: it asks the API by address, also when it is opened by name."""
+    """Return the origins of the server's own page, which calls the API by address even if it was opened by name."""
     return [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
 
 
 def server_settings(port: int) -> dict[str, str]:
-    """Return the settings of Prefect that the server has besides."""
+    """Return the additional Prefect settings of the server."""
     auth = password_file().make()
     return {
         "PREFECT_API_AUTH_STRING": auth,
@@ -45,7 +45,7 @@ def server_settings(port: int) -> dict[str, str]:
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins(port)),
         "PREFECT_SERVER_API_HOST": "127.0.0.1",
         "PREFECT_SERVER_API_PORT": str(port),
-        # The default keeps leases in memory: a slot whose holder was killed would stay taken over a restart.
+        # The default storage is memory: after a restart, the slot of a killed holder would stay taken.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
     }
 

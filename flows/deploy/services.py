@@ -1,7 +1,7 @@
-"""The two processes of a deployment, server and worker: started, found again, stopped.
+"""The two processes of a deployment, server and worker: starting, finding and stopping them.
 
-Each writes a record of itself into the state folder when it starts, by hand, by `up` or by systemd alike. A record
-says that the process should run: it stays when the process dies, and `down` removes it.
+Each process writes a record of itself into the state folder when it starts, whether started by hand, by `up` or by
+systemd. A record means that the process should run: it stays when the process dies, and `down` removes it.
 """
 
 import argparse
@@ -45,16 +45,16 @@ Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
 _POLL_S = 0.2
 PAGE = 200
-"""Rows that the server returns to one request, at most."""
+"""Maximum number of rows that the server returns per request."""
 MAX_BYTES, MAX_OLD_FILES = 5_000_000, 3
 CHECK_EVERY_S = 10.0
-"""Length of a log, number of older ones that are kept, and how often a process looks at its own."""
+"""Maximum size of a log, number of old logs kept, and interval between a process's checks of its own log."""
 
 
 class Service(Record):
     """A process of the deployment.
 
-    `home` is Prefect's folder, `data_home` the store's (`CPB_HOME`); `workers`: flow runs at the same time.
+    `home`: Prefect's folder; `data_home`: the store (`CPB_HOME`); `workers`: maximum number of concurrent flow runs.
     """
 
     name: Name
@@ -67,7 +67,7 @@ class Service(Record):
 
     @property
     def api(self) -> str:
-        """The address of the server's API."""
+        """The URL of the server's API."""
         return api_of(self.port)
 
     @property
@@ -77,18 +77,18 @@ class Service(Record):
 
 
 def find(name: Name) -> Service | None:
-    """Return the record of a process that should run, alive or not."""
+    """Return the record of a process that should be running, whether or not it is alive."""
     return find_record(record_file(name), Service)
 
 
 def find_alive(name: Name) -> Service | None:
-    """Return the record of a process that runs."""
+    """Return the record of a process if it is running."""
     found = find(name)
     return found if found and found.alive else None
 
 
 def log_file(name: str) -> Path:
-    """Return the log of a process."""
+    """Return the path of a process's log."""
     return state_folder() / f"{name}.log"
 
 
@@ -102,7 +102,7 @@ def announce(name: Name, port: int, workers: int = 0) -> None:
 
 
 def entry_options(name: Name, about: str | None) -> argparse.Namespace:
-    """Return the options of a process's entry point, and keep its log short from now on."""
+    """Return the options of a process's entry point, and start limiting the size of its log."""
     parser = argparse.ArgumentParser(prog=f"python -m flows.deploy.{name}", description=about)
     parser.add_argument("--port", type=int, default=4200)
     if name == "worker":
@@ -117,7 +117,7 @@ def entry_options(name: Name, about: str | None) -> argparse.Namespace:
 
 
 def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start a process that outlives this one, with its output in the log file."""
+    """Start a process that outlives the calling process, with its output in the log file."""
     log = log_file(name)
     log.parent.mkdir(parents=True, exist_ok=True)
     rotate(log)
@@ -126,13 +126,13 @@ def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[
             [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port), "--log", str(log), *options],
             cwd=ROOT, env=environment(port, home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
-            # A background job of a script inherits SIGINT as ignored, and Prefect's processes would then never stop.
+            # A script's background job inherits an ignored SIGINT, with which Prefect's processes could not be stopped.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
 
 
 def failed_to_start(name: Name, process: subprocess.Popen[bytes]) -> CpbError:
-    """Return the error for a process that ended, or did not get ready in time."""
+    """Return the error for a process that ended or was not ready in time."""
     code = process.poll()
     how = f"ended with code {code}" if code is not None else "is not ready in time"
     return CpbError(
@@ -142,7 +142,7 @@ def failed_to_start(name: Name, process: subprocess.Popen[bytes]) -> CpbError:
 
 
 def stop(process: ProcessId, grace_s: float = 30) -> bool:
-    """End a process with its children: SIGINT, after `grace_s` SIGTERM, then SIGKILL; return whether it was alive."""
+    """Stop a process and its children: SIGINT, after `grace_s` SIGTERM, then SIGKILL; return whether it was alive."""
     try:
         family = [(first := psutil.Process(process.pid)), *first.children(recursive=True)]
         if process.is_alive() is not True:
@@ -160,7 +160,7 @@ def stop(process: ProcessId, grace_s: float = 30) -> bool:
 
 
 def until(look: Callable[[], T], timeout_s: float) -> T | None:
-    """Return what `look` finds, as soon as that is true; None where it is not in time."""
+    """Return the first truthy result of `look`, which is polled; None on timeout."""
     waiting = Retrying(
         retry=retry_if_result(lambda found: not found), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S),
         retry_error_callback=lambda _last: None,
@@ -169,7 +169,7 @@ def until(look: Callable[[], T], timeout_s: float) -> T | None:
 
 
 def _running(family: list[psutil.Process]) -> list[psutil.Process]:
-    """Return those that run. A zombie does not: in a container its parent may never reap it."""
+    """Return the running processes, without zombies: in a container their parent may never reap them."""
     found = []
     for member in family:
         with suppress(psutil.NoSuchProcess):
@@ -179,7 +179,7 @@ def _running(family: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def record_file(name: Name) -> Path:
-    """Return the record of a process."""
+    """Return the path of a process's record."""
     return state_folder() / f"{name}.json"
 
 
@@ -188,7 +188,7 @@ def client_of(server: Service, timeout_s: float = 30) -> Iterator["SyncPrefectCl
     """Yield a client of this deployment's server.
 
     Raises:
-        CpbError: the server cannot be reached, refuses the password, or answers with an error.
+        CpbError: the server cannot be reached, rejects the password, or responds with an error.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES
     from prefect.settings import temporary_settings as settings
@@ -203,7 +203,7 @@ def client_of(server: Service, timeout_s: float = 30) -> Iterator["SyncPrefectCl
 
 
 def flow_runs(client: "SyncPrefectClient", **filters: Any) -> list["FlowRun"]:
-    """Return all flow runs that the filters of Prefect's client choose, which the server returns in pages."""
+    """Return all flow runs that match the filters of Prefect's client, reading all pages."""
     found: list[FlowRun] = []
     while page := client.read_flow_runs(limit=PAGE, offset=len(found), **filters):
         found += page
@@ -213,16 +213,16 @@ def flow_runs(client: "SyncPrefectClient", **filters: Any) -> list["FlowRun"]:
 
 
 def cap_log(path: Path) -> None:
-    """Keep a log of this process below about `MAX_BYTES`, from a thread, as long as the process lives."""
+    """Limit a log of this process to about `MAX_BYTES`, from a thread that runs as long as the process."""
     threading.Thread(target=_watch, args=(path,), daemon=True, name="log-cap").start()
 
 
 def rotate(path: Path, max_bytes: int = MAX_BYTES) -> bool:
-    """Move the content of a log that is too long to `NAME.1`, older ones to `.2` …; return whether it was.
+    """Move the content of a log that is too long to `NAME.1`, old logs to `.2` …; return whether it was moved.
 
-    A process and all its children write to the same open file. So the file is not renamed, which would need each of
-    them to open it again, but copied and cut: they append, and go on at the new end. A pump between process and file
-    would block or kill the process when the pump dies. What is written between copy and cut is lost.
+    A process and all its children write to the same open file. Renaming it would require each of them to reopen it, so
+    it is copied and truncated: they append, and continue at the new end. A pipe between process and file would block or
+    kill the process when its reader dies. Output between copy and truncation is lost.
     """
     if not path.exists() or path.stat().st_size <= max_bytes:
         return False
@@ -236,7 +236,7 @@ def rotate(path: Path, max_bytes: int = MAX_BYTES) -> bool:
 
 
 def last_lines(path: Path, count: int = 3) -> str:
-    """Return the last lines of a log as one text, for an error message."""
+    """Return the last lines of a log as a text for an error message."""
     if not path.exists():
         return "it wrote nothing"
     with path.open("rb") as file:
@@ -252,5 +252,5 @@ def _old(path: Path, number: int) -> Path:
 def _watch(path: Path) -> None:
     while True:
         time.sleep(CHECK_EVERY_S)
-        with suppress(OSError):  # a full disk must not end the thread: there may be room later
+        with suppress(OSError):  # a full disk must not end the thread: space may be freed later
             rotate(path)

@@ -1,4 +1,4 @@
-"""`status`: what runs, how each deployment's last run ended, how fresh the data is, and what is wrong."""
+"""`status`: running processes, the last run of each deployment, age of the data, and problems."""
 
 import os
 import shutil
@@ -27,10 +27,10 @@ from tasks.notices import findings
 from tasks.notices.event import Event, Kind
 
 LATE_AFTER = timedelta(minutes=15)
-"""A scheduled run that no worker has taken for so long is missing; a worker looks every 10 seconds."""
+"""A scheduled run that no worker has started after this time is missing; workers poll every 10 seconds."""
 
 BETWEEN_RUNS = timedelta(hours=2)
-"""How much older than after a run the data may be: an hourly run comes within the hour, and takes its time."""
+"""Additional tolerated age of the data between runs: a run starts every hour and takes some time."""
 
 MIN_FREE_BYTES = 1_000_000_000
 
@@ -40,7 +40,7 @@ _ACTIVE = ["RUNNING", "PENDING", "CANCELLING"]
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest of all series of one market's timeframe. Both are ends of candles, UTC; None: there is none yet."""
+    """Newest data of all series of a market's timeframe. Both are ends of candles, UTC; None if there is no data."""
 
     market: str
     timeframe: str
@@ -50,7 +50,7 @@ class Newest:
 
 @dataclass(frozen=True)
 class Disk:
-    """Bytes in use, by folder, and bytes free where the store lies."""
+    """Bytes in use by folder, and free bytes on the store's disk."""
 
     used: dict[str, int]
     free: int
@@ -58,7 +58,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class LastRun:
-    """The newest run of a deployment that has ended."""
+    """The newest ended run of a deployment."""
 
     id: str
     name: str
@@ -70,7 +70,7 @@ class LastRun:
 
 @dataclass(frozen=True)
 class Deployment:
-    """One deployment. `last` and `next` are None where there is none yet."""
+    """A deployment. `last` and `next` are None if there is no such run yet."""
 
     name: str
     last: LastRun | None
@@ -80,7 +80,7 @@ class Deployment:
 
 @dataclass
 class Status:
-    """Everything that `cpb deploy status` shows. `home`: the store; `problems`: what is wrong."""
+    """Content of `cpb deploy status`. `home`: the store; `problems`: errors and warnings."""
 
     up: bool
     home: Path
@@ -93,7 +93,7 @@ class Status:
 
 
 def status() -> Status:
-    """Look at everything once; runs whose process is gone are ended first."""
+    """Collect the status; runs whose process has died are ended first."""
     found: dict[Name, Service | None] = {name: services.find(name) for name in services.NAMES}
     server, worker = found["server"], found["worker"]
     home = worker.data_home if worker else data_home()
@@ -195,7 +195,7 @@ def _late_runs(client: SyncPrefectClient) -> Iterator[Event]:
 
 
 def newest(home: Path) -> tuple[list[Newest], list[str]]:
-    """Return the newest data of each market and timeframe, and a sentence per file that cannot be read."""
+    """Return the newest data of each market and timeframe, and a message per file that cannot be read."""
     damaged: list[str] = []
     found: dict[tuple[str, str], dict[str, datetime]] = {}
     for tree, what in (("klines", "candle"), ("provisional", "candle"), ("forecasts", "forecast")):
@@ -209,7 +209,7 @@ def newest(home: Path) -> tuple[list[Newest], list[str]]:
 
 
 def disk(home: Path) -> Disk:
-    """Return the disk space that the deployment uses."""
+    """Return the deployment's disk usage."""
     folders = {"store": home, "runs": ROOT / "mlruns", "prefect": prefect_home(), "logs": state_folder()}
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     return Disk(
@@ -218,7 +218,7 @@ def disk(home: Path) -> Disk:
 
 
 def _newest_of(series: SeriesId, folder: Path, what: str, damaged: list[str]) -> datetime | None:
-    """Return when the newest candle closed, or the newest forecast was issued, by a series' last file."""
+    """Return the close of the newest candle, or the issue time of the newest forecast, from a series' last file."""
     import polars as pl
 
     files = sorted(folder.glob("*.parquet"))
@@ -241,5 +241,5 @@ def _sizes(folder: Path) -> Iterator[int]:
         for name in names:
             try:
                 yield (Path(path) / name).lstat().st_size
-            except OSError:  # removed meanwhile, as temporary files are
+            except OSError:  # removed meanwhile, such as a temporary file
                 continue

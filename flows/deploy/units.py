@@ -1,4 +1,4 @@
-"""systemd units and cron lines for a deployment that comes back by itself after a reboot."""
+"""systemd units and cron lines for a deployment that restarts after a reboot."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ _FOLDER = "~/.config/systemd/user"
 
 
 def units(port: int, workers: int) -> str:
-    """Return the text of all units, each under its path, and of the cron lines."""
+    """Return the text of all units, each after its path, and of the cron lines."""
     parts = {
         "cpb-server.service": _service(
             "Prefect server of cpb", f"-m flows.deploy.server --port {port}", after="network.target"
@@ -66,7 +66,7 @@ def _run(arguments: str, kind: str = "exec", before_start: str = "") -> str:
 def _service(
     description: str, arguments: str, after: str = "", wants: str = "", before_start: str = ""
 ) -> str:
-    # SIGINT is what Prefect's worker and the server take as a request; their children are ended after it.
+    # SIGINT asks Prefect's worker and the server to stop; systemd then ends their children.
     ending = "KillSignal=SIGINT\nKillMode=mixed\nTimeoutStartSec=300\nTimeoutStopSec=60\n"
     ending += "Restart=on-failure\nRestartSec=10\n"
     install = "\n[Install]\nWantedBy=default.target\n"
@@ -74,7 +74,7 @@ def _service(
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables that say where things lie; never one that may hold a secret."""
+    """Return the variables that hold paths; no variable that may hold a secret."""
     places = {"PREFECT_HOME": str(prefect_home()), "CPB_DEPLOY_STATE": str(state_folder())}
     if folder := os.environ.get("CPB_HOME"):
         places["CPB_HOME"] = os.path.abspath(folder)  # noqa: PTH100 - resolves no links
@@ -82,13 +82,13 @@ def _environment() -> dict[str, str]:
 
 
 def _word(text: str) -> str:
-    """Quote one word for systemd."""
+    """Quote a word for systemd."""
     escaped = text.replace("%", "%%").replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"' if any(c in escaped for c in " \t'\"\\") else escaped
 
 
 def _cron() -> str:
-    """Return lines for `crontab -e`; cron mails what the check prints, and it prints only what is wrong."""
+    """Return lines for `crontab -e`; cron mails the output of the check, which prints only problems."""
     places = " ".join(shlex.quote(f"{name}={value}") for name, value in _environment().items())
     cpb = f"env {places} {shlex.quote(sys.executable)} -m flows.cli deploy"
     command = f"cd {shlex.quote(str(project_folder()))} && {cpb}".replace("%", r"\%")

@@ -10,7 +10,7 @@ from tasks.storage.processes import ProcessId
 
 
 def main() -> None:
-    """Do the pool's flow runs until SIGINT or SIGTERM."""
+    """Execute the pool's flow runs until SIGINT or SIGTERM."""
     options = entry_options("worker", __doc__)
     secret = {"PREFECT_API_AUTH_STRING": password_file().read()}
     os.environ |= settings(options.port, prefect_home()) | secret
@@ -20,7 +20,7 @@ def main() -> None:
     from prefect.workers.process import ProcessWorker
 
     setup_signal_handlers_worker(os.getpid(), "the worker", print)
-    # Prefect labels each run with its worker's name, so the name says which process that was (see liveness).
+    # Prefect labels each run with its worker's name, so the name identifies the process (see liveness).
     worker = ProcessWorker(
         work_pool_name=POOL,
         name=str(ProcessId.current()),

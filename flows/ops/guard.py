@@ -1,8 +1,8 @@
-"""What stands before every server of cpb: Host, Origin, password, then the headers of each answer.
+"""The guard before every server of cpb: checks of Host, Origin and password, and the headers of each response.
 
-A browser on this machine reaches a local port for any page that it shows, but cannot hide where a request comes from: a
-name that was re-bound to this machine stands in `Host`, another site in `Origin`. Other users and programs of the
-machine reach the port too: they need the password, except where everything is public.
+Any page in a browser on this machine can reach a local port, but the origin of its requests is visible: a name that was
+rebound to this machine appears in `Host`, another site in `Origin`. Other users and programs on the machine can reach
+the port too, so they need the password unless everything is public.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ PATH = "/sign-in"
 
 MAX_UNSIGNED = 20
 SIGN_IN_S = 5.0
-"""Websockets that have not signed in: places in total, and seconds that each may take."""
+"""Websockets that have not signed in: their maximum number, and the maximum time for signing in."""
 _TRY_AGAIN_LATER, _POLICY = 1013, 1008  # RFC 6455's close codes
 
 _NO_STORE = {"cache-control": "no-store"}
@@ -43,22 +43,22 @@ _NO_STORE = {"cache-control": "no-store"}
 
 @dataclass(frozen=True)
 class Hosts:
-    """Names besides those that are always answered to: loopback, and the address by which a request arrived.
+    """Allowed host names, in addition to loopback and the address at which a request arrived.
 
-    A page of another origin can give its own name the address of this machine (DNS rebinding); the browser would then
-    let it read the answers. Such a request still carries the foreign name as its Host, and is refused by it. Only names
-    can be rebound. Others, such as a proxy's, must be allowed.
+    A page of another origin can point its own name to this machine's address (DNS rebinding), and the browser would
+    then let it read the responses. Such a request still has the foreign name as its Host, and is therefore rejected.
+    Only names can be rebound, so addresses are safe. Other names, such as a proxy's, must be allowed explicitly.
     """
 
     names: frozenset[str]
 
     @classmethod
     def of(cls, allowed: Iterable[str] = ()) -> "Hosts":
-        """Return the names that may be allowed; raises `UsageError` for what is none."""
+        """Return the allowed names; raises `UsageError` for an invalid name."""
         return cls(frozenset({"localhost", *map(_checked, allowed)}))
 
     def answer_to(self, name: str | None, server: tuple[str, int | None] | None) -> bool:
-        """Whether a request for a host's name (`host_name`) is answered that arrived at `server` (ASGI's)."""
+        """Whether to accept a request for a host's name (`host_name`) that arrived at `server` (ASGI's)."""
         if name is None:
             return False
         address = _address(name)
@@ -89,20 +89,20 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         found = ipaddress.ip_address(name)
     except ValueError:
         return None
-    # A listener for both protocols sees 192.168.1.5 as ::ffff:192.168.1.5.
+    # A dual-stack listener sees 192.168.1.5 as ::ffff:192.168.1.5.
     return getattr(found, "ipv4_mapped", None) or found
 
 
 @dataclass
 class SignIn:
-    """The password of a server, and the codes and cookies that stand for it as long as it runs.
+    """The password of a server, and the codes and cookies accepted instead of it while the server runs.
 
-    A program sends it as HTTP Basic. A browser opens a link with a code that is valid once and for a minute, and gets a
-    cookie: so no password stands in an address, a history or on a command line.
+    A program sends the password as HTTP Basic. A browser opens a link with a code that is valid once and for a minute,
+    and receives a cookie, so that no password appears in a URL, a history or on a command line.
 
     Args:
         auth: `USER:PASSWORD`.
-        cookie: the cookie's name, which tells the ports of a host apart. Empty: no codes and no cookie.
+        cookie: the cookie's name, which distinguishes the ports of a host. Empty: no codes and no cookie.
     """
 
     auth: str
@@ -111,14 +111,14 @@ class SignIn:
     _codes: dict[str, float] = field(default_factory=dict)
 
     def new_link(self, url: str) -> str:
-        """Return an address below `url` that signs a browser in, once and within `CODE_S` seconds."""
+        """Return a URL below `url` that signs a browser in, once and within `CODE_S` seconds."""
         code = secrets.token_urlsafe(32)
         self._codes[code] = time.monotonic() + CODE_S
         return f"{url}{PATH}?code={code}"
 
     def redeem(self, code: str) -> str | None:
-        """Return the Set-Cookie header for a code, which is spent by this; None for one that is not valid."""
-        # A look-up in a dict is not constant in time, but a guess of 256 bits learns nothing useful from it.
+        """Return the Set-Cookie header for a code and invalidate the code; None for an invalid code."""
+        # A dict lookup is not constant-time, but guessing 256 bits gains nothing from the timing.
         if time.monotonic() > self._codes.pop(code, 0.0):
             return None
         return f"{self.cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
@@ -138,10 +138,10 @@ class SignIn:
 
 
 class SocketLimit:
-    """An ASGI application before another one, for its websockets. One that has signed in is not limited.
+    """ASGI middleware that limits the websockets that have not signed in.
 
-    Prefect asks for the password in a socket's first message and waits for it without end. Each waiting socket takes
-    one of the 100 requests that Prefect works on at a time, so 100 silent ones would stall its API.
+    Prefect asks for the password in a socket's first message and waits for it without limit. Each waiting socket takes
+    one of the 100 requests that Prefect handles at a time, so 100 silent sockets would block its API.
 
     A socket has signed in when the application sends `{"type": "auth_success"}` (Prefect 3.8,
     `server/utilities/subscriptions.py`).
@@ -152,7 +152,7 @@ class SocketLimit:
         self._unsigned = 0
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Hand the socket on, and close it when it has not signed in in time."""
+        """Forward the socket, and close it if it has not signed in in time."""
         if self._unsigned >= MAX_UNSIGNED:
             await send(
                 {"type": "websocket.close", "code": _TRY_AGAIN_LATER, "reason": "too many connections"}
@@ -173,7 +173,7 @@ class SocketLimit:
             async with asyncio.timeout(SIGN_IN_S) as limit:
                 await self._app(scope, receive, sending)
         except TimeoutError:
-            if not limit.expired():  # the application's own
+            if not limit.expired():  # raised by the application
                 raise
             await send({"type": "websocket.close", "code": _POLICY, "reason": "not signed in in time"})
         finally:
@@ -191,12 +191,12 @@ def _is_success(message: "Message") -> bool:
 
 
 class Guard:
-    """An ASGI application before another one: answers 403 or 421 to foreign requests, 401 without the password.
+    """ASGI middleware that responds 403 or 421 to foreign requests, and 401 without the password.
 
     Args:
-        hosts: names that it answers to, as `Hosts.of` takes them.
-        origins: addresses of the server's own page besides the one that a request names as Host.
-        sign_in: the password, where the guard asks for it.
+        hosts: allowed host names, as `Hosts.of` takes them.
+        origins: origins of the server's own page, in addition to the Host of a request.
+        sign_in: the password, if the guard checks it.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class Guard:
         self._sockets: ASGIApp = SocketLimit(app) if listener.asks == "application" else app
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Answer, or hand the request on."""
+        """Respond to the request, or forward it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -233,7 +233,7 @@ class Guard:
             await (self._sockets if scope["type"] == "websocket" else self._app)(scope, receive, send)
 
     def _foreign(self, scope: "Scope", headers: Headers) -> tuple[int, str] | None:
-        """Return status and reason for a request that does not name this server, or comes from another site's page."""
+        """Return status and reason for a request with a foreign Host or Origin; None if it is accepted."""
         hosts = headers.getlist("host")
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if not self._hosts.answer_to(name, scope.get("server")):
@@ -262,7 +262,7 @@ class Guard:
             await _answer(scope, send, 403, text, _NO_STORE | {"content-type": "text/plain; charset=utf-8"})
 
     def _with_headers(self, host: str, send: "Send") -> "Send":
-        """Add the security headers to an answer; `host` is used in an accepted request alone."""
+        """Add the security headers to a response; `host` is only used for accepted requests."""
 
         async def sending(message: "Message") -> None:
             if message["type"] == "http.response.start":
@@ -274,7 +274,7 @@ class Guard:
     def _headers(self, host: str) -> dict[str, str]:
         policy = self._listener.policy
         if "{sources}" in policy:
-            # Older browsers do not count a websocket of the same host as 'self'.
+            # Older browsers do not treat a websocket of the same host as 'self'.
             hosts = [host] * (host_name(host) is not None) + [o.partition("://")[2] for o in self._origins]
             sources = [*self._origins, *(f"{kind}://{name}" for name in hosts for kind in ("ws", "wss"))]
             policy = policy.replace("{sources}", "".join(f" {source}" for source in sources))

@@ -1,6 +1,6 @@
-"""A password in a file that its owner alone may read: random, made once, kept over restarts.
+"""A random password in a file that only its owner can read; created once and kept over restarts.
 
-Processes read the file themselves, or inherit the password in their environment; it never stands on a command line, in
+Processes read the file themselves or inherit the password in their environment; it never appears on a command line, in
 a unit file or in a log.
 """
 
@@ -16,17 +16,17 @@ USER = "cpb"
 
 
 def config_folder() -> Path:
-    """Return the folder of this user's passwords for MLflow's servers: `~/.config/cpb`."""
+    """Return the folder of this user's passwords for the MLflow servers: `~/.config/cpb`."""
     return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "cpb"
 
 
 @dataclass(frozen=True)
 class PasswordFile:
-    """Where a password lies, and what a person does where it is missing or not safe.
+    """The path of a password, and instructions for a missing or unsafe file.
 
     Args:
-        missing: why there may be none, and what makes one.
-        remedy: how a file that is not safe is replaced.
+        missing: why the file may be missing, and what creates it.
+        remedy: how an unsafe file is replaced.
     """
 
     path: Path
@@ -34,13 +34,13 @@ class PasswordFile:
     remedy: str
 
     def make(self) -> str:
-        """Return `USER:PASSWORD`; a random one is made where there is none yet."""
+        """Return `USER:PASSWORD`; create a random password if there is none yet."""
         if not self.path.is_symlink() and not self.path.exists():
             write_secret(self.path, f"{USER}:{secrets.token_urlsafe(32)}\n")
         return self.read()
 
     def renew(self) -> str:
-        """Return a new `USER:PASSWORD`, in place of an earlier one."""
+        """Create and return a new `USER:PASSWORD`, replacing an earlier password."""
         self.path.unlink(missing_ok=True)
         return self.make()
 
@@ -48,7 +48,7 @@ class PasswordFile:
         """Return `USER:PASSWORD`.
 
         Raises:
-            CpbError: there is no such file, or others than its owner could have read or written it.
+            CpbError: the file does not exist, or other users could have read or written it.
         """
         try:
             text = read_private(self.path, 1000).strip()

@@ -1,7 +1,7 @@
-"""`serve`: an application in this process, behind the guard, until a signal ends it.
+"""`serve`: run an application in this process, behind the guard, until a signal ends it.
 
-The foreground command is the server itself, so kill -9 ends both. uvicorn's messages go to stderr, as warnings of a
-command do; a service's stderr is its log file.
+The foreground command is the server itself, so kill -9 ends both. uvicorn's messages go to stderr, like a command's
+warnings; a service's stderr is its log file.
 """
 
 import contextlib
@@ -40,21 +40,21 @@ def serve(
 
     Args:
         make_app: makes the application, which may take seconds of imports.
-        ready: called with the server's address once it can be asked.
-        hosts, origins, sign_in: as `Guard` takes them; the name that it listens on is allowed too.
-        options: more settings of uvicorn.
+        ready: called with the server's URL once it accepts requests.
+        hosts, origins, sign_in: as `Guard` takes them; the host that the server listens on is allowed too.
+        options: further settings of uvicorn.
 
     Raises:
-        ValueError: the listener is not in the table, and so not in its test.
-        UsageError: a host is none.
+        ValueError: the listener is not in the table, and therefore not tested.
+        UsageError: a host name is invalid.
         CpbError: the port cannot be used, or the server does not start.
     """
     if listener not in LISTENERS:
         raise ValueError(f"{listener.name} is not in LISTENERS, so that no test would start it")
     check_port(host, port)
     names = [*hosts, f"[{host}]" if ":" in host else host]
-    Hosts.of(names)  # refused before the application is made
-    # Also SIGINT, which shells ignore for `command &`. uvicorn raises a signal again after its orderly end.
+    Hosts.of(names)  # validated before the application is created
+    # Also SIGINT, which shells ignore for `command &`. uvicorn raises a signal again after its graceful shutdown.
     with (
         _handled(_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
         contextlib.suppress(KeyboardInterrupt),
@@ -64,7 +64,7 @@ def serve(
             access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_S, **options,
         )  # fmt: skip
         server = _Server(config, partial(ready, url_of(host, port)))
-        with contextlib.suppress(SystemExit):  # uvicorn's, which has said why
+        with contextlib.suppress(SystemExit):  # by uvicorn, which has printed the reason
             server.run()
         if not server.started:
             raise CpbError(
@@ -73,13 +73,13 @@ def serve(
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise `CpbError` naming the remedy where the port cannot be listened on."""
+    """Raise `CpbError` naming the remedy if the server cannot listen on the port."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            # an address of another machine is wrong with every port
+            # an address of another machine is invalid with any port
             wrong = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
             raise CpbError(
                 f"{host}:{port} cannot be used ({error.strerror}); choose another {wrong} with --{wrong}",
@@ -89,7 +89,7 @@ def check_port(host: str, port: int) -> None:
 
 
 def url_of(host: str, port: int) -> str:
-    """Return the address by which this machine asks a server that listens there."""
+    """Return the URL at which this machine reaches a server that listens on this host and port."""
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 

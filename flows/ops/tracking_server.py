@@ -1,6 +1,6 @@
-"""`cpb tracking-server`: MLflow's own app over one database, for several machines, behind a password.
+"""`cpb tracking-server`: MLflow's own app over a database, for several machines, behind a password.
 
-It keeps the artifacts itself, so that no machine needs another's folders.
+It stores the artifacts itself, so that no machine needs another machine's folders.
 """
 
 import os
@@ -22,7 +22,7 @@ DATABASE, ARTIFACTS = "MLFLOW_BACKEND_STORE_URI", "MLFLOW_ARTIFACTS_DESTINATION"
 
 
 def password_file() -> PasswordFile:
-    """Return where the server's password lies: `~/.config/cpb/tracking-auth`."""
+    """Return the file of the server's password: `~/.config/cpb/tracking-auth`."""
     return PasswordFile(
         config_folder() / "tracking-auth",
         missing="no `cpb tracking-server` of this user has run here; start it, or copy the file from its machine",
@@ -31,7 +31,7 @@ def password_file() -> PasswordFile:
 
 
 def artifacts_place() -> str:
-    """Return where a server that clients send artifacts to keeps them."""
+    """Return the place where the server stores artifacts sent by clients."""
     return os.environ.get(ARTIFACTS) or str(Path("mlartifacts").absolute())
 
 
@@ -41,15 +41,15 @@ def serve_tracking(
     """Run the server until interrupted (Ctrl-C or SIGTERM), and stop it cleanly.
 
     Args:
-        allowed_hosts: names by which it may be called, besides loopback and the address it is called at.
-        artifacts: URI of the place that it keeps artifacts in; default `MLFLOW_ARTIFACTS_DESTINATION`, else the
-            folder `mlartifacts` here.
-        ready: called with its address once it answers.
+        allowed_hosts: allowed host names, in addition to loopback and the address at which a request arrived.
+        artifacts: URI of the place for artifacts; default `MLFLOW_ARTIFACTS_DESTINATION`, else the folder `mlartifacts`
+            in the current folder.
+        ready: called with the server's URL once it accepts requests.
 
     Raises:
-        UsageError: no database is named, or a name is none.
-        CpbError: the database cannot be used, or records artifacts in a folder of one machine; the port is taken, the
-            password file is not safe, or MLflow does not start.
+        UsageError: no database is given, or a host name is invalid.
+        CpbError: the database cannot be used, or records artifacts in a folder of a single machine; the port is in use,
+            the password file is not safe, or MLflow does not start.
     """
     database = os.environ.get(DATABASE)
     if not database:
@@ -67,7 +67,7 @@ def serve_tracking(
             "password before HOST",
             code="database", field=DATABASE,
         )  # fmt: skip
-    Hosts.of(allowed_hosts)  # refused before the database is touched
+    Hosts.of(allowed_hosts)  # validated before the database is accessed
     place = artifacts or artifacts_place()
     if "@" in urlsplit(place).netloc:
         raise UsageError(
@@ -80,7 +80,7 @@ def serve_tracking(
     with named_in(DATABASE):
         prepare_database(database)
     say("starting MLflow's server, about ten seconds")
-    from tasks.tracking.artifact_guard import served_app  # imports MLflow, which the database has loaded
+    from tasks.tracking.artifact_guard import served_app  # imports MLflow, already loaded for the database
 
     app = partial(served_app, database, place)
     serve(TRACKING, app, host, port, ready, hosts=allowed_hosts, sign_in=sign_in)

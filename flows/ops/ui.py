@@ -1,8 +1,8 @@
 """`cpb ui`: MLflow's own interface over cpb's store, in this process and for this user alone.
 
-MLflow itself asks nobody for a password, and whoever may write to it can read and write files as its user. So there is
-a password, made for the run: a browser gets in by a link that is good once and for a minute, a program by HTTP Basic.
-One process and no job runner, 280 MB: MLflow's own command starts 15 processes (2.1 GB).
+MLflow itself requires no password, and anyone with write access can read and write files as its user. So each run has
+a random password: a browser signs in with a link that is valid once and for a minute, a program with HTTP Basic.
+A single process without job runner takes 280 MB: MLflow's own command starts 15 processes (2.1 GB).
 """
 
 import logging
@@ -34,18 +34,18 @@ FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_r
 """Filter of the 1h members that beat the random walk on real candles."""
 
 _LOOK_S = 60.0
-"""How often the interface looks for runs whose process has died, which else stand as running."""
+"""Interval between checks for runs whose process has died, which would otherwise stay shown as running."""
 
 log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the interface is: addresses by what they show (`views.py`), and the table with the filter applied.
+    """URLs of the interface: by their content (`views.py`), and the table with the filter applied.
 
     Args:
-        sign_in: the link that signs a browser in; empty where the store is a server, which asks by its own rules.
-        auth_file: holds the password of this run.
+        sign_in: the link that signs a browser in; empty if the store is a server, which has its own sign-in.
+        auth_file: file with the password of this run.
     """
 
     url: str
@@ -60,13 +60,13 @@ def serve_ui(
 ) -> None:
     """Run MLflow's interface until interrupted (Ctrl-C, SIGTERM or SIGHUP).
 
-    A store that is itself a server has an interface already: then only its address is given.
+    A store that is itself a server has its own interface: then only its URL is reported.
 
     Args:
-        ready: called once it answers.
+        ready: called once the interface accepts requests.
 
     Raises:
-        CpbError: there is no store yet, the port is taken, or MLflow does not start.
+        CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
     store = open_store(create=False)
     if is_server(store.uri):
@@ -74,12 +74,12 @@ def serve_ui(
         return
     check_port(host, port)
     location = store.artifacts
-    from tasks.tracking.artifact_guard import served_app  # imports MLflow, which the store has loaded
+    from tasks.tracking.artifact_guard import served_app  # imports MLflow, already loaded for the store
 
-    proxied = location.startswith(PROXIED)  # a tracking server's database, whose files that server keeps
+    proxied = location.startswith(PROXIED)  # the database of a tracking server, which stores the files
     app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
     with ExitStack() as running:
-        # no start removes the file of another between making and locking
+        # prevents another start from removing the file before it is locked
         with locked(config_folder() / ".ui.lock"):
             remove_dead()
             file = password_file(port)
@@ -96,16 +96,16 @@ def serve_ui(
 
 
 def remove_dead() -> None:
-    """Remove the password files of runs that were killed: those of this user that no process holds locked."""
+    """Remove the password files of killed runs: files of this user that no process holds locked."""
     for path in config_folder().glob("ui-auth-*"):
         port = path.name.removeprefix("ui-auth-")
-        with suppress(CpbError):  # no file that `cpb ui` has written
+        with suppress(CpbError):  # not a file written by `cpb ui`
             if port.isdecimal() and password_file(int(port)).read() and not is_locked(path):
                 path.unlink(missing_ok=True)
 
 
 def password_file(port: int) -> PasswordFile:
-    """Return where the password of a run lies: `~/.config/cpb/ui-auth-PORT`."""
+    """Return the password file of a run: `~/.config/cpb/ui-auth-PORT`."""
     return PasswordFile(
         config_folder() / f"ui-auth-{port}",
         missing="no `cpb ui` of this user runs on that port",
@@ -117,13 +117,13 @@ def _look(store: Store) -> None:
     while True:
         try:
             reconcile(store)
-        except CpbError as error:  # locked or away: it may be back in a minute
+        except CpbError as error:  # locked or unreachable: it may be available in a minute
             log.warning("%s", error)
         time.sleep(_LOOK_S)
 
 
 def address(url: str, store: Store, sign_in: str = "", auth_file: Path | None = None) -> Address:
-    """Return the addresses of the interface at `url`; the views behind them are stored, unless this may only read."""
+    """Return the URLs of the interface at `url`; also store its views unless the store is read-only."""
     found = views(store)
     for view in found if not store.read_only else ():
         view.keep(store)

@@ -1,6 +1,6 @@
-"""Backtesting: what is a method worth over several test periods, and does anything in it see the future?
+"""Backtesting: evaluates a method over several test periods, and checks it for look-ahead.
 
-`backtest` is the run from features to results. Its parts: `folds` (which series in which period), `models` (baselines)
-and `fleets` (trained models) forecast, `judge` scores, `pairs` compares models, `audit` and `lookahead` search for
-look-ahead, `pnl` simulates trading, and `rows`, `table`, `report` and `output` write what was found.
+`backtest` runs from features to results. Its parts: `folds` (the series in each test period); `models` (baselines) and
+`fleets` (trained models) forecast; `judge` scores and compares models; `audit` and `lookahead` detect look-ahead;
+`pnl` simulates trading; `examples` and `output` write the rows, tables and the report.
 """

@@ -1,4 +1,4 @@
-"""`check_lookahead` of a backtest: everything computed again without the future, and training on shuffled inputs."""
+"""`check_lookahead` of a backtest: recomputation without future data, and training on shuffled inputs."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -31,20 +31,20 @@ from tasks.training.members import train_members
 log = logging.getLogger("cpb")
 
 MIN_RATIO_WITHOUT_SKILL = 0.99
-"""A model trained on shuffled inputs whose CRPS ratio is lower has information from somewhere else."""
+"""A model trained on shuffled inputs with a lower CRPS ratio must have information from elsewhere."""
 
 MIN_FORECASTS = 1000
-"""With fewer forecasts chance alone leads below that ratio: there the difference must be significant as well."""
+"""With fewer forecasts the ratio may be lower by chance, so the difference must also be significant."""
 
 FORECAST_TOLERANCE = 1e-4
-"""Relative; models forecast in float32, and the length of the data decides how their sums are ordered."""
+"""Relative tolerance: models forecast in float32, and the order of their sums depends on the length of the data."""
 
 
 @dataclass
 class Audit:
     """Result of the look-ahead check.
 
-    `findings`: leaks. `checked`: what was computed again without the future. `trials`: what models learned from
+    `findings`: leaks. `checked`: parts that were recomputed without future data. `trials`: results of training on
     shuffled inputs. `failures`: series that could not be checked.
     """
 
@@ -55,23 +55,23 @@ class Audit:
 
     @property
     def leaking(self) -> bool:
-        """Whether anything knows the future."""
+        """Whether any part uses future data."""
         return bool(self.findings) or any(LEAK in trial for trial in self.trials)
 
     @property
     def text(self) -> str:
-        """The result in one sentence."""
+        """The result as a sentence."""
         same = f"no look-ahead found: {', '.join(self.checked)} are the same without the future"
         unchecked = [f"{one.subject} could not be checked: {one.reason}" for one in self.failures]
         return "; ".join([*(self.findings or ([same] if self.checked else [])), *self.trials, *unchecked])
 
 
 def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
-    """Check the columns and window lists of every series, and everything else for one series of each timeframe.
+    """Check the columns and window lists of every series, and everything else for a single series per timeframe.
 
-    Everything else is done on each timeframe's first series that all architectures can learn from, in its newest
-    fold: scaling, training windows, baselines and forecasts are computed again without the future, and models are
-    trained on shuffled inputs.
+    Everything else uses each timeframe's first series that all architectures can be trained on, in its newest fold:
+    scaling, training windows, baselines and forecasts are recomputed without future data, and models are trained on
+    shuffled inputs.
     """
     result = Audit()
     timeframes = dict.fromkeys(one.id.timeframe for one in folds)
@@ -92,7 +92,7 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
 
 
 def _guarded(result: Audit, one: FoldSeries, check: Callable[[FoldSeries], None]) -> bool:
-    """Run a check of one series; where it fails, note the failure and return False: the others are checked still."""
+    """Run a check of a series; record a failure and return False, so that the other series are still checked."""
     try:
         check(one)
     except Exception as error:
@@ -114,7 +114,7 @@ def _klines(spec: BacktestSpec, one: FoldSeries) -> pl.DataFrame:
 
 
 def _check_columns(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
-    """Compare the columns and windows with those of the stored klines, and with those of klines cut short."""
+    """Compare the columns and windows with those recomputed from the stored klines, and from truncated klines."""
     klines = _klines(spec, one)
     again = series_of(feature_frame(klines, one.id.timeframe), one.id, one.bounds)
     if stale := lookahead.stale_columns(one.series, again):
@@ -127,7 +127,7 @@ def _check_columns(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
 
 
 def _check_models(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
-    """Check training, baselines and forecasts of every model on one series, and train on shuffled inputs."""
+    """Check training, baselines and forecasts of every model on a series, and train on shuffled inputs."""
     klines = _klines(spec, one)
     trained = {name: _train(spec, name, one, one.series) for name in spec.names}
     fits = {name: BASELINES[name] for name in spec.baseline_names}
@@ -135,7 +135,7 @@ def _check_models(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
     exact = lookahead.pipeline(one.id, one.bounds, {"reference": ewma_walk, **fits}, training_inputs=inputs)
     first = first_cut(one.series)
     leaks = lookahead.check_lookahead(exact, klines, cuts=4, first=first)
-    if not leaks:  # models read the same columns: a leak in those would be reported once more
+    if not leaks:  # models read the same columns: a leak in them would be reported twice
         forecasts = {name: _forecast_of(member) for name, member in trained.items()}
         chain = lookahead.pipeline(one.id, one.bounds, {}, forecasts)
         leaks = lookahead.check_lookahead(chain, klines, cuts=4, first=first, tolerance=FORECAST_TOLERANCE)
@@ -149,13 +149,13 @@ def _add_findings(result: Audit, leaks: Sequence[lookahead.Leak], one: FoldSerie
 
 
 def first_cut(series: Series) -> int:
-    """Return the earliest cut: some rows into the test span, because what is forecast there is compared."""
+    """Return the earliest cut: some rows into the test span, because forecasts of that span are compared."""
     start = series.spans["test"][0]
     return start + min(200, (len(series) - start) // 3)
 
 
 def _train(spec: BacktestSpec, architecture: str, one: FoldSeries, series: Series) -> cpbmodels.Member:
-    """Train in this process: the series may be a changed one that lies in no file."""
+    """Train in this process, because a shuffled series is not stored in a file."""
     (job,) = plan_folds(spec, architecture, [one]).shards
     profile = None if spec.profile == "auto" else spec.profile
     (member,) = train_members(
@@ -170,7 +170,7 @@ def _train(spec: BacktestSpec, architecture: str, one: FoldSeries, series: Serie
 
 
 def _trial(spec: BacktestSpec, architecture: str, one: FoldSeries, trained: cpbmodels.Member) -> str:
-    """Return what a model learned from shuffled inputs: candles where it reads returns, else features."""
+    """Return the result of training on shuffled inputs: candles if the model reads returns, otherwise features."""
     reads_returns = bool(set(trained.config["features"]) & set(RETURNS))
     shuffle = lookahead.with_shuffled_candles if reads_returns else lookahead.with_shuffled_features
     member = _train(spec, architecture, one, shuffle(one.series))
@@ -185,7 +185,7 @@ def _trial(spec: BacktestSpec, architecture: str, one: FoldSeries, trained: cpbm
 
 
 def trial_finding(ratio: float, n: int, verdict: str) -> str:
-    """Return what the CRPS ratio of a model trained on shuffled inputs says, from n forecasts and their verdict."""
+    """Return the interpretation of the CRPS ratio of a model trained on shuffled inputs, with n test forecasts."""
     if ratio >= MIN_RATIO_WITHOUT_SKILL:
         return "no skill, as expected"
     if n >= MIN_FORECASTS or verdict.startswith("better than"):
@@ -194,7 +194,7 @@ def trial_finding(ratio: float, n: int, verdict: str) -> str:
 
 
 def training_inputs(member: cpbmodels.Member) -> Callable[[Series], Array]:
-    """Return what such a model's training reads, per candle: 1 training and 2 validation origins, the input scaling."""
+    """Return the inputs of such a model's training per candle: 1 training and 2 validation origins, and the scaling."""
 
     def read(series: Series) -> Array:
         bank = Bank.build([series], member.options, torch.device("cpu"), torch.float32)

@@ -1,4 +1,4 @@
-"""A backtest from features to results: what is planned before the training, and what is judged and written after it."""
+"""A backtest from features to results: the plan before the training, judging and output after it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BacktestPlan:
-    """The series in their folds, a fleet per architecture, the series without any fold, and the folds without some."""
+    """The series in their folds, a fleet per architecture, series without any fold, and notes on incomplete folds."""
 
     folds: tuple[FoldSeries, ...]
     fleets: tuple[FleetPlan, ...]
@@ -30,7 +30,7 @@ class BacktestPlan:
 
 
 def check_backtest(spec: BacktestSpec) -> None:
-    """Raise `CpbError` for what can be refused before any work: folders, missing packages."""
+    """Raise `CpbError` for errors that can be detected before any work: folders, missing packages."""
     output.check_folders(spec)
     check_installed(spec.baseline_names)
 
@@ -39,7 +39,7 @@ def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord], *, gpus: 
     """Return the folds of every series and the fleets that train the architectures on them.
 
     Raises:
-        UsageError: a timeframe's history is too short for so many folds.
+        UsageError: a timeframe's history is too short for this number of folds.
     """
     found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
     training = found.loaded if spec.refit else [own[0] for own in by_series(found.loaded).values()]
@@ -54,14 +54,14 @@ def finish_backtest(
     failures: Sequence[Failure],
     say: Say,
 ) -> dict[str, Any]:
-    """Judge baselines and trained fleets, write the results, and return what `--json` prints.
+    """Judge baselines and trained fleets, write the results, and return the object that `--json` prints.
 
     Args:
-        spec: what is asked.
-        plan: what was planned.
+        spec: the options.
+        plan: the plan of the backtest.
         results: of each planned fleet's shards, or the error that ended a shard's training.
-        failures: the series that failed before, already reported.
-        say: takes a line for people.
+        failures: earlier failures of series, already reported.
+        say: prints a line.
 
     Returns:
         `pooled`, `members`, `pairs`, `failures`, `folds_incomplete`, `lookahead`, `exit`.
@@ -102,7 +102,7 @@ def finish_backtest(
 
 
 def _result(job: ShardJob, found: ShardResult | Exception) -> ShardResult:
-    """Return what was trained; where the step itself ended in an error, that is every member's failure."""
+    """Return a shard's result; an error of the step itself becomes a failure of every member."""
     if isinstance(found, ShardResult):
         return found
     failures = tuple(Failure.of(member.model, "train", found) for member in job.members)
@@ -123,7 +123,7 @@ def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
 def _report(
     found: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, say: Say
 ) -> None:
-    """Print what was found, without the failures and incomplete folds that were printed before the training."""
+    """Print the findings, except failures and incomplete folds already printed before the training."""
     for failure in found.failures[failures_said:]:
         say(f"FAILED {failure.subject} in {failure.step}: {failure.reason}")
     for sentence in found.incomplete[incomplete_said:]:

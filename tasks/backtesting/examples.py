@@ -1,6 +1,6 @@
-"""What the report shows of each trained model beside its scores: one forecast, and trading on all series.
+"""Examples in the report for each trained model: a forecast, and simulated trading on all series.
 
-Of the newest fold of every series: an illustration, never used to choose a model.
+From the newest fold of every series: an illustration, never used to choose a model.
 """
 
 import math
@@ -21,14 +21,14 @@ from tasks.figures.training import Curve, equity_figure
 
 
 class Examples:
-    """Collects one forecast of each model, and the trading of each model on each series."""
+    """Collects a forecast of each model, and the simulated trading of each model on each series."""
 
     def __init__(self) -> None:
         self.forecasts: dict[str, tuple[str, Figure]] = {}
         self._trades: dict[str, dict[str, tuple[BacktestPnL, BacktestPnL]]] = defaultdict(dict)
 
     def add(self, name: str, one: FoldSeries, forecasts: Forecasts) -> None:
-        """Take a model's forecasts of the newest fold of a series."""
+        """Add a model's forecasts of the newest fold of a series."""
         series = f"{one.id.label} {one.id.timeframe}"
         if name not in self.forecasts:
             self.forecasts[name] = series, fan(one, forecasts, len(forecasts.origins) // 2)
@@ -41,7 +41,7 @@ class Examples:
         return {name: _equity(trades) for name, trades in self._trades.items()}
 
     def trades(self) -> list[dict[str, Any]]:
-        """Return a row per model and series: returns of the whole fold, the others per year."""
+        """Return a row per model and series: returns over the whole fold, other figures per year."""
         return [
             {"architecture": name, "series": series, **_figures(paid, free)}
             for name, trades in self._trades.items()
@@ -50,10 +50,10 @@ class Examples:
 
 
 def fan(one: FoldSeries, forecasts: Forecasts, index: int) -> Figure:
-    """Return the fan of one origin over its candles, with those that came true."""
+    """Return the fan chart of an origin over its candles, with the realised candles."""
     series, origin = one.series, int(forecasts.origins[index])
     quantiles = np.asarray(forecasts.quantiles[index], dtype=np.float64)
-    assert series.times is not None  # of candles from the store
+    assert series.times is not None  # series from the store have times
     rows = slice(max(0, origin + 1 - SHOWN), origin + 1 + len(quantiles))
     shown = pl.DataFrame(series.prices[rows], schema=["open", "high", "low", "close"])
     candles = shown.with_columns(

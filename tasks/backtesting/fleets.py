@@ -1,7 +1,7 @@
-"""Trained models of a backtest: one fleet per architecture, whose members are series × folds.
+"""Trained models of a backtest: a fleet per architecture, whose members are series × folds.
 
-The fleet is planned here, trained by the same step as in `train-all` (slots, checkpoints, time limit, resume), and
-its forecasts are read back member by member, so that those of many members are never in memory together.
+The fleet is planned here and trained by the same step as in `train-all` (slots, checkpoints, time limit, resume). Its
+forecasts are read member by member, so that only a single member's forecasts are in memory at a time.
 """
 
 import logging
@@ -46,7 +46,7 @@ def plan_folds(
 
 
 class TrainedFleet:
-    """The models of one architecture, read from the folders of their fleet's shards."""
+    """The models of an architecture, read from the folders of their fleet's shards."""
 
     def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path) -> None:
         self.name = plan.architecture
@@ -59,7 +59,7 @@ class TrainedFleet:
 
     @property
     def loss_history(self) -> tuple[str, tuple[dict[str, Any], ...]] | None:
-        """The name and the loss per epoch of the first trained member; None where nothing was trained."""
+        """The name and the loss per epoch of the first trained member; None if nothing was trained."""
         if not self._trained:
             return None
         first = self._trained[0]
@@ -67,19 +67,19 @@ class TrainedFleet:
         return f"{self.name} {series.label} {series.timeframe}", first.history
 
     def discard_unread(self) -> None:
-        """Delete the forecasts of the validation spans, which only the judging of `train-all` reads.
+        """Delete the forecasts of the validation spans, which are only used for judging in `train-all`.
 
-        Those of the test spans stay: the same command repeated reads them, to the same last bit.
+        The forecasts of the test spans stay: repeating the same command reads them, bit for bit.
         """
         for member in self._trained:
             (self._folders[member.name] / "members" / member.name / "validation.npz").unlink(missing_ok=True)
 
     def identity(self, one: FoldSeries) -> ModelId:
-        """Return the model that was planned for a series in a fold."""
+        """Return the planned model of a series in a fold."""
         return self._member(one).model
 
     def training_failure(self, one: FoldSeries) -> Failure | None:
-        """Return the failure that the trainer reported for a series in a fold."""
+        """Return the trainer's failure for a series in a fold, if any."""
         return self._failures.get(self.identity(one))
 
     def trained_on(self, one: FoldSeries) -> Forecaster:
@@ -105,7 +105,7 @@ class TrainedFleet:
 
 
 def _stored(path: Path) -> Forecasts | None:
-    """Return the trainer's forecasts; None where they are missing or damaged, and the model makes them again."""
+    """Return the trainer's forecasts; None if they are missing or damaged, so that the model must make them again."""
     try:
         arrays = read_npz(path)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Folds of a backtest: the series, each with the train, validation and test span of every test period."""
+"""Folds of a backtest: the series with the train, validation and test span of every test period."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ log = logging.getLogger("cpb")
 
 @dataclass(frozen=True)
 class FoldSeries:
-    """One series in one fold. Folds are numbered from 1, the oldest first; the folds of a series share its candles."""
+    """A series in a fold. Folds are numbered from 1, oldest first; the folds of a series share its candles."""
 
     fold: int
     record: SeriesRecord
@@ -27,7 +27,7 @@ class FoldSeries:
 
     @property
     def id(self) -> SeriesId:
-        """Which series it is."""
+        """The id of the series."""
         return self.record.series
 
 
@@ -35,7 +35,7 @@ class FoldSeries:
 class Folds:
     """All series in all their folds, fold by fold; a failure for each series without any fold.
 
-    `incomplete`: a sentence for every fold and timeframe that some series have too little history for.
+    `incomplete`: a message for every fold and timeframe for which some series have too little history.
     """
 
     loaded: tuple[FoldSeries, ...]
@@ -49,7 +49,7 @@ def plan_bounds(
     """Return the spans of each timeframe's folds, oldest first.
 
     Raises:
-        UsageError: a timeframe's history is too short for so many folds.
+        UsageError: a timeframe's history is too short for this number of folds.
     """
     timeframes = dict.fromkeys(r.series.timeframe for r in records)
     kind: Literal["expanding", "sliding"] = "expanding" if expanding else "sliding"
@@ -59,9 +59,9 @@ def plan_bounds(
 def load_folds(
     home: Path, records: Sequence[SeriesRecord], bounds: Mapping[str, Sequence[SplitBounds]]
 ) -> Folds:
-    """Load every series once and return it with the spans of each fold that it has enough candles for.
+    """Load every series once and return it with the spans of each fold for which it has enough candles.
 
-    A series without some of the folds is judged on the others; only one without any fold is a failure.
+    A series without some of the folds is judged on the others; only a series without any fold is a failure.
     """
     loaded: list[FoldSeries] = []
     failures: list[Failure] = []
@@ -77,7 +77,7 @@ def load_folds(
 def _load(
     home: Path, record: SeriesRecord, bounds: Sequence[SplitBounds]
 ) -> tuple[list[FoldSeries], CpbError | None]:
-    """Return a series in the folds it has, and the reason why it lacks the last of those it does not have."""
+    """Return a series in its folds, and the reason for the last missing fold, if any."""
     try:
         series = read_features(home, record)
     except CpbError as error:

@@ -1,9 +1,9 @@
-"""Rolling-origin judgement: every model forecasts the test span of every fold; a series' folds are judged as one.
+"""Rolling-origin judgement: every model forecasts the test span of every fold; a series' folds are judged jointly.
 
-Knows no trainer: a `Model` forecasts what it was trained for, wherever that was done. Models and series are taken one
-after the other, so that the forecasts of one series at most are in memory.
+Independent of training: a `Model` forecasts, wherever it was trained. Models and series are processed sequentially, so
+that the forecasts of at most one series are in memory.
 
-Comparison of every two models on the rows both have forecast: is a network better than the linear model?
+Each pair of models is compared on their common rows, for example to see whether a network beats the linear model.
 """
 
 import logging
@@ -32,17 +32,17 @@ from tasks.running.progress import tell
 log = logging.getLogger("cpb")
 
 TOO_SHORT = "too-short"
-"""Code of the failure of a series whose fold holds no window for the architecture: that fold is left out."""
+"""Failure code of a series whose fold has no window for the architecture: the fold is left out."""
 
 RecordFold = Callable[[str, FoldSeries, Forecasts], None]
-"""Receives a model's name, the fold and the forecasts of every fold that was judged."""
+"""Called with a model's name, the fold and the forecasts of every judged fold."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models compared.
+    """Comparison of two models.
 
-    `ratio`: CRPS of `first` / that of `second`, every coin with the same weight. `p`: Diebold-Mariano, corrected by
+    `ratio`: CRPS of `first` / CRPS of `second`, with equal weight per coin. `p`: Diebold-Mariano, corrected by
     Holm over the pairs. `n`: common forecast rows.
     """
 
@@ -64,7 +64,7 @@ class Pair:
 
 
 def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
-    """Return every pair of architectures of a timeframe that share rows; p is corrected over the timeframe's pairs."""
+    """Return the pairs of a timeframe's architectures with common rows; p is corrected over the timeframe's pairs."""
     groups: dict[str, dict[str, list[MemberScore]]] = defaultdict(lambda: defaultdict(list))
     for member in members:
         groups[member.timeframe][member.architecture].append(member)
@@ -87,7 +87,7 @@ def _coins(members: list[MemberScore]) -> set[str]:
 
 @dataclass
 class Backtest:
-    """What a backtest found. `incomplete`: a sentence for every fold that a model is judged without."""
+    """Results of a backtest. `incomplete`: a message for every fold that is missing from a model's judgement."""
 
     members: list[MemberScore] = field(default_factory=list)
     pools: list[PoolScore] = field(default_factory=list)
@@ -98,20 +98,20 @@ class Backtest:
 
 @dataclass(frozen=True)
 class _FoldForecasts:
-    """Forecasts of one fold's test span by a model that was trained in the fold `trained`."""
+    """Forecasts of a fold's test span by a model trained in the fold `trained`."""
 
     trained: FoldSeries
     asked: FoldSeries
     forecasts: Forecasts
 
     def reference(self) -> Array:
-        """Return the reference's quantiles, fitted on the same training span that the model had."""
+        """Return the reference's quantiles, fitted on the model's training span."""
         horizon = self.forecasts.quantiles.shape[1]
         known = self.trained.series.origins("train", 1, horizon)
         return reference(self.trained.series, known, self.forecasts.origins, horizon)
 
     def mase(self) -> float:
-        """Return the median's MASE, on the scale of the same training span."""
+        """Return the median's MASE, scaled by the model's training span."""
         quantiles = self.forecasts.quantiles
         truth = realised(self.asked.series, self.forecasts.origins, quantiles.shape[1])
         return scores.mase(quantiles[..., MEDIAN], truth, training_returns(self.trained.series))
@@ -124,13 +124,13 @@ def judge_models(
     refit: bool = True,
     record_fold: RecordFold | None = None,
 ) -> Backtest:
-    """Judge every model on every series over the series' folds; one failure stops nothing else.
+    """Judge every model on every series over the series' folds; a failure does not affect the others.
 
     Args:
-        models: baselines and trained fleets alike.
+        models: baselines and trained fleets.
         folds: series × folds, fold by fold.
-        refit: use the model trained in each fold; else that of the series' first fold for all its folds.
-        record_fold: receives every judged fold's forecasts.
+        refit: use the model trained in each fold; otherwise use the model of the series' first fold for all folds.
+        record_fold: called with every judged fold's forecasts.
     """
     result = Backtest()
     series = by_series(folds)
@@ -156,11 +156,11 @@ def by_series(folds: Sequence[FoldSeries]) -> dict[SeriesId, list[FoldSeries]]:
 def _judge_series(
     model: Model, folds: list[FoldSeries], refit: bool, record_fold: RecordFold | None, result: Backtest
 ) -> None:
-    """Add the score of one model on one series to the result, or the failure that prevented it."""
+    """Add the score of a model on a series to the result, or the failure that prevented it."""
     trained = {one.fold: one if refit else folds[0] for one in folds}
     missing = {one.fold: why for one in folds if (why := model.training_failure(trained[one.fold]))}
     able = [one for one in folds if one.fold not in missing]
-    # A model that diverged in one fold is not judged on the others: leaving its worst fold out would flatter it.
+    # A model that diverged in a fold is not judged on the others: without its worst fold its score would be too good.
     decisive = [(fold, why) for fold, why in missing.items() if why.code != TOO_SHORT or not able]
     if decisive:
         fold, why = decisive[0]
@@ -173,7 +173,7 @@ def _judge_series(
         if record_fold:
             for one in judged:
                 record_fold(model.name, one.asked, one.forecasts)
-    except Exception as error:  # of whatever kind: the other series and models are judged all the same
+    except Exception as error:  # any error: the other series and models are still judged
         result.failures.append(Failure.of(model.identity(folds[0]), "evaluate", error))
         log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
         return
@@ -187,7 +187,7 @@ def _judge_series(
 def _forecasts(
     model: Model, folds: Sequence[FoldSeries], trained: FoldSeries | None
 ) -> Iterator[_FoldForecasts]:
-    """Yield every fold's forecasts, by the model trained in the fold `trained`, or by each fold's own."""
+    """Yield every fold's forecasts, by the model trained in the fold `trained`, or by each fold's own model."""
     shared = model.trained_on(trained) if trained else None
     for one in folds:
         forecaster = shared or model.trained_on(one)
@@ -195,10 +195,10 @@ def _forecasts(
 
 
 def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> MemberScore:
-    """Return the score over all folds, each with the reference of its own training span.
+    """Return the score over all folds, each compared with the reference fitted on its own training span.
 
     Raises:
-        MemberError: no fold has a forecast, or a forecast is not finite.
+        MemberError: there are no forecasts, or a forecast is not finite.
     """
     if not folds:
         raise MemberError(
@@ -210,13 +210,13 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
     )
     known = np.concatenate([one.reference() for one in folds])
     score = judge_member(folds[0].asked.series, joined, known, architecture=name)
-    # Each fold's errors in units of its own training span, as its reference is fitted on it.
+    # Each fold's errors are scaled by its own training span, on which its reference is fitted too.
     mase = np.average([one.mase() for one in folds], weights=[len(one.forecasts.origins) for one in folds])
     return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
 
 
 def as_json(result: Backtest) -> dict[str, Any]:
-    """Return `pooled[ARCHITECTURE][TIMEFRAME]`, `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]` and `pairs`, short names."""
+    """Return `pooled[ARCHITECTURE][TIMEFRAME]`, `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]` and `pairs` as JSON."""
     pooled: dict[str, dict[str, object]] = defaultdict(dict)
     for pool in result.pools:
         pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {

@@ -1,8 +1,8 @@
-"""Look-ahead detection: compute on data cut at random times and compare with the run on all data.
+"""Look-ahead detection: compute on data cut at random times and compare with the computation on all data.
 
 A causal value does not change when later candles are removed. Every column that changes is reported. The second method
 is training on shuffled inputs (`with_shuffled_features`, `with_shuffled_candles`): a model without information that
-still forecasts better than the reference receives information from the future.
+still beats the reference must have information from the future.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +21,10 @@ from tasks.signals.splits import HORIZON
 from tasks.signals.store import series_of
 
 LEAK = "LOOK-AHEAD"
-"""Marks a finding of look-ahead in texts for people."""
+"""Marks a finding of look-ahead in messages."""
 
 Computation = Callable[[pl.DataFrame], Mapping[str, Array]]
-"""Klines -> named arrays with a row per candle (further axes are free)."""
+"""Klines -> named arrays with a row per candle (and any further axes)."""
 
 Forecast = Callable[[Series, Rows], Array]
 """(series, origins) -> quantiles [N, H, 19] of a trained model."""
@@ -56,15 +56,15 @@ def check_lookahead(
     seed: int = 0,
     tolerance: float = 1e-7,
 ) -> list[Leak]:
-    """Return the leaks of `compute`, one per column at most; empty where it is causal.
+    """Return the leaks of `compute`, at most one per column; empty if it is causal.
 
     Args:
-        compute: what is examined.
-        klines: contract klines.
+        compute: the computation to check.
+        klines: klines that meet the contract.
         cuts: number of random cuts.
         first: earliest cut, in rows; default: half of the data.
-        seed: of the cuts.
-        tolerance: relative; only the order of summation may differ between the runs.
+        seed: seed of the cuts.
+        tolerance: relative; only the order of summation may differ between the computations.
     """
     whole = compute(klines)
     low = klines.height // 2 if first is None else first
@@ -91,17 +91,17 @@ def pipeline(
 ) -> Computation:
     """Return the computation of the whole chain: columns, window list, fitted baselines, models' forecasts.
 
-    Forecasts are those of every usable row of the test span. Baselines are fitted anew on what the cut leaves, so the
-    cut must lie in the test span (`first` of `check_lookahead`).
+    Forecasts are made from every usable row of the test span. Baselines are fitted again on the data before the cut, so
+    the cut must be in the test span (`first` of `check_lookahead`).
 
     Args:
-        series: the series whose klines are passed in.
+        series: the series of the klines.
         bounds: its train, validation and test spans.
         baselines: name -> fit.
         models: name -> forecasts of a trained model.
-        training_inputs: name -> array with a row per candle that holds what the model's training reads from the
-            series: which rows are windows, and the input scaling.
-        context: candles that a window of the window list needs before its origin.
+        training_inputs: name -> array with a row per candle that holds the inputs of the model's training from the
+            series: the rows with windows, and the input scaling.
+        context: candles before the origin of a window in the window list.
         horizon: candles ahead.
     """
 
@@ -125,7 +125,7 @@ def pipeline(
 
 
 def stale_columns(series: Series, recomputed: Series) -> list[str]:
-    """Return the columns of a stored series that differ from those computed from its klines again."""
+    """Return the columns of a stored series that differ when recomputed from its klines."""
     pairs = {name: (series.columns((name,)), recomputed.columns((name,))) for name in series.names}
     pairs |= {
         "volatility": (series.volatility, recomputed.volatility),
@@ -137,8 +137,8 @@ def stale_columns(series: Series, recomputed: Series) -> list[str]:
 def with_shuffled_features(series: Series, seed: int = 0) -> Series:
     """Return the series with the feature rows of its training and validation spans shuffled within each span.
 
-    Targets (prices, returns) and volatility stay. The features then carry no information about the targets, so the
-    CRPS ratio on the untouched test span must not fall under 0.99.
+    Targets (prices, returns) and volatility are unchanged. The features then contain no information about the targets,
+    so the CRPS ratio on the unchanged test span must not be below 0.99.
     """
     random = np.random.default_rng(seed)
     features = series.features.copy()
@@ -154,8 +154,8 @@ def with_shuffled_features(series: Series, seed: int = 0) -> Series:
 def with_shuffled_candles(series: Series, seed: int = 0) -> Series:
     """Return the series with the candles of its training and validation spans shuffled, for models that read returns.
 
-    Returns are the target's own columns, so shuffling features alone would leave the information in. Prices, returns
-    and volatility are computed anew from the shuffled log-returns; the returns of the test span stay.
+    The target is computed from the returns, so shuffling only the features would keep information. Prices, returns and
+    volatility are recomputed from the shuffled log-returns; the returns of the test span are unchanged.
     """
     random = np.random.default_rng(seed)
     returns = series.columns(RETURNS)
@@ -165,7 +165,7 @@ def with_shuffled_candles(series: Series, seed: int = 0) -> Series:
         rows = first + np.flatnonzero(whole[first:last])
         returns[rows] = returns[random.permutation(rows)]
     moves = np.where(whole[:, None], returns, 0.0)
-    # Returns of a row are relative to the close of the row before; column 3 is the close's own.
+    # Returns of a row are relative to the close of the previous row; column 3 is the return of the close.
     close = np.cumsum(moves[:, 3])
     prices = np.exp(moves + (close - moves[:, 3])[:, None])
     names, columns, volatility = candle_columns(prices, series.segments)
@@ -175,12 +175,12 @@ def with_shuffled_candles(series: Series, seed: int = 0) -> Series:
 
 
 def explain(leaks: Sequence[Leak]) -> str:
-    """Return the leaks as text; "" where there is none."""
+    """Return the leaks as text; "" if there are none."""
     return f"{LEAK}: " + "; ".join(str(leak) for leak in leaks) if leaks else ""
 
 
 def _aligned(forecast: Forecast, series: Series, rows: Rows) -> Array:
-    """Return forecasts with a row per candle: NaN where nothing was forecast."""
+    """Return forecasts with a row per candle; NaN for rows without a forecast."""
     quantiles = forecast(series, rows)
     values = np.full((len(series.prices), *quantiles.shape[1:]), np.nan)
     values[rows] = quantiles

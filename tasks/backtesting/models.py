@@ -1,6 +1,6 @@
-"""What a backtest judges: anything that, trained in one fold, forecasts the test span of this or a later fold.
+"""Models of a backtest: trained in a fold, they forecast the test span of this or a later fold.
 
-Baselines and trained fleets (`fleets.py`) answer to the same protocol, so all are judged on the same rows.
+Baselines and trained fleets (`fleets.py`) implement the same protocol, so all are judged on the same rows.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ _EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
 
 @dataclass(frozen=True)
 class Forecasts:
-    """Forecasts of one series: origins [N], quantiles [N, H, 19] and, of trained models, the median candle [N, H, 4].
+    """Forecasts of a series: origins [N], quantiles [N, H, 19] and, for trained models, the median candle [N, H, 4].
 
     Quantiles and candle are log-ratios to the close at the origin.
     """
@@ -42,7 +42,7 @@ class Forecasts:
 
 
 Forecaster = Callable[[FoldSeries], Forecasts]
-"""Gives the forecasts of a fold's test span, from every origin in it."""
+"""Returns the forecasts of a fold's test span, from every origin in it."""
 
 
 class Model(Protocol):
@@ -50,19 +50,19 @@ class Model(Protocol):
 
     @property
     def name(self) -> str:
-        """The name it is reported under."""
+        """Name of the model in reports."""
         ...
 
     def identity(self, one: FoldSeries) -> ModelId:
-        """Return which model was trained on a series in a fold."""
+        """Return the id of the model trained on a series in a fold."""
         ...
 
     def training_failure(self, one: FoldSeries) -> Failure | None:
-        """Return why nothing could be trained on a series in a fold; None where it was trained."""
+        """Return why no model could be trained on a series in a fold; None if training succeeded."""
         ...
 
     def trained_on(self, one: FoldSeries) -> Forecaster:
-        """Return the forecaster that was trained on a series in a fold."""
+        """Return the forecaster trained on a series in a fold."""
         ...
 
 
@@ -78,7 +78,7 @@ class Baseline:
         return ModelId(self.name, "baseline", one.id, 0)
 
     def training_failure(self, one: FoldSeries) -> Failure | None:
-        """Return None: fitting fails when it is asked for, if at all."""
+        """Return None: an error of fitting is raised in `trained_on`."""
         return None
 
     def trained_on(self, one: FoldSeries) -> Forecaster:
@@ -93,12 +93,12 @@ class Baseline:
 
 
 def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:
-    """Return the baselines to judge: those asked for that are not trained as an architecture of the same name."""
+    """Return the requested baselines, except those also trained as an architecture of the same name."""
     return [Baseline(name, BASELINES[name]) for name in names if name not in architectures]
 
 
 def check_installed(names: tuple[str, ...]) -> None:
-    """Raise `CpbError` where a baseline needs a package that is not installed."""
+    """Raise `CpbError` if a baseline needs a package that is not installed."""
     for name in names:
         if package := _EXTRA_PACKAGES.get(name):
             import_extra(package)

@@ -1,8 +1,8 @@
-"""What a backtest leaves behind: forecast rows while it judges, then tables, verdicts and the report.
+"""Output of a backtest: forecast rows during judging, then tables, verdicts and the report.
 
-Forecast rows of a backtest as parquet: the contract's columns, plus the fold and the realised close.
+Forecast rows are parquet files with the contract's columns, plus the fold and the realised close.
 
-The report of a backtest: one HTML page of verdicts, interactive figures and tables that fetches nothing.
+The report is an HTML page with verdicts, interactive figures and tables; it makes no network requests.
 """
 
 import io
@@ -32,26 +32,26 @@ from tasks.storage.urls import public_url
 
 
 def folders(spec: BacktestSpec) -> list[Path]:
-    """Return the folders that the backtest is to write, each once."""
+    """Return the output folders of the backtest, without duplicates."""
     return [Path(name) for name in dict.fromkeys((spec.out, spec.report)) if name]
 
 
 def check_folders(spec: BacktestSpec) -> None:
-    """Raise `UsageError` where a folder cannot be written: before the work, not after hours of it."""
+    """Raise `UsageError` if a folder is not writable, before hours of work."""
     for folder in folders(spec):
         check_writable(folder)
 
 
 class FoldRecorder:
-    """Receives the forecasts of every judged fold: writes its rows, keeps examples of the newest folds."""
+    """Records the forecasts of every judged fold: writes the rows, and keeps examples of the newest folds."""
 
     def __init__(self, rows: Path | None, trained: Collection[str], folds: Sequence[FoldSeries]) -> None:
         self._rows, self._trained = rows, trained
-        self._newest = {one.id: one.fold for one in folds}  # folds come oldest first
+        self._newest = {one.id: one.fold for one in folds}  # folds are ordered, oldest first
         self.examples = Examples()
 
     def record_fold(self, name: str, one: FoldSeries, forecasts: Forecasts) -> None:
-        """Write and keep, of trained models only: baselines are quickly computed again, and rows are large."""
+        """Record forecasts of trained models only: baselines are fast to recompute, and rows are large."""
         if name not in self._trained:
             return
         if self._rows is not None:
@@ -64,7 +64,7 @@ class FoldRecorder:
 def recorder(
     spec: BacktestSpec, trained: Collection[str], folds: Sequence[FoldSeries]
 ) -> Iterator[FoldRecorder]:
-    """Yield a recorder; the rows of an earlier backtest in the same folder are replaced as a whole or not at all."""
+    """Yield a recorder; the rows of an earlier backtest in the same folder are replaced atomically."""
     if spec.out is None:
         yield FoldRecorder(None, trained, folds)
         return
@@ -83,12 +83,12 @@ def write_results(
     """Write the report into both folders, and tables, verdicts and `result.json` into `out`.
 
     Args:
-        spec: what was asked.
-        found: what was judged.
-        fleets: whose losses are drawn.
-        examples: of the recorder.
+        spec: the options.
+        found: the results of judging.
+        fleets: trained fleets, for the plots of their losses.
+        examples: the recorder's examples.
         notes: sentences under the report's heading.
-        answer: what `--json` prints.
+        answer: the object that `--json` prints.
     """
     histories = [history for fleet in fleets if (history := fleet.loss_history)]
     title = f"cpb backtest: {', '.join(spec.names)}"
@@ -109,15 +109,15 @@ def _write_tables(folder: Path, spec: BacktestSpec, found: Backtest, answer: dic
 
 
 def backtest_rows(one: FoldSeries, forecasts: Forecasts, model: str) -> pl.DataFrame:
-    """Return one row per origin and step of a fold, checked; prices as Float64 (PEPE trades at 1e-8).
+    """Return a row per origin and step of a fold, validated; prices as Float64 (PEPE trades at 1e-8).
 
     Args:
-        one: the series and fold that were forecast; the series needs `times`.
-        forecasts: of its test span.
+        one: the forecast series and fold; the series needs `times`.
+        forecasts: of the fold's test span.
         model: written as `model_version`.
     """
     series, origins = one.series, forecasts.origins
-    assert series.times is not None  # every stored series has them
+    assert series.times is not None  # every stored series has times
     last = series.prices[origins, 3][:, None, None]
     issued = pl.Series(series.times[origins] + one.id.seconds * 1_000_000).cast(pl.Datetime("us", "UTC"))
     close = last * np.exp(forecasts.quantiles)
@@ -143,9 +143,9 @@ def backtest_rows(one: FoldSeries, forecasts: Forecasts, model: str) -> pl.DataF
 
 
 def write_rows(folder: Path, one: FoldSeries, forecasts: Forecasts, model: str) -> Path:
-    """Write one model's rows of one series and fold below `folder`; return the file.
+    """Write a model's rows of a series and fold below `folder`; return the file.
 
-    The path names the model, the market (unless it is spot), the interval, the symbol and the fold.
+    The path contains the model, the market (unless it is spot), the interval, the symbol and the fold.
     """
     path = one.id.folder(folder, f"model={model}") / f"fold-{one.fold}.parquet"
     buffer = io.BytesIO()
@@ -187,10 +187,10 @@ def write_report(
     """Write the page atomically.
 
     Args:
-        path: of the HTML file.
+        path: path of the HTML file.
         title: heading.
-        found: what was judged.
-        notes: sentences under the heading: what was asked, look-ahead test, failures.
+        found: the results of judging.
+        notes: sentences under the heading: options, look-ahead check, failures.
         histories: names of trained models and their epochs.
         examples: forecasts and trades of trained models.
     """

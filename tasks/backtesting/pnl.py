@@ -14,16 +14,16 @@ from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, Array
 
 COST = 0.0015
-"""Share of the traded amount, one way: 0.10 % taker fee and 0.05 % slippage."""
+"""Cost per trade as a share of the traded amount: 0.10 % taker fee and 0.05 % slippage."""
 
 MIN_EQUITY = 1e-6
-"""Share of the equity that remains after any candle, so that its logarithm stays finite."""
+"""Minimum share of the equity left after a candle, so that its logarithm stays finite."""
 
 MIN_SPREAD = 1e-9
-"""Smallest width of the 80 % band, in log-return, by which a median is divided."""
+"""Minimum width of the 80 % band, in log-return, as divisor of the median."""
 
 FULL_POSITION = 0.25
-"""Median over the width of the 80 % band at which the position is the whole equity."""
+"""Median divided by the width of the 80 % band at which the position is the whole equity."""
 
 YEAR_US = 365.25 * 86_400e6
 """Microseconds of a year."""
@@ -31,7 +31,7 @@ YEAR_US = 365.25 * 86_400e6
 
 @dataclass(frozen=True)
 class BacktestPnL:
-    """Profit and loss of trading the forecasts and of buying and holding, every entry and exit paid.
+    """Profit and loss of trading the forecasts and of buy-and-hold, including the costs of every entry and exit.
 
     `equity`, `hold`: cumulative log-returns [N] at `times` (µs UTC). `figures`: per year of 365.25 days, names
     prefixed by `strategy_` and `hold_`.
@@ -53,16 +53,16 @@ def simulate_trading(
 ) -> BacktestPnL:
     """Trade one candle ahead from each origin and compare with buy-and-hold over the same candles.
 
-    The position is proportional to the forecast median over the width of the forecast's 80 % band, taken at the
+    The position is proportional to the forecast median divided by the width of the forecast's 80 % band, opened at the
     origin's close, held for one candle and clipped to ±`max_position`; a median within the costs of a round trip means
-    no position. Before a missing origin (a hole) and at the end the position is closed, at the usual cost. Buying and
-    holding pays once for the entry and once for the exit.
+    no position. Before a missing origin (a gap) and at the end the position is closed, at the usual cost. Buy-and-hold
+    pays once for the entry and once for the exit.
 
     Args:
-        series: the series that was forecast.
+        series: the forecast series.
         origins: int64 [N], ascending.
         quantiles: [N, H, 19]; only the first step is used.
-        cost: share of the traded amount, one way.
+        cost: cost per trade as a share of the traded amount.
         max_position: largest position, as a share of the equity.
     """
     median = quantiles[:, 0, MEDIAN]
@@ -87,13 +87,13 @@ def simulate_trading(
 def _traded(position: Array, joined: NDArray[np.bool_]) -> Array:
     """Return the amount traded [N] for each candle, as a share of the equity.
 
-    `joined` [N - 1]: whether the next origin is the next candle, so that the position is kept between the two.
+    `joined` [N - 1]: whether the next origin is the next candle, so that the position stays open.
     """
     if not len(position):
         return position
-    # position held on entering the candle
+    # position at the start of the candle
     before = np.concatenate([[0.0], np.where(joined, position[:-1], 0.0)])
-    closed = np.concatenate([~joined, [True]])  # whether the position is sold at the candle's end
+    closed = np.concatenate([~joined, [True]])  # whether the position is closed at the end of the candle
     return np.abs(position - before) + np.where(closed, np.abs(position), 0.0)
 
 
@@ -121,7 +121,7 @@ def _sharpe(mean: float, square: float, per_year: float) -> float:
 
 
 def _sharpe_interval(returns: Array, per_year: float) -> tuple[float, float]:
-    """Return the 95 % interval by a bootstrap over blocks of √n candles."""
+    """Return the 95 % interval of the Sharpe ratio by a bootstrap over blocks of √n candles."""
     length = inference.block_length(1, len(returns))
     ids = np.arange(len(returns)) // length
     counts, sums, squares = (np.bincount(ids, w) for w in (np.ones_like(returns), returns, returns**2))

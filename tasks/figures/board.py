@@ -1,4 +1,4 @@
-"""CRPS ratios with their intervals: by architecture, by coin, by coin and architecture, of two models."""
+"""CRPS ratios with their intervals: by architecture, by coin, by coin and architecture, and for pairs of models."""
 
 import math
 from collections import Counter
@@ -11,10 +11,10 @@ from tasks.figures.theme import DASHES, Figure
 Row = Mapping[str, Any]
 
 ROW_HEIGHT = 26
-"""Height of a row in px: labels stay readable however many there are."""
+"""Height of a row in px, which keeps labels readable for any number of rows."""
 
 UNKNOWN = "unknown"
-"""Stands for the preset of a run that does not say it."""
+"""Placeholder for the preset of a run that does not record it."""
 
 _NOTHING = "No model has been judged yet."
 
@@ -23,14 +23,14 @@ _KINDS = (
     ("no different", "$unsure", "square-open"),
     ("worse than the random walk", "$bad", "diamond"),
 )
-"""What an interval says: name, colour and marker."""
+"""Findings of an interval: name, colour and marker."""
 
 
 def model_names(rows: Sequence[Row]) -> list[str]:
-    """Return the name of each row's model: its architecture, with the preset where the rows have several of it.
+    """Return the name of each row's model: its architecture, with the preset if the rows have several presets of it.
 
     Args:
-        rows: `architecture`, and `preset` where there is one.
+        rows: `architecture`, and optionally `preset`.
 
     Returns:
         `gru`, or `gru/default` and `gru/smoke`.
@@ -41,11 +41,11 @@ def model_names(rows: Sequence[Row]) -> list[str]:
 
 
 def board_figure(rows: Sequence[Row]) -> Figure:
-    """Return a forest plot of architectures: each one's ratio with its 95 % interval, a row per timeframe and model.
+    """Return a forest plot of architectures: the ratio with its 95 % interval, in a row per timeframe and model.
 
     Args:
-        rows: `timeframe architecture crps_ratio`, and `crps_ratio_low crps_ratio_high verdict` where known (None: not),
-            as `tasks.tracking.leaderboard` has them; with `preset` and `flow_run` where rows may differ in these.
+        rows: `timeframe architecture crps_ratio`, and `crps_ratio_low crps_ratio_high verdict` (None if unknown), as in
+            `tasks.tracking.leaderboard`; with `preset` and `flow_run` if rows may differ in these.
     """
     labels = model_names(rows)
     if len({row.get("timeframe") for row in rows}) > 1:
@@ -60,11 +60,11 @@ def board_figure(rows: Sequence[Row]) -> Figure:
 
 
 def coins_figure(rows: Sequence[Row]) -> Figure:
-    """Return the ratio of coin (down) by model (across) as a heat map, with the figures in the cells.
+    """Return a heat map of the ratios of coins (rows) and models (columns), with the figures in the cells.
 
     Args:
-        rows: `symbol architecture crps_ratio`, and `preset` where there is one, in any order, one for each coin and
-            model; what is missing is left blank.
+        rows: `symbol architecture crps_ratio`, and optionally `preset`, in any order, a row for each coin and model;
+            missing combinations are left blank.
     """
     names = model_names(rows)
     found = {
@@ -76,7 +76,7 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
     columns = list(dict.fromkeys(names))
     coins = sorted({str(row["symbol"]) for row in rows})
     z = [[found.get((coin, column)) for column in columns] for coin in coins]
-    # The scale leaves out the worst tenth: one bad model must not paint all others alike.
+    # The scale ignores the worst tenth, because a single bad model would give all others the same colour.
     off = sorted(abs(value - 1) for value in known)
     reach = max(0.02, off[math.ceil(0.9 * len(off)) - 1])
     trace = {
@@ -110,8 +110,9 @@ def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int =
 
     Args:
         first, second: names of the models.
-        rows: `symbol first second` (each one's CRPS ratio; None where it was not judged).
-        left_out: coins that both were judged on, though not on the same test span: nothing follows from their ratios.
+        rows: `symbol first second` (the CRPS ratio of each model; None if it was not judged).
+        left_out: number of coins on which both were judged, but on different test spans, so that the ratios are not
+            comparable.
     """
     apart = (
         f"{left_out} coins are left out: the two were not judged on the same test span there."
@@ -148,7 +149,7 @@ def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int =
 
 
 def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
-    """Return rows of points with intervals, the best on top."""
+    """Return rows of points with intervals, best first."""
     judged = [
         (label, row) for label, row in zip(labels, rows, strict=True) if number(row["crps_ratio"]) is not None
     ]
@@ -173,7 +174,7 @@ def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
 
 
 def _kind(row: Row) -> int:
-    """Return the index among `_KINDS`: by the verdict, which looks at p too; where there is none, by the interval."""
+    """Return the index in `_KINDS`: by the verdict, which also uses p; without a verdict, by the interval."""
     verdict = str(row.get("verdict") or "")
     if verdict:
         return 0 if verdict.startswith("better") else 2 if verdict.startswith("worse") else 1
@@ -196,7 +197,7 @@ def _points(name: str, colour: str, symbol: str, x: list[float | None], y: list[
 
 
 def _error_bars(rows: list[Row], colour: str) -> dict[str, Any]:
-    """Return the intervals as error bars; none, and no interval in the label, where a row has none."""
+    """Return the intervals as error bars; a row without an interval has no error bar and no interval in its label."""
     ratios = [row["crps_ratio"] for row in rows]
     lows, highs = (numbers(row.get(f"crps_ratio_{end}") for row in rows) for end in ("low", "high"))
     shown = ["" if None in (a, b) else f" [{a:.4f}, {b:.4f}]" for a, b in zip(lows, highs, strict=True)]

@@ -1,4 +1,4 @@
-"""Are the stated probabilities right, and how far ahead is there skill: reliability, PIT, skill by step."""
+"""Calibration of the forecasts and skill by step: reliability, PIT, CRPS ratio per step."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ _NOTHING = "No model has been judged yet."
 
 
 def reliability_figure(curves: Mapping[str, Array]) -> Figure:
-    """Return observed share minus stated level, a line per model; on 0 the model is calibrated.
+    """Return observed share minus stated level, a line per model; a calibrated model is at 0.
 
     Args:
         curves: name -> observed shares [19] at the levels of a forecast (`scores.reliability`).
@@ -34,7 +34,7 @@ def reliability_figure(curves: Mapping[str, Array]) -> Figure:
 
 
 def pit_figure(shares: Mapping[str, Array]) -> Figure:
-    """Return PIT histograms, a step line per model: flat at 5 % is calibrated, a hump is too wide, a bowl too narrow.
+    """Return PIT histograms, a step line per model: flat at 5 % is calibrated, ∩-shaped too wide, ∪-shaped too narrow.
 
     Args:
         shares: name -> share of closes [20] between neighbouring quantiles (`scores.pit_histogram`).
@@ -60,7 +60,7 @@ def steps_figure(ratios: Mapping[str, Array]) -> Figure:
     """Return the CRPS ratio per step ahead, a line per model; below 1 is skill.
 
     Args:
-        ratios: name -> CRPS over the random walk's [H].
+        ratios: name -> CRPS divided by the random walk's [H].
     """
     if not ratios:
         return nothing(_NOTHING)

@@ -1,4 +1,4 @@
-"""A forecast's fan over candles with volume, what came true of it, and earlier forecasts."""
+"""Fan chart of a forecast over candles with volume, the realised closes, and earlier forecasts."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -9,10 +9,10 @@ from tasks.figures.parts import figure, nothing, price_format, price_text, price
 from tasks.figures.theme import Figure
 
 BANDS = ((90, "q05", "q95"), (80, "q10", "q90"), (50, "q25", "q75"))
-"""Central bands in per cent with their lower and upper quantile, the widest first."""
+"""Central bands in per cent with their lower and upper quantile, widest first."""
 
 SHOWN = 120
-"""Candles in view at first; the others are a pan to the left."""
+"""Candles in the initial view; panning to the left shows the others."""
 
 _HOVER = (
     "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>median %{y}<br>50 %: %{customdata[2]} to %{customdata[3]}"
@@ -26,16 +26,16 @@ def forecast_figure(
     realised: pl.DataFrame | None = None,
     earlier: pl.DataFrame | None = None,
 ) -> Figure:
-    """Return candles and volume with one forecast's bands of 50, 80 and 90 %, its median and the closes that came true.
+    """Return candles and volume with a forecast's bands of 50, 80 and 90 %, its median and the realised closes.
 
-    Candles stand at their close, where a forecast's step of the same candle is.
+    Candles are drawn at their close, like the forecast's step for the same candle.
 
     Args:
-        candles: `open_time` (UTC), `open high low close` and, where known, `volume`, oldest first; also those after
+        candles: `open_time` (UTC), `open high low close` and optionally `volume`, oldest first; including candles after
             the forecast's issue.
-        forecast: rows of one forecast: `issued_at step target_time q05 … q95 last_close`; None or empty for none.
+        forecast: rows of a forecast: `issued_at step target_time q05 … q95 last_close`; None or empty for none.
         realised: `target_time realised_close`; by default the closes of `candles` at the forecast's times.
-        earlier: rows of earlier forecasts, as `forecast`; drawn as bands of 80 % and medians.
+        earlier: rows of earlier forecasts, like `forecast`; drawn as bands of 80 % and medians.
     """
     shown = None if forecast is None or forecast.is_empty() else forecast.sort("step")
     if candles.is_empty() and shown is None:
@@ -107,7 +107,7 @@ def _bands(forecast: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def _outline(forecast: pl.DataFrame, low: str, high: str) -> dict[str, Any]:
-    """Return a band as a closed line: from the last close along its upper edge and back along its lower one."""
+    """Return a band as a closed line: from the last close along its upper edge and back along its lower edge."""
     there = times(forecast["target_time"])
     origin, last = time(forecast["issued_at"][0]), prices(forecast["last_close"])[0]
     upper, lower = prices(forecast[high]), prices(forecast[low])
@@ -159,7 +159,7 @@ def _came_true(
 
 
 def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
-    """Return the bands and medians of earlier forecasts, each kind as one trace with gaps between the forecasts."""
+    """Return the bands and medians of earlier forecasts, a trace per kind with gaps between the forecasts."""
     band: dict[str, list[Any]] = {"x": [], "y": []}
     middle: dict[str, list[Any]] = {"x": [], "y": []}
     for one in rows.sort("issued_at", "step").partition_by("issued_at", maintain_order=True):
@@ -220,7 +220,7 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
 def _view(
     candles: pl.DataFrame, forecast: pl.DataFrame | None
 ) -> tuple[list[datetime], list[float], list[float]]:
-    """Return times, lows and highs that the chart opens on: the newest candles, or those around an earlier forecast."""
+    """Return times, lows and highs of the initial view: the newest candles, or those around an earlier forecast."""
     window = candles.tail(SHOWN)
     if forecast is not None and len(window) and forecast["issued_at"][0] < window["close_time"][0]:
         before = SHOWN // 2 * _candle_length(forecast, forecast)

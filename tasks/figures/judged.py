@@ -18,7 +18,7 @@ INTRODUCTION = (
 )
 
 MAX_OPEN_ROWS = 30
-"""Rows of a table that is not folded away."""
+"""Maximum number of rows of a table that is initially open."""
 
 _TITLES = {
     "timeframe": ("Candles", ""), "architecture": ("Model", ""), "symbol": ("Coin", ""), "coins": ("Coins", ","),
@@ -41,7 +41,7 @@ COLUMN_TITLES = {
 def judged_sections(
     pools: Sequence[PoolScore], members: Sequence[MemberScore], comparisons: Sequence[str] = ()
 ) -> list[Section]:
-    """Return verdicts, leaderboard and figures of each timeframe; classifiers, which forecast no price, have none."""
+    """Return verdicts, leaderboard and figures of each timeframe; no figures for classifiers of the next move."""
     sections = [
         Section("Verdicts", items=[pool_verdict(p) for p in pools], text=[] if pools else ["No model was judged."])
     ]  # fmt: skip
@@ -61,7 +61,7 @@ def judged_sections(
 
 
 def members_section(members: Sequence[MemberScore]) -> Section:
-    """Return the table of every model on every coin; folded where it is long."""
+    """Return the table of every model on every coin, folded if it is long."""
     of_prices = [m for m in members if "reliability" in m.steps]
     rows = [_named(row) | {"verdict": _short(str(row["verdict"]))} for row in member_rows(of_prices)]
     return Section(
@@ -112,7 +112,7 @@ def _coin_rows(pools: list[PoolScore], members: list[MemberScore]) -> list[dict[
 
 
 def _short(verdict: str) -> str:
-    """Return a verdict without its figures, which stand in other columns."""
+    """Return a verdict without its figures, which are in other columns."""
     return next(word for word in ("better", "worse", "no different") if verdict.startswith(word))
 
 

@@ -1,8 +1,8 @@
-"""A page of figures, tables and sentences as one HTML file that asks nobody for anything.
+"""A page of figures, tables and sentences as a single HTML file that makes no requests.
 
-plotly's bundle (4.8 MB) comes from its wheel and is stored packed, with the figures beside it: the browser unpacks both
-(DecompressionStream, in every browser since 2023), also where the page is shown in a frame without an origin, as MLflow
-shows it. Such a file is 2.0 MB and what its figures need.
+plotly's bundle (4.8 MB) comes from its wheel and is stored compressed, like the figures: the browser decompresses both
+(DecompressionStream, in every browser since 2023), also if the page is in a frame without an origin, as in MLflow.
+Such a file takes 2.0 MB plus its figures.
 """
 
 import base64
@@ -20,12 +20,12 @@ from tasks.figures.theme import DATA_KEYS, THEMES, Figure
 from tasks.storage.files import write_bytes
 
 LONG_TEXT = 40
-"""Characters from which a cell is wrapped."""
+"""Length in characters above which a cell is wrapped."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """How a column is shown: its title, what it means, and the format of its numbers (`.4f`, `.0%`; `p`: of p)."""
+    """Display of a column: its title, its meaning, and the format of its numbers (`.4f`, `.0%`; `p`: p-value)."""
 
     title: str
     meaning: str = ""
@@ -34,7 +34,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of plain values by column; what the first row lacks is not shown."""
+    """Rows of plain values by column; columns missing in the first row are not shown."""
 
     columns: Mapping[str, Column]
     rows: Sequence[Mapping[str, Any]]
@@ -42,7 +42,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: sentences, a list, captioned figures, a table. `folded`: opened by a click."""
+    """A section of the page: sentences, a list, captioned figures, a table. `folded`: initially closed."""
 
     title: str
     text: Sequence[str] = ()
@@ -54,7 +54,7 @@ class Section:
 
 @dataclass
 class _Page:
-    """The page while it is put together: its figures are kept apart, to be packed."""
+    """The page during its construction; its figures are collected separately for compression."""
 
     figures: list[Figure] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class _Page:
 
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
-    """Write the page atomically; it needs no other file and no network."""
+    """Write the page atomically; it needs no other files and no network."""
     page = _Page()
     body = "".join(page.section(i, one) for i, one in enumerate(sections))
     links = "".join(
@@ -120,7 +120,7 @@ def _packed(data: bytes) -> str:
 
 @cache
 def _bundle() -> str:
-    """Return plotly's bundle for browsers, packed; it takes half a second, once in a process."""
+    """Return plotly's compressed browser bundle; compression takes half a second, once per process."""
     return _packed((files("plotly") / "package_data" / "plotly.min.js").read_bytes())
 
 
@@ -167,7 +167,7 @@ def _cell(value: Any, form: str) -> str:
 
 
 def _meanings(columns: Iterable[Column]) -> str:
-    """Return what the columns mean, for those who have no mouse to point at a title."""
+    """Return the meanings of the columns, for users without a mouse to hover over the titles."""
     told = [f"<dt>{html.escape(c.title)}</dt><dd>{html.escape(c.meaning)}</dd>" for c in columns if c.meaning]
     return (
         f"<details><summary>What the columns mean</summary><dl>{''.join(told)}</dl></details>" if told else ""

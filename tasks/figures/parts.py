@@ -1,4 +1,4 @@
-"""What all figures are put together from: finite numbers, times as text, lines, axes, the empty figure."""
+"""Parts of all figures: finite numbers, times as text, lines, axes, the empty figure."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from tasks.figures.theme import DASHES, MARKERS, SERIES, Figure
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom"}
 
 MAX_VALUE = 1e300
-"""Larger numbers count as infinite, so that what is computed from two of them is finite."""
+"""Larger numbers are treated as infinite, so that computations with two numbers stay finite."""
 
 RATIO_TITLE = "CRPS ratio (below 1 is better)"
 
 
 def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:
-    """Return a figure of traces with its description and what all layouts share, which `layout` may replace."""
+    """Return a figure of traces with its description and the common layout, which `layout` may override."""
     return {
         "data": list(traces),
         "layout": {
@@ -34,7 +34,7 @@ def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:
 
 
 def nothing(reason: str) -> Figure:
-    """Return a figure that says why there is nothing to draw."""
+    """Return an empty figure with a text that gives the reason."""
     note = {
         "text": reason, "showarrow": False, "x": 0.5, "y": 0.5, "xref": "paper", "yref": "paper",
         "font": {"color": "$soft"},
@@ -44,19 +44,19 @@ def nothing(reason: str) -> Figure:
 
 
 def numbers(values: Iterable[Any]) -> list[float | None]:
-    """Return numbers with six significant digits; None for what is missing or not finite, as JSON has neither."""
+    """Return numbers with six significant digits; None for missing or non-finite values, which JSON lacks."""
     return [number(value) for value in values]
 
 
 def number(value: Any) -> float | None:
-    """Return one of `numbers`."""
+    """Return a number as in `numbers`."""
     if value is None or not abs(value) < MAX_VALUE:
         return None
     return float(f"{float(value):.6g}")
 
 
 def prices(values: pl.Series) -> list[float | None]:
-    """Return prices in full precision; None for what is not finite."""
+    """Return prices in full precision; None for non-finite values."""
     return values.cast(pl.Float64).fill_nan(None).replace([math.inf, -math.inf], None).to_list()
 
 
@@ -66,23 +66,23 @@ def times(values: pl.Series) -> list[str]:
 
 
 def time(value: datetime | date) -> str:
-    """Return one of `times`."""
+    """Return a time as in `times`."""
     return f"{value:%Y-%m-%dT%H:%M:%SZ}" if isinstance(value, datetime) else f"{value:%Y-%m-%d}"
 
 
 def price_format(price: float | None) -> str:
-    """Return a number format for prices: five digits at least, cents of large ones (108,250.12, 0.00001234)."""
+    """Return a number format for prices: at least five digits, cents for large prices (108,250.12, 0.00001234)."""
     magnitude = math.floor(math.log10(abs(price))) if price and math.isfinite(price) else 0
     return f",.{max(2, min(12, 4 - magnitude))}f"
 
 
 def price_text(price: float | None) -> str:
-    """Return a price as `price_format` has it."""
+    """Return a price as text, in the format of `price_format`."""
     return "unknown" if price is None else format(price, price_format(price))
 
 
 def line(i: int, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
-    """Return the i-th line of a figure, in its own colour, dash and marker."""
+    """Return the i-th line of a figure, with a distinct colour, dash and marker."""
     colour = SERIES[i % len(SERIES)]
     return {
         "type": "scatter",
@@ -96,7 +96,7 @@ def line(i: int, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> 
 
 
 def level(value: float, axis: str = "y") -> dict[str, Any]:
-    """Return a thin line across the figure at a value of an axis: the reference that others are read against."""
+    """Return a thin line across the figure at a value of an axis, as a reference level."""
     other = "x" if axis == "y" else "y"
     return {
         "type": "line", "layer": "below", "line": {"color": "$soft", "width": 1.5, "dash": "dash"},

@@ -1,4 +1,4 @@
-"""What came true over time: the ratio with its interval, coverage, and who was champion when."""
+"""Scores over time: the ratio with its interval, coverage, and the champions."""
 
 import textwrap
 from collections.abc import Sequence
@@ -19,16 +19,15 @@ _OUTCOMES = {
     "unchanged": ("unchanged", "line-ns-open"),
     "retired": ("retired", "x"),
 }
-"""Name and marker of each outcome; those that moved the champion are filled."""
+"""Name and marker of each outcome; the markers of changed champions are filled."""
 
 
 def record_figure(record: pl.DataFrame) -> Figure:
-    """Return the CRPS ratio since the first day with its 95 % interval, and that of the last days alone.
+    """Return the CRPS ratio since the first day with its 95 % interval, and the ratio of the last days.
 
     Args:
-        record: `day` (UTC date), `ratio`, `low`, `high` (since the first day, up to this one; null where there are too
-            few days), `rolling` (the last 30 days alone), oldest first, of live forecasts or
-            of replays, never of both.
+        record: `day` (UTC date), `ratio`, `low`, `high` (since the first day, up to this day; null if there are too few
+            days), `rolling` (the last 30 days), oldest first; of live forecasts or of replays, never of both.
     """
     if record.is_empty():
         return nothing("No forecast has come true yet: after the first whole day there is a record.")
@@ -57,7 +56,7 @@ def record_figure(record: pl.DataFrame) -> Figure:
 
 
 def coverage_figure(record: pl.DataFrame) -> Figure:
-    """Return the share of closes inside the bands of 50, 80 and 90 % over time, against what the bands state.
+    """Return the share of closes inside the bands of 50, 80 and 90 % over time, with the nominal shares.
 
     Args:
         record: `day` and `coverage_50 coverage_80 coverage_90` (shares of the last days), oldest first.
@@ -85,7 +84,7 @@ def coverage_figure(record: pl.DataFrame) -> Figure:
 
 
 def decisions_figure(decisions: Sequence[Decision]) -> Figure:
-    """Return the decisions about a series' champion over time, a marker for each; moves are filled."""
+    """Return the decisions about a series' champion over time as markers, filled if the champion changed."""
     if not decisions:
         return nothing("Nothing has been decided about this series yet.")
     ordered = sorted(decisions, key=lambda one: one.decided_at)
@@ -123,11 +122,11 @@ def _marks(name: str, symbol: str, decisions: list[Decision]) -> dict[str, Any]:
 
 
 def _version(decision: Decision) -> str:
-    return f"v{decision.version_number}"  # a bare number would become a place on a number line
+    return f"v{decision.version_number}"  # plotly would treat a bare number as numeric
 
 
 def _wrapped(text: str, width: int = 60) -> str:
-    """Return text in lines for a hover label, which does not wrap by itself; HTML in it is shown, not obeyed."""
+    """Return text split into lines for a hover label, which does not wrap itself; < and > are replaced against HTML."""
     return "<br>".join(textwrap.wrap(text.replace("<", "‹").replace(">", "›"), width))
 
 

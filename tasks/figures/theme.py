@@ -1,35 +1,35 @@
 """Colours and fonts of all figures, light and dark.
 
-A figure names roles ("$model") where a colour depends on the theme; `themed` fills them in, as `static/report.js` does
-in a browser. The colours are Okabe and Ito's, which colour-blind people tell apart, darkened or brightened where they
-have less than 3:1 of contrast to the ground. Colour is never alone: lines differ in dash and marker, rising candles
-are hollow.
+A figure uses roles ("$model") for colours that depend on the theme; `themed` replaces them, as `static/report.js` does
+in a browser. The colours are from Okabe and Ito's palette, which is safe for colour-blind readers, darkened or
+brightened if their contrast with the background is below 3:1. Colour is never the only distinction: lines differ in
+dash and marker, rising candles are hollow.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
 Figure = dict[str, Any]
-"""A plotly figure: `data` (traces) and `layout`. `layout.meta.alt` describes it to those who cannot see it."""
+"""A plotly figure: `data` (traces) and `layout`. `layout.meta.alt` is its text alternative."""
 
 SERIES = tuple(f"$series_{i}" for i in range(7))
-"""Roles of lines, in the order of use."""
+"""Roles of lines, in order of use."""
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
-"""Dashes and markers that go with `SERIES`."""
+"""Dashes and markers of the lines in `SERIES`."""
 
 DATA_KEYS = frozenset(
     {"x", "y", "z", "open", "high", "low", "close", "text", "hovertext", "customdata", "meta"}
 )
-"""Keys of values, which hold no role (long, and texts in them may be anything)."""
+"""Keys of data, in which roles are not replaced (the data is long and may contain any text)."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
 @dataclass(frozen=True)
 class Theme:
-    """`roles`: what each role's name stands for. `template`: plotly's template for layouts, in these colours."""
+    """`roles`: the colour of each role. `template`: plotly's layout template in these colours."""
 
     roles: dict[str, str]
     template: dict[str, Any]
@@ -88,7 +88,7 @@ THEMES = {"light": LIGHT, "dark": DARK}
 
 
 def themed(figure: Figure, theme: Theme) -> Figure:
-    """Return the figure in a theme's colours; the values themselves are shared, not copied."""
+    """Return the figure in a theme's colours; the data is shared, not copied."""
     filled = _fill(figure, theme.roles)
     return {**filled, "layout": {"template": theme.template, **filled["layout"]}}
 

@@ -11,17 +11,17 @@ from tasks.figures.theme import MARKERS, SERIES, Figure
 from tasks.judging.scores import Array
 
 Curve = tuple[NDArray[np.int64], Array]
-"""Times [N] (µs UTC, ascending) and the cumulative log-return [N] at each."""
+"""Times [N] (µs UTC, ascending) and the cumulative log-returns [N] at these times."""
 
 MAX_POINTS = 400
-"""Points of a curve that are drawn: a screen has no more to show, and a file of twenty coins stays small."""
+"""Maximum number of drawn points of a curve: enough for a screen, and keeps a file with twenty coins small."""
 
 
 def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Return training loss (dotted) and validation loss (solid) per epoch, in one colour per model.
+    """Return training loss (dotted) and validation loss (solid) per epoch, with a colour per model.
 
     Args:
-        histories: name of a model -> its epochs, rows with `train_loss` and `val_loss`, and `epoch` where known.
+        histories: name of a model -> its epochs: rows with `train_loss` and `val_loss`, and optionally `epoch`.
     """
     shown = {name: rows for name, rows in histories.items() if rows}
     if not shown:
@@ -64,13 +64,13 @@ def _losses(i: int, name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
 
 
 def equity_figure(strategy: Mapping[str, Curve], hold: Mapping[str, Curve]) -> Figure:
-    """Return the returns of trading each series by a model's forecasts, thin, with their mean and that of holding.
+    """Return the returns of trading each series by a model's forecasts (thin), their mean, and the mean of holding.
 
     An illustration, never used to choose a model.
 
     Args:
-        strategy: name of a series -> its curve, costs paid.
-        hold: the same series, bought and held.
+        strategy: name of a series -> its curve after costs.
+        hold: name of a series -> its buy-and-hold curve.
     """
     curves = {name: curve for name, curve in strategy.items() if len(curve[0])}
     if not curves:
@@ -109,7 +109,7 @@ def _curve(name: str, curve: Curve) -> dict[str, Any]:
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:
-    """Return the mean over the curves at all their instants; each stands still between and after its own."""
+    """Return the mean over the curves at all their instants; a curve is constant between and after its own instants."""
     if not curves:
         return np.empty(0, dtype=np.int64), np.empty(0)
     times = np.unique(np.concatenate([own for own, _ in curves]))

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub: `tree` writes the folder of champions, `publish` makes it one commit of a repository.
+"""The Hugging Face Hub: `tree` writes the folder of champions, `publish` commits it to a repository.
 
-`card` says what the models are worth.
+`card` writes the model card, `ledger` the published record, and `published` forecasts with published models.
 """

@@ -1,4 +1,4 @@
-"""The model card: what the models are, their results beside the random walk, what they can do, and their limits."""
+"""The model card: description of the models, results compared with the random walk, usage and limits."""
 
 import math
 import os
@@ -16,7 +16,7 @@ from tasks.tracking.decisions import decision_in
 from tasks.tracking.registry import Champion
 
 MARKER = "Trained and judged with **cpb**."
-"""A sentence of every card, by which a folder of models is known to be written by cpb."""
+"""A sentence in every card that identifies a folder of models as written by cpb."""
 
 _TEMPLATE = """---
 {{ card_data }}
@@ -138,7 +138,7 @@ _DATA = {SIM: "simulated klines", OWN: "the publisher's own candles"}
 
 
 def is_card(text: str) -> bool:
-    """Whether a text is a card that cpb wrote."""
+    """Whether a text is a card written by cpb."""
     return MARKER in text
 
 
@@ -146,12 +146,12 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
     """Return the card as Markdown with Hub metadata (`model-index`); the same champions give the same text.
 
     Args:
-        repo: `USER/NAME`; it is published where `HF_ENDPOINT` says.
-        wheel: the light library, which lies beside the card.
-        picture: `SYMBOL/IV/NAME.png` of the model whose forecast is shown; "" for none.
+        repo: `USER/NAME` on the Hub at `HF_ENDPOINT`.
+        wheel: the light library, stored next to the card.
+        picture: `SYMBOL/IV/NAME.png` of the displayed forecast; "" for none.
 
     Raises:
-        DamagedError: a champion's `config.json` is not what cpb writes.
+        DamagedError: a champion's `config.json` is not valid.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -164,7 +164,7 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
         tags=["time-series", "probabilistic-forecasting", "finance", "safetensors"],
         eval_results=_results(champions) or None,
     )
-    market = champions[0].series.market  # of all: a package is of one market
+    market = champions[0].series.market  # all champions of a package have the same market
     timeframes = sorted({c.series.timeframe for c in champions})
     real = sum(c.series.market != SIM for c in champions)
     card = ModelCard.from_template(
@@ -192,15 +192,15 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, picture: 
 
 
 def _install_line(repo: str, wheel: Wheel) -> str:
-    """Return the pip command that takes the library from the repository itself: no index is asked for its name."""
+    """Return the pip command that installs the library from the repository itself, without a package index."""
     hub = without_credentials(os.environ.get("HF_ENDPOINT") or _HUB).rstrip("/")
     return f'pip install "cpbmodels[hub] @ {hub}/{repo}/resolve/main/{wheel.name}#sha256={wheel.sha256}"'
 
 
 def _snippet(champion: Champion, repo: str) -> str:
-    """Return code that forecasts with a champion: of own candles from a table of them, else from Binance's newest.
+    """Return example code that forecasts with a champion, from a table for own candles, otherwise from Binance.
 
-    A simulated market has none: there spot's stand in.
+    For a simulated market it uses the candles of spot.
     """
     series = champion.series
     if series.market == OWN:
@@ -225,7 +225,7 @@ def _spans(champion: Champion) -> list[str]:
 
 
 def _span(ends: Sequence[str]) -> str:
-    """Return a span of ISO times as `2024-10-01 00:00 to 2025-03-12 18:00`, `–` where it is not known."""
+    """Return a span of ISO times as `2024-10-01 00:00 to 2025-03-12 18:00`, or `–` if it is unknown."""
     return " to ".join(end[:16].replace("T", " ") for end in ends) or "–"
 
 
@@ -247,7 +247,7 @@ def verdict(champions: Sequence[Champion]) -> str:
 
 
 def _finding(champion: Champion) -> str:
-    """Return better, worse or no: the table's own finding, or the interval's where a model carries none."""
+    """Return better, worse or no: the stored verdict, or the finding from the interval if there is no verdict."""
     if champion.verdict:
         return champion.verdict.split()[0]
     low, high = (champion.metrics.get(f"test_crps_ratio_{end}", math.nan) for end in ("low", "high"))
@@ -269,7 +269,7 @@ def _results(champions: Sequence[Champion]) -> list[Any]:
             task_type="time-series-forecasting",
             dataset_type=_dataset(c),
             dataset_name=str(c.series),
-            dataset_config=c.series.name,  # without it the Hub takes all for one data set
+            dataset_config=c.series.name,  # without it the Hub treats all as the same data set
             dataset_split="test",
             metric_type="crps_ratio",
             metric_name="CRPS / random walk's CRPS",
@@ -304,7 +304,7 @@ def _row(champion: Champion) -> list[str]:
 
 
 def _decision_row(champion: Champion) -> list[str]:
-    """Return how a model became champion."""
+    """Return the row about the decision that made a model champion."""
     series, found = champion.series, decision_in(champion.tags)
     if found is None:
         return [series.label, series.timeframe, "–", "–", "no decision is recorded"]

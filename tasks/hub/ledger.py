@@ -1,6 +1,6 @@
 """The published record: the chain's head with the month files of forecasts and scores.
 
-The Hub's commit, whose time is not ours, vouches for them. What was published is compared with what is stored now.
+The Hub's commit provides an independent timestamp. The published record is compared with the stored files.
 """
 
 import logging
@@ -30,7 +30,7 @@ log = logging.getLogger("cpb")
 
 @dataclass(frozen=True)
 class Comparison:
-    """What `compare` found: the commit, the line that was published as head, files and rows that are the same."""
+    """Result of `compare`: the commit, the line of the published head, and the numbers of equal files and rows."""
 
     commit: str
     line: int
@@ -40,15 +40,15 @@ class Comparison:
 
 
 def is_ledger_file(place: str) -> bool:
-    """Whether a path below a published tree is one of the record's."""
+    """Whether a path in a published tree belongs to the record."""
     folder, _, name = place.partition("/")
     return folder == FOLDER and (name == HEAD or _MONTH.fullmatch(name) is not None)
 
 
 def copy_ledger(home: Path, market: str, target: Path) -> None:
-    """Copy a market's head and month files to `target`, as they are at one moment; nothing where none is stored.
+    """Copy a consistent snapshot of a market's head and month files to `target`; nothing if there are no files.
 
-    A damaged file is left out and named in the log.
+    A damaged file is left out and logged.
     """
     files = [
         path
@@ -69,7 +69,7 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
 
 
 def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
-    """Raise `CpbError` (code `other-record`) where a published head is no line of the stored chain."""
+    """Raise `CpbError` (code `other-record`) if a published head is not a line of the stored chain."""
     _, fault = _chain_until(home, market, head)
     if fault:
         raise CpbError(
@@ -80,14 +80,13 @@ def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
 
 
 def compare(home: Path, market: str, repo: str) -> Comparison:
-    """Compare the newest published record with the stored one.
+    """Compare the newest published record with the stored record.
 
-    The published head must be a line of the stored chain, byte for byte, and each published file be what the chain says
-    of it up to that line; that the stored rows are the chain's is what `tasks.forecasting.verify` checks.
+    The published head must be a line of the stored chain, byte for byte, and each published file must match the chain
+    up to that line; `tasks.forecasting.verify` checks the stored rows against the chain.
 
     Raises:
-        CpbError: (code `hub`) the Hub cannot be reached; (code `no-ledger`) nothing was published to compare with, or
-            nothing is stored.
+        CpbError: (code `hub`) the Hub cannot be reached; (code `no-ledger`) no record is published, or none is stored.
     """
     try:
         found = list_models(repo)
@@ -120,7 +119,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
 
 
 def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
-    """Return what the stored chain says up to the published line, or what is wrong with that line."""
+    """Return the stored chain up to the published line, or the mismatch of that line."""
     chain = Chain()
     try:
         published = parse_line(head)
@@ -144,10 +143,10 @@ def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
 
 
 def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> str:
-    """Return how a published file differs from what the chain says of it; empty where it does not."""
+    """Return how a published file differs from its entry in the chain; empty if it does not differ."""
     if (record := chain.files.get(file)) is None:
         return "no line of the stored chain speaks of it"
-    for again in (False, True):  # a damaged copy in the cache is no difference
+    for again in (False, True):  # download again in case the cached copy is damaged
         path = fetch_file(repo, name, commit, again=again)
         if file_digest(path) == record.file_sha256:
             return ""

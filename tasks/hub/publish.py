@@ -1,8 +1,8 @@
-"""One atomic, idempotent commit to a Hub repository.
+"""An atomic, idempotent commit to a Hub repository.
 
-Either all champions are there or nothing changed: one commit, on the parent commit that was read before. If another
-commit came in between (412), or the Hub fails for a moment (429, 5xx), the parent is read again and the commit is
-repeated; files that were uploaded already are recognised by their hash and not sent again.
+All champions are published or nothing changes: there is a single commit, on the parent commit read before. If another
+commit was made in between (412), or the Hub fails temporarily (429, 5xx), the parent is read again and the commit is
+repeated; files already uploaded are recognised by their hash and not sent again.
 """
 
 import logging
@@ -33,7 +33,7 @@ _LEDGER_HEAD = f"{FOLDER}/{HEAD}"
 
 @dataclass(frozen=True)
 class Published:
-    """A published tree: the commit that holds it, and whether this call made it."""
+    """A published tree: the commit that contains it, and whether this call created the commit."""
 
     repo: str
     oid: str
@@ -52,27 +52,27 @@ def publish(
     pause: float = 1.0,
     check_head: Callable[[bytes], None] | None = None,
 ) -> Published:
-    """Make the Hub's `repo` hold the tree's files, in one commit; none is made where nothing changed.
+    """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
-    The library of a former publish is removed in the same commit. Nothing else is ever deleted.
+    The library of an earlier publish is removed in the same commit. Nothing else is ever deleted.
 
     Args:
         tree: folder written by `build_tree`.
-        repo: `USER/NAME`; created (public) where missing.
-        token: default `HF_TOKEN` or the Hub login. It appears in no log and no message.
-        attempts: how often a commit is tried, with pauses of `pause` seconds, doubling, between.
-        check_head: called with the head of a chain that a commit would replace; what it raises stops the commit.
+        repo: `USER/NAME`; created (public) if missing.
+        token: default `HF_TOKEN` or the Hub login. It does not appear in any log or message.
+        attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
+        check_head: called with the head of a chain that the commit would replace; an exception stops the commit.
 
     Raises:
         UsageError: `repo` is not USER/NAME.
-        CpbError: no token, not allowed, not found, or not reachable; in one sentence.
+        CpbError: there is no token, or the repository is not permitted, not found or not reachable.
     """
     check_ready(repo, token)
     if not (tree / "README.md").is_file():
         raise CpbError(
             f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`", code="no-tree"
         )
-    import httpx2  # what huggingface_hub 2 speaks HTTP with
+    import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     api, secret = _api(token)
@@ -83,7 +83,7 @@ def publish(
     try:
         return patiently(_commit, api, tree, repo, check_head)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
-        # `from None`: the cause holds the request and with it the token.
+        # `from None`: the cause contains the request and therefore the token.
         status = _status(error)
         code = "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
         sentence = _sentence(error, repo, api.endpoint).replace(secret, "***")
@@ -91,13 +91,13 @@ def publish(
 
 
 def check_ready(repo: str, token: str | None = None) -> None:
-    """Raise what `publish` would raise for a wrong name or a missing token, without asking any server."""
+    """Raise the errors of `publish` for an invalid name or a missing token, without any request."""
     check_repo(repo)
     _api(token)
 
 
 def check_repo(repo: str, field: str = "repo") -> None:
-    """Raise `UsageError` where `repo` is not USER/NAME; `field`: the option that it came from."""
+    """Raise `UsageError` if `repo` is not USER/NAME; `field`: the option that holds it."""
     if not _REPO.fullmatch(repo):
         raise UsageError(
             f"{field} {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field=field
@@ -105,15 +105,15 @@ def check_repo(repo: str, field: str = "repo") -> None:
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":
-    # The client reads these when it is imported. Its Xet protocol fetches a token from a service of its own and
-    # retries for minutes where that fails; LFS does the same work.
+    # The client reads these on import. Its Xet protocol requests a token from a separate service and retries for
+    # minutes on failure; LFS does the same work.
     os.environ["HF_HUB_DISABLE_XET"] = "1"
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.utils import disable_progress_bars
 
-    constants.HF_HUB_DISABLE_XET = True  # in case the client had been imported before, as by the card
+    constants.HF_HUB_DISABLE_XET = True  # in case the client was imported before, for example by the card
     if os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
         disable_progress_bars()
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
@@ -123,7 +123,7 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
             "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only",
             code="no-token",
         )
-    # no HTTP header can hold it, and the client's error would show it
+    # such a token is invalid in an HTTP header, and the client's error would show it
     if not re.fullmatch(r"[\x21-\x7e]+", secret):
         raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN", code="token")
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
@@ -142,14 +142,14 @@ def _commit(api: "HfApi", tree: Path, repo: str, check_head: Callable[[bytes], N
     ]
     removals = [CommitOperationDelete(name) for name in _old_wheels(api, repo, parent, tree, there)]
     with warnings.catch_warnings():
-        # The record of forecasts belongs to the models; the client would say of each file that it is data.
+        # The record of forecasts belongs to the models; the client would warn that each of its files is data.
         warnings.filterwarnings("ignore", "It seems that you are about to commit a data file", UserWarning)
         done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
 
 
 def _old_wheels(api: "HfApi", repo: str, parent: str | None, tree: Path, there: list[str]) -> list[str]:
-    """Return the libraries of former publishes: only those that a card of cpb, in the same commit, installs."""
+    """Return the wheels of earlier publishes: only wheels that cpb's card in the same commit installs."""
     old = [name for name in there if WHEEL.fullmatch(name) and not (tree / name).is_file()]
     if not old or CARD not in there:
         return []
@@ -165,7 +165,7 @@ def _content(api: "HfApi", repo: str, name: str, commit: str | None) -> bytes:
 def _head(api: "HfApi", repo: str) -> tuple[str | None, list[str]]:
     """Return the repository's newest commit and its files.
 
-    It is created only where missing, since a token may not be allowed to.
+    The repository is created only if missing, since a token may not be allowed to create it.
     """
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -1,4 +1,4 @@
-"""Forecasts with published models: what a Hub repository holds, and each of its models on the candles of the store."""
+"""Forecasts with published models: the models of a Hub repository, applied to the candles of the store."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from tasks.tracking.versions import series_of
 
 @dataclass(frozen=True)
 class PublishedModel:
-    """One model of a Hub repository (`USER/NAME`), at one commit."""
+    """A model of a Hub repository (`USER/NAME`) at a commit."""
 
     series: SeriesId
     repo: str
@@ -29,15 +29,15 @@ class PublishedModel:
 
     @property
     def model_version(self) -> str:
-        """The text that its forecasts carry: `hub:USER/NAME@COMMIT/BTCUSDT/1h`."""
+        """The model version in its forecasts: `hub:USER/NAME@COMMIT/BTCUSDT/1h`."""
         return f"hub:{self.repo}@{self.commit[:12]}/{self.series.label}/{self.series.timeframe}"
 
 
 def published_models(repo: str, revision: str | None = None) -> list[PublishedModel]:
-    """Return the models of a repository, in one request; folders that are no series of Binance's are left out.
+    """Return the models of a repository, with a single request; folders that are not valid series are ignored.
 
     Raises:
-        CpbError: (code `hub`) the Hub cannot be reached, or there is no such repository or revision.
+        CpbError: (code `hub`) the Hub cannot be reached, or the repository or revision does not exist.
     """
     with _one_error():
         found = list_models(repo, revision)
@@ -48,10 +48,10 @@ def published_models(repo: str, revision: str | None = None) -> list[PublishedMo
 def forecast_published(
     models: Sequence[PublishedModel], scope: Scope, provisional: bool = False
 ) -> tuple[pl.DataFrame, list[Failure]]:
-    """Return the forecasts of all models as rows of the contract; whatever fails in one is its failure alone.
+    """Return the forecasts of all models as rows of the contract; an error in a model is a failure of that model only.
 
-    They are not put into the forecast store: there the newest row of a series is what the page shows and what the hit
-    rates count, and that is the own champion's.
+    They are not stored in the forecast store: its newest rows of a series are shown on the page and counted in the hit
+    rates, and must be from the local champion.
     """
     parts, failures = [pl.DataFrame(schema=FORECAST_SCHEMA)], []
     for model in models:

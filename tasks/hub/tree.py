@@ -1,7 +1,7 @@
-"""The folder that is published: model folders `SYMBOL/IV/`, the card, the light library, the record in `ledger/`, sums.
+"""The published folder: model folders `SYMBOL/IV/`, the card, the light library, the record in `ledger/`, checksums.
 
-Where the market is not spot, SYMBOL carries it, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is there so
-that whoever installs it gets the one that the models were made with, by a URL with its hash.
+SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
+that users can install the version with which the models were made, by a URL with its hash.
 """
 
 import itertools
@@ -36,7 +36,7 @@ WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
 """Names of the light library's wheel, of any version."""
 
 SUMS = "SHA256SUMS"
-"""The sha256 of every other file of the tree, as `sha256sum` writes it."""
+"""File with the sha256 of every other file of the tree, in the format of `sha256sum`."""
 
 _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 _PICTURE = PICTURES[0]
@@ -47,15 +47,15 @@ log = logging.getLogger("cpb")
 def build_tree(
     champions: Sequence[Champion], folder: Path, repo: str | None = None, home: Path | None = None
 ) -> Path:
-    """Write the tree to publish into `folder`, whole or not at all, and return it.
+    """Write the tree to publish into `folder`, atomically, and return the folder.
 
     The same champions and the same source of the library give the same bytes, so publishing twice finds nothing to
-    send. `repo` (USER/NAME) is what the card's example downloads. With a `home` its record of the market's forecasts
-    and scores goes with them (`tasks.hub.ledger`).
+    send. `repo` (USER/NAME) is used in the card's example. With a `home`, its record of the market's forecasts and
+    scores is included (`tasks.hub.ledger`).
 
     Raises:
-        CpbError: there are no champions, the library cannot be built, or `folder` holds files that cpb did not write.
-        DamagedError: a champion's files are not those that were registered.
+        CpbError: there are no champions, the library cannot be built, or `folder` contains files not written by cpb.
+        DamagedError: a champion's files differ from the registered files.
     """
     if not champions:
         raise CpbError(
@@ -81,7 +81,7 @@ def build_tree(
 
 
 def _write_sums(tree: Path) -> None:
-    """List every file with its sha256, so that anyone can check the folder with `sha256sum -c`."""
+    """Write the sha256 of every file, so that the folder can be checked with `sha256sum -c`."""
     files = {p.relative_to(tree).as_posix(): file_digest(p) for p in sorted(tree.rglob("*")) if p.is_file()}
     (tree / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()))
 
@@ -90,8 +90,8 @@ def read_sums(tree: Path) -> dict[str, str]:
     """Return the recorded sha256 of each file by its path in the tree.
 
     Raises:
-        FileNotFoundError: there is no list.
-        DamagedError: it is not what `_write_sums` wrote.
+        FileNotFoundError: the list does not exist.
+        DamagedError: the list is not in the format of `_write_sums`.
     """
     lines = (tree / SUMS).read_text(errors="replace").splitlines()
     found = [_SUM.fullmatch(line) for line in lines]
@@ -117,7 +117,7 @@ def _copy_model(champion: Champion, target: Path) -> None:
 
 
 def check_replaceable(folder: Path, market: str) -> None:
-    """Raise `CpbError` where the folder holds anything but a tree that cpb wrote."""
+    """Raise `CpbError` if the folder contains anything but a tree written by cpb."""
     if not folder.exists() and not folder.is_symlink():
         return
     foreign = _foreign_file(folder) if folder.is_dir() else folder
@@ -137,7 +137,7 @@ def _free_name(folder: Path) -> Path:
 
 
 def _foreign_file(folder: Path) -> Path | None:
-    """Return the first file of a folder that is none of a published tree's, or None."""
+    """Return the first file of a folder that does not belong to a published tree, or None."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_dir() or _is_tree_file(folder, path)):
             return path
@@ -158,14 +158,14 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
 
 
 def published(asked: Asked) -> Iterator[Stored]:
-    """Yield each file of the folder that is published: models, card, library, record.
+    """Yield each file of the published folder: models, card, library, record.
 
-    It is a copy of the champions and their record, from which a repair makes all of it again; not where one of them is
-    damaged or gone, since what is published of that one is perhaps the last copy.
+    The folder is a copy of the champions and their record, from which a repair rebuilds it, unless any of them is
+    damaged or missing, since the published files may then be the last copy.
     """
     tree = tree_of(asked.home, "hub", asked.market)
     if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
-        return  # without list and models it is not cpb's
+        return  # without list and models it was not written by cpb
     faults = _faults(tree)
     again = asked.repair and any(faults.values()) and _build_again(asked, tree)
     command = "cpb publish --dry-run" + ("" if asked.market == SPOT else f" --market {asked.market}")
@@ -190,7 +190,7 @@ def _build_again(asked: Asked, tree: Path) -> bool:
 
 
 def _faults(tree: Path) -> dict[str, str]:
-    """Return what is wrong with each file of a tree, "" for nothing."""
+    """Return the fault of each file of a tree, "" for none."""
     try:
         sums = read_sums(tree)
     except FileNotFoundError:

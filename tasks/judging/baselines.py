@@ -1,6 +1,6 @@
-"""Baselines behind one interface: fitted on training origins, they give quantiles for any origins.
+"""Baselines with a common interface: fitted on training origins, they forecast quantiles for any origins.
 
-Every baseline gives [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows.
+Every baseline returns [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows.
 """
 
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Baseline(Protocol):
 
 
 Fit = Callable[[Series, Rows, int], Baseline]
-"""`fit(series, training origins, horizon)`; reads no row after the last training target."""
+"""`fit(series, training origins, horizon)`; must not read rows after the last training target."""
 
 
 def realised(series: Series, origins: Rows, horizon: int) -> Array:
@@ -56,7 +56,7 @@ class EmpiricalWalk:
 
 
 def step_scale(series: Series, origins: Rows, horizon: int) -> Array:
-    """Return σ × √step [N, H]: EWMA volatility at the origin, growing with the step as that of a random walk."""
+    """Return σ × √step [N, H]: EWMA volatility at the origin, scaled with the step as for a random walk."""
     return series.volatility[origins][:, None] * np.sqrt(np.arange(1, horizon + 1))
 
 
@@ -72,10 +72,10 @@ def ewma_walk(series: Series, origins: Rows, horizon: int) -> EmpiricalWalk:
 
 
 def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: int) -> Array:
-    """Return the reference's quantiles [N, H, 19] at `eval_origins`, fitted on `fit_origins` alone.
+    """Return the reference's quantiles [N, H, 19] at `eval_origins`, fitted on `fit_origins` only.
 
     Raises:
-        ValueError: no training origin.
+        ValueError: there is no training origin.
     """
     if len(fit_origins) == 0:
         raise ValueError(f"{series.label}: the reference needs at least one training origin")
@@ -91,7 +91,7 @@ def import_extra(package: str) -> Any:
     """Import a package of the extra `judging`.
 
     Raises:
-        CpbError: it is not installed.
+        CpbError: the package is not installed.
     """
     try:
         return import_module(package)

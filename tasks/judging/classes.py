@@ -1,8 +1,8 @@
 """Scores of classifiers of the next move (up, flat, down), with the same statistics as for distributions.
 
 The ranked probability score is the CRPS of a forecast over ordered classes, so ratio, interval, test, pooling and
-verdict apply unchanged. "Flat" is a band in units of EWMA volatility, so under a random walk the class probabilities
-are the same at all times: the reference forecasts the class frequencies of the training span.
+verdict apply unchanged. "Flat" is a band in units of EWMA volatility, so the class probabilities of a random walk are
+constant over time: the reference forecasts the class frequencies of the training span.
 """
 
 from typing import Protocol
@@ -34,7 +34,7 @@ def true_classes(series: Series, origins: Rows, band: float) -> NDArray[np.int64
 
 def ranked_probability_score(probabilities: Array, actual: NDArray[np.int64]) -> Array:
     """Return the squared distance [N] between cumulative class probabilities [N, C] and the class that occurred."""
-    occurred = np.arange(probabilities.shape[1])[None, :] >= actual[:, None]  # its cumulative distribution
+    occurred = np.arange(probabilities.shape[1])[None, :] >= actual[:, None]  # cumulative outcome
     return ((np.cumsum(probabilities, axis=1) - occurred)[:, :-1] ** 2).sum(axis=1)
 
 
@@ -47,11 +47,11 @@ def judge_classes(
     confusion matrix is in the metrics as `test_confusion_ACTUAL_PREDICTED`, in counts.
 
     Args:
-        series: the series that was forecast; the reference is made from its training span.
+        series: the forecast series; the reference is fitted on its training span.
         prediction: origins [N] and probabilities [N, 3].
         band: half-width of the class flat, in units of EWMA volatility.
-        architecture: the name the score is reported under.
-        seed: of the bootstrap.
+        architecture: name of the model in reports.
+        seed: seed of the bootstrap.
 
     Raises:
         MemberError: no origins (code `no-origin`), or probabilities that are not finite (code `non-finite`).

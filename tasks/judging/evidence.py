@@ -1,9 +1,9 @@
-"""Evidence that may be looked at every hour: e-processes, the share of α of each challenger, tests without a fixed end.
+"""Evidence that may be checked every hour: e-processes, the share of α of each challenger, tests without a fixed end.
 
 An e-process is the wealth of a gambler who starts with 1 and bets against a hypothesis, at odds that are fair if it is
-true. By Ville's inequality wealth ever reaches 1/α with probability α at most, however often and whenever somebody
-looks. Shapes: T origins in time order. docs/promotion.md derives every line; Choe and Ramdas, "Comparing Sequential
-Forecasters" (2110.00115), is the idea.
+true. By Ville's inequality the wealth ever reaches 1/α with probability α at most, however often it is checked. Shapes:
+T origins in time order. docs/promotion.md derives every line; the idea is from Choe and Ramdas, "Comparing Sequential
+Forecasters" (2110.00115).
 """
 
 import math
@@ -16,13 +16,13 @@ from tasks.judging import inference
 from tasks.judging.scores import Array
 
 MAX_VALUE = 1e300
-"""Larger differences would overflow when they are added up; evidence stops growing there."""
+"""Larger differences would overflow in sums; the evidence does not grow beyond this value."""
 
 MIN_DAYS = 30
-"""UTC days below which `ratio_interval` says nothing: the asymptotics do not hold yet."""
+"""Minimum number of UTC days for `ratio_interval`: below it the asymptotics do not hold."""
 
 TUNED_DAYS = 90
-"""Days at which the interval of `ratio_interval` is narrowest, compared with one that is meant for that day alone."""
+"""Days at which `ratio_interval` is narrowest relative to an interval for that day only."""
 
 DAY_CLUSTERING = 1.7
 """Variance of ten-day means of daily loss differences over that of independent days, as measured at 1h (1.4 to 1.7 for
@@ -31,13 +31,15 @@ three pairs of models, most of it from one of six test spans)."""
 
 @dataclass(frozen=True)
 class Betting:
-    """How the gambler of `e_process` bets. The figures are tuned in research/promotion.py.
+    """Betting strategy of `e_process`. The figures are tuned in research/promotion.py.
 
-    round_lags, min_round: length of a round in lags, and the least in origins: the cut of z relies on sums of many.
-    stakes, weights: wealth starts divided into accounts; each bets one share of itself on every round.
-    loss_cap, gain_cap: a round's sum counts up to so many standard deviations. stakes × loss_cap < 1 keeps wealth above
-        0; gains are cut earlier than losses, so that differences skewed towards rare large losses gain nothing by it.
-    memory_lags: settled differences that the scale is taken from, in lags (or quarters of `min_round`, if longer).
+    round_lags, min_round: length of a round in lags, and its minimum in origins, as clipping z requires sums of many
+        origins.
+    stakes, weights: the initial wealth is divided into accounts by weight; each bets its stake as a share of itself on
+        every round.
+    loss_cap, gain_cap: limits of a round's sum in standard deviations. stakes × loss_cap < 1 keeps the wealth above 0;
+        gains have a lower limit than losses, so that differences skewed towards rare large losses do not profit.
+    memory_lags: number of settled differences used for the scale, in lags (or quarters of `min_round`, if longer).
     """
 
     round_lags: int = 4
@@ -61,36 +63,36 @@ BETTING = Betting()
 def e_process(differences: Array, lag: int = 10) -> Array:
     """Return the evidence [T] that the challenger is better; the value at t uses differences up to t only.
 
-    **Construction.** Origins are taken in rounds of L = 4·lag (40 at least, the length for lag 10), with lag − 1
-    origins left out after each, so that all of a round is known before the next one starts. A round gives z = −Σ
-    differences / (s √L), where s² is the mean square, per origin, of sums of L/2 consecutive differences: over the
-    last 18·L such sums that were known when the round started. z counts between −2.2 and 1.5 only. A gambler with two
-    accounts (.1 and .9 of the money) bets .15 and .45 of them on every round: account × (1 + stake · z). The result
-    is all the money, unchanged between the ends of rounds. It is 1 for the first L + lag − 1 origins, from which the
-    first scale is learnt, and in the first round.
+    **Construction.** Origins are grouped in rounds of L = 4·lag (at least 40, the length for lag 10), with lag − 1
+    origins left out after each round, so that all losses of a round are known before the next round starts. A round
+    gives z = −Σ differences / (s √L), where s² is the mean square, per origin, of sums of L/2 consecutive differences:
+    over the last 18·L such sums known at the start of the round. z is clipped to [−2.2, 1.5]. A gambler with two
+    accounts (.1 and .9 of the money) bets .15 and .45 of them on every round: account × (1 + stake · z). The result is
+    the total money, unchanged between the ends of rounds. It is 1 for the first L + lag − 1 origins, from which the
+    first scale is estimated, and in the first round.
 
-    **Null hypothesis.** With F_t all that is known at origin t (differences up to t − lag among it) and a the first
-    origin of a round, E[cut z of the round | F_a] ≤ 0 for every round. The plain hypothesis "no better", E[difference
-    at t | F_t] ≥ 0 for every t, gives E[z | F_a] ≤ 0 without the cut. Cutting gains is safe; cutting losses adds
-    E[(−z − 2.2)+ | F_a], which the cut gains, E[(z − 1.5)+ | F_a], must outweigh. They do for every z whose
-    distribution, given F_a, is symmetric about its mean, whatever its tails, and for moderate skewness towards the
-    challenger's losses, as a sum of 40 origins has it: simulated with log-normal differences (σ = 1, kurtosis 110)
-    skewed that way, 4.7 % of nulls reach 20 in a year (3 % of others); with σ = 1.5, 8.6 %. A challenger that wins a
-    little always and loses very much rarely is not covered (13 to 68 % with 18 to 4 such hours a year that pay back
-    a gain of .5 %): no test without a bound on losses covers it.
+    **Null hypothesis.** Let F_t be all information at origin t (including differences up to t − lag) and a the first
+    origin of a round. The null is E[clipped z of the round | F_a] ≤ 0 for every round. The plain hypothesis "no
+    better", E[difference at t | F_t] ≥ 0 for every t, gives E[z | F_a] ≤ 0 without clipping. Clipping gains is safe;
+    clipping losses adds E[(−z − 2.2)+ | F_a], which the clipped gains, E[(z − 1.5)+ | F_a], must outweigh. They do for
+    every z whose distribution, given F_a, is symmetric about its mean, whatever its tails, and for moderate skewness
+    towards the challenger's losses, as in a sum of 40 origins: in simulations with log-normal differences (σ = 1,
+    kurtosis 110) skewed that way, 4.7 % of nulls reach 20 in a year (3 % of others); with σ = 1.5, 8.6 %. A challenger
+    that usually wins a little and rarely loses very much is not covered (13 to 68 % with 18 to 4 such hours a year that
+    offset a gain of .5 %): no test without a bound on losses covers it.
 
-    **What holds under the null.** P(sup over t of the result ≥ 1/α) ≤ α, for every α, so at any random time whatever,
-    chosen by whatever look at the data, the value is ≥ 1/α with probability α at most. The mean of the value is ≤ 1 at
-    every stopping time that decides when a round ends (a stopping time in the filtration of F at these times). Not
-    promised: a mean ≤ 1 for somebody who decides within a round, with its half-settled differences in view, whether to
-    stop with the value from before it.
+    **Guarantees under the null.** P(sup over t of the result ≥ 1/α) ≤ α, for every α, so at any random time, chosen
+    by any inspection of the data, the value is ≥ 1/α with probability α at most. The mean of the value is ≤ 1 at every
+    stopping time that decides at the end of a round (a stopping time in the filtration of F at these times). Not
+    guaranteed: a mean ≤ 1 if the decision to stop with the value from before a round is made within the round, with
+    its half-settled differences known.
 
-    **Scale.** Differences may be of any scale, also one that changes; s knows only what was settled, and a jump of the
-    scale meets the cut. Volatility clustering, heavy tails and dependence over fewer than `lag` origins are allowed:
-    nothing about them is assumed. Multiplying all differences by a constant changes nothing.
+    **Scale.** Differences may have any scale, also a changing scale; s uses only settled differences, and a jump of the
+    scale is clipped. Volatility clustering, heavy tails and dependence over fewer than `lag` origins are allowed: no
+    assumption is made about them. Multiplying all differences by a constant changes nothing.
 
     Args:
-        differences: challenger's loss minus incumbent's [T], in time order, one per origin.
+        differences: challenger's loss minus incumbent's [T], in time order, a value per origin.
         lag: a difference is known this many origins after its own origin: the horizon, for losses over its steps.
 
     Raises:
@@ -101,7 +103,7 @@ def e_process(differences: Array, lag: int = 10) -> Array:
 
 
 def e_processes(differences: Array, lag: int = 10, betting: Betting = BETTING) -> Array:
-    """Return `e_process` of every row of [S, T], by any way of betting: the benchmark's form.
+    """Return `e_process` of every row of [S, T], for any betting strategy, as used in the benchmark.
 
     Raises:
         ValueError: lag < 1.
@@ -120,7 +122,7 @@ def e_processes(differences: Array, lag: int = 10, betting: Betting = BETTING) -
         known = sums[:, : start - lag - window + 2][:, -betting.memory_lags * unit :]
         scale = _root_mean_square(known) * math.sqrt(length / window)
         gain = -differences[:, start : start + length].sum(axis=1)
-        with np.errstate(over="ignore"):  # a scale near 0: z is cut anyway
+        with np.errstate(over="ignore"):  # a scale near 0: z is clipped anyway
             z = np.divide(gain, scale, out=np.zeros(rows), where=scale > 0)
         accounts *= 1 + stakes * np.clip(z, -betting.loss_cap, betting.gain_cap)[:, None]
         np.minimum(accounts, MAX_VALUE, out=accounts)
@@ -129,7 +131,7 @@ def e_processes(differences: Array, lag: int = 10, betting: Betting = BETTING) -
 
 
 def _window_sums(values: Array, window: int) -> Array:
-    """Return sums of `window` consecutive values [S, T − window + 1]: added anew, so that no large value lingers."""
+    """Return sums of `window` consecutive values [S, T − window + 1], without a running sum and its rounding errors."""
     count = max(0, values.shape[1] - window + 1)
     out = np.zeros((len(values), count))
     for shift in range(window):
@@ -138,17 +140,17 @@ def _window_sums(values: Array, window: int) -> Array:
 
 
 def _root_mean_square(values: Array) -> Array:
-    """Return the root mean square of each row; free of overflow and underflow."""
+    """Return the root mean square of each row, without overflow or underflow."""
     largest = np.abs(values).max(axis=1, initial=0.0)
     unit = np.where(largest > 0, largest, 1.0)
     return largest * np.sqrt(np.mean((values / unit[:, None]) ** 2, axis=1))
 
 
 def alpha_share(k: int, alpha: float = 0.05) -> float:
-    """Return the part of α that the k-th challenger (k = 1, 2, …) may spend: 6α / (π² k²), which add up to α.
+    """Return the share of α for the k-th challenger (k = 1, 2, …): 6α / (π² k²); all shares sum to α.
 
-    So the probability that any of ever so many challengers that are no better is promoted stays under α; the k-th is
-    promoted at evidence ≥ 1 / share.
+    So the probability of promoting any of the challengers that are no better stays under α, however many there are; the
+    k-th challenger is promoted at evidence ≥ 1 / share.
 
     Raises:
         ValueError: k < 1, or alpha not between 0 and 1.
@@ -164,11 +166,11 @@ def not_worse(
     """Return (ratio, low, high): challenger's mean loss over the incumbent's, with a 95 % block bootstrap interval.
 
     Blocks of time are drawn as in `tasks.judging.inference`, the same for both: √N candles, at least two horizons. A
-    refresh passes where `high` is under 1.005. No rows: (1, -inf, inf), which passes nothing.
+    refresh passes if `high` is under 1.005. Without rows: (1, -inf, inf), which never passes.
 
     Args:
-        challenger_losses: [N], of the same origins as
-        incumbent_losses: [N].
+        challenger_losses: losses [N] at the same origins as
+        incumbent_losses: losses [N].
         times: of the origins, µs UTC [N].
         horizon: steps that a loss covers.
         step_us: length of a candle in µs.
@@ -208,10 +210,10 @@ def ratio_interval(
 
     With m and r the sums of a day, u = m − R r has mean 0 for the true ratio R, and the interval is all R for which
     |mean u| stays within the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas
-    ("Time-uniform central limit theory", 2103.06476, theorem 2.2): a quadratic in R (Fieller). It holds R at all days
-    from `MIN_DAYS` on together with probability about 1 − α, so it may be read daily. Days are treated as
-    independent but for `DAY_CLUSTERING`: hourly losses overlap by 10 hours only, but regimes last longer. Where one
-    loss covers several days, days share as much: variance and `MIN_DAYS` grow by that number.
+    ("Time-uniform central limit theory", 2103.06476, theorem 2.2): a quadratic in R (Fieller). It contains R on all
+    days from `MIN_DAYS` on jointly with probability about 1 − α, so it may be read daily. Days are treated as
+    independent but for `DAY_CLUSTERING`: hourly losses overlap by 10 hours only, but regimes last longer. If a loss
+    covers several days, days share information: variance and `MIN_DAYS` grow by that number.
 
     Args:
         days: number of days n.
@@ -220,14 +222,14 @@ def ratio_interval(
         model_squares: Σ m².
         reference_squares: Σ r².
         products: Σ m r.
-        alpha: probability of ever missing the ratio.
-        loss_days: days that one loss covers, horizon × candle: 10 at 1d.
+        alpha: probability that the interval ever excludes the true ratio.
+        loss_days: days that a loss covers, horizon × candle: 10 at 1d.
 
     Returns:
-        (low, high), or None: fewer than `MIN_DAYS` days, or too noisy to bound: too few to tell.
+        (low, high), or None with fewer than `MIN_DAYS` days or too much noise for a bound: too few to tell.
 
     Raises:
-        ValueError: a figure that is not finite or negative.
+        ValueError: a figure is not finite or is negative.
     """
     sums = (model, reference, model_squares, reference_squares, products)
     if days < 0 or not all(math.isfinite(one) and one >= 0 for one in sums):

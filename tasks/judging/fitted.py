@@ -1,8 +1,8 @@
-"""Baselines that are fitted: boosted trees, GARCH, and the robust HAR.
+"""Fitted baselines: boosted trees, GARCH, and the robust HAR.
 
-LightGBM forecast of the scale (extra `judging`), on the columns of the robust HAR and its close location.
+LightGBM forecasts the scale (extra `judging`), from the columns of the robust HAR and its close location.
 
-One booster per step forecasts the log of the mean coming range relative to σ, the target of the robust HAR; unlike
+A booster per step forecasts the log of the mean future range relative to σ, the target of the robust HAR; unlike
 that linear model, trees find interactions.
 
 GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model.
@@ -11,10 +11,10 @@ Parameters are estimated once on the training span; the variance is then filtere
 forecast in closed form: E[σ²(t+k)] = m + (α + β)ᵏ⁻¹ (σ²(t+1) − m) with the mean m = ω / (1 − α − β). The quantiles of
 the standardised training moves give the shape per step.
 
-Robust HAR as a baseline: a linear forecast of the coming range, without a network. The strongest baseline.
+Robust HAR as a baseline: a linear forecast of the future range, without a network. The strongest baseline.
 
-It is the architecture `robust-har` (`cpbmodels/data/ranges.py` defines both), fitted in float64 on the training origins
-of a coin and used without a model folder.
+It is the architecture `robust-har` (`cpbmodels/data/ranges.py` defines both), fitted in float64 on a coin's training
+origins and used without a model folder.
 """
 
 from dataclasses import dataclass
@@ -73,16 +73,16 @@ def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
 
 
 def _inputs(series: Series, origins: Rows) -> Array:
-    """Return the columns [N, F]; the hour of the week as hour of day and day of week."""
+    """Return the input columns [N, F], with the hour of the week split into hour of day and day of week."""
     hour = series.columns((HOUR,))[origins]
     return np.hstack([series.columns((*INPUTS, "close_location"))[origins], hour % 24, hour // 24])
 
 
 @dataclass(frozen=True)
 class Garch:
-    """ω, α, β of one-candle variance (in squared log-return), and the quantiles of the standardised training moves.
+    """ω, α, β of the one-candle variance (in squared log-return), and the quantiles of the standardised training moves.
 
-    `table`: those quantiles [H, 19].
+    `table`: the quantiles [H, 19].
     """
 
     omega: float
@@ -123,7 +123,7 @@ def garch(series: Series, origins: Rows, horizon: int) -> Garch:
     arch_model = import_extra("arch").arch_model
     returns = (
         series.columns(("r_close",))[origins, 0] * 100
-    )  # in per cent, the scale that the optimizer expects
+    )  # in per cent: the scale that the optimizer expects
     fit = arch_model(returns, mean="Zero", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(
         disp="off", show_warning=False
     )
@@ -139,9 +139,9 @@ INPUTS = _OPTIONS.features
 
 
 def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
-    """Fit one series on its training origins.
+    """Fit a series on its training origins.
 
     Raises:
-        ModelError: no training origin.
+        ModelError: there is no training origin.
     """
     return fit_ranges([(series, origins)], INPUTS, HOUR, horizon, _OPTIONS.input_clip)

@@ -1,4 +1,4 @@
-"""The scores of a fleet's members: judged where that is missing, corrected together, and pooled per timeframe."""
+"""Scores of a fleet's members: judged if missing, corrected jointly, and pooled per timeframe."""
 
 import itertools
 import logging
@@ -22,7 +22,7 @@ log = logging.getLogger("cpb")
 
 @dataclass(frozen=True)
 class FleetScore:
-    """Scores of a fleet's members by folder name, as in `BTCUSDT-1h`, pooled per timeframe, and what failed."""
+    """Scores of a fleet's members by folder name (`BTCUSDT-1h`), the pools per timeframe, and the failures."""
 
     members: dict[str, MemberScore]
     pools: list[PoolScore]
@@ -32,12 +32,12 @@ class FleetScore:
 def judge_fleet(
     root: Path, plan: FleetPlan, trained: Iterable[tuple[ShardJob, ShardResult]], judges: Judges
 ) -> FleetScore:
-    """Judge every trained member of a fleet; one that cannot be judged is a failure of its own.
+    """Judge every trained member of a fleet; a member that cannot be judged becomes a failure.
 
     Args:
         root: the market's home, which holds the shards' folders.
         plan: the fleet.
-        trained: its shards with their results, taken one after the other as they are trained.
+        trained: its shards with their results, consumed as they finish training.
     """
     scores: dict[str, MemberScore] = {}
     folders: dict[str, Path] = {}
@@ -60,7 +60,7 @@ def judge_fleet(
                     scores[member.name] = MemberScore.from_npz(score_file(places[member.name]))
                 except (DamagedError, FileNotFoundError) as error:
                     failures.append(Failure.of(member.model, "evaluate", error))
-    # In the order of the plan: what is pooled must not depend on which shard was trained first.
+    # In the order of the plan: the pools must not depend on the order in which the shards finished.
     names = [member.name for member in plan.members if member.name in scores]
     corrected = apply_holm([scores[name] for name in names])
     for name, score in zip(names, corrected, strict=True):
@@ -71,19 +71,19 @@ def judge_fleet(
 
 
 def read_scores(root: Path, results: Iterable[ShardResult]) -> list[MemberScore]:
-    """Return the scores of a fleet's members by its shards' results; those that could not be judged are left out."""
+    """Return the scores of a fleet's members by its shards' results, without members that could not be judged."""
     places = [member_folder(root / "fleets" / one.key, m.name) for one in results for m in one.members]
     kept = [score_file(place) for place in places]
     return apply_holm([MemberScore.from_npz(path) for path in kept if path.exists()])
 
 
 def score_file(folder: Path) -> Path:
-    """Return where the score of a member lies, with its losses per origin; another code's scores are not read."""
+    """Return the score file of a member, with its losses per origin; scores of another code version are not read."""
     return folder / f"score-{code_digest('tasks/judging/judge.py')}.npz"
 
 
 def known_score(folder: Path) -> MemberScore | None:
-    """Return a score that was computed before; None where it, or what was made with it, is missing or damaged."""
+    """Return a stored score; None if it, or a file created with it, is missing or damaged."""
     kept = score_file(folder)
     if not kept.exists():
         return None

@@ -1,8 +1,8 @@
-"""The gate: which model serves a series after a run, and why. Pure rules on plain values; nothing is read or stored.
+"""The gate: rules for the champion of a series after a run. Pure functions of plain values, without I/O.
 
 A candidate of the champion's own recipe is a *refresh*: it replaces its predecessor unless it is worse. Another recipe
-can only become a *challenger*, which replaces the champions of a timeframe by a *switch*, with evidence. What may never
-replace anything is sorted out first. docs/promotion.md explains each rule under its name here.
+can only become a *challenger*, which replaces the champions of a timeframe by a *switch*, with evidence. Ineligible
+models are excluded first. docs/promotion.md explains each rule under its name here.
 """
 
 import math
@@ -17,35 +17,36 @@ from schemas.identity import Recipe, SeriesId
 from tasks.storage.model_folder import ModelConfig, recipe_of
 
 PROVISIONAL = "smoke"
-"""The preset whose champions are provisional: it may be first, and any other preset replaces it unless worse."""
+"""The preset whose champions are provisional: they may be a series' first, and any other preset replaces them unless
+worse."""
 
 NOT_WORSE = 1.005
-"""A refresh passes while the upper end of the 95 % interval of candidate/incumbent stays under this."""
+"""A refresh passes if the upper end of the 95 % interval of candidate/incumbent is below this."""
 
 MAX_TRIAL = timedelta(days=90)
-"""A challenger that has not won by then is dropped."""
+"""Time after which a challenger that has not won is dropped."""
 
 MAX_WAIT = timedelta(hours=24)
-"""How long an origin waits for all coins of a pair, counted from when it could be scored."""
+"""Maximum time for which an origin waits for all coins of a pair, from the time at which it can be scored."""
 
 MIN_COVER = 0.8
-"""Share of a pair's coins that a run must have trained for its test rows to count: a run on one coin would use up
-origins that all coins are to be pooled on."""
+"""Share of a pair's coins that a run must have trained for its test rows to count: a run on a single coin would use up
+origins that should be pooled over all coins."""
 
 MIN_ROWS = 48
-"""Fewer common rows than this say nothing about a refresh."""
+"""Minimum number of common rows for deciding on a refresh."""
 
 _ENDINGS = ("", "early_stop", "max_epochs", "closed_form")
-"""How a training ends that was not cut short (`cpbmodels.Report.stopped`); "" in folders that do not say."""
+"""Values of `cpbmodels.Report.stopped` for a complete training; "" if the folder does not record it."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A model as the gate sees it: tonight's candidate (`version` is "") or one that is registered.
+    """A model as the gate sees it: tonight's candidate (`version` is "") or a registered model.
 
-    `candles`: of the series that it learnt. `learnt_until`: end of what it has learnt or chosen from; `tested_from`,
-    `tested_until`: its test span, all UTC and None where its folder does not say. `validation`: CRPS ratio to the
-    reference on the validation span. `damage`: why its folder cannot be used, or "".
+    `candles`: of the series it was trained on. `learnt_until`: end of the data used to train or select it;
+    `tested_from`, `tested_until`: its test span, all UTC and None if its folder does not record them. `validation`:
+    CRPS ratio to the reference on the validation span. `damage`: why its folder cannot be used, or "".
     """
 
     series: SeriesId
@@ -67,17 +68,17 @@ class Contender:
 
     @property
     def provisional(self) -> bool:
-        """Whether any other preset replaces it unless worse."""
+        """Whether a model of any other preset replaces it unless worse."""
         return self.recipe.preset == PROVISIONAL
 
     @property
     def ref(self) -> ModelRef:
-        """How decisions name it."""
+        """The reference to this model in decisions."""
         return ModelRef(version_number=self.version, run_id=self.run_id, recipe=str(self.recipe))
 
 
 def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any) -> Contender:
-    """Return the contender that a model folder's configuration describes; `known`: what the folder does not say."""
+    """Return the contender from a model folder's configuration; `known`: fields that are not in the folder."""
     values = config.model_extra or {}
     report = values.get("report") or {}
     tested_from, tested_until = config.span("test")
@@ -91,7 +92,7 @@ def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any)
 
 @dataclass(frozen=True)
 class Ruling:
-    """What the gate says of one series: the outcome, the rule that decided, and the reason in one sentence."""
+    """The gate's ruling on a series: the outcome, the deciding rule, and the reason in a sentence."""
 
     outcome: Outcome
     rule: str
@@ -99,21 +100,21 @@ class Ruling:
     compared: Compared | None = None
 
 
-# --- Never: what may not become a champion, whatever its figures
+# --- Never: models that may not become champion, whatever their figures
 
 
 def ineligible(candidate: Contender) -> Ruling | None:
-    """Return why a candidate can serve no series at all, or None."""
+    """Return why a candidate cannot serve any series, or None."""
     return _first(_ALONE, candidate)
 
 
 def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruling | None:
-    """Return why a candidate may not replace this incumbent, whatever its figures; None where figures decide.
+    """Return why a candidate may not replace this incumbent, whatever its figures; None if the figures decide.
 
     Args:
-        force: the reason given for letting an older `--as-of` replace a newer champion, "" where none was given.
+        force: the user's reason for letting an older `--as-of` replace a newer champion, "" if none was given.
     """
-    if force and is_older(candidate, incumbent):  # its candles are fewer too, for that reason
+    if force and is_older(candidate, incumbent):  # so it also has fewer candles
         return _first({"horizon": _horizon, "smoke": _smoke}, candidate, incumbent)
     return _first(_AGAINST, candidate, incumbent)
 
@@ -195,7 +196,7 @@ def _first(rules: Mapping[str, Callable[..., str]], *models: Contender) -> Rulin
 
 
 def unchanged(candidate: Contender, incumbent: Contender) -> Ruling | None:
-    """Return that nothing new was trained: the champion's own run again, or its recipe on the very same candles."""
+    """Return the ruling that nothing new was trained: the champion's own run, or its recipe on the same candles."""
     if candidate.run_id == incumbent.run_id:
         return Ruling("unchanged", "same-run", "the champion is this run's own model")
     if candidate.recipe == incumbent.recipe and candidate.data_digest == incumbent.data_digest:
@@ -204,10 +205,10 @@ def unchanged(candidate: Contender, incumbent: Contender) -> Ruling | None:
 
 
 def refresh(candidate: Contender, incumbent: Contender, compared: Compared | None) -> Ruling:
-    """Return whether a candidate that no other rule has stopped replaces its predecessor.
+    """Return whether a candidate that passed all other rules replaces its predecessor.
 
     Args:
-        compared: both on the newest rows that neither has learnt or chosen from; None where there are too few.
+        compared: both on the newest rows used neither to train nor to select either model; None if there are too few.
     """
     rule = "refresh" if candidate.recipe == incumbent.recipe else "provisional"
     if compared is None or compared.n < MIN_ROWS:
@@ -227,11 +228,11 @@ def refresh(candidate: Contender, incumbent: Contender, compared: Compared | Non
 def choose_successor(
     incumbent: Contender, fielded: Mapping[Recipe, Contender], order: Iterable[Recipe]
 ) -> Contender | None:
-    """Return tonight's model that may refresh a champion: of its own recipe, else, where that is provisional, the best
-    of another preset. None where there is neither.
+    """Return tonight's model that may refresh a champion: of its own recipe, or for a provisional champion the best
+    of another preset. None if there is neither.
 
     Args:
-        fielded: tonight's eligible models of the series. order: all recipes of tonight, the best first.
+        fielded: tonight's eligible models of the series. order: tonight's recipes, best first.
     """
     better = [recipe for recipe in order if recipe in fielded and recipe.preset != PROVISIONAL]
     if incumbent.provisional and better:
@@ -239,14 +240,14 @@ def choose_successor(
     return fielded.get(incumbent.recipe)
 
 
-# --- First: no champion, or one that cannot forecast
+# --- First: no champion, or a champion that cannot forecast
 
 
 def rank(validation: Mapping[Recipe, Mapping[SeriesId, float]]) -> dict[Recipe, float]:
-    """Return each recipe's CRPS ratio on the validation span, pooled with equal weight per coin, the best first.
+    """Return each recipe's CRPS ratio on the validation span, pooled with equal weight per coin, best first.
 
-    A coin that a recipe lacks counts with the worst ratio that any recipe has there: leaving out a hard coin must not
-    win. By validation, because a recipe chosen on the test span would be judged by the rows that it was chosen on.
+    A coin that a recipe lacks counts with the worst ratio of any recipe on it, so that leaving out a hard coin is no
+    advantage. The validation span is used because a recipe chosen on the test span would be judged on the same rows.
     """
     coins = {series for found in validation.values() for series in found}
     worst = {s: max(found[s] for found in validation.values() if s in found) for s in coins}
@@ -260,7 +261,7 @@ def rank(validation: Mapping[Recipe, Mapping[SeriesId, float]]) -> dict[Recipe, 
 def choose_first(
     fielded: Mapping[Recipe, Contender], order: Iterable[Recipe], serving: Iterable[Recipe] = ()
 ) -> Contender | None:
-    """Return the champion of a series that has none: of the recipe that serves most other coins, else of the best.
+    """Return the first champion of a series: of the recipe that serves most other coins, otherwise of the best recipe.
 
     Args:
         serving: the recipe of each champion of the timeframe.
@@ -276,12 +277,12 @@ def choose_first(
 
 
 def stays(winner: Contender | None, incumbent: Contender, recipe: Recipe) -> Ruling | None:
-    """Return why a coin keeps its champion while its timeframe is switched to `recipe`; None where it goes along.
+    """Return why a coin keeps its champion when its timeframe is switched to `recipe`; None if it is switched too.
 
-    Evidence is about recipes: what may never replace a champion does not by a switch either.
+    Evidence is about recipes: a model that may never replace a champion does not replace it by a switch either.
 
     Args:
-        winner: the coin's challenger, if it has one.
+        winner: the coin's challenger, if any.
     """
     if winner is None or winner.recipe != recipe:
         return Ruling(
@@ -295,12 +296,12 @@ def choose_challenger(
     incumbents: Mapping[Recipe, float],
     tried: Collection[tuple[Recipe, Recipe]],
 ) -> Recipe | None:
-    """Return the recipe to appoint as the challenger of a timeframe: the best on validation that can win anything.
+    """Return the recipe to appoint as challenger of a timeframe: the best on validation that beats an incumbent.
 
     Args:
-        pooled: tonight's recipes by pooled validation ratio, the best first.
+        pooled: tonight's recipes by pooled validation ratio, best first.
         incumbents: the champions' recipes and their pooled validation ratio.
-        tried: (challenger, incumbent) pairs that have had their trial.
+        tried: (challenger, incumbent) pairs that were tried or are on trial.
     """
     for recipe in pooled:
         if opponents(recipe, pooled[recipe], incumbents, tried):
@@ -312,13 +313,13 @@ def opponents(
     challenger: Recipe, validation: float, incumbents: Mapping[Recipe, float],
     tried: Collection[tuple[Recipe, Recipe]],
 ) -> list[Recipe]:  # fmt: skip
-    """Return the champions' recipes that a challenger may be tried against: those that it beats on validation."""
+    """Return the champions' recipes against which a challenger may be tried: it must beat them on validation."""
     return [
         recipe
         for recipe, theirs in incumbents.items()
         if recipe != challenger
         and validation < theirs
         and (challenger, recipe) not in tried
-        # Another preset replaces a provisional champion like a refresh; smoke never replaces another.
+        # Another preset replaces a provisional champion as a refresh; smoke never replaces another preset.
         and (recipe.preset == PROVISIONAL) == (challenger.preset == PROVISIONAL)
     ]

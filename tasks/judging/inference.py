@@ -13,19 +13,19 @@ from numpy.typing import NDArray
 from tasks.judging.scores import Array
 
 DRAWS = 1000
-"""Resamples of a bootstrap."""
+"""Number of bootstrap resamples."""
 
 NORMAL = 1.96
 """97.5 % point of the normal distribution."""
 
 
 def block_length(horizon: int, n: int) -> int:
-    """Return the length of a block in candles: √n, but at least two horizons, so that overlapping targets share one."""
+    """Return the length of a block in candles: √n, but at least two horizons, so overlapping targets share a block."""
     return max(2 * horizon, math.isqrt(max(0, n)))
 
 
 def block_ids(times: NDArray[np.int64], length_us: int, start: int | None = None) -> NDArray[np.int64]:
-    """Return the time block [N] that each origin falls into; series that share `start` share their blocks."""
+    """Return the time block [N] of each origin; series with the same `start` share their blocks."""
     return (times - (times.min() if start is None else start)) // length_us
 
 
@@ -36,7 +36,7 @@ def bootstrap_weights(blocks: int, draws: int = DRAWS, seed: int = 0) -> Array:
 
 
 def ratio_draws(numerator: Array, denominator: Array, weights: Array) -> Array:
-    """Return resampled ratios [draws, C] from sums per block [blocks, C]; 1 where a draw has no rows."""
+    """Return resampled ratios [draws, C] from sums per block [blocks, C]; 1 for a draw without rows."""
     below = weights @ denominator
     return np.where(below > 0, (weights @ numerator) / np.where(below > 0, below, 1), 1.0)
 
@@ -61,7 +61,7 @@ def diebold_mariano(differences: Array, lags: int) -> tuple[float, float]:
     """Return (statistic, two-sided p) for the mean loss difference [N] being zero.
 
     A negative statistic favours the first model. Identical losses give (0, 1). The normal approximation rejects far too
-    often where the lags are a large part of N (for a fifth of the models without skill at N = 48), so p uses the
+    often if the lags are a large part of N (for a fifth of the models without skill at N = 48), so p uses the
     critical value of Kiefer and Vogelsang, "A New Asymptotic Theory for HAC Tests", Econometric Theory 21 (2005), table
     1, Bartlett kernel.
     """
@@ -92,7 +92,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def relation(low: float, high: float, p: float, alpha: float = 0.05) -> str:
     """Return "better than", "worse than" or "no different from", of a ratio's interval and p.
 
-    A difference is claimed only where p is under `alpha` and the interval excludes 1.
+    A difference is claimed only if p is under `alpha` and the interval excludes 1.
     """
     if p < alpha and high < 1:
         return "better than"
@@ -100,7 +100,7 @@ def relation(low: float, high: float, p: float, alpha: float = 0.05) -> str:
 
 
 def shown_p(p: float) -> str:
-    """Return a p-value as sentences show it."""
+    """Return a p-value as text for messages."""
     return f"p={p:.3f}" if p >= 0.001 else "p<0.001"
 
 
@@ -108,7 +108,7 @@ def verdict(metrics: Mapping[str, float]) -> str:
     """Return the finding as a sentence: better than, worse than or no different from the reference (see `relation`).
 
     Args:
-        metrics: of a member or a pool (`test_…`), with the Holm-corrected p where the correction has been applied. A
+        metrics: of a member or a pool (`test_…`), with the Holm-corrected p if the correction has been applied. A
             classifier has `test_accuracy`; its reference is the class frequencies of the training span.
     """
     ratio, low, high = (metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high"))

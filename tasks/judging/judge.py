@@ -1,8 +1,8 @@
-"""What runs in a resident process (`tasks.running.resident`) that judges trained members; `judges.py` gives it orders.
+"""Code of the resident processes (`tasks.running.resident`) that judge trained members; `judges.py` sends the orders.
 
-Each member's folder gains a score file (losses per origin, for pooling), and its `model` folder `metrics.json`,
-`reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`. Judging needs no
-torch, but where a member's forecasts are gone and its model makes them again.
+Judging writes a score file into each member's folder (losses per origin, for pooling), and into its `model` folder
+`metrics.json`, `reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`.
+Judging does not need torch unless a member's forecasts are missing and its model must make them again.
 """
 
 import logging
@@ -35,21 +35,21 @@ log = logging.getLogger("cpb")
 
 
 def serve(orders: Orders) -> None:
-    """Judge members of shard after shard as they are ordered."""
+    """Judge the members in each order."""
     for order in orders:
         failures = judge_members(Path(order["folder"]), order["names"])
         orders.answer([failure.model_dump(mode="json") for failure in failures])
 
 
 def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:
-    """Judge these members of the shard in `folder`; return a failure for each that cannot be judged."""
+    """Judge these members of the shard in `folder`; return a failure for each member that cannot be judged."""
     job, result = read_job(folder), read_result(folder)
     planned, trained = {m.name: m for m in job.members}, {m.name: m for m in result.members}
     failures = []
     for name in names:
         try:
             _judge(folder, job, planned[name], trained[name])
-        except Exception as error:  # one member's fault must not cost the others their judgement
+        except Exception as error:  # an error of a member must not affect the others
             log.debug("%s cannot be judged", trained[name].model, exc_info=error)
             failures.append(Failure.of(trained[name].model, "evaluate", error))
     return failures
@@ -77,12 +77,12 @@ def _judge(fleet: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         confusion_png(folder / "model" / "confusion.png", score.metrics)
     loss_png(folder / "model" / "loss.png", list(trained.history))
     score.to_npz(score_file(folder))
-    for split in ("test", "validation"):  # 4 MB a member, and the model can make them again
+    for split in ("test", "validation"):  # 4 MB per member, and the model can make them again
         (folder / f"{split}.npz").unlink(missing_ok=True)
 
 
 def _forecasts(folder: Path, series: Series, split: str) -> Any:
-    """Return a split's forecasts as the trainer left them, or made again by the model."""
+    """Return a split's forecasts as stored by the trainer, or made again by the model."""
     try:
         kept = read_npz(folder / f"{split}.npz")
     except FileNotFoundError:
@@ -101,7 +101,7 @@ def _made_again(folder: Path, series: Series, split: str) -> Any:
     member = load(folder / "model")
     found = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
     arrays = {"quantiles": found.quantiles, "candle": found.candle, "probabilities": found.probabilities}
-    # Rounded like those that the trainer stores, so that judging again gives the same score to the last bit.
+    # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
     return SimpleNamespace(origins=found.origins, **rounded)
 

@@ -1,4 +1,4 @@
-"""The judges of a run: resident processes on all cores that are free (`judge.py`), and what they are given to do."""
+"""The judges of a run: resident processes on all free cores (`judge.py`), and their orders."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,18 +15,18 @@ from tasks.training.files import LOG
 log = logging.getLogger("cpb")
 
 JUDGE = "tasks.judging.judge"
-"""The module that judges."""
+"""The module that the processes run."""
 
 _AT_ONCE = 4
-"""Members of an order: about half a second of work, so that all cores end at about the same time."""
+"""Members per order: about half a second of work, so that all cores finish at about the same time."""
 
 
 class Judges:
-    """As many judges as there are cores, each started when it is first needed; ended with the block.
+    """A judge per core, started on first use and stopped at the end of the block.
 
     Args:
-        cores: what they share with trainers.
-        label: for `ps`: the home whose models they judge.
+        cores: the cores shared with trainers.
+        label: shown by `ps`: the home whose models are judged.
     """
 
     def __init__(self, cores: Cores, label: Path) -> None:
@@ -45,7 +45,7 @@ class Judges:
     def judge(
         self, shard: Path, members: Sequence[TrainedMember], on_judged: Callable[[], None] = lambda: None
     ) -> list[Failure]:
-        """Judge members of the shard in a folder, where their scores lie afterwards; return a failure per other one.
+        """Judge members of the shard in a folder, and write their scores there; return a failure per unjudged member.
 
         `on_judged`: called after each member.
         """
@@ -66,7 +66,7 @@ class Judges:
             with self._pool.lent() as judge, self._cores.held(1):
                 found = judge.call(order, shard / LOG)
         except Died as end:
-            if len(members) > 1:  # which of them ended it?
+            if len(members) > 1:  # find the member that caused it
                 log.warning("a judge ended with code %d; its members are judged one by one", end.returncode)
                 return [f for member in members for f in self._judge_some(shard, [member], on_judged)]
             error = CpbError(

@@ -1,4 +1,4 @@
-"""The score of one model on one series: its losses and the reference's on the same rows, with interval and test."""
+"""The score of a model on a series: its losses and the reference's on the same rows, with interval and test."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,7 +17,7 @@ from tasks.storage.npz import read_npz, write_npz
 
 
 class Prediction(Protocol):
-    """What is scored."""
+    """Forecasts to be scored."""
 
     @property
     def origins(self) -> NDArray[np.int64]:
@@ -36,7 +36,7 @@ LOSSES = ("crps", "mae", "tail")
 
 @dataclass(frozen=True)
 class MemberScore:
-    """Metrics of one model on one series, and what pooling needs: losses per origin and means per step.
+    """Metrics of a model on a series, and the data for pooling: losses per origin and means per step.
 
     `losses`: name -> [N], and `reference_NAME` -> [N]. `steps`: name -> [H], `pit` [20], `reliability` [19].
     `times`: int64 [N], open time (µs UTC) of the last candle known at each origin; `step_us`: of a candle.
@@ -58,11 +58,11 @@ class MemberScore:
 
     @property
     def verdict(self) -> str:
-        """The finding as a sentence, with the Holm-corrected p where the correction has been applied."""
+        """The finding as a sentence, with the Holm-corrected p if the correction has been applied."""
         return inference.verdict(self.metrics)
 
     def to_npz(self, path: Path) -> None:
-        """Write the score as one npz without pickle, atomically."""
+        """Write the score as an npz file without pickle, atomically."""
         head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps")}
         arrays: dict[str, Any] = {f"losses.{k}": v for k, v in self.losses.items()}
         arrays |= {f"steps.{k}": v for k, v in self.steps.items()}
@@ -70,7 +70,7 @@ class MemberScore:
 
     @classmethod
     def from_npz(cls, path: Path) -> "MemberScore":
-        """Read what `to_npz` wrote; raises `FileNotFoundError`, or `DamagedError` for anything else."""
+        """Read a file written by `to_npz`; raises `FileNotFoundError`, or `DamagedError` for any other content."""
         data = read_npz(path)
         head = json.loads(str(data["head"]))
         parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
@@ -87,11 +87,11 @@ def judge_member(
     """Score a member's forecasts against the reference's on the same origins.
 
     Args:
-        series: the series that was forecast; its train span gives MASE's scale.
+        series: the forecast series; its training span gives the scale of the MASE.
         prediction: origins [N] and quantiles [N, H, 19], cumulative log-returns.
         reference: quantiles [N, H, 19] of the reference at the same origins (`baselines.reference`).
-        architecture: the name the score is reported under.
-        seed: of the bootstrap.
+        architecture: name of the model in reports.
+        seed: seed of the bootstrap.
 
     Raises:
         MemberError: no origins (code `no-origin`), or forecasts that are not finite (code `non-finite`).
@@ -101,7 +101,7 @@ def judge_member(
     check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", quantiles)
     truth = realised(series, origins, quantiles.shape[1])
     own, other = _losses(quantiles, truth), _losses(reference, truth)
-    # The reference of the MAE is the last close itself, not the slightly shifted median of the reference.
+    # The MAE is compared with the last close itself, not with the slightly shifted median of the reference.
     other["mae"] = np.abs(truth)
     steps = _steps(quantiles, truth, own, other)
     losses = {k: v.mean(axis=1) for k, v in own.items()}
@@ -116,7 +116,7 @@ def judge_member(
 
 
 def check_judgeable(name: str, forecasts: Array) -> None:
-    """Raise `MemberError` where there are no forecasts [N, …] (`no-origin`) or one is not finite (`non-finite`)."""
+    """Raise `MemberError` without forecasts [N, …] (`no-origin`) or for non-finite values (`non-finite`)."""
     if len(forecasts) == 0:
         raise MemberError(f"{name}: no test origin to judge; the test span is too short", code="no-origin")
     if not np.isfinite(forecasts).all():
@@ -184,7 +184,7 @@ def _in_price(series: Series, origins: NDArray[np.int64], quantiles: Array, trut
 
 def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -> float:
     own, other = losses[name][at].mean(), losses[f"reference_{name}"][at].mean()
-    return float(own / other) if other > 0 else 1.0  # a price that never moves is forecast without loss
+    return float(own / other) if other > 0 else 1.0  # a constant price is forecast without loss
 
 
 def certainty(score: MemberScore, seed: int) -> dict[str, float]:
@@ -202,7 +202,7 @@ def certainty(score: MemberScore, seed: int) -> dict[str, float]:
 
 
 def training_returns(series: Series) -> Array:
-    """Return the one-candle log-returns of the training span, within segments; [1] where the price never moved."""
+    """Return the one-candle log-returns of the training span, within segments; [1] if the price never moved."""
     first, last = series.spans["train"]
     close = np.log(series.prices[first:last, 3])
     returns = np.diff(close)[np.diff(series.segments[first:last]) == 0]
@@ -210,7 +210,7 @@ def training_returns(series: Series) -> Array:
 
 
 def times_of(series: Series, origins: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the open times [N] of the origins (µs UTC), or their rows where the series has no times."""
+    """Return the open times [N] of the origins (µs UTC), or their rows if the series has no times."""
     return series.times[origins] if series.times is not None else origins.astype(np.int64)
 
 

@@ -1,8 +1,8 @@
 """The pictures of a member: matplotlib's object API, Agg backend, colours of Okabe and Ito (colour-blind safe).
 
-A run draws hundreds of `forecast.png` and `loss.png`; `tasks.figures` has the others. To build and draw a figure anew
-takes four times as long, so a process has one figure a kind, of fixed layout: what is the same in every picture is
-drawn once and copied, and each picture sets all of what differs, so that its bytes depend on its data alone.
+A run draws hundreds of `forecast.png` and `loss.png`; other figures are in `tasks.figures`. Building and drawing a new
+figure takes four times as long, so a process has one figure per kind, with a fixed layout: the common parts are drawn
+once and copied, and each picture sets all the variable parts, so that its bytes depend only on its data.
 """
 
 import io
@@ -43,11 +43,11 @@ _BANDS = ((0, 18, 0.18), (1, 17, 0.25), (4, 14, 0.35))
 
 _MAX_TICKS = 7
 _ONE_AT_A_TIME = threading.Lock()
-"""Held while a thread sets, draws and encodes a figure that all threads share."""
+"""Held while a thread sets, draws and encodes a figure, which all threads share."""
 
 
 class _Template(Figure):
-    """A figure whose `moving` artists differ from picture to picture; all others are drawn once and copied."""
+    """A figure whose `moving` artists differ between pictures; all others are drawn once and copied."""
 
     def __init__(self, width: float, height: float) -> None:
         super().__init__(figsize=(width, height), dpi=90)
@@ -55,10 +55,10 @@ class _Template(Figure):
         self._still: Any = None
 
     def draw(self, renderer: RendererBase) -> None:
-        """Draw the picture; `renderer` is Agg's."""
+        """Draw the picture; `renderer` is the Agg renderer."""
         if self._still is None:
             for artist in self.moving:
-                artist.set_animated(True)  # left out by `Axes.draw`
+                artist.set_animated(True)  # skipped by `Axes.draw`
             super().draw(renderer)
             self._still = renderer.copy_from_bbox(self.bbox)  # type: ignore[attr-defined]
         renderer.restore_region(self._still)  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ class _Template(Figure):
 
 
 def forecast_png(path: Path, series: Series, prediction: Prediction, index: int = -1) -> None:
-    """Write the forecast of one origin (the newest by default) as a fan chart with the realised closes."""
+    """Write the forecast of an origin (by default the newest) as a fan chart with the realised closes."""
     with _ONE_AT_A_TIME:
         _write(path, forecast_figure(series, prediction, index))
 
@@ -85,22 +85,22 @@ def confusion_png(path: Path, metrics: dict[str, float]) -> None:
 
 
 def _write(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, with what it is about, so that exchanged pictures are found (`picture_damage`)."""
+    """Write a figure as PNG with its subject as metadata, so that swapped pictures are detected (`picture_damage`)."""
     canvas, about, buffer = FigureCanvasAgg(figure), PngInfo(), io.BytesIO()
     canvas.draw()
     about.add_text(PICTURE_SUBJECT, member_subject(path))
-    # Nothing is transparent, and level 1 without that channel makes files of the size that level 6 makes with it.
+    # Nothing is transparent; without the alpha channel, level 1 gives the same file size as level 6 with it.
     drawn = Image.frombuffer("RGBA", canvas.get_width_height(), canvas.buffer_rgba(), "raw", "RGBA", 0, 1)
     drawn.convert("RGB").save(buffer, "png", pnginfo=about, compress_level=1)
     write_bytes(path, buffer.getbuffer())
 
 
 def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:
-    """Return training and validation loss per epoch; the process's figure, good until the next call."""
+    """Return training and validation loss per epoch; the figure is shared and valid until the next call."""
     figure, axes, lines = _loss_template()
     losses = np.array([[row.get(k, np.nan) for row in history] for k in ("train_loss", "val_loss")], float)
     epochs = np.arange(1.0, len(history) + 1)
-    marker = "o" if len(epochs) == 1 else "None"  # closed form: one epoch, and one point makes no line
+    marker = "o" if len(epochs) == 1 else "None"  # closed form: a single epoch, which gives no line
     for line, values in zip(lines, losses, strict=True):
         line.set(data=(epochs, values), marker=marker)
     _set_range(axes.xaxis, epochs, whole=True)
@@ -120,9 +120,9 @@ def _loss_template() -> tuple[Figure, Axes, list[Any]]:
 
 
 def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> Figure:
-    """Return the fan of one origin: candles, bands of 50, 80 and 90 %, median, realised closes.
+    """Return the fan chart of an origin: candles, bands of 50, 80 and 90 %, median, realised closes.
 
-    It is the process's figure, good until the next call.
+    The figure is shared and valid until the next call.
     """
     origin, quantiles = int(prediction.origins[index]), np.asarray(prediction.quantiles[index], dtype=float)
     prices = series.prices[max(0, origin - CANDLES_SHOWN + 1) : origin + 1 + len(quantiles)]
@@ -141,7 +141,7 @@ def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> 
     return figure
 
 
-@lru_cache(maxsize=4)  # all origins with enough candles before them share one
+@lru_cache(maxsize=4)  # shared by all origins with enough candles before them
 def _forecast_template(first: float, last: float) -> tuple[Any, ...]:
     figure, axes, title = _template("candles from the last known close", "price")
     axes.set_xlim(first, last)
@@ -155,18 +155,18 @@ def _forecast_template(first: float, last: float) -> tuple[Any, ...]:
 
 
 def _set_candles(lines: Sequence[LineCollection], x: Array, prices: Array) -> None:
-    """Set wicks and bodies to candles [rows, 4]; those after x = 0, the last one known, are faint."""
+    """Set wicks and bodies to candles [rows, 4]; candles after x = 0, the last known candle, are faint."""
     opened, high, low, close = prices.T
     colours = np.where((close >= opened)[:, None], to_rgba(GREEN), to_rgba(RED))
     colours[:, 3] = np.where(x > 0, 0.45, 1.0)
     for collection, bottom, top in zip(lines, (low, opened), (high, close), strict=True):
         ends = np.column_stack([x, bottom]), np.column_stack([x, top])
         collection.set_segments(list(np.stack(ends, axis=1)))
-        collection.set_color(colours)  # type: ignore[arg-type]  # an array of RGBA, of which the stubs know nothing
+        collection.set_color(colours)  # type: ignore[arg-type]  # an RGBA array, missing in the stubs
 
 
 def confusion_figure(metrics: dict[str, float]) -> Figure:
-    """Return a classifier's confusion matrix; the process's figure, good until the next call."""
+    """Return a classifier's confusion matrix; the figure is shared and valid until the next call."""
     figure, mesh, texts = _confusion_template()
     counts = np.array([[metrics[f"test_confusion_{a}_{p}"] for p in CLASSES] for a in CLASSES])
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
@@ -193,12 +193,12 @@ def _confusion_template() -> tuple[Any, ...]:
 
 
 def _template(x: str, y: str) -> tuple[_Template, Axes, Any]:
-    """Return a figure with empty axes, whose ticks of y move, and its title."""
+    """Return a figure with empty axes and movable y ticks, and its title."""
     figure = _Template(6.4, 3.4)
     axes = figure.add_axes((0.12, 0.14, 0.86, 0.76))
     title = figure.text(0.55, 0.935, "", fontsize=9, ha="center")
     figure.text(0.12, 0.04, x, fontsize=8, va="center")
-    figure.text(0.02, 0.935, y, fontsize=8)  # above the ticks, however long these are
+    figure.text(0.02, 0.935, y, fontsize=8)  # above the ticks, whatever their width
     axes.tick_params(labelsize=7)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_autoscale_on(False)
@@ -207,13 +207,13 @@ def _template(x: str, y: str) -> tuple[_Template, Axes, Any]:
 
 
 def _move_ticks(figure: _Template, axis: Axis) -> None:
-    """Let the ticks of an axis differ from picture to picture, without its layout, which takes longer than they do."""
+    """Let the ticks of an axis differ between pictures, without laying out the axis, which is slower than drawing."""
     axis.set_animated(True)
     figure.moving += axis.get_major_ticks(_MAX_TICKS + 2)
 
 
 def _add_legend(figure: Figure, lines: Sequence[Any]) -> None:
-    """Add the legend below the axes, where it never covers data."""
+    """Add the legend below the axes, where it cannot cover data."""
     figure.legend(
         handles=lines, loc="center right", bbox_to_anchor=(0.985, 0.04), ncols=2, frameon=False, fontsize=7
     )
@@ -239,7 +239,7 @@ def _set_range(axis: Axis, values: Array, *, whole: bool = False) -> None:
 
 
 def _label(place: float, step: float, largest: float) -> str:
-    """Return a tick as text with the digits that the distance of ticks needs; tiny and huge values in powers of ten."""
+    """Return a tick as text with the digits needed for the tick spacing; tiny and huge values as powers of ten."""
     digits, size = -math.floor(math.log10(step) + 1e-9), math.floor(math.log10(largest))
     text = f"{place:.{max(0, digits)}f}" if -4 <= size < 7 else f"{place:.{max(0, size + digits)}e}"
     return text.replace("-", "\N{MINUS SIGN}")

@@ -1,4 +1,4 @@
-"""Pooling over coins with equal weight per coin, whatever its volatility or the length of its history."""
+"""Pooling over coins with equal weight per coin, whatever its volatility and length of history."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from tasks.judging.scores import Array
 
 @dataclass(frozen=True)
 class PoolScore:
-    """One architecture on one timeframe over its coins; metrics as of a `MemberScore`, plus `coins_below_one`."""
+    """An architecture on a timeframe, pooled over its coins; metrics as in `MemberScore`, plus `coins_below_one`."""
 
     architecture: str
     timeframe: str
@@ -29,13 +29,14 @@ class PoolScore:
 
 
 def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
-    """Pool the members of one architecture and timeframe with equal weight per coin.
+    """Pool the members of an architecture and timeframe with equal weight per coin.
 
-    Intervals resample blocks of calendar time common to all coins: coins move together, and resampling each alone would
-    treat twenty coins as twenty times the evidence. p is Diebold-Mariano on the mean over coins per instant.
+    Intervals resample blocks of calendar time common to all coins: coins move together, and resampling each coin
+    separately would treat twenty coins as twenty times the evidence. p is Diebold-Mariano on the mean over coins per
+    instant.
 
     Raises:
-        ValueError: no member, or members of different architectures or timeframes.
+        ValueError: there is no member, or the members differ in architecture or timeframe.
     """
     kinds = {(m.architecture, m.timeframe) for m in members}
     if len(kinds) != 1:
@@ -47,7 +48,7 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
         "test_p_holm",
         "test_mae_price",
         "test_rmse_price",
-    ):  # prices of different coins have no mean
+    ):  # prices of different coins cannot be averaged
         metrics.pop(name, None)
     metrics["test_n"] = float(sum(m.metrics["test_n"] for m in members))
     metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))
@@ -82,12 +83,12 @@ def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
 
 
 def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tuple[float, float, int]:
-    """Return (CRPS ratio first/second, Diebold-Mariano p, rows) of two models on the rows both have forecast.
+    """Return (CRPS ratio first/second, Diebold-Mariano p, rows) of two models on their common rows.
 
     Members are matched by symbol and timeframe, origins by time; equal weight per coin.
 
     Raises:
-        ValueError: the two have no row in common.
+        ValueError: the two models have no common row.
     """
     others = {(m.symbol, m.timeframe): m for m in second}
     pairs = [(m, others[m.symbol, m.timeframe]) for m in first if (m.symbol, m.timeframe) in others]
@@ -102,7 +103,7 @@ def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tupl
         raise ValueError("the two models have no forecast row in common")
     difference = _mean_difference(times, own, other)
     lags = inference.block_length(pairs[0][0].horizon, len(difference))
-    # Of a price that never moves both losses are 0.
+    # For a constant price both losses are 0.
     ratios = [x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(own, other, strict=True)]
     ratio = float(np.mean(ratios))
     return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))

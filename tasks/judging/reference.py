@@ -1,4 +1,4 @@
-"""The reference of one model, as a record: fitted here once, used by judging, by issuing and by the drift watch."""
+"""The reference of a model as a record: fitted here once, used for judging, forecasting and the drift watch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,14 +17,14 @@ _DECILES = np.arange(1, 10) / 10
 def fit_reference(
     series: Series, name: SeriesId, horizon: int, columns: Sequence[str], promised: Promise | None = None
 ) -> Reference:
-    """Fit the reference on the training origins of a series, which must have that span.
+    """Fit the reference on the training origins of a series, which must have a training span.
 
     Args:
-        columns: those that the model reads, for their deciles; names that the series lacks are left out.
-        promised: what the model's test span promised.
+        columns: input columns of the model, for their deciles; names that the series lacks are ignored.
+        promised: the model's test metrics.
 
     Raises:
-        ValueError: no training origin.
+        ValueError: there is no training origin.
     """
     origins = series.origins("train", 1, horizon)
     if len(origins) == 0:
@@ -56,15 +56,15 @@ def bin_shares(values: Array, edges: Array) -> Array:
 def reference_quantiles(reference: Reference, series: Series, origins: Rows) -> Array:
     """Return the reference's quantiles [N, H, 19] of the cumulative log-return after each origin.
 
-    The reference's `decay` must be that of the series' volatility (`cpbmodels.data.series.LAMBDA`).
+    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.series.LAMBDA`).
     """
     return EmpiricalWalk(np.asarray(reference.table), scaled=True).quantiles(series, origins)
 
 
 def population_stability(reference: Reference, columns: Mapping[str, Array]) -> dict[str, float]:
-    """Return the population stability index of each column [N] that the reference has deciles of.
+    """Return the population stability index of each column [N] with deciles in the reference.
 
-    Σ (now - then) ln(now / then) over the ten bins; a bin that is empty counts as half a row, so that it stays finite.
+    Σ (now - then) ln(now / then) over the ten bins; an empty bin counts as half a row to keep the index finite.
     """
     found = {}
     for name, edges in reference.deciles.items():

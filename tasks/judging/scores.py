@@ -33,7 +33,7 @@ def crps(quantiles: Array, realised: Array) -> Array:
 
     CRPS is twice the integral of the pinball loss over the levels; here 2 × the mean over the 19 levels,
     each with equal weight. Without levels below 5 and above 95 % the value exceeds the exact integral (by 5 % for a
-    Gaussian). That holds for every model, so ratios are not affected.
+    Gaussian). This applies to every model, so ratios are not affected.
     """
     return 2 * pinball(quantiles, realised).mean(axis=-1)
 
@@ -51,12 +51,12 @@ def width(quantiles: Array, band: int) -> Array:
 
 
 def reliability(quantiles: Array, realised: Array) -> Array:
-    """Return, per level [Q], the share of realised values at or below that quantile; calibrated: the level itself."""
+    """Return, per level [Q], the share of realised values at or below that quantile; if calibrated, it is the level."""
     return (realised[..., None] <= quantiles).mean(axis=(0, 1))
 
 
 def pit_histogram(quantiles: Array, realised: Array) -> Array:
-    """Return the share [Q + 1] of realised values between neighbouring quantiles; calibrated: 0.05 each."""
+    """Return the share [Q + 1] of realised values between neighbouring quantiles; if calibrated, 0.05 each."""
     place = (realised[..., None] > quantiles).sum(axis=-1)
     return np.bincount(place.ravel(), minlength=LEVELS.size + 1) / place.size
 
@@ -78,7 +78,7 @@ def price_errors(median: Array, realised: Array, last_close: Array) -> tuple[Arr
 
 
 def mase(median: Array, realised: Array, training_returns: Array) -> float:
-    """Return the mean absolute scaled error against the random walk (not the seasonal one).
+    """Return the mean absolute scaled error against the random walk (not the seasonal walk).
 
     The scale is the random walk's one-step MAE on the training span: mean |log-return| of `training_returns`.
     """
@@ -101,7 +101,7 @@ def classification(
 ) -> dict[str, Array]:
     """Return `accuracy`, `macro_f1` and `confusion` [classes, classes] (rows actual, columns predicted).
 
-    Macro-F1 is the mean over the classes that occur in either; a class without a hit has an F1 of 0.
+    Macro-F1 is the mean over the classes that are predicted or actual; a class without a hit has an F1 of 0.
     """
     confusion = np.bincount(actual * classes + predicted, minlength=classes**2).reshape(classes, classes)
     hit, total = np.diag(confusion), confusion.sum(axis=0) + confusion.sum(axis=1)

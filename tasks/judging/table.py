@@ -1,4 +1,4 @@
-"""The leaderboard as a table: rows of plain values from pooled scores, and how to print them."""
+"""The leaderboard as a table: rows of plain values from pooled scores, and their CSV form."""
 
 import csv
 import io
@@ -37,16 +37,16 @@ _METRICS = {
 
 
 _TITLES = {"random-walk": "plain random walk"}
-"""Names for people, where a model's own would be taken for the reference's."""
+"""Display names of models whose own name could be mistaken for the reference."""
 
 
 def title_of(name: str) -> str:
-    """Return a model's name as the report and the verdicts show it."""
+    """Return a model's name as shown in reports and verdicts."""
     return _TITLES.get(name, name)
 
 
 def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
-    """Return one row per architecture and timeframe, best CRPS ratio first within a timeframe."""
+    """Return a row per architecture and timeframe, best CRPS ratio first within a timeframe."""
     ordered = sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
     return [
         {
@@ -61,7 +61,7 @@ def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
 
 
 def member_rows(members: Sequence[MemberScore]) -> list[Row]:
-    """Return one row per member with its verdict, best first."""
+    """Return a row per member with its verdict, best first."""
     names = {k: v for k, v in _METRICS.items() if k != "coins_below_one"}
     ordered = sorted(members, key=lambda m: (m.timeframe, m.architecture, m.metrics["test_crps_ratio"]))
     return [
@@ -78,7 +78,7 @@ def member_rows(members: Sequence[MemberScore]) -> list[Row]:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV with a header; an empty table is an empty text."""
+    """Return rows as CSV with a header; an empty table gives an empty text."""
     if not rows:
         return ""
     out = io.StringIO()

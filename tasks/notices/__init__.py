@@ -1,4 +1,5 @@
-"""Telling people: what is worth a message (`findings`), once a day (`event`), through their services (`services`).
+"""Notifications: `findings` creates events, `event` limits them to once a day, `services` sends them.
 
-Which services: `CPB_NOTIFY`, or a file that only its owner can read (`services`). Nothing here fails or delays a run.
+The services come from `CPB_NOTIFY` or a file that only its owner can read (`services`). Nothing here fails or delays a
+run.
 """

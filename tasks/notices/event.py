@@ -1,6 +1,6 @@
-"""One thing that people are told of, the message that several make, and what was told.
+"""Events for notifications, the message composed of several events, and the record of sent events.
 
-An event is told once a day (UTC), or once: a record in the home says which were.
+An event is sent once a day (UTC), or only once: a record in the home lists the sent events.
 """
 
 import socket
@@ -19,27 +19,27 @@ Kind = Literal[
     "run failed", "run partial", "run missing", "service dead", "deployment", "champion drifted",
     "data stale", "file quarantined", "file changed upstream", "champion changed", "test",
 ]  # fmt: skip
-"""The kinds of events, the most urgent first: in this order they stand in a message."""
+"""The kinds of events, most urgent first, which is their order in a message."""
 _FAILURES = ("run failed", "run missing", "service dead")
 _INFORMATION = ("champion changed", "test")
 
 MAX_LINES = 20
-"""Lines of a message per kind; many services cut longer messages off."""
+"""Maximum number of lines per kind in a message; many services truncate longer messages."""
 _MAX_LINE = 400
-"""Characters of a line."""
+"""Maximum number of characters of a line."""
 
 FILE_NAME = "notify.json"
 _LOCK = ".notify.lock"
 MAX_ONCE = 1000
-"""Keys of events told once that are kept; the oldest go first."""
+"""Maximum number of stored keys of events that are sent only once; the oldest are removed first."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened. `about` stays the same for as long as it lasts or repeats; `text` is one sentence.
+    """An event. `about` stays the same while it lasts or repeats; `text` is a sentence.
 
-    `once`: it is told once, not once a day. `part_of`: what a coarser event of the same kind is about, which need
-    not be told after this one.
+    `once`: sent only once instead of once a day. `part_of`: `about` of a coarser event of the same kind, which need
+    not be sent after this event.
     """
 
     kind: Kind
@@ -50,12 +50,12 @@ class Event:
 
     @property
     def key(self) -> str:
-        """What is told once a day, or once."""
+        """The key by which events count as the same."""
         return f"{self.kind}: {self.about}"
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """What counts as told with it."""
+        """All keys that count as sent with this event."""
         return (self.key, f"{self.kind}: {self.part_of}") if self.part_of else (self.key,)
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Message:
-    """What a service is sent. `level`: how urgent it is."""
+    """A message to a service. `level`: its urgency."""
 
     title: str
     body: str
@@ -72,7 +72,7 @@ class Message:
 
 
 def message(events: Sequence[Event]) -> Message:
-    """Return one message for all events, without the credentials of any URL in them."""
+    """Return a message for all events, without the credentials of any URL in them."""
     kinds: list[Kind] = [kind for kind in get_args(Kind) if any(e.kind == kind for e in events)]
     parts = [_part(kind, [e.text for e in events if e.kind == kind]) for kind in kinds]
     level: Literal["info", "warning", "failure"] = "warning"
@@ -91,13 +91,13 @@ def _part(kind: Kind, texts: list[str]) -> str:
 
 
 def _line(text: str) -> str:
-    """Return a text on one line, cut after its credentials are removed: half a URL would not be recognised."""
+    """Return a text on one line, truncated after credentials are removed: they are not recognised in a partial URL."""
     line = " ".join(without_credentials(text).split())
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 2]} …"
 
 
 class Told(Record):
-    """The keys of the events that were told on one day (UTC, `2025-06-06`), and of those that are told only once."""
+    """The keys of the events sent on a day (UTC, `2025-06-06`), and of events that are sent only once."""
 
     day: str
     events: tuple[str, ...] = ()
@@ -105,7 +105,7 @@ class Told(Record):
 
 
 def claim(home: Path, events: Sequence[Event], now: datetime | None = None) -> list[Event]:
-    """Return the events that nobody was told of, and count them as told: two runs never tell the same."""
+    """Return the unsent events and record them as sent, so that two runs never send the same event."""
     with locked(home / _LOCK):
         known = _known(home, now)
         told = {*known.events, *known.once}
@@ -119,7 +119,7 @@ def claim(home: Path, events: Sequence[Event], now: datetime | None = None) -> l
 
 
 def release(home: Path, events: Sequence[Event], now: datetime | None = None) -> None:
-    """Count events as not told: no service has accepted them, and the next run tries again."""
+    """Record events as unsent: no service has accepted them, and the next run tries again."""
     with locked(home / _LOCK):
         keys, known = {key for event in events for key in event.keys}, _known(home, now)
         _write(home, known, *([k for k in told if k not in keys] for told in (known.events, known.once)))

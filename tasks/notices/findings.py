@@ -1,4 +1,4 @@
-"""Events from what a run met: its error or failures, stale data, refused or changed files, new champions."""
+"""Events of a run: its error or failures, stale data, rejected or changed files, new champions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -13,15 +13,15 @@ from tasks.notices.event import Event, Kind
 
 
 def of_error(flow: str, error: Exception) -> list[Event]:
-    """Return the event of a run that ended in an error; another error is another event."""
+    """Return the event of a run that ended in an error; each error code is a separate event."""
     code = getattr(error, "code", type(error).__name__)
     return [Event("run failed", f"{flow} {code}", f"{flow}: {str(error) or type(error).__name__}", flow)]
 
 
 def of_failures(flow: str, failures: Iterable[Failure]) -> list[Event]:
-    """Return an event for each series or model that failed in a run which kept the other results.
+    """Return an event for each failed series or model of a run that kept the other results.
 
-    Stale data is left out: `of_stale` has it.
+    Stale data is left out: it is in `of_stale`.
     """
     return [
         Event(
@@ -36,7 +36,7 @@ def of_failures(flow: str, failures: Iterable[Failure]) -> list[Event]:
 
 
 def of_decisions(decisions: Iterable[Decision], serving: Mapping[SeriesId, str]) -> list[Event]:
-    """Return an event for each series that another model serves than before (`serving`: the versions), or none."""
+    """Return an event for each series whose champion changed or was retired; `serving`: the versions before."""
     return [
         Event(
             "champion changed", f"{d.series.name}/{d.version_number} {d.outcome}", f"{d.series}: {_change(d)}"
@@ -47,7 +47,7 @@ def of_decisions(decisions: Iterable[Decision], serving: Mapping[SeriesId, str])
 
 
 def of_alarms(alarms: Iterable[Alarm]) -> list[Event]:
-    """Return an event for each champion that has drifted, told once for each time that it has."""
+    """Return an event for each drifted champion, sent once per drift."""
     return [
         Event("champion drifted", f"{a.series.name} {a.since:%Y-%m-%dT%H:%MZ}", str(a), once=True)
         for a in alarms
@@ -64,7 +64,7 @@ def of_stale(
 
 
 def of_files(root: Path, series: Sequence[SeriesId], since: datetime) -> list[Event]:
-    """Return an event for each published file that a market home refused, or found changed, from `since` on.
+    """Return an event for each published file that was quarantined, or found changed, in a market home since `since`.
 
     Raises:
         CpbError: the manifest cannot be read.

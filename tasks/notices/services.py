@@ -1,11 +1,11 @@
-"""Where messages go, apprise URLs from `CPB_NOTIFY` and from a file, and sending them there; and the heartbeat.
+"""Notification services, given as apprise URLs in `CPB_NOTIFY` and in a file; sending messages, and the heartbeat.
 
 https://appriseit.com/services/ lists the forms: `mailto://…`, `tgram://…`, `slack://…`, `discord://…`, `json://…`. The
-URLs hold passwords and are never shown.
+URLs contain passwords and are never shown.
 
-A message goes to every service at once, and all of it ends within `DEADLINE_S`. Each service has a thread of its own
-that nobody waits for longer: neither a name lookup nor a service that answers byte by byte keeps to a timeout. The
-threads are daemons, so the process can end while one still hangs.
+A message is sent to all services concurrently, and sending ends within `DEADLINE_S`. Each service has a separate thread
+that is abandoned after this time, because name resolution and slow responses do not respect a timeout. The threads are
+daemons, so the process can end while a thread still hangs.
 """
 
 import logging
@@ -28,27 +28,27 @@ HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
 
 
 DEADLINE_S = 9.0
-"""Everything that is sent after a run, together; leaves a second to find out what there is to tell."""
+"""Time limit for all sending after a run; leaves a second for collecting the events."""
 _MAX_REDIRECTS = 3
 _MAX_BYTES = 100_000
-# A comma separates only before another URL: some URLs hold commas, as in ?to=a@x.org,b@x.org
+# A comma is a separator only before another URL: some URLs contain commas, as in ?to=a@x.org,b@x.org
 _BETWEEN = re.compile(r"\s+|,+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.+")
 
 
 @dataclass(frozen=True)
 class Service:
-    """One apprise URL. `name`, its scheme with its number, is all that may be shown of it."""
+    """An apprise URL. Only `name`, its scheme and number, may be shown."""
 
     name: str
     url: str = field(repr=False)
 
 
 def services(home: Path) -> list[Service]:
-    """Return the services of `CPB_NOTIFY`, then those of the file, each once; none where neither is there.
+    """Return the services of `CPB_NOTIFY`, then of the file, without duplicates; empty if neither exists.
 
     Raises:
-        CpbError: the file is not for its owner alone, or a part of the text is no URL.
+        CpbError: other users can read the file, or a part of the text is not a URL.
     """
     texts = [(VARIABLE, os.environ.get(VARIABLE, "")), *_file_text(home)]
     urls = dict.fromkeys(url for where, text in texts for url in _urls(where, text))
@@ -56,14 +56,14 @@ def services(home: Path) -> list[Service]:
 
 
 def heartbeat_url(flow: str) -> str:
-    """Return the URL that is called after a complete run, with `{flow}` replaced by the flow's name; "" without one."""
+    """Return the URL to call after a complete run, with `{flow}` replaced by the flow's name; "" if unset."""
     return os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
 
 
 def _urls(where: str, text: str) -> list[str]:
     found = [part.strip(",") for part in _BETWEEN.split(text)]
     for number, part in enumerate(filter(None, found), 1):
-        if not _SCHEME.fullmatch(part):  # not shown: it may be half of a password
+        if not _SCHEME.fullmatch(part):  # not shown: it may be part of a password
             raise CpbError(
                 f"entry {number} in {where} is no URL of apprise; write SERVICE://…, separated by blanks or lines, "
                 "as https://appriseit.com/services/ lists them",
@@ -73,7 +73,7 @@ def _urls(where: str, text: str) -> list[str]:
 
 
 def _file_text(home: Path) -> list[tuple[str, str]]:
-    """Return the file's path and text, without lines that begin with `#`; nothing where there is no file."""
+    """Return the file's path and text, without lines that begin with `#`; empty if there is no file."""
     named = os.environ.get(FILE_VARIABLE)
     path = Path(named) if named else home / FILE_NAME
     try:
@@ -81,7 +81,7 @@ def _file_text(home: Path) -> list[tuple[str, str]]:
     except (FileNotFoundError, NotADirectoryError) as error:
         if named:
             raise _refused(path, "it does not exist", f"make it, or unset {FILE_VARIABLE}") from error
-        return []  # as others say of a home that is no folder
+        return []  # a home that is not a folder is reported elsewhere
     except OSError as error:
         remedy = f"make it a plain file of your own that others cannot read, with `chmod 600 {path}`"
         raise _refused(path, error.strerror or "it cannot be opened", remedy) from error
@@ -96,12 +96,12 @@ def _refused(path: Path, why: str, remedy: str) -> CpbError:
 
 
 def senders(services: Sequence[Service], message: Message) -> dict[str, Callable[[], str]]:
-    """Return, by each service's name, the call that sends it a message, for `within`."""
+    """Return a call per service name that sends the message, for `within`."""
     return {one.name: partial(_send, one, message) for one in services}
 
 
 def beat(url: str) -> str:
-    """Call the heartbeat URL; return "" or what went wrong. Redirects to another host are not followed."""
+    """Call the heartbeat URL; return an error, or "". Redirects to another host are not followed."""
     import requests
 
     place = urlsplit(url)
@@ -117,19 +117,19 @@ def beat(url: str) -> str:
                 if session.should_strip_auth(before, url):
                     return "it redirects to another host"
             return "it redirects again and again"
-    except (requests.RequestException, ValueError) as error:  # their texts hold the URL
+    except (requests.RequestException, ValueError) as error:  # the error texts contain the URL
         return f"it cannot be reached ({type(error).__name__})"
 
 
 def within(calls: dict[str, Callable[[], str]], deadline_s: float = DEADLINE_S) -> dict[str, str]:
-    """Call all at the same time and return what each says is wrong, "" if nothing; a slow one counts as wrong."""
+    """Run all calls concurrently and return each call's error, "" if none; exceeding the deadline is an error."""
     outcomes: dict[str, str] = {}
 
     def run(name: str, call: Callable[[], str]) -> None:
         try:
             outcomes[name] = call()
-        except Exception as error:  # noqa: BLE001 - a library's fault is this service's problem, not the run's
-            outcomes[name] = type(error).__name__  # the text may hold the URL
+        except Exception as error:  # noqa: BLE001 - a library's error must not fail the run
+            outcomes[name] = type(error).__name__  # the text may contain the URL
 
     threads = [
         threading.Thread(target=run, args=item, daemon=True, name="cpb-notify") for item in calls.items()
@@ -145,7 +145,7 @@ def within(calls: dict[str, Callable[[], str]], deadline_s: float = DEADLINE_S) 
 def _send(service: Service, message: Message) -> str:
     import apprise
 
-    # What apprise logs may hold a URL, or a part of it.
+    # Log messages of apprise may contain a URL, or a part of it.
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     sender = apprise.Apprise(asset=apprise.AppriseAsset(app_id="cpb", app_desc="cpb"))
     if not sender.add(service.url):

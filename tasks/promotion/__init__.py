@@ -1,8 +1,7 @@
-"""Promotion: which model serves a series, decided by the gate's rules (`tasks.judging.gate`) on stored figures.
+"""Promotion: chooses the model that serves a series, by the gate's rules (`tasks.judging.gate`) on stored figures.
 
-`contenders`: tonight's models and the registered ones as the gate sees them. `losses`: what each loses on the same
-rows. `pairs`: the evidence store, one file per challenger and champion recipe. `night`: the decisions of one run.
-`trial`: shadow forecasts' evidence, switch and drop. `by_hand`: what a person asks for. `weekly`: what a
-night does not train. All moves of aliases happen
-under one lock (`moves`).
+`contenders`: tonight's and the registered models in the gate's form. `losses`: their losses on the same rows. `pairs`:
+the evidence store, a file per challenger and champion recipe. `standings`, `refresh`, `challenge`: state and rules of a
+timeframe. `night`: the decisions of a run. `trial`: evidence from shadow forecasts, switch and drop. `by_hand`: manual
+promotion. `weekly`: models that a nightly run skips. All alias changes are made under a single lock (`moves`).
 """

@@ -1,4 +1,4 @@
-"""What a person asks of the gate: which champions there are and why, and another version in a champion's place."""
+"""Manual commands: list the champions with their decisions, and promote another version."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, versions_of
 
 @dataclass(frozen=True)
 class Served:
-    """A champion, the newest decision on its series, and the one by which it became champion (None: not the gate's)."""
+    """A champion, the newest decision on its series, and the decision that made it champion (None: not by the gate)."""
 
     champion: Champion
     newest: Decision | None
@@ -26,7 +26,7 @@ class Served:
 
 
 def served(market: str | None = None) -> list[Served]:
-    """Return every champion of a market; by default of all real ones, of the simulator where there are no others.
+    """Return every champion of a market; by default of all real markets, or of the simulator if there are no others.
 
     Raises:
         CpbError: there is no store yet.
@@ -40,15 +40,15 @@ def served(market: str | None = None) -> list[Served]:
 
 
 def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:
-    """Make a registered version of a series its champion, whatever its figures, and keep the reason.
+    """Make a registered version of a series its champion, whatever its figures, and store the reason.
 
     Args:
-        version: a number, or `previous`: the champion before the present one.
-        reason: why; it is kept with the decision.
+        version: a number, or `previous`: the champion before the current champion.
+        reason: stored with the decision.
 
     Raises:
-        UsageError: no reason, no registered model of that series, or no such version.
-        DamagedError: the version's files are not those that were registered.
+        UsageError: there is no reason, no registered model of the series, or no such version.
+        DamagedError: the version's files differ from the registered files.
     """
     if not reason.strip():
         raise UsageError(

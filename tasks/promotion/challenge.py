@@ -1,4 +1,4 @@
-"""The timeframe's challenger: who is on trial, what tonight's test rows add to its evidence, and whether it wins."""
+"""The timeframe's challenger: its appointment, its evidence from tonight's test rows, and the switch."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +20,9 @@ from tasks.tracking.registry import Champion, challengers
 
 
 class Challenge:
-    """One night of the challenger's trial.
+    """A night of the challenger's trial.
 
-    `won`: pairs whose evidence is in. `dismissed`: challengers that stay behind.
+    `won`: pairs whose evidence has reached the threshold. `dismissed`: challengers that did not replace their champion.
     """
 
     def __init__(self, tonight: Standings, comparisons: Comparisons) -> None:
@@ -31,7 +31,7 @@ class Challenge:
         self.dismissed: list[Champion] = []
 
     def rule(self) -> None:
-        """Refresh or appoint the timeframe's challenger, add tonight's test rows to its evidence, and act on it."""
+        """Refresh or appoint the timeframe's challenger, update its evidence by tonight's test rows, and apply it."""
         stored = pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe)
         trials = [self._settled(pair) for pair in stored if pair.state == "open"]
         trials = [pair for pair in trials if pair.state == "open"]
@@ -49,7 +49,7 @@ class Challenge:
             self._judge_pair(pair, rivals, known)
 
     def _challengers(self, recipe: Recipe | None) -> dict[SeriesId, Champion]:
-        """Return the challengers of the recipe on trial; others are left from a trial that has ended, and dismissed."""
+        """Return the challengers of the recipe on trial; dismiss all others, which are left from an ended trial."""
         found = [
             one
             for one in challengers(market=self._tonight.market, store=self._tonight.store)
@@ -60,7 +60,7 @@ class Challenge:
         return known
 
     def _settled(self, pair: Pair) -> Pair:
-        """Return a pair as it is; one whose champions are all gone has ended."""
+        """Return a pair; end it if its recipe has no champions left."""
         _, incumbent = pair.recipes
         if any(one.recipe == incumbent for one in self._tonight.registered.values()):
             return pair
@@ -81,7 +81,7 @@ class Challenge:
     def _new_pairs(
         self, recipe: Recipe, rivals: Mapping[SeriesId, Candidate], trials: Sequence[Pair]
     ) -> Iterator[Pair]:
-        """Yield a pair for each champions' recipe that the challenger is not tried against yet."""
+        """Yield a new pair for each recipe of champions against which the challenger has not been tried."""
         if not rivals or recipe not in self._tonight.order:
             return
         home, market, timeframe = self._tonight.home, self._tonight.market, self._tonight.timeframe
@@ -95,7 +95,7 @@ class Challenge:
     def _refresh_challengers(
         self, recipe: Recipe, rivals: Mapping[SeriesId, Candidate], known: dict[SeriesId, Champion]
     ) -> None:
-        """Point the alias `challenger` at tonight's models, unless they are worse than those that bear it."""
+        """Point the alias `challenger` at tonight's models, unless they are worse than the current challengers."""
         waiting: list[tuple[Candidate, Contender]] = []
         for series, candidate in rivals.items():
             current = standing(known[series]) if series in known else None
@@ -134,8 +134,8 @@ class Challenge:
             dismiss(self._tonight.store, (one for series, one in known.items() if series in coins))
 
     def _switch(self, place: Place, pair: Pair, winner: Champion | None) -> None:
-        """Let a coin's challenger win, or say why the coin stays behind."""
-        if place.incumbent is None:  # its first champion goes in tonight
+        """Rule that a coin's challenger replaces its champion, or record why it does not."""
+        if place.incumbent is None:  # the series receives its first champion tonight
             return
         stop = gate.stays(standing(winner) if winner else None, place.incumbent, pair.recipes[0])
         if stop is None:
@@ -152,7 +152,7 @@ class Challenge:
     def _differences(
         self, places: Sequence[Place], rivals: Mapping[SeriesId, Candidate], after: datetime | None
     ) -> dict[datetime, dict[str, float]]:
-        """Return, per origin (UTC close), each coin's difference in CRPS over the reference's width there."""
+        """Return, per origin (UTC close), each coin's difference in CRPS divided by the reference's width."""
         kept = [(rivals[p.series], p.incumbent) for p in places if not p.taken and p.incumbent]
         self._comparisons.predict(kept)
         rows: dict[datetime, dict[str, float]] = defaultdict(dict)

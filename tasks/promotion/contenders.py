@@ -1,4 +1,4 @@
-"""Tonight's models and the registered ones, as the gate sees them."""
+"""Tonight's and the registered models, in the gate's form."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _DECIDES = "validation_crps_ratio"
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of tonight's models: as the gate sees it, with its judgement, its features and its losses' file."""
+    """A model of tonight in the gate's form, with its judgement, its features and the file of its losses."""
 
     model: Contender
     judgement: Judgement
@@ -49,18 +49,18 @@ def tonights(root: Path, fleets: Iterable[FleetJudgement]) -> Iterator[Candidate
 
 
 def standing(champion: Champion) -> Contender:
-    """Return a registered model as the gate sees it; of a damaged one what its tags and its configuration still say."""
+    """Return a registered model in the gate's form; a damaged model with the readable tags and configuration."""
     validation = champion.metrics.get(_DECIDES, math.nan)
     known: dict[str, Any] = {"run_id": champion.run_id, "version": champion.version, "validation": validation}
     try:
         found = contender(
             champion.series, champion.folder, read_config(champion.folder), damage=champion.damage, **known
         )
-    except (DamagedError, TypeError, ValueError) as error:  # a flipped byte may leave a date that is none
+    except (DamagedError, TypeError, ValueError) as error:  # for example an invalid date after a bit error
         found = Contender(
             series=champion.series, recipe=Recipe(champion.architecture, champion.preset, ""),
             folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **known,
         )  # fmt: skip
     told = champion.tags.get(RECIPE, "")
-    # The registry's word counts where the folder's does not; its candles, span and horizon still bar older models.
+    # If the folder is damaged, the registry's recipe is used; its candles, span and horizon still exclude older models.
     return replace(found, recipe=Recipe.parse(told)) if found.damage and told.count("/") == 2 else found

@@ -1,7 +1,7 @@
-"""What models lose on the same rows: tonight's from their score files, registered ones predicted anew.
+"""Losses of models on the same rows: of tonight's models from their score files, of registered models recomputed.
 
-A registered model reads tonight's features, so both see the same candles, corrected ones included. All models of one
-shape forecast as one fleet: 40 series with 2,880 origins each cost seconds.
+A registered model is applied to tonight's features, so both use the same candles, including corrected candles. All
+models of the same shape forecast as a fleet: 40 series with 2,880 origins each take seconds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ from tasks.signals.store import read_features
 from tasks.storage.model_folder import read_reference
 
 _AT_ONCE = 8
-"""Models whose forecasts are held together: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB a model."""
+"""Number of models whose forecasts are in memory at once: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
 
 _LOW, _HIGH = (int(np.flatnonzero(np.isclose(LEVELS, level))[0]) for level in (0.1, 0.9))
 
 
 @dataclass(frozen=True)
 class Losses:
-    """CRPS of one model, mean over its steps, per origin: `crps` [N] in log-return.
+    """CRPS of a model, mean over its steps, per origin: `crps` [N] in log-return.
 
     `times` [N]: open time (µs UTC) of the last candle known at each origin, ascending.
     """
@@ -43,7 +43,7 @@ class Losses:
     crps: Array
 
     def since(self, start: datetime | None) -> "Losses":
-        """Return those of origins whose last known candle opens at `start` or later."""
+        """Return the losses at origins whose last known candle opens at `start` or later."""
         if start is None:
             return self
         kept = self.times >= round(start.timestamp() * 1e6)
@@ -51,11 +51,11 @@ class Losses:
 
 
 Task = tuple[Contender, SeriesRecord]
-"""A registered model to be predicted, and tonight's features of its series."""
+"""A registered model, and tonight's features of its series."""
 
 
 def scored(path: Path) -> Losses:
-    """Return the losses that judging has stored; raises `FileNotFoundError` or `DamagedError`."""
+    """Return the losses stored by judging; raises `FileNotFoundError` or `DamagedError`."""
     score = MemberScore.from_npz(path)
     return Losses(score.times, score.losses["crps"])
 
@@ -65,7 +65,7 @@ def predicted(
 ) -> list[Losses | DamagedError]:
     """Return each model's losses on the origins of `[start, end)` whose targets are known.
 
-    A model that cannot forecast tonight's features is a `DamagedError` in its place.
+    For a model that cannot forecast from tonight's features, the result is a `DamagedError`.
     """
     found: list[Losses | DamagedError] = []
     for first in range(0, len(tasks), _AT_ONCE):
@@ -76,7 +76,7 @@ def predicted(
 def widths(home: Path, model: Contender, features: SeriesRecord, times: NDArray[np.int64]) -> Array:
     """Return the reference's width at each origin [N]: the mean over steps of its 10-90 % band, in log-return.
 
-    Known at the origin, so that a loss divided by it is scaled without a look ahead. Raises `DamagedError` where the
+    The width is known at the origin, so dividing a loss by it involves no look-ahead. Raises `DamagedError` if the
     model's folder has no reference.
     """
     reference = read_reference(model.folder)
@@ -89,7 +89,7 @@ def widths(home: Path, model: Contender, features: SeriesRecord, times: NDArray[
 
 
 def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int) -> Compared | None:
-    """Return two models' comparison on the origins that both have; None where they share none."""
+    """Return the comparison of two models on their common origins; None if there are none."""
     times, i, j = np.intersect1d(candidate.times, incumbent.times, return_indices=True)
     if len(times) == 0:
         return None
@@ -99,7 +99,7 @@ def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int)
 
 
 def instant(microseconds: int) -> datetime:
-    """Return a time in UTC of its microseconds since 1970, exactly."""
+    """Return the UTC time for microseconds since 1970, exactly."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
@@ -126,7 +126,7 @@ def _predicted(
 
 
 def _origins(series: Series, model: cpbmodels.Member, start: datetime, end: datetime) -> NDArray[np.int64]:
-    """Return the origins as judging chooses them for a test span: within it, with all targets before its end."""
+    """Return the origins as judging selects them for a test span: within it, with all targets before its end."""
     assert series.times is not None
     edges = np.searchsorted(series.times, [round(t.timestamp() * 1e6) for t in (start, end)])
     rows = np.flatnonzero(series.usable(model.context, model.horizon))
@@ -142,14 +142,14 @@ def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
 
 
 class Comparisons:
-    """Losses by model; those that cannot be read are known as such."""
+    """Losses by model, or the error for losses that cannot be read."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._losses: dict[str, Losses | DamagedError] = {}
 
     def predict(self, wanted: Iterable[tuple[Candidate, Contender]]) -> None:
-        """Predict registered models on tonight's test spans, those that are not known yet, all at once."""
+        """Compute the missing losses of registered models on tonight's test spans, all at once."""
         todo = {key: (c, one) for c, one in wanted if (key := self._key(one)) not in self._losses}
         if not todo:
             return
@@ -159,7 +159,7 @@ class Comparisons:
         self._losses |= zip(todo, predicted(self._home, tasks, start, stop), strict=True)
 
     def losses_of(self, one: Contender | Candidate) -> Losses | DamagedError:
-        """Return a model's losses; those of a registered one must have been predicted before."""
+        """Return a model's losses; call `predict` first for a registered model."""
         key = self._key(one.model if isinstance(one, Candidate) else one)
         if key not in self._losses and isinstance(one, Candidate):
             try:
@@ -171,11 +171,11 @@ class Comparisons:
         return self._losses[key]
 
     def compared(self, candidate: Candidate, incumbent: Contender) -> Compared | DamagedError | None:
-        """Compare on the origins of tonight's test span that lie in the incumbent's, too."""
+        """Compare on the origins that are in tonight's test span and in the incumbent's."""
         found, theirs = self.losses_of(candidate), self.losses_of(incumbent)
         if isinstance(found, DamagedError) or isinstance(theirs, DamagedError):
             return theirs if isinstance(theirs, DamagedError) else None
-        # A folder that does not say what it has learnt may know these rows: it then looks better than it is.
+        # A model whose folder does not record its spans may have been trained on these rows, which flatters it.
         mine = found.since(incumbent.tested_from)
         step_us = candidate.model.series.seconds * 1_000_000
         return compare(mine, theirs, horizon=candidate.model.horizon, step_us=step_us)

@@ -1,6 +1,6 @@
-"""The moves of the gate in the registry: a candidate or a challenger becomes champion, a challenger is appointed.
+"""Changes of the gate in the registry: a candidate or challenger becomes champion, a challenger is appointed.
 
-They are made under one lock: a night's decisions, an hour's switch and a person's command one by one.
+They are serialised by a single lock: a night's decisions, an hourly switch and a manual command.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ def decided(
     candidate: ModelRef | None = None,
     evidence: PairEvidence | None = None,
 ) -> Decision:
-    """Return what was ruled on a series as it is recorded: about its champion `before`, which serves until it moves."""
+    """Return the record of a ruling on a series; `before`: its champion, which serves until the alias is moved."""
     return Decision(
         series=series, outcome=ruling.outcome, rule=ruling.rule, reason=ruling.reason, compared=ruling.compared,
         version_number=before.version if before else "", incumbent=before.ref if before else None,
@@ -49,13 +49,13 @@ def promote_candidate(
     before: Champion | None,
     selected_on: Span | None = None,
 ) -> Decision:
-    """Make tonight's model the champion as decided, and return the decision with its version's number.
+    """Make tonight's model the champion as decided, and return the decision with its version number.
 
-    Where it refreshes a champion whose recipe was chosen on test rows that lie in its own test span too, that span
-    stays marked.
+    If it refreshes a champion whose recipe was chosen on test rows that are also in its own test span, that span stays
+    marked.
 
     Args:
-        selected_on: as in `promote_version`, where it follows a switch.
+        selected_on: as in `promote_version`, if it follows a switch.
     """
     chosen = _span(selected_on)
     if before and standing(before).recipe == candidate.model.recipe:
@@ -67,13 +67,13 @@ def promote_candidate(
 def promote_version(
     store: Store, winner: Champion, decision: Decision, selected_on: Span | None = None
 ) -> Decision:
-    """Make a registered version the champion as decided, and return the decision with its number.
+    """Make a registered version the champion as decided, and return the decision with its version number.
 
     Args:
-        selected_on: first and last origin of the test rows that its recipe was chosen on, if any.
+        selected_on: first and last origin of the test rows on which its recipe was chosen, if any.
 
     Raises:
-        CpbError: somebody has deleted it since it was looked up.
+        CpbError: the version was deleted after it was looked up.
     """
     version = find_version(store, winner.series, winner.version)
     if version is None:
@@ -88,7 +88,7 @@ def promote_version(
 
 
 def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decision:
-    """Record the decision with the version, then move the aliases, then record it as the newest on the series."""
+    """Record the decision on the version, move the aliases, then record it as the newest decision on the series."""
     number = {"version_number": str(version.version)}
     candidate = decision.candidate and decision.candidate.model_copy(update=number)
     decision = decision.model_copy(update=number | {"candidate": candidate})
@@ -99,7 +99,7 @@ def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decis
 
 
 def retire(store: Store, champion: Champion, decision: Decision) -> None:
-    """Take the alias from a champion as decided; its version stays."""
+    """Remove the alias from a champion as decided; its version stays registered."""
     store.client.set_model_version_tag(champion.name, champion.version, DECISION, decision_text(decision))
     store.client.delete_registered_model_alias(champion.name, ALIAS)
     keep_decision(store, decision)
@@ -115,7 +115,7 @@ def appoint(store: Store, candidate: Candidate) -> Champion:
 
 
 def dismiss(store: Store, losers: Iterable[Champion]) -> None:
-    """Take the alias `challenger` from models; their versions stay."""
+    """Remove the alias `challenger` from models; their versions stay registered."""
     for one in losers:
         aliases = store.client.get_registered_model(one.name).aliases
         if CHALLENGER in aliases:
@@ -123,7 +123,7 @@ def dismiss(store: Store, losers: Iterable[Champion]) -> None:
 
 
 def still_selected(span: str, model: Contender) -> bool:
-    """Whether a model's test span reaches back into the rows on which its recipe was chosen (`SELECTED`)."""
+    """Whether a model's test span overlaps the rows on which its recipe was chosen (`SELECTED`)."""
     if not span:
         return False
     return model.tested_from is None or f"{model.tested_from:%Y-%m-%d}" <= span.rpartition("/")[2]
@@ -147,9 +147,9 @@ def _registered(store: Store, candidate: Candidate, tags: Mapping[str, str]) -> 
 
 @contextmanager
 def promotion_lock(store: Store, home: Path, market: str) -> Iterator[None]:
-    """Hold the promotions of all markets that share a home's root, and on a server those of all homes that use it.
+    """Hold the promotion lock of all markets that share a home's root, and on a server of all homes that use it.
 
-    Waits for another process's to end, and for another machine's as far as `alone_everywhere` can.
+    Waits for other processes, and for other machines as far as `alone_everywhere` can.
     """
     with locked(market_home(home, market) / "promotion.lock"), alone_everywhere(store, "registry"):
         yield

@@ -1,7 +1,7 @@
-"""The decisions of one run: per timeframe first champions, refreshes, then the challenger and its evidence.
+"""The decisions of a run: per timeframe first champions, refreshes, then the challenger and its evidence.
 
-Everything is decided before any alias moves. Aliases then move series by series, each with the record of its decision:
-a run that is killed in between and repeated finds its own models and moves the rest.
+All decisions are made before any alias moves. The aliases are then moved series by series, each with the record of its
+decision: repeating a run that was killed in between finds its own models and moves the remaining aliases.
 """
 
 from collections import defaultdict
@@ -31,9 +31,9 @@ from tasks.tracking.store import open_store
 def decide_night(
     spec: RunSpec, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
 ) -> tuple[Decision, ...]:
-    """Decide on every series that a run has trained, and move each one's aliases with the record of why.
+    """Decide on every series that a run has trained, and move its aliases with the record of the decision.
 
-    Series that have stopped trading lose their champion, unless it has seen more candles than this run has.
+    Series that have stopped trading lose their champion, unless it was trained on more candles than this run has.
     """
     store, now = open_store(), datetime.now(UTC)
     groups: dict[str, list[Candidate]] = defaultdict(list)
@@ -51,7 +51,7 @@ def decide_night(
 
 
 class _Night:
-    """One timeframe's decisions."""
+    """The decisions of a timeframe."""
 
     def __init__(self, tonight: Standings) -> None:
         self._tonight = tonight
@@ -67,15 +67,15 @@ class _Night:
         self._challenge.rule()
         for place in served:
             self._explain(place)
-        # A run that is killed here has moved the champions that need it most.
+        # Drifted champions first, in case the run is killed here.
         order = [tonight.places[series] for series in drifted_first(tonight.home, list(tonight.places))]
         decisions = [self._move(place) for place in order if place.ruling]
-        self._keep_pairs()  # last: a run that is killed before switches the others when it is repeated
+        self._keep_pairs()  # last: a run killed before this switches the remaining series when repeated
         dismiss(tonight.store, self._challenge.dismissed)
         return decisions
 
     def _keep_pairs(self) -> None:
-        """Store which pairs have ended in a switch, and which coins are still behind one."""
+        """Store the pairs that ended in a switch, and the coins that have not followed a switch yet."""
         tonight, followed = self._tonight, self._refresh.followed
         for pair in self._challenge.won:
             behind = [p.series for p in tonight.places.values() if p.serving and not p.won
@@ -87,7 +87,7 @@ class _Night:
             pairs.save(tonight.home, pair.model_copy(update={"behind": left}))
 
     def _explain(self, place: Place) -> None:
-        """Add to a ruling what became of tonight's other recipes."""
+        """Add the outcome of tonight's other recipes to a ruling."""
         ruling, serving = place.ruling, place.serving
         if ruling is None or place.won or serving is None:
             return
@@ -97,7 +97,7 @@ class _Night:
         notes = [str(place.evidence)] if place.evidence else []
         if others and not notes and ruling.rule not in ("smoke", "older", "fewer-candles", "horizon"):
             notes = [self._no_challenger(others[0], serving)]
-        # What was refused outright is named too, unless that is the ruling itself.
+        # Rejected models are named too, unless the rejection is the ruling itself.
         notes += [note.reason for note in place.notes if note.reason != ruling.reason]
         place.ruling = replace(ruling, reason="; ".join([ruling.reason, *notes]))
 
@@ -141,7 +141,7 @@ def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision
     records = {r.series: r for r in stopped}
     for champion in champions(list(records), store=store) if records else []:
         record, incumbent = records[champion.series], standing(champion)
-        if incumbent.candles > record.rows:  # an older as_of must not retire a living coin's champion
+        if incumbent.candles > record.rows:  # an older as_of must not retire a traded coin's champion
             continue
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"

@@ -1,7 +1,7 @@
-"""The evidence store: one file per pair of a challenger's and a champion's recipe, in `HOME/ledger/evidence`.
+"""The evidence store: a file per pair of a challenger's and a champion's recipe, in `HOME/ledger/evidence`.
 
-A pair's rows are the pooled differences of one origin after the other, each taken once and in order. The e-value is
-computed from all of them each time, so that it can be checked by hand, and a kill between two steps loses nothing.
+A pair's rows are the pooled differences per origin, each added once and in order. The e-value is always computed from
+all rows, so that it can be checked by hand, and a kill between two steps loses nothing.
 """
 
 import re
@@ -23,7 +23,7 @@ _NAME = re.compile(r"\d{3,}(~[^~]+){6}\.json")
 
 Source = Literal["test", "shadow"]
 Row = tuple[datetime, int, float, Source]
-"""Origin (UTC close of the last candle known), coins that it pools, difference, and where it is from."""
+"""Origin (UTC close of the last known candle), number of pooled coins, difference, and source."""
 
 
 class Pair(Record):
@@ -31,8 +31,8 @@ class Pair(Record):
 
     A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
     `share`: of alpha, as the `k`-th pair of its market and timeframe. `horizon`: candles until an origin's losses are
-    known. `appointed_at`: by the clock, whatever `--as-of` was, as live forecasts are.
-    `behind`: the symbols that kept their champion at the switch, and follow as soon as they can.
+    known. `appointed_at`: wall-clock time, whatever `--as-of` was, as for live forecasts.
+    `behind`: the symbols that kept their champion at the switch, and follow as soon as possible.
     """
 
     market: Market
@@ -60,14 +60,14 @@ class Pair(Record):
 
     @property
     def watermark(self) -> datetime | None:
-        """The newest origin that was taken; None before the first."""
+        """The newest origin of the rows; None without rows."""
         return self.rows[-1][0] if self.rows else None
 
     @property
     def e_value(self) -> float:
-        """The evidence now, 1 where there are no rows; once it has crossed the threshold, the highest that it was.
+        """The current evidence, 1 without rows; after it has crossed the threshold, its maximum.
 
-        A night adds thousands of origins at once: what crossed in the middle of them would have been seen hourly.
+        A night adds thousands of origins at once; with hourly checks a crossing in their middle would have been seen.
         """
         if not self.rows:
             return 1.0
@@ -76,42 +76,42 @@ class Pair(Record):
         return highest if highest >= self.threshold else float(values[-1])
 
     def evidence(self, now: datetime) -> PairEvidence:
-        """Return it as decisions show it."""
+        """Return the evidence for use in decisions."""
         return PairEvidence(
             challenger=self.challenger, incumbent=self.incumbent, e=self.e_value, threshold=self.threshold,
             k=self.k, origins=len(self.rows), days=(now - self.appointed_at) / timedelta(days=1),
         )  # fmt: skip
 
     def is_over(self, now: datetime) -> bool:
-        """Whether the trial has lasted as long as it may."""
+        """Whether the trial has reached its maximum duration."""
         return now - self.appointed_at >= MAX_TRIAL
 
     def tested_on(self) -> tuple[datetime, datetime] | None:
-        """Return the first and last origin of the rows that came from test spans; None where none did."""
+        """Return the first and last origin of the rows from test spans; None if there are none."""
         origins = [row[0] for row in self.rows if row[3] == "test"]
         return (origins[0], origins[-1]) if origins else None
 
 
 def pair_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
-    """Return the files of a timeframe's pairs, or of all timeframes, the oldest first; others' files are left out."""
+    """Return the files of a timeframe's pairs, or of all timeframes, oldest first; other files are ignored."""
     folders = _folder(home, market, "").parent.glob(f"interval={timeframe}")
     return sorted(path for folder in folders for path in folder.glob("*.json") if _NAME.fullmatch(path.name))
 
 
 def about(path: Path) -> str:
-    """Return what a pair's file is about, by its name and that of its folder."""
+    """Return the subject of a pair's file: the names of its folder and of the file."""
     return f"{path.parent.name}/{path.name}"
 
 
 def pairs(home: Path, market: str, timeframe: str) -> list[Pair]:
-    """Return every pair of a timeframe, the oldest first. A damaged file is set aside, and its pair is not repeated."""
+    """Return every pair of a timeframe, oldest first. A damaged file is set aside, and its pair is not tried again."""
     found = (find_record(path, Pair, of=about(path)) for path in pair_files(home, market, timeframe))
     return [pair for pair in found if pair]
 
 
 def tried(home: Path, market: str, timeframe: str) -> set[tuple[Recipe, Recipe]]:
-    """Return the pairs that have had their trial, or have it now; also those whose file is lost to damage."""
-    known = {pair.recipes for pair in pairs(home, market, timeframe)}  # sets damaged files aside first
+    """Return the pairs that were tried or are on trial, including pairs whose file was lost to damage."""
+    known = {pair.recipes for pair in pairs(home, market, timeframe)}  # also sets damaged files aside
     found = (SET_ASIDE.fullmatch(path.name) for path in _folder(home, market, timeframe).glob("*"))
     lost = {aside["name"] for aside in found if aside and _NAME.fullmatch(aside["name"])}
     return known | {_recipes(name.removesuffix(".json")) for name in lost}
@@ -121,7 +121,7 @@ def open_pair(
     home: Path, market: Market, timeframe: str, challenger: Recipe, incumbent: Recipe, horizon: int,
     now: datetime,
 ) -> Pair:  # fmt: skip
-    """Return the record of a new pair, which gets the next share of alpha; it is not stored yet."""
+    """Return the record of a new pair with the next share of alpha, without storing it."""
     k = 1 + len(tried(home, market, timeframe))
     return Pair(
         market=market, timeframe=timeframe, challenger=str(challenger), incumbent=str(incumbent), k=k,
@@ -139,13 +139,13 @@ def save(home: Path, pair: Pair) -> Pair:
 def end(
     pair: Pair, state: Literal["switched", "dropped"], now: datetime, behind: Iterable[SeriesId] = ()
 ) -> Pair:
-    """Return the pair as it ends; it stays in the store, so that it is never tried again."""
+    """Return the ended pair; it stays in the store, so that it is never tried again."""
     left = tuple(sorted(series.symbol for series in behind))
     return pair.model_copy(update={"state": state, "ended_at": now, "behind": left})
 
 
 def followed(ended: Iterable[Pair]) -> dict[Recipe, Pair]:
-    """Return the switch by which each recipe has lost a timeframe, unless it has won it back since."""
+    """Return, for each recipe that lost a timeframe by a switch and has not won it back, that switch."""
     lost: dict[Recipe, Pair] = {}
     for pair in sorted(
         (p for p in ended if p.state == "switched" and p.ended_at), key=lambda p: str(p.ended_at)
@@ -163,11 +163,11 @@ def take(
     *,
     complete: Callable[[datetime, Iterable[str]], bool] = lambda _origin, _coins: True,
 ) -> Pair:
-    """Return the pair with the origins that are new, in order, up to the first that is not complete.
+    """Return the pair with the new origins added, in order, up to the first incomplete origin.
 
     Args:
         differences: origin -> coin -> scaled difference.
-        complete: whether an origin is to be taken with these coins now (`complete_or_old`); later ones wait for it.
+        complete: whether to add an origin with these coins now (`complete_or_old`); otherwise later origins wait too.
     """
     rows = list(pair.rows)
     for origin in sorted(differences):
@@ -183,7 +183,7 @@ def take(
 def complete_or_old(
     expected: Iterable[str], due: timedelta, now: datetime
 ) -> Callable[[datetime, Iterable[str]], bool]:
-    """Return the rule of shadow rows: an origin waits for all coins for up to a day after it could be scored."""
+    """Return the rule for shadow rows: an origin waits for all coins, at most a day after it can be scored."""
     wanted = set(expected)
     return lambda origin, coins: wanted <= set(coins) or now - origin - due >= MAX_WAIT
 

@@ -1,4 +1,4 @@
-"""First champions, and refreshes of those that serve: all series with a champion are compared at once."""
+"""First champions, and refreshes of existing champions: all series with a champion are compared at once."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -15,14 +15,14 @@ from tasks.promotion.standings import Place, Standings
 
 
 class Refresh:
-    """Rules on every series by tonight's model of its champion's recipe. `followed`: coins that follow a switch."""
+    """Rules on every series, using tonight's model of its champion's recipe. `followed`: coins that follow a switch."""
 
     def __init__(self, tonight: Standings, comparisons: Comparisons) -> None:
         self._tonight, self._comparisons = tonight, comparisons
         self.followed: list[tuple[Place, Pair]] = []
 
     def rule(self) -> None:
-        """Rule on every place: the first champion of a series, else its refresh."""
+        """Rule on every place: the first champion of a series, or its refresh."""
         for place in self._tonight.places.values():
             if not place.incumbent:
                 self._first(place, *self._missing(place.series))
@@ -38,10 +38,10 @@ class Refresh:
         return "missing", f"its champion, version {before.version_number}, was deleted"
 
     def _first(self, place: Place, rule: str, why: str) -> None:
-        """Give a series that no champion can forecast tonight's best model."""
+        """Choose tonight's best model for a series without a usable champion."""
         serving = [one.recipe for one in self._tonight.registered.values() if not one.damage]
         best = gate.choose_first(place.models, self._tonight.order, serving)
-        if best is None:  # classifiers forecast no price
+        if best is None:  # only classifiers, which do not forecast prices
             return
         order = self._tonight.order
         figures = f"pooled validation CRPS ratio {order[best.recipe]:.4f}, of {len(order)} recipes"
@@ -50,7 +50,7 @@ class Refresh:
         place.ruling = Ruling("first", rule, f"{why}: {best.recipe} ({figures}){provisional}")
 
     def _refresh(self, places: Iterable[Place]) -> None:
-        """Rule on series that have a champion: all are compared at once."""
+        """Rule on the series with a champion; all are compared at once."""
         waiting: list[tuple[Place, Candidate, Contender]] = []
         for place in places:
             assert place.incumbent is not None
@@ -88,12 +88,12 @@ class Refresh:
                 place.taken = candidate
 
     def _follow(self, place: Place, incumbent: Contender) -> bool:
-        """Let a coin that stayed behind at a switch follow with tonight's model; return whether it does."""
+        """Let a coin that did not take part in a switch follow with tonight's model; return whether it does."""
         pair = self._lost.get(incumbent.recipe)
         if pair is None or place.series.symbol not in pair.behind:
             return False
         last = pair
-        while after := self._lost.get(last.recipes[0]):  # the winner has lost to another since
+        while after := self._lost.get(last.recipes[0]):  # the winner has since lost to another recipe
             last = after
         recipe = last.recipes[0]
         if recipe not in place.fielded or gate.refused(place.models[recipe], incumbent):
@@ -111,7 +111,7 @@ class Refresh:
         return pairs.followed(pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe))
 
     def _no_candidate(self, place: Place) -> Ruling:
-        """Rule where nothing can refresh the champion: the first reason why tonight's best model could not anyway."""
+        """Rule on a champion without a candidate, with the reason that excludes tonight's best model, if any."""
         assert place.incumbent is not None
         if place.notes and not place.fielded:
             return place.notes[0]
@@ -122,7 +122,7 @@ class Refresh:
         return Ruling("kept", "no-candidate", reason)
 
     def _replace_damaged(self, place: Place, damage: str) -> None:
-        """Let any model that may stand beside a damaged champion take its place: it can forecast nothing."""
+        """Let any eligible model replace a damaged champion, which cannot forecast."""
         incumbent = place.incumbent
         assert incumbent is not None
         own = [r for r in place.fielded if r == incumbent.recipe or (

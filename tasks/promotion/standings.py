@@ -1,4 +1,4 @@
-"""One timeframe tonight: the place of each series, who serves it, and tonight's recipes in their order."""
+"""State of a timeframe tonight: the place of each series, its champion, and tonight's ranked recipes."""
 
 import math
 from collections import defaultdict
@@ -23,7 +23,7 @@ from tasks.tracking.registry import Champion
 
 @dataclass
 class Place:
-    """What is known and decided of one series: its champion before, tonight's eligible models, and the ruling.
+    """State and ruling of a series: its champion before, tonight's eligible models, and the ruling.
 
     `taken`: the candidate that becomes champion, if any. `notes`: why tonight's other models were not considered.
     """
@@ -51,7 +51,7 @@ class Place:
 
 
 class Standings:
-    """What the rules of refresh and trial look at. `places` grows by coins that a switch takes along."""
+    """Data for the rules of refresh and trial. A switch adds places for coins that were not trained tonight."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Standings:
 
     @cached_property
     def order(self) -> dict[Recipe, float]:
-        """Tonight's recipes by pooled validation ratio, the best first."""
+        """Tonight's recipes by pooled validation ratio, best first."""
         found: dict[Recipe, dict[SeriesId, float]] = defaultdict(dict)
         for place in self.places.values():
             for recipe, one in place.models.items():
@@ -97,16 +97,16 @@ class Standings:
 
     @cached_property
     def registered(self) -> dict[SeriesId, Contender]:
-        """Every champion of the timeframe as it stood before, also of coins that this run has not trained."""
+        """Every champion of the timeframe before this run, including coins that this run has not trained."""
         here = {s: p.incumbent for s, p in self.places.items() if p.incumbent}
         return {s: here.get(s) or standing(c) for s, c in self.champions.items()}
 
     def after(self) -> dict[SeriesId, Contender | None]:
-        """Who serves each coin after tonight's refresh."""
+        """Return the champion of each coin after tonight's refresh."""
         return {s: self.places[s].serving if s in self.places else one for s, one in self.registered.items()}
 
     def incumbents(self) -> dict[Recipe, float]:
-        """Return the recipes that serve after tonight's refresh, and their validation ratios."""
+        """Return the champions' recipes after tonight's refresh, and their validation ratios."""
         found: dict[Recipe, list[float]] = defaultdict(list)
         for one in self.after().values():
             if one and not one.damage:
@@ -117,11 +117,11 @@ class Standings:
         }
 
     def tried(self) -> set[tuple[Recipe, Recipe]]:
-        """Return the pairs (challenger, champion) that have had their trial."""
+        """Return the pairs (challenger, champion) that were tried or are on trial."""
         return pairs.tried(self.home, self.market, self.timeframe)
 
     def rivals(self, recipe: Recipe) -> dict[SeriesId, Candidate]:
-        """Return tonight's models of a recipe, of the coins whose champion they may challenge."""
+        """Return tonight's models of a recipe, for the coins whose champion they may challenge."""
         return {
             place.series: place.fielded[recipe]
             for place in self.places.values()
@@ -134,13 +134,13 @@ class Standings:
         }
 
     def covers(self, recipe: Recipe, incumbent: Recipe) -> bool:
-        """Whether this run has trained a recipe on enough of the coins that another one serves."""
+        """Whether this run has trained a recipe on enough of the coins that the incumbent recipe serves."""
         coins = [s for s, one in self.after().items() if one and one.recipe == incumbent]
         here = self.rivals(recipe)
         return bool(coins) and sum(s in here for s in coins) >= gate.MIN_COVER * len(coins)
 
     def absent(self, recipe: Recipe) -> list[Place]:
-        """Return places for the coins that a recipe serves and this run has not trained: a switch takes them along."""
+        """Add and return places for coins that a recipe serves but this run has not trained; a switch includes them."""
         added = [
             Place(series, self.champions[series], one)
             for series, one in self.registered.items()

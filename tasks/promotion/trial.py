@@ -1,6 +1,6 @@
 """The challengers' trial between trainings: live shadow forecasts are added to the evidence as they are scored.
 
-Crossing the threshold switches the timeframe at once; a trial without a result ends after 90 days.
+Crossing the threshold switches the timeframe immediately; a trial without a result ends after 90 days.
 """
 
 from collections import defaultdict
@@ -29,13 +29,13 @@ from tasks.tracking.registry import Champion, challengers, champions
 from tasks.tracking.store import open_store
 
 Versions = tuple[Champion, Champion | None]
-"""Champion and challenger, if any, of one series."""
+"""Champion and challenger, if any, of a series."""
 
 
 def update_trials(scope: Scope) -> Trials:
-    """Add the scored shadow forecasts of a market's timeframes to their pairs, and switch or drop where it is time.
+    """Add the scored shadow forecasts of a market's timeframes to their pairs, and end trials that are decided or over.
 
-    What goes wrong with one timeframe is its failure; the others go on.
+    An error in a timeframe becomes a failure; the other timeframes continue.
     """
     decisions: list[Decision] = []
     failures: list[Failure] = []
@@ -45,7 +45,7 @@ def update_trials(scope: Scope) -> Trials:
             if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
                 decisions += _update(scope.home, scope.market, timeframe, now)
         except ANY_ERROR as error:
-            # The forecasts are stored: the tracking store's trouble must not end their run.
+            # The forecasts are stored: an error of the tracking store must not fail their run.
             failures.append(Failure.of(None, "promote", as_error(f"{scope.market} {timeframe}", error)))
     return Trials(decisions=tuple(decisions), failures=tuple(failures))
 
@@ -81,7 +81,7 @@ def _update_pair(
     longer = pairs.take(pair, rows, "shadow", complete=rule)
     if longer != pair:
         pairs.save(home, longer)
-    clock = datetime.now(UTC)  # a trial is counted from its appointment by the clock
+    clock = datetime.now(UTC)  # the duration of a trial is measured by the wall clock
     evidence = longer.evidence(clock)
     decisions = []
     if evidence.e >= longer.threshold:
@@ -98,7 +98,7 @@ def _update_pair(
 def _switch(
     store: Store, pair: Pair, evidence: PairEvidence, before: Champion, winner: Champion | None
 ) -> Decision:
-    """Switch one coin, or let it keep its champion where its challenger may not replace it."""
+    """Switch a coin, or keep its champion if its challenger may not replace it."""
     standing_winner = standing(winner) if winner else None
     stop = gate.stays(standing_winner, standing(before), pair.recipes[0])
     ruling = stop or gate.Ruling("switched", "evidence", f"the evidence is in: {evidence}")
@@ -111,7 +111,7 @@ def _switch(
 
 
 def on_trial(home: Path, models: Iterable[Champion]) -> list[Champion]:
-    """Return the challengers whose recipe is on trial; others bear the alias from a trial that has ended."""
+    """Return the challengers whose recipe is on trial; other models have the alias from an ended trial."""
     models = list(models)
     groups = {(one.series.market, one.series.timeframe) for one in models}
     tried = {
@@ -126,7 +126,7 @@ def on_trial(home: Path, models: Iterable[Champion]) -> list[Champion]:
 def shadow_differences(
     home: Path, series: list[SeriesId], pair: Pair, since: datetime, until: datetime
 ) -> dict[datetime, dict[str, float]]:
-    """Return, per origin, each coin's difference in CRPS over the reference's width there, from live forecasts.
+    """Return, per origin, each coin's difference in CRPS divided by the reference's width, from live forecasts.
 
     Only forecasts by versions of the pair's recipes count.
     """
@@ -139,7 +139,7 @@ def shadow_differences(
         for role, wanted in ((CHAMPION, pair.incumbent), (CHALLENGER, pair.challenger)):
             versions = [version for version, recipe in recipes.items() if recipe == wanted]
             own = mine.filter(pl.col("role") == role, pl.col("version").is_in(versions))
-            # A version that was replaced between two runs at one origin has a row too: the newer counts.
+            # A version replaced between two runs at the same origin also has a row: the newer row counts.
             parts[role] = own.unique("issued_at", keep="last", maintain_order=True)
         both = parts[CHALLENGER].join(parts[CHAMPION], on="issued_at", suffix="_champion")
         for row in both.filter(pl.col("ref_width_champion") > 0).iter_rows(named=True):

@@ -1,10 +1,10 @@
-"""Which models a nightly run does not train: those that serve no series, but for one night a week.
+"""Models that a nightly run does not train: models that serve no series are only trained once a week.
 
-A new recipe serves only after it has won a trial that takes weeks (docs/promotion.md), so it can wait for some days to
-be appointed. With `weekly_challengers` a run trains, per timeframe, the architectures of champions and challengers, and
-everything in a **full night**: where no full night of the same scope lies in the six days before its own. Days count
-back from `as_of`, so a replay decides as its night did; a missed night is made up for by the next; and a run that
-was killed and is repeated on its day decides the same again, since nights of the same day do not count.
+A new recipe serves only after it has won a trial that takes weeks (docs/promotion.md), so its appointment can wait for
+some days. With `weekly_challengers` a run trains, per timeframe, the architectures of champions and challengers, and
+all architectures in a **full night**: if there is no full night of the same scope in the six days before it. Days count
+back from `as_of`, so a replay decides as the original night did; the next night makes up for a missed full night; and
+repeating a killed run on the same day gives the same decision, since nights of the same day do not count.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,18 +23,18 @@ from tasks.tracking.versions import ALIAS, CHALLENGER, versions_with_alias
 from tasks.training.plan import recipe_of
 
 EVERY = timedelta(days=7)
-"""From one full night to the next."""
+"""Interval between full nights."""
 
 _SAME_SCOPE = ("market", "coins", "timeframes", "preset", "architectures")
-"""Params of a flow's run in which two nights must agree."""
+"""Params of a flow's run that must be equal in both nights."""
 
 Idle = Mapping[str, tuple[str, ...]]
-"""Timeframe -> the architectures that are not trained there."""
+"""Timeframe -> the architectures that are not trained on it."""
 
 
 @dataclass(frozen=True)
 class NightPlan:
-    """What a run does not train, and the rule's reason in one sentence; "" where `weekly_challengers` is off."""
+    """The architectures that a run does not train, and the reason; "" if `weekly_challengers` is off."""
 
     idle: Idle
     reason: str = ""
@@ -45,7 +45,7 @@ class NightPlan:
 
 
 def plan_night(spec: RunSpec, series: Collection[SeriesId]) -> NightPlan:
-    """Return what a run does not train, from the registry and the runs as they are now; a missing store has none."""
+    """Return what a run does not train, from the current registry and runs; a missing store counts as empty."""
     if not spec.weekly_challengers:
         return NightPlan({})
     timeframes = tuple(dict.fromkeys(one.timeframe for one in series))
@@ -68,8 +68,8 @@ def decide(
 
     Args:
         names: the run's architectures.
-        serving: timeframe -> those of them that have a champion or a challenger; where none has, all are trained.
-        last_full: day of the last full night before `today`, None where there was none.
+        serving: timeframe -> architectures with a champion or a challenger; if there are none, all are trained.
+        last_full: day of the last full night before `today`, None if there was none.
     """
     found = {t: tuple(n for n in names if n not in known) for t, known in serving.items() if known}
     idle = {timeframe: left for timeframe, left in found.items() if left}
@@ -102,7 +102,7 @@ def _serving(
 
 
 def _last_full(spec: RunSpec, store: Store, today: date) -> date | None:
-    """Return the day of the newest finished night of this scope, before `today`, that left nothing out."""
+    """Return the day of the newest finished full night of this scope before `today`."""
     asked = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
     days = [
         date.fromisoformat(age_of(run)[0][:10])
