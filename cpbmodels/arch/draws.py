@@ -39,9 +39,13 @@ def _index(count: int, device: torch.device) -> Tensor:
 
 
 class Draws:
-    """The draws of one training step of K members. `seeds` and `steps` are int64 [K] on the device."""
+    """The draws of one training step of K members. `seeds` and `steps` are int64 [K] on the device.
 
-    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0) -> None:
+    kernels: dropout and its masks by `cpbmodels.kernels`, with the same bits.
+    """
+
+    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0, kernels: bool = False) -> None:
+        self.kernels = kernels
         layers = torch.arange(1, KEYS_PER_STEP + 1, device=seeds.device) * 0x5851F42D4C957F2D
         mixed = _mix64(seeds * 0x2545F4914F6CDD1D + _mix64(steps + micro * 0x1000003))
         self.keys = _mix64(mixed[:, None] + layers).to(torch.int32).unsqueeze(-1).unbind(1)

@@ -18,6 +18,7 @@ from typing_extensions import override
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.layers import attend, linear, normalise
+from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import is_exactly
 from cpbmodels.arch.weights import Param, Weights, linear_params
 
@@ -55,6 +56,13 @@ class Transformer(Architecture):
         bf16_on_cpu=True,
         threads_from_width=128,
     )
+
+    @classmethod
+    @override
+    def no_kernels(cls, options: Preset) -> str:
+        if not is_exactly(options.dropout, 0):
+            return "a transformer with dropout"
+        return ""
 
     @override
     def params(self) -> list[Param]:

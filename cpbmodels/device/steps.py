@@ -20,7 +20,6 @@ from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner
 from cpbmodels.fleet.job import Job
 from cpbmodels.fleet.loop import step_rates
-from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
 
@@ -104,19 +103,22 @@ def fleet_step(
     device: torch.device,
     compute: torch.dtype | None = None,
     rows: int = 900,
+    kernels: bool = True,
 ) -> "FleetStep":
     """One optimizer step of a new fleet, on the same windows every time, to be called and timed.
 
     Each member has its own random walk of `rows` candles. `compute` is the dtype of the products, by default what a
-    training would choose. ModelError where so many candles do not give one batch.
+    training would choose; `kernels`: use `cpbmodels.kernels` where they can be. ModelError where so many candles do
+    not give one batch.
     """
     series = [walk(rows, seed, options) for seed in range(members)]
     options = replace(options, steps_per_epoch=1)
     kind = compute or compute_dtype(options, architecture, device, torch.float32)
     job = Job(series, architecture, options, device, torch.float32, kind, None, False, None, None)
+    job = replace(job, kernels=kernels)
     bank = Bank.build(series, options, device, torch.float32)
     tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
-    fleet = make_fleet(job, Net(architecture, options, device, torch.float32), tasks)
+    fleet = make_fleet(job, job.net(), tasks)
     if min(len(task.train) for task in tasks) < options.batch_size:
         raise ModelError(
             f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."

@@ -169,7 +169,9 @@ class Fleet:
         count, net = len(origins), self.net_of(len(origins))
         # Context [K, B, C, F] and targets [K, B, H, 4], read from the bank by row number.
         window = net.gather(bank, origins, self.scaling.rows(count), future=True)
-        draws = Draws(self.seeds[:count], self.steps[:count].long(), part) if self._is_random() else _NO_DRAWS
+        draws = _NO_DRAWS
+        if self._is_random():
+            draws = Draws(self.seeds[:count], self.steps[:count].long(), part, net.kernels is not None)
         losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
