@@ -70,7 +70,8 @@ def shared_bytes(device: torch.device) -> int:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Run a kernel on the current stream; within `listening`, only report the launch.
 
-    args: tensors, the first argument among them, and numbers. constants: its `constexpr` arguments, num_warps and num_stages.
+    args: tensors, the first argument among them, and numbers. constants: its `constexpr` arguments, num_warps and
+    num_stages.
     """
     if _listener is not None:
         _listener(kernel, args, constants)
