@@ -72,11 +72,12 @@ class ArchitectureSpec:
 @dataclass(frozen=True)
 class Batch:
     """Windows of K members: inputs [K, B, C, F], and as decoders read them (`heads.to_feedback`) the origin's candle
-    [K, B, 4] and, under teacher forcing, the true candles [K, B, H, 4]."""
+    [K, B, 4] and, under teacher forcing, the true candles [K, B, H, 4]. `kernels`: run on `cpbmodels.kernels`."""
 
     inputs: Tensor
     start: Tensor
     truth: Tensor | None = None
+    kernels: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,11 @@ class Architecture(ABC):
         if "n_heads" in cls.spec.sizes and options.hidden_dim % options.n_heads:
             return f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}."
         return ""
+
+    @classmethod
+    def no_kernels(cls, options: Preset) -> str:
+        """Why `cpbmodels.kernels` cannot run it with these options; "" where `forward` heeds `batch.kernels`."""
+        return "the architecture has none"
 
     def layers(self, part: str) -> list[str]:
         """Names of the recurrent layers of "encoder" or "decoder"."""

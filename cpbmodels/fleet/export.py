@@ -19,6 +19,7 @@ from cpbmodels.fleet.loop import Loop, Progress
 from cpbmodels.fleet.member import Member, Report
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
+from cpbmodels.kernels.support import described
 
 
 @torch.no_grad()
@@ -70,6 +71,7 @@ def _run(job: Job, loop: Loop, task: Task) -> dict[str, Any]:
         "halved_to": job.halved_to,
         "device": str(job.device),
         "compute_dtype": str(job.compute).removeprefix("torch."),
+        "kernels": described(job.kernels_off),
         "accumulate": job.options.accumulate,
         "train_windows": len(task.train),
         "validation_windows": len(task.validation),

@@ -13,6 +13,8 @@ import torch
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.series import Series
 from cpbmodels.fleet.member import Member
+from cpbmodels.fleet.net import Net
+from cpbmodels.kernels.support import off_reason
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,17 @@ class Job:
     on_epoch: OnEpoch | None
     on_step: OnStep | None = None
     of_members: int = 0  # members of the whole call
+    kernels: bool = True  # whether to use `cpbmodels.kernels` where they can be used
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` or `on_step` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
+
+    @property
+    def kernels_off(self) -> str:
+        """Why its fleets do not use `cpbmodels.kernels`; "" where they do."""
+        return off_reason(self.architecture, self.options, self.device, self.compute, self.kernels)
+
+    def net(self) -> Net:
+        """The net of its fleets."""
+        kernels = None if self.kernels_off else self.compute
+        return Net(self.architecture, self.options, self.device, self.dtype, kernels)

@@ -63,6 +63,7 @@ class Report(TypedDict, total=False):
     train_seconds: float
     device: str
     compute_dtype: str  # of the products
+    kernels: str  # `on`, or `off` with the reason: whether `cpbmodels.kernels` ran its steps
     device_warning: str  # "" or a sentence: the GPU mostly waited, or could not be measured
     rss_peak_mb: float
     gpu_mem_allocated_peak_mb: float

@@ -37,10 +37,20 @@ class Window:
 
 
 class Net:
-    """Architecture and head of one preset, for any number of members."""
+    """Architecture and head of one preset, for any number of members.
 
-    def __init__(self, architecture: str, options: Preset, device: torch.device, dtype: torch.dtype) -> None:
-        self.options, self.name = options, architecture
+    kernels: dtype of the products that run on `cpbmodels.kernels`; None: all run on torch's path.
+    """
+
+    def __init__(
+        self,
+        architecture: str,
+        options: Preset,
+        device: torch.device,
+        dtype: torch.dtype,
+        kernels: torch.dtype | None = None,
+    ) -> None:
+        self.options, self.name, self.kernels = options, architecture, kernels
         self.columns = bank_columns(options)
         last = len(self.columns) - bool(options.calendar)  # the calendar's codes are the bank's last column
         first = 0 if any(name in RETURNS for name in options.features) else len(RETURNS)
@@ -57,7 +67,7 @@ class Net:
     def with_rows(self, values: dict[str, Tensor]) -> Net:
         """The same net for members that differ in these options, a tensor [K] each (`per_member`)."""
         own: dict[str, Any] = dict(values)
-        return Net(self.name, replace(self.options, **own), self.unit.device, self.unit.dtype)
+        return Net(self.name, replace(self.options, **own), self.unit.device, self.unit.dtype, self.kernels)
 
     @property
     def input_columns(self) -> tuple[str, ...]:
@@ -118,7 +128,7 @@ class Net:
             inputs = torch.cat([inputs, code.expand(-1, -1, inputs.shape[2], -1)], -1)
         forced = draws is not None and not is_exactly(self.options.teacher_forcing, 0)
         truth = to_feedback(window.truth).to(kind) if forced and window.truth is not None else None
-        batch = Batch(inputs, to_feedback(window.start).to(kind), truth)
+        batch = Batch(inputs, to_feedback(window.start).to(kind), truth, kernels=kind == self.kernels)
         if self.options.checkpoint_gradients and draws is not None:
             raw = self._recomputed(batch, w, draws)
         else:

@@ -57,6 +57,7 @@ def train_fleet(
     on_epoch: OnEpoch | None = None,
     on_step: OnStep | None = None,
     profile: str | None = None,
+    kernels: bool = True,
     **overrides: Any,
 ) -> list[Member]:
     """Train one member per series (or, `scope="universal"`, one per timeframe and seed) and return them in order.
@@ -68,6 +69,7 @@ def train_fleet(
     on_epoch: called after every epoch of every fleet; it may return indices of members that shall stop now.
     on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch;
         where it returns True, that fleet's members stop at once, each with the snapshot of its best epoch so far.
+    kernels: use the kernels of `cpbmodels.kernels` where the GPU and the options allow it; False: torch's path alone.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
         member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in fleets of their own.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
@@ -96,6 +98,7 @@ def train_fleet(
         on_epoch=on_epoch,
         on_step=on_step,
         of_members=len(members),
+        kernels=kernels,
     )
     if job.warm is not None and len(job.warm) != len(members):
         raise ModelError(f"warm_start needs one member per new member: {len(members)}, not {len(job.warm)}.")
@@ -252,7 +255,7 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     job = replace(job, options=fleet_options(job.options, [task.options for task in tasks]))
     if find(job.architecture).spec.closed_form:
         return _solve_one(job, bank, tasks)
-    net = Net(job.architecture, job.options, job.device, job.dtype)
+    net = job.net()
     with Monitor(job.device) as monitor, fast_matmul(job):
         fleet = make_fleet(job, net, tasks)
         set_initial_weights(job, fleet, bank, tasks)

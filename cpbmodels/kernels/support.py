@@ -1,0 +1,119 @@
+"""Whether a fleet uses the kernels, and how they are launched, compiled ahead and listed.
+
+On from sm_80 with mixed precision in bf16: older chips have no bf16 products, and in float64 or TF32 the tiles do not
+fit into shared memory. Everything else keeps torch's path. No triton is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cpbmodels.arch import find
+from cpbmodels.arch.options import Preset
+
+MIN_CAPABILITY = (8, 0)
+ROWS = 16
+"""Rows of the smallest tile of a product: a step's windows per member must be a multiple of it."""
+MIN_SHARED_BYTES = 101_376
+"""Shared memory a program may ask for (`shared_memory_per_block_optin`): sm_86 has as little, sm_80 and sm_90 more."""
+
+Listener = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
+"""(kernel, its arguments, its constants and options) of a launch that is not run."""
+_listener: Listener | None = None
+
+
+def off_reason(
+    architecture: str, options: Preset, device: torch.device, compute: torch.dtype, wanted: bool = True
+) -> str:
+    """Why a fleet with these options, on this device, with products in `compute`, keeps torch's path; "" where not."""
+    windows = options.batch_size // options.accumulate
+    if not wanted:
+        return "--no-kernels"
+    if device.type != "cuda":
+        return f"they need an NVIDIA GPU, not {device.type}"
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+        return "they need an NVIDIA GPU of compute capability 8.0 or newer"
+    if shared_bytes(device) < MIN_SHARED_BYTES:
+        return f"the GPU has {shared_bytes(device):,} bytes of shared memory a program, {MIN_SHARED_BYTES:,} are needed"
+    if compute != torch.bfloat16:
+        return f"products are in {str(compute).removeprefix('torch.')}, not bf16"
+    if options.head != "point":
+        return f"they know the head point, not {options.head}"
+    if windows % ROWS:
+        return f"{windows} windows a member and step are no multiple of {ROWS}"
+    return find(architecture).no_kernels(options)
+
+
+def described(reason: str) -> str:
+    """`on` or `off (reason)`, as a run's parameters name it."""
+    return f"off ({reason})" if reason else "on"
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
+    if device.type != "cuda":
+        return 232_448
+    found = torch.cuda.get_device_properties(device)
+    return int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
+    """Run a kernel on the current stream; within `listening`, only report the launch.
+
+    args: tensors, the first argument among them, and numbers. constants: its `constexpr` arguments, num_warps and
+    num_stages.
+    """
+    if _listener is not None:
+        _listener(kernel, args, constants)
+        return
+    with torch.cuda.device_of(args[0]):  # Triton launches on the current device, whichever the tensors are on
+        kernel[grid](*args, **constants)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Report every launch instead of running it: what a step computes meanwhile is meaningless."""
+    global _listener  # autograd's backward pass runs in threads of its own: no context variable reaches them
+    before, _listener = _listener, listener
+    try:
+        yield
+    finally:
+        _listener = before
+
+
+def variant(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
+    """Equal for launches that run the same machine code, if plain numbers make no variants (`do_not_specialize`)."""
+    kinds = tuple(
+        (one.dtype, one.data_ptr() % 16 == 0) if isinstance(one, Tensor) else type(one) for one in args
+    )
+    return (kernel, kinds, *sorted(constants.items()))
+
+
+def compile_ahead(step: Callable[[], object]) -> int:
+    """Compile all kernels that `step` launches, in threads, each variant once; returns their number.
+
+    `step` runs at once, without its kernels. triton keeps what it compiled on disk, below `TRITON_CACHE_DIR`.
+    """
+    made: dict[tuple[Any, ...], Future[Any]] = {}
+    with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as pool:
+
+        def submit(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+            key = variant(kernel, args, constants)
+            if key not in made:
+                made[key] = pool.submit(kernel.warmup, *args, grid=(1,), **constants)
+
+        with listening(submit):
+            step()
+        for one in made.values():
+            one.result()
+    return len(made)

@@ -1,0 +1,85 @@
+"""Small fleets whose step runs on torch's path or, in Triton's interpreter, on `cpbmodels.kernels`; and comparisons."""
+
+import numpy as np
+import torch
+
+from cpbmodels.arch.presets import preset
+from cpbmodels.device.steps import walk
+from cpbmodels.fleet.bank import Bank, make_task
+from cpbmodels.fleet.job import Job
+from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.training import make_fleet
+
+CPU = torch.device("cpu")
+TINY = {
+    "hidden_dim": 32,
+    "n_heads": 2,
+    "ff_dim": 64,
+    "batch_size": 16,
+    "n_layers": 2,
+    "context": 7,
+    "horizon": 3,
+}
+
+
+class SmallFleet:
+    """Members with a random walk each and one batch of windows.
+
+    kernels: run on Triton, whatever the device; products in `compute`, by default the master weights' dtype.
+    """
+
+    def __init__(self, architecture, dtype, kernels=False, members=2, compute=None, **options):
+        options = preset(f"seed-{architecture}", architecture, mixed_precision="off", **{**TINY, **options})
+        series = [walk(900, seed, options) for seed in range(members)]
+        compute = compute or dtype
+        job = Job(series, architecture, options, CPU, dtype, compute, None, False, None, None)
+        self.bank = Bank.build(series, options, CPU, dtype)
+        tasks = [make_task(self.bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
+        net = Net(architecture, options, CPU, dtype, compute if kernels else None)
+        self.fleet = make_fleet(job, net, tasks)
+        self.origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks]))
+        self.weight = torch.ones(self.origins.shape, dtype=dtype)
+
+    def gradients(self):
+        """Losses [K] and gradients by weight of the first step."""
+        fleet, count = self.fleet, len(self.origins)
+        fleet.compute_weights.refresh(count)
+        share = self.weight / self.weight.sum(1, keepdim=True)
+        found = fleet._backward(self.bank, self.origins, share, fleet.prefix(count), 0)
+        return fleet.loss_sum.clone(), fleet.net.layout.views(found.clone())
+
+    def step(self, lr=1e-3):
+        """One optimizer step of every member."""
+        self.fleet.step(self.bank, self.origins, self.weight, torch.tensor(lr))
+
+    def validation(self, windows):
+        """Mean loss [K] over each member's first windows: no dropout, no teacher forcing."""
+        own, weight = self.origins[:, :windows], self.weight[:, :windows]
+        return self.fleet.evaluate(self.bank, own, weight, windows)
+
+
+def difference(found, exact):
+    """Norm of the difference over the norm of the float64 result."""
+    found, exact = found.detach(), exact.detach()
+    return float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+
+
+def largest_difference(found, exact):
+    """The weight whose gradient is farthest off, measured against the whole gradient, and by how much."""
+    whole = torch.cat([one.flatten() for one in exact.values()]).norm()
+    off = {name: float((found[name].double() - one).norm() / whole) for name, one in exact.items()}
+    return max(off.items(), key=lambda one: one[1])
+
+
+def kernel_launches(run):
+    """Every launch of `run`, one of each variant: (kernel, arguments, constants). Nothing is launched."""
+    from cpbmodels.kernels.support import listening, variant
+
+    seen = {}
+    with listening(
+        lambda kernel, args, constants: seen.setdefault(
+            variant(kernel, args, constants), (kernel, args, constants)
+        )
+    ):
+        run()
+    return list(seen.values())
