@@ -312,8 +312,11 @@ def _tf32(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _collect_by_weight(fleet: Fleet, prefix: Any, grads: tuple[torch.Tensor, ...], first: bool) -> None:
+def _collect_by_weight(
+    fleet: Fleet, prefix: Any, grads: tuple[torch.Tensor, ...], first: bool
+) -> torch.Tensor:
     (foreach_copy_ if first else foreach_add_)(prefix.grads, grads)
+    return fleet.grad[: len(grads[0])]
 
 
 def epochs(args: argparse.Namespace, architecture: str) -> dict[str, Any]:

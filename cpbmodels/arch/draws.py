@@ -51,10 +51,14 @@ class Draws:
         self.keys = _mix64(mixed[:, None] + layers).to(torch.int32).unsqueeze(-1).unbind(1)
         self.layer = 0
 
+    def next_key(self) -> Tensor:
+        """int32 [K, 1]: the key of the next layer; each call takes another."""
+        self.layer += 1
+        return self.keys[(self.layer - 1) % KEYS_PER_STEP]
+
     def bits(self, count: int) -> Tensor:
         """int32 [K, count], uniform over all values; every call takes the next layer's key."""
-        key = self.keys[self.layer % KEYS_PER_STEP]
-        self.layer += 1
+        key = self.next_key()
         x = _index(count, key.device) ^ key
         x.bitwise_xor_(x >> 16).mul_(0x7FEB352D)
         x.add_(key).bitwise_xor_(x >> 15).mul_(-0x7B935975)
@@ -75,6 +79,10 @@ class Draws:
 
     def factors(self, rate: PerRow, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""
+        if self.kernels:
+            from cpbmodels.kernels.dropout import factors  # imports triton
+
+            return factors(rate, self.next_key(), shape, dtype)
         kept = self.below(1 - rate, shape).to(dtype)
         return kept.mul_(by_row(1 / (1 - rate), kept))
 
@@ -83,4 +91,8 @@ def dropout(x: Tensor, rate: PerRow, draws: Draws | None) -> Tensor:
     """x [K, ...] with values dropped at `rate` and the rest scaled up; x itself where `draws` is None."""
     if draws is None or is_exactly(rate, 0):
         return x
+    if draws.kernels:
+        from cpbmodels.kernels.dropout import dropout as by_kernel  # imports triton
+
+        return by_kernel(x, rate, draws.next_key())
     return x * draws.factors(rate, x.shape, x.dtype)

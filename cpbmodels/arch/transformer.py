@@ -60,8 +60,15 @@ class Transformer(Architecture):
     @classmethod
     @override
     def no_kernels(cls, options: Preset) -> str:
+        d, heads = options.hidden_dim, options.n_heads
         if not is_exactly(options.dropout, 0):
             return "a transformer with dropout"
+        if options.calendar or len(options.features) > 16:
+            return "a calendar, or more than 16 input columns"
+        if max(options.context, options.horizon, d // heads) > 64:
+            return "more than 64 candles of context or horizon, or columns of a head"
+        if not 16 <= d <= 256 or d & (d - 1) or heads & (heads - 1) or options.ff_dim % 16:
+            return "hidden_dim (16 to 256) and n_heads must be powers of 2, ff_dim a multiple of 16"
         return ""
 
     @override
@@ -84,6 +91,10 @@ class Transformer(Architecture):
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        if batch.kernels:
+            from cpbmodels.kernels.transformer import forward  # imports triton
+
+            return forward(self, batch, w, draws is not None or is_exactly(self.options.teacher_forcing, 0))
         memory = self.memories(self.encode(batch, w, draws), w)
         if is_exactly(self.options.teacher_forcing, 0):
             reads = [batch.start] * self.head.steps

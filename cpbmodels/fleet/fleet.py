@@ -34,6 +34,7 @@ class Prefix:
     """Views of the first `count` rows, made once per count: weights to differentiate, and the optimizer's rows.
 
     The gradient matrix has the layout of the weights: `grads` are its views by weight, `row_grads` those by member.
+    `limits`: clip and weight decay, float32 [count], as the optimizer's kernel reads them.
     `gaps`: the zeros [count, ..] behind each weight in the layout, None where there are none.
     """
 
@@ -46,17 +47,19 @@ class Prefix:
     first: list[Tensor]
     second: list[Tensor]
     counts: list[Tensor]
+    limits: tuple[Tensor, Tensor]
 
 
 class ComputeWeights:
     """The weights in the dtype of the products: views of the matrix itself, or of a copy made once per step.
 
     On a CPU each weight of the copy is a block of its own: oneDNN would copy a view of the matrix in every product.
+    `one_copy`: a matrix like the master's, which the optimizer's kernel writes.
     """
 
-    def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype) -> None:
+    def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype, one_copy: bool) -> None:
         self.flat, self.views = flat, layout.views(flat)
-        self.is_master, self.one_copy = compute == flat.dtype, on_gpu(flat)
+        self.is_master, self.one_copy = compute == flat.dtype, one_copy
         self.copy = flat if self.is_master or not self.one_copy else flat.to(compute)
         as_views = self.is_master or self.one_copy
         self.weights = (
@@ -81,6 +84,8 @@ class Fleet:
     steps: optimizer steps [K], float32 as torch's fused optimizers want them. loss_sum: losses of this epoch [K].
     scale: fp16 only, the loss scale [K, 1] of each member, so that small gradients do not vanish.
     differing: [K] for each option in which the members differ (`per_member.IN_STEP`).
+    kernels: steps run on `cpbmodels.kernels`. The optimizer then leaves a fresh copy of the weights behind, so
+        `compute_weights` is refreshed once before an epoch instead of in every step.
     """
 
     def __init__(
@@ -93,7 +98,8 @@ class Fleet:
         differing: dict[str, Tensor] | None = None,
     ) -> None:
         self.net, self.flat, self.seeds, self.scaling = net, flat, seeds, scaling
-        self.compute_weights = ComputeWeights(net.layout, flat, compute)
+        self.kernels = net.kernels is not None
+        self.compute_weights = ComputeWeights(net.layout, flat, compute, on_gpu(flat) or self.kernels)
         self.grad = torch.zeros_like(flat)
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
         self.steps = torch.zeros(len(flat), device=flat.device)
@@ -133,8 +139,14 @@ class Fleet:
                 first=list(self.first[:count].unbind(0)),
                 second=list(self.second[:count].unbind(0)),
                 counts=list(self.steps[:count].unbind(0)),
+                limits=(self._per_row("clip", count), self._per_row("weight_decay", count)),
             )
         return self.prefixes[count]
+
+    def _per_row(self, name: str, count: int) -> Tensor:
+        """An option of the first `count` rows as float32 [count]."""
+        value: PerRow = getattr(self.net_of(count).options, name)
+        return torch.as_tensor(value, dtype=torch.float32, device=self.flat.device).expand(count).contiguous()
 
     def step(
         self, bank: Bank, origins: Tensor, weight: Tensor, lr: float | Tensor, maskable: int = 0
@@ -146,23 +158,27 @@ class Fleet:
             moments and step counts keep every bit.
         """
         prefix, parts = self.prefix(len(origins)), self.net.options.accumulate
-        self.compute_weights.refresh(len(origins))
+        if not self.kernels:
+            self.compute_weights.refresh(len(origins))
         windows = weight.sum(1)  # [K] windows that count
         total = windows.clamp(min=1)
         # Each micro-batch is [K, B / parts]. Its weights are divided by the whole batch's, so the sum of the parts'
         # gradients is the gradient of the mean loss of the batch.
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
-            self._backward(bank, own, own_weight / total[:, None], prefix, part)
+            grad = self._backward(bank, own, own_weight / total[:, None], prefix, part)
         # [K], 1 for rows that take no step. None costs nothing: then one launch updates all rows.
         held = (windows == 0).float() if maskable else None
+        if self.kernels:
+            self._update_by_kernel(prefix, grad, lr, held)
+            return
         if self.scale is not None:
             held = self._unscale(self.grad[: len(origins)], self.scale[: len(origins)], held)
         self._clip(len(origins))
         self._update(prefix, lr, held, 0 if self.scale is not None else len(origins) - maskable)
 
-    def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> None:
-        """Gradients of one micro-batch into (part 0) or onto the gradient matrix; its loss onto the epoch's sum.
+    def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> Tensor:
+        """Gradients of one micro-batch into (part 0) or onto the gradient matrix [count, P]; its loss onto the epoch's.
 
         The members' losses are added up: each depends on its own row only, so the gradient of the sum is all rows'.
         """
@@ -176,20 +192,26 @@ class Fleet:
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
         grads = torch.autograd.grad(total, prefix.leaves)  # one [K, ...] per weight of the layout
-        if on_gpu(self.flat):
-            self._collect(prefix, grads, first=part == 0)
-        else:
-            (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
+        if on_gpu(self.flat) or self.kernels:
+            return self._collect(prefix, grads, first=part == 0)
+        (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
+        return self.grad[:count]
 
-    def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], first: bool) -> None:
-        """The same on a GPU, in two launches: copies into strided views would be one for each weight."""
+    def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], first: bool) -> Tensor:
+        """The same on a GPU, in two launches: copies into strided views would be one for each weight.
+
+        The optimizer's kernel reads gradients of a whole batch as they are, in the dtype of the products.
+        """
         pieces = []
         for grad, gap in zip(grads, prefix.gaps, strict=True):
             pieces.append(grad.flatten(1))  # [K, weights of one layer]
             if gap is not None:
                 pieces.append(gap)
-        rows = self.grad[: len(grads[0])]  # [K, P]; the pieces are in the layout's order, with its gaps
-        (rows.copy_ if first else rows.add_)(torch.cat(pieces, 1))
+        found = torch.cat(pieces, 1)  # [K, P]; the pieces are in the layout's order, with its gaps
+        if self.kernels and self.net.options.accumulate == 1:
+            return found
+        rows = self.grad[: len(found)]
+        return (rows.copy_ if first else rows.add_)(found)
 
     def _is_random(self) -> bool:
         options = self.net.options
@@ -236,6 +258,27 @@ class Fleet:
             self._launch(prefix, slice(certain), lr, None)
         for row in range(certain, len(held)):
             self._launch(prefix, slice(row, row + 1), lr, held[row])
+
+    def _update_by_kernel(
+        self, prefix: Prefix, grad: Tensor, lr: float | Tensor, held: Tensor | None
+    ) -> None:
+        """Clip, Adam or AdamW and the copy for the products, in two launches; rates and limits may differ by row."""
+        from cpbmodels.kernels.optimizer import update  # imports triton
+
+        count, copy = len(prefix.rows), None if self.compute_weights.is_master else self.compute_weights.copy
+        update(
+            self.flat[:count],
+            copy[:count] if copy is not None else None,
+            grad,
+            (self.first[:count], self.second[:count]),
+            self.steps[:count],
+            torch.as_tensor(lr, dtype=torch.float32, device=self.flat.device),
+            prefix.limits,
+            held,
+            self.net.options.optimizer == "adamw",
+            BETAS,
+            EPSILON,
+        )
 
     def _launch(self, prefix: Prefix, rows: slice, lr: float | Tensor, found_inf: Tensor | None) -> None:
         options = self.net.options

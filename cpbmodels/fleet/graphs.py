@@ -102,6 +102,8 @@ class StepRunner:
         used = self.rates[: len(rates)]
         (used[:, : rates.shape[1]] if rates.dim() == 2 else used).copy_(rates)
         self.counter.zero_()
+        if self.fleet.kernels:  # rows may have moved since the last step
+            self.fleet.compute_weights.refresh(self.rows)
 
     def step(self, active: int) -> None:
         """The next step, of the first `active` rows; with graphs, of a whole bucket whose other rows are masked."""

@@ -63,7 +63,8 @@ def shared_bytes(device: torch.device) -> int:
     """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
     if device.type != "cuda":
         return 232_448
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    found = torch.cuda.get_device_properties(device)
+    return int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:

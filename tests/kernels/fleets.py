@@ -1,7 +1,5 @@
 """Small fleets whose step runs on torch's path or, in Triton's interpreter, on `cpbmodels.kernels`; and comparisons."""
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 
@@ -25,15 +23,19 @@ TINY = {
 
 
 class SmallFleet:
-    """Members with a random walk each and one batch of windows; `kernels` runs on Triton, whatever the device."""
+    """Members with a random walk each and one batch of windows.
 
-    def __init__(self, architecture, dtype, kernels=False, members=2, **options):
+    kernels: run on Triton, whatever the device; products in `compute`, by default the master weights' dtype.
+    """
+
+    def __init__(self, architecture, dtype, kernels=False, members=2, compute=None, **options):
         options = preset(f"seed-{architecture}", architecture, mixed_precision="off", **{**TINY, **options})
-        series = [walk(300, seed, options) for seed in range(members)]
-        job = Job(series, architecture, options, CPU, dtype, dtype, None, False, None, None)
+        series = [walk(900, seed, options) for seed in range(members)]
+        compute = compute or dtype
+        job = Job(series, architecture, options, CPU, dtype, compute, None, False, None, None)
         self.bank = Bank.build(series, options, CPU, dtype)
         tasks = [make_task(self.bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
-        net = Net(architecture, options, CPU, dtype, dtype if kernels else None)
+        net = Net(architecture, options, CPU, dtype, compute if kernels else None)
         self.fleet = make_fleet(job, net, tasks)
         self.origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks]))
         self.weight = torch.ones(self.origins.shape, dtype=dtype)
@@ -43,8 +45,8 @@ class SmallFleet:
         fleet, count = self.fleet, len(self.origins)
         fleet.compute_weights.refresh(count)
         share = self.weight / self.weight.sum(1, keepdim=True)
-        fleet._backward(self.bank, self.origins, share, fleet.prefix(count), 0)
-        return fleet.loss_sum.clone(), fleet.net.layout.views(fleet.grad.clone())
+        found = fleet._backward(self.bank, self.origins, share, fleet.prefix(count), 0)
+        return fleet.loss_sum.clone(), fleet.net.layout.views(found.clone())
 
     def step(self, lr=1e-3):
         """One optimizer step of every member."""
@@ -58,6 +60,7 @@ class SmallFleet:
 
 def difference(found, exact):
     """Norm of the difference over the norm of the float64 result."""
+    found, exact = found.detach(), exact.detach()
     return float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
 
 
@@ -80,6 +83,3 @@ def kernel_launches(run):
     ):
         run()
     return list(seen.values())
-
-
-__all__ = ["CPU", "TINY", "SmallFleet", "difference", "kernel_launches", "largest_difference", "replace"]

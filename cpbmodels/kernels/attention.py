@@ -1,0 +1,237 @@
+"""Attention over short sequences: one program for a member's window and head, everything between loads and stores kept
+on the chip.
+
+Shapes: K members, B windows, S queries and T keys (both <= `MAX_STEPS`), heads of width W <= `MAX_STEPS`, d = heads x W.
+Queries, keys and values come without their biases, which are added here and rounded to the products' dtype. Products
+add up in float32; scores and shares are float32, shares rounded before the product with the values, as torch does it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cpbmodels.kernels.support import launch
+
+MAX_STEPS = 64
+"""Queries, keys and columns of a head that one program holds: 64 x 64 float32 scores are 128 registers of 4 warps."""
+
+
+@triton.jit
+def _head(x, bias, row, s_row, n, W: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr):
+    """Rows row .. row + n of a head plus its bias, [BT, BW] in the dtype of the products; zero beyond."""
+    t, c = tl.arange(0, BT), tl.arange(0, BW)
+    mask = (t < n)[:, None] & (c < W)[None, :]
+    v = tl.load(x + (row + t)[:, None] * s_row + c[None, :], mask, other=0.0).to(tl.float32)
+    v += tl.load(bias + c, c < W, other=0.0).to(tl.float32)[None, :]
+    return tl.where(mask, v, 0.0).to(x.dtype.element_ty)
+
+
+@triton.jit
+def _shares(q, k, scale, T: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, CAUSAL: tl.constexpr):
+    """softmax(q k^T scale) [BS, BT] float32 over the T keys; causal: query i sees keys 0 .. i."""
+    scores = tl.dot(q, tl.trans(k)) * scale
+    i, j = tl.arange(0, BS), tl.arange(0, BT)
+    seen = (j < T)[None, :] & (i >= 0)[:, None]
+    if CAUSAL:
+        seen = seen & (j[None, :] <= i[:, None])
+    scores = tl.where(seen, scores, float("-inf"))
+    e = tl.exp(scores - tl.max(scores, 1)[:, None])
+    return e / tl.sum(e, 1)[:, None]
+
+
+@triton.jit(do_not_specialize=["B"])
+def _attention(
+    q, k, v, bias_q, bias_k, bias_v, out, B, s_q, s_k, s_bias_q, s_bias_k, scale,
+    HEADS: tl.constexpr, S: tl.constexpr, T: tl.constexpr, W: tl.constexpr,
+    BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """q [K x B x S, ..] with rows s_q apart, k and v [K x B x T, ..] s_k apart, biases by member; out [K x B x S, d]."""
+    pid = tl.program_id(0).to(tl.int64)
+    window, column = pid // HEADS, (pid % HEADS) * W
+    m = window // B
+    qq = _head(q + column, bias_q + m * s_bias_q + column, window * S, s_q, S, W, BS, BW)
+    kk = _head(k + column, bias_k + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    vv = _head(v + column, bias_v + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    y = tl.dot(_shares(qq, kk, scale, T, BS, BT, CAUSAL).to(vv.dtype), vv)
+    s, c = tl.arange(0, BS), tl.arange(0, BW)
+    at = (window * S + s)[:, None] * (HEADS * W) + column + c[None, :]
+    tl.store(out + at, y.to(out.dtype.element_ty), (s < S)[:, None] & (c < W)[None, :])
+
+
+@triton.jit
+def _put(d_x, part, row, s_row, n, value, W: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr):
+    """Store a head's gradient [BT, BW] and, for the bias, its sum over the window's rows."""
+    t, c = tl.arange(0, BT), tl.arange(0, BW)
+    mask = (t < n)[:, None] & (c < W)[None, :]
+    value = tl.where(mask, value, 0.0)
+    tl.store(d_x + (row + t)[:, None] * s_row + c[None, :], value.to(d_x.dtype.element_ty), mask)
+    tl.store(part + c, tl.sum(value, 0), c < W)
+
+
+@triton.jit(do_not_specialize=["B"])
+def _attention_backward(
+    q, k, v, bias_q, bias_k, bias_v, d_out, d_q, d_k, d_v, part_q, part_k, part_v,
+    B, s_q, s_k, s_bias_q, s_bias_k, s_dq, s_dk, scale,
+    HEADS: tl.constexpr, S: tl.constexpr, T: tl.constexpr, W: tl.constexpr,
+    BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """With p the shares and g = d_out: dv = p^T g, ds = p (g v^T - sum(p g v^T)) scale, dq = ds k, dk = ds^T q.
+
+    Rows of d_q lie s_dq apart, those of d_k and d_v s_dk; the biases' partial sums, one row by window, as far.
+    """
+    pid = tl.program_id(0).to(tl.int64)
+    window, column = pid // HEADS, (pid % HEADS) * W
+    m = window // B
+    qq = _head(q + column, bias_q + m * s_bias_q + column, window * S, s_q, S, W, BS, BW)
+    kk = _head(k + column, bias_k + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    vv = _head(v + column, bias_v + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    s, c = tl.arange(0, BS), tl.arange(0, BW)
+    at = (window * S + s)[:, None] * (HEADS * W) + column + c[None, :]
+    g = tl.load(d_out + at, (s < S)[:, None] & (c < W)[None, :], other=0.0)
+    p = _shares(qq, kk, scale, T, BS, BT, CAUSAL)
+    d_value = tl.dot(tl.trans(p.to(vv.dtype)), g)
+    _put(d_v + column, part_v + window * s_dk + column, window * T, s_dk, T, d_value, W, BT, BW)
+    d_p = tl.dot(g, tl.trans(vv))
+    d_s = (p * (d_p - tl.sum(p * d_p, 1)[:, None]) * scale).to(vv.dtype)
+    _put(d_q + column, part_q + window * s_dq + column, window * S, s_dq, S, tl.dot(d_s, kk), W, BS, BW)
+    _put(
+        d_k + column,
+        part_k + window * s_dk + column,
+        window * T,
+        s_dk,
+        T,
+        tl.dot(tl.trans(d_s), qq),
+        W,
+        BT,
+        BW,
+    )
+
+
+def _constants(S: int, T: int, d: int, heads: int, causal: bool) -> dict[str, Any]:
+    """A tile of a product has at least 16 rows and columns. One warp was fastest for tiles of 32 on an H100."""
+    tiles = {
+        name: max(triton.next_power_of_2(n), 16) for name, n in (("BS", S), ("BT", T), ("BW", d // heads))
+    }
+    warps = 1 if max(tiles["BS"], tiles["BT"]) <= 32 else 4
+    return {"HEADS": heads, "S": S, "T": T, "W": d // heads, **tiles, "CAUSAL": causal, "num_warps": warps}
+
+
+def self_attention(qkv: Tensor, bias: Tensor, steps: int, heads: int, causal: bool) -> Tensor:
+    """qkv [K, B x T, 3d] without its bias, bias [K, 1, 3d] -> [K, B x T, d]."""
+    out: Tensor = _SelfAttention.apply(qkv, bias, steps, heads, causal)
+    return out
+
+
+class _SelfAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, bias: Tensor, T: int, heads: int, causal: bool) -> Tensor:
+        K, N, d = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        qkv = qkv.contiguous()
+        out = torch.empty(K, N, d, device=qkv.device, dtype=qkv.dtype)
+        ctx.sizes = T, heads, causal
+        ctx.save_for_backward(qkv, bias)
+        launch(
+            _attention, (K * (N // T) * heads,), *qkv.split(d, -1), *bias.split(d, -1), out, N // T, 3 * d, 3 * d,
+            bias.stride(0), bias.stride(0), (d // heads) ** -0.5, **_constants(T, T, d, heads, causal),
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        qkv, bias = ctx.saved_tensors
+        T, heads, causal = ctx.sizes
+        K, N, d = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+        d_qkv = torch.empty_like(qkv)
+        part = torch.empty(K, N // T, 3 * d, device=qkv.device, dtype=torch.float32)
+        launch(
+            _attention_backward, (K * (N // T) * heads,), *qkv.split(d, -1), *bias.split(d, -1), d_out.contiguous(),
+            *d_qkv.split(d, -1), *part.split(d, -1), N // T, 3 * d, 3 * d, bias.stride(0), bias.stride(0),
+            3 * d, 3 * d, (d // heads) ** -0.5, **_constants(T, T, d, heads, causal),
+        )  # fmt: skip
+        return d_qkv, part.sum(1, keepdim=True).to(bias.dtype), None, None, None
+
+
+def cross_attention(q: Tensor, bias_q: Tensor, kv: Tensor, bias_kv: Tensor, steps: int, heads: int) -> Tensor:
+    """q [K, B x S, d], kv [K, B x T, 2d] whose rows may lie apart, biases [K, 1, d] and [K, 1, 2d] -> [K, B x S, d]."""
+    out: Tensor = _CrossAttention.apply(q, bias_q, kv, bias_kv, steps, heads)
+    return out
+
+
+class _CrossAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, bias_q: Tensor, kv: Tensor, bias_kv: Tensor, S: int, heads: int
+    ) -> Tensor:
+        K, N, d = q.shape
+        B, T = N // S, kv.shape[1] // (N // S)
+        out = torch.empty_like(q)
+        ctx.sizes = S, T, heads
+        ctx.save_for_backward(q, bias_q, kv, bias_kv)
+        launch(
+            _attention, (K * B * heads,), q, *kv.split(d, -1), bias_q, *bias_kv.split(d, -1), out, B, d, kv.stride(1),
+            bias_q.stride(0), bias_kv.stride(0), (d // heads) ** -0.5, **_constants(S, T, d, heads, False),
+        )  # fmt: skip
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        q, bias_q, kv, bias_kv = ctx.saved_tensors
+        S, T, heads = ctx.sizes
+        K, N, d = q.shape
+        B = N // S
+        d_q, d_kv = torch.empty_like(q), torch.empty(K, B * T, 2 * d, device=q.device, dtype=q.dtype)
+        part_q = torch.empty(K, B, d, device=q.device, dtype=torch.float32)
+        part_kv = torch.empty(K, B, 2 * d, device=q.device, dtype=torch.float32)
+        launch(
+            _attention_backward, (K * B * heads,), q, *kv.split(d, -1), bias_q, *bias_kv.split(d, -1),
+            d_out.contiguous(), d_q, *d_kv.split(d, -1), part_q, *part_kv.split(d, -1), B, d, kv.stride(1),
+            bias_q.stride(0), bias_kv.stride(0), d, 2 * d, (d // heads) ** -0.5, **_constants(S, T, d, heads, False),
+        )  # fmt: skip
+        biases = (part.sum(1, keepdim=True).to(q.dtype) for part in (part_q, part_kv))
+        return d_q, next(biases), d_kv, next(biases), None, None
+
+
+@triton.jit(do_not_specialize=["n", "B", "s_window"])
+def _one_query(
+    q, k, v, bias_q, bias_k, bias_v, out, n, B, s_q, r_q, s_member, s_window, s_step, s_bias_q, s_bias_k, scale,
+    HEADS: tl.constexpr, D: tl.constexpr, BT: tl.constexpr,
+):  # fmt: skip
+    """A window's one query over its first n <= BT keys, all heads in one program: sums of products in float32."""
+    window = tl.program_id(0).to(tl.int64)
+    m, b = window // B, window % B
+    c, t = tl.arange(0, D), tl.arange(0, BT)
+    query = tl.load(q + m * s_q + b * r_q + c).to(tl.float32) + tl.load(bias_q + m * s_bias_q + c).to(
+        tl.float32
+    )
+    at = m * s_member + b * s_window + t[:, None] * s_step + c[None, :]
+    seen = (t < n)[:, None] & (c >= 0)[None, :]
+    key = tl.load(k + at, seen, other=0.0).to(tl.float32)
+    key += tl.load(bias_k + m * s_bias_k + c).to(tl.float32)[None, :]
+    scores = tl.sum(tl.reshape(key * query[None, :], [BT, HEADS, D // HEADS]), 2) * scale  # [BT, HEADS]
+    scores = tl.where((t < n)[:, None], scores, float("-inf"))
+    e = tl.exp(scores - tl.max(scores, 0)[None, :])
+    shares = e / tl.sum(e, 0)[None, :]
+    value = tl.load(v + at, seen, other=0.0).to(tl.float32)
+    value += tl.load(bias_v + m * s_bias_k + c).to(tl.float32)[None, :]
+    y = tl.sum(tl.reshape(value, [BT, HEADS, D // HEADS]) * shares[:, :, None], 0)
+    tl.store(out + window * D + c, tl.reshape(y, [D]).to(out.dtype.element_ty))
+
+
+def one_query(q: Tensor, kv: Tensor, bias_q: Tensor, bias_kv: Tensor, seen: int, heads: int) -> Tensor:
+    """q [K, B, d], kv [K, B, T, 2d], biases [K, 1, d] and [K, 1, 2d] -> [K, B, d], over the first `seen` of T keys.
+
+    All but the last axis of q and kv may lie apart; d and heads are powers of 2. Without gradient, for validation.
+    """
+    K, B, d = q.shape
+    out = torch.empty(K, B, d, device=q.device, dtype=q.dtype)
+    launch(
+        _one_query, (K * B,), q, *kv.split(d, -1), bias_q, *bias_kv.split(d, -1), out, seen, B, *q.stride()[:2],
+        *kv.stride()[:3], bias_q.stride(0), bias_kv.stride(0), (d // heads) ** -0.5,
+        HEADS=heads, D=d, BT=triton.next_power_of_2(kv.shape[2]), num_warps=4,
+    )  # fmt: skip
+    return out

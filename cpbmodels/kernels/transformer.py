@@ -1,0 +1,110 @@
+"""The transformer of `cpbmodels.arch.transformer` over kernels: the same function, weights and steps.
+
+A block hands on the sum so far and its LayerNorm: the kernel that adds a product to the sum also normalises it. Shapes:
+K members, B windows, C candles of context and S steps of horizon (both at most 64), d columns (a power of 2 up to 256).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from cpbmodels.arch.base import Batch
+from cpbmodels.arch.weights import Weights
+from cpbmodels.kernels.attention import cross_attention, one_query, self_attention
+from cpbmodels.kernels.blocks import add_norm, bias_gelu, embed, narrow
+
+if TYPE_CHECKING:
+    from cpbmodels.arch.transformer import Transformer
+
+
+def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Tensor:
+    """Raw outputs [K, B, S, size]; `parallel`: all steps at once, else a step at a time, without gradient."""
+    (K, B, C, F), heads, layers = batch.inputs.shape, model.options.n_heads, model.options.n_layers
+    x = embed(batch.inputs.reshape(K, B * C, F), w["embed.weight"], w["embed.bias"], w["position"])
+    x, normed = add_norm(x)
+    for depth in range(layers):
+        name = f"encoder.{depth}"
+        qkv = torch.bmm(normed, w[f"{name}.qkv.weight"])
+        x, normed = _add(
+            x, self_attention(qkv, w[f"{name}.qkv.bias"], C, heads, causal=False), w, f"{name}.mix"
+        )
+        x, normed = _feed(x, normed, w, name)
+    memory = _Memories.apply(normed, w["memory.weight"], layers)
+    biases = w["memory.bias"].chunk(layers, -1)
+    if not parallel:
+        return _stepwise(model, batch.start, memory, biases, w)
+    S = model.head.steps
+    if batch.truth is None:
+        reads = batch.start.unsqueeze(2).expand(-1, -1, S, -1)
+    else:
+        reads = torch.cat([batch.start.unsqueeze(2), batch.truth[:, :, :-1]], 2)
+    x, normed = add_norm(embed(reads.reshape(K, B * S, 4), w["read.weight"], w["read.bias"], w["step"]))
+    for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
+        name = f"decoder.{depth}"
+        qkv = torch.bmm(normed, w[f"{name}.qkv.weight"])
+        x, normed = _add(
+            x, self_attention(qkv, w[f"{name}.qkv.bias"], S, heads, causal=True), w, f"{name}.mix"
+        )
+        query = torch.bmm(normed, w[f"{name}.query.weight"])
+        found = cross_attention(query, w[f"{name}.query.bias"], kv, bias, S, heads)
+        x, normed = _feed(*_add(x, found, w, f"{name}.found"), w, name)
+    return narrow(normed, w["out.weight"], w["out.bias"]).view(K, B, S, model.head.size)
+
+
+def _add(x: Tensor, y: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
+    """x + y W + b [K, N, d], and its LayerNorm."""
+    return add_norm(x, torch.bmm(y, w[f"{name}.weight"]), w[f"{name}.bias"])
+
+
+def _feed(x: Tensor, normed: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
+    up = bias_gelu(torch.bmm(normed, w[f"{name}.up.weight"]), w[f"{name}.up.bias"])
+    return _add(x, up, w, f"{name}.down")
+
+
+def _stepwise(
+    model: Transformer, start: Tensor, memory: tuple[Tensor, ...], biases: tuple[Tensor, ...], w: Weights
+) -> Tensor:
+    """A step at a time, each reading the median of the one before; queries, keys and values of all steps are kept."""
+    (K, B, _), S, heads, d = start.shape, model.head.steps, model.options.n_heads, model.options.hidden_dim
+    past = [start.new_empty(K, B, S, 3 * d) for _ in memory]  # [q, k, v] of the steps so far, without biases
+    read, raws = start, []
+    for step in range(S):
+        x, normed = add_norm(embed(read, w["read.weight"], w["read.bias"], w["step"][:, step : step + 1]))
+        for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
+            name, own = f"decoder.{depth}", past[depth]
+            own[:, :, step] = torch.bmm(normed, w[f"{name}.qkv.weight"])
+            bias_q, bias_kv = w[f"{name}.qkv.bias"].split([d, 2 * d], -1)
+            found = one_query(own[:, :, step, :d], own[..., d:], bias_q, bias_kv, step + 1, heads)
+            x, normed = _add(x, found, w, f"{name}.mix")
+            query, T = torch.bmm(normed, w[f"{name}.query.weight"]), kv.shape[1] // B
+            found = one_query(query, kv.unflatten(1, (B, T)), w[f"{name}.query.bias"], bias, T, heads)
+            x, normed = _feed(*_add(x, found, w, f"{name}.found"), w, name)
+        raws.append(narrow(normed, w["out.weight"], w["out.bias"]))
+        read = model.head.feedback(raws[-1]).to(start.dtype)
+    return torch.stack(raws, 2)
+
+
+class _Memories(torch.autograd.Function):
+    """encoded [K, N, d] times weight [K, d, layers x 2d] -> by layer [K, N, 2d], views of one product."""
+
+    @staticmethod
+    def forward(ctx: Any, encoded: Tensor, weight: Tensor, layers: int) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(encoded, weight)
+        return torch.bmm(encoded, weight).chunk(layers, -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Products layer by layer, without copying the layers' gradients beside each other."""
+        encoded, weight = ctx.saved_tensors
+        parts, d_weight = weight.chunk(len(grads), -1), weight.new_empty(weight.shape)
+        d_encoded = torch.bmm(grads[0], parts[0].transpose(1, 2))
+        for depth, (grad, part, out) in enumerate(
+            zip(grads, parts, d_weight.chunk(len(grads), -1), strict=True)
+        ):
+            if depth:
+                d_encoded.baddbmm_(grad, part.transpose(1, 2))
+            torch.bmm(encoded.transpose(1, 2), grad, out=out)
+        return d_encoded, d_weight, None
