@@ -172,6 +172,19 @@ def _query(x, s_x, w, s_w, bias, s_b, out, s_o, B, H: tl.constexpr, BM: tl.const
     tl.store(out + k * s_o + rows[:, None] * H + u[None, :], sums.to(out.dtype.element_ty))
 
 
+_Memory = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
+"""Keys, values, b_v, w_out, b_out of a `_Decoder`."""
+
+
+class _Drawn:
+    """Draws of one pass: forced int8 [K, B, S] and factors [K, S, layers - 1, B, H], or None."""
+
+    def __init__(self, model: Gru | Lstm, batch: Batch, like: Tensor, draws: Draws | None) -> None:
+        self.factors = model.decoder_factors(like, draws)
+        forced = model.forced_steps(batch, draws)
+        self.forced = None if forced is None else forced.view(torch.int8)
+
+
 class _Decoder:
     """Buffers of one pass over all steps, and the launches of attention.
 
@@ -179,13 +192,15 @@ class _Decoder:
     step reads. hs [K, S + 1, B, H] and acts [K, S, B, 4H] by layer; inputs [K, S, B, H]: what layer i + 1 reads.
     """
 
-    def __init__(self, batch: Batch, draw: _Drawn, steps: int, heads: int, memory: _Memory, layers: int) -> None:
+    def __init__(
+        self, batch: Batch, draw: _Drawn, steps: int, heads: int, memory: _Memory, layers: int
+    ) -> None:
         self.keys, self.values, self.b_v, self.w_out, self.b_out = memory
         self.truth, self.draw, self.S, self.heads = batch.truth, draw, steps, heads
         (self.K, self.B), self.H = batch.start.shape[:2], self.keys.shape[-1]
         self.T = self.keys.shape[1] // self.B
         K, S, B, H, new = self.K, steps, self.B, self.H, batch.start.new_empty
-        self.xs = new(K, S + 1, B, OUTPUTS)
+        self.xs = new(K, S + 1, B + B % 2, OUTPUTS)[:, :, :B]  # every step at a multiple of 16 bytes
         self.xs[:, 0] = batch.start
         self.hs = [new(K, S + 1, B, H) for _ in range(layers)]
         self.acts = [new(K, S, B, 4 * H) for _ in range(layers)]
@@ -236,7 +251,9 @@ class _Decoder:
             G=w_ih.shape[1] // self.H, **self.sizes(ATTENTION_WARPS),
         )  # fmt: skip
 
-    def memory_back(self, d_raw: Tensor, d_scores: Tensor, q: Tensor, d_keys: Tensor, d_values: Tensor) -> Tensor:
+    def memory_back(
+        self, d_raw: Tensor, d_scores: Tensor, q: Tensor, d_keys: Tensor, d_values: Tensor
+    ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
         launch(
@@ -251,19 +268,6 @@ class _Decoder:
         grad = F.pad(d_raw.transpose(1, 2).to(top.dtype), (0, 8 - OUTPUTS)).flatten(1, 2).transpose(1, 2)
         weights = [torch.bmm(grad, part.flatten(1, 2))[:, :OUTPUTS] for part in (top, self.kept)]
         return torch.cat(weights, -1), d_raw.flatten(1, 2).sum(1, keepdim=True).to(top.dtype)
-
-
-_Memory = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
-"""Keys, values, b_v, w_out, b_out of a `_Decoder`."""
-
-
-class _Drawn:
-    """Draws of one pass: forced int8 [K, B, S] and factors [K, S, layers - 1, B, H], or None."""
-
-    def __init__(self, model: Gru | Lstm, batch: Batch, like: Tensor, draws: Draws | None) -> None:
-        self.factors = model.decoder_factors(like, draws)
-        forced = model.forced_steps(batch, draws)
-        self.forced = None if forced is None else forced.view(torch.int8)
 
 
 def _product(grad: Tensor, x: Tensor) -> Tensor:
@@ -304,12 +308,16 @@ class _GruSteps(torch.autograd.Function):
         zero, d_h = own.xs.new_zeros(K, B, 3 * H), own.xs.new_empty(K, B, H)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
-            own.attend_back((d_raw, d_scores, d_h, zero if last else d_in[0][:, s + 1]), weights[0][0], None, s)
+            own.attend_back(
+                (d_raw, d_scores, d_h, zero if last else d_in[0][:, s + 1]), weights[0][0], None, s
+            )
             add, out = d_h, None
             for i in range(len(own.hs) - 1, -1, -1):
                 after = zero if last else d_hid[i][:, s + 1]
                 before, to = own.hs[i][:, s], (carry[i], d_in[i][:, s], d_hid[i][:, s])
-                gru_step_back(add, out, own.dropped(i, s)[0], after, weights[i][1], own.acts[i][:, s], before, *to)
+                gru_step_back(
+                    add, out, own.dropped(i, s)[0], after, weights[i][1], own.acts[i][:, s], before, *to
+                )
                 add, out = None, (d_in[i][:, s], weights[i][0])
         top = own.hs[-1][:, 1:]
         d_keys, d_values = torch.empty_like(own.keys), torch.empty_like(own.keys)
@@ -386,7 +394,9 @@ def gru_forward(model: Gru, batch: Batch, w: Weights, draws: Draws | None) -> Te
     states, last = gru(batch.inputs, w, model.layers("encoder"), model.options.dropout, draws)
     values = states.flatten(1, 2)  # the states themselves are the values
     keys = torch.bmm(values, w["key.weight"])
-    weights = [w[f"{name}.{part}"] for name in model.layers("decoder") for part in ("w_ih", "w_hh", "b_ih", "b_hh")]
+    weights = [
+        w[f"{name}.{part}"] for name in model.layers("decoder") for part in ("w_ih", "w_hh", "b_ih", "b_hh")
+    ]
     memory = keys, values, w["key.bias"], w["out.weight"], w["out.bias"]
     drawn = _Drawn(model, batch, last[-1], draws)
     return _GruSteps.apply(batch, drawn, model.head.steps, *memory, *last, *weights)
@@ -399,7 +409,9 @@ def lstm_forward(
     H = states.shape[-1]
     memory = torch.bmm(states.transpose(1, 2).flatten(1, 2), w["memory.weight"])
     of_state, of_attended = w["out.weight"].split(H, -1)
-    w_out = torch.cat([of_state, torch.bmm(of_attended, w["mix.weight"])], -1)  # `mix` goes straight into `out`
+    w_out = torch.cat(
+        [of_state, torch.bmm(of_attended, w["mix.weight"])], -1
+    )  # `mix` goes straight into `out`
     b_out = w["out.bias"] + torch.bmm(w["mix.bias"], of_attended.transpose(1, 2))
     weights = []
     for name in model.layers("decoder"):

@@ -26,8 +26,8 @@ from cpbmodels.kernels.support import launch, shared_bytes
 
 WHOLE_LAYER_WIDTH = 128
 """Hidden width up to which a layer's recurrent weights fit on the chip."""
-WHOLE_LAYER_BYTES = 176_128
-"""Shared memory that the layer's backward pass needs at H = 128; a chip with less takes a launch per step."""
+WHOLE_LAYER_BYTES = 180_224
+"""Shared memory that the layer's backward pass needs at H = 128 (176,128 on sm_90); a chip with less takes a launch per step."""
 FORWARD, BACKWARD = (16, 4, 1), (32, 8, 2)
 """Rows of a program, warps and pipeline stages of the layer in one launch, the fastest of five shapes on an H100."""
 ROWS, UNITS, DEPTH = 32, 32, 64
@@ -316,9 +316,9 @@ def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.
     tl.store(out + 3 * H, tl.sum(sum_g, 0))
 
 
-def step_tiles(K: int, B: int, H: int) -> tuple[tuple[int, ...], dict[str, int]]:
-    """Grid (member, block of units, block of rows) and sizes of a step's kernel; whole tiles where 16 divides B."""
-    rows = 16 if B <= 16 or B % 32 == 16 else ROWS  # whole tiles backward, where B is a multiple of 16
+def step_tiles(K: int, B: int, H: int, whole: bool = False) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Grid (member, block of units, block of rows) and sizes of a step's kernel; `whole`: no rows beyond B."""
+    rows = 16 if B <= 16 or (whole and B % ROWS) else ROWS
     units = min(UNITS, H)
     sizes = {"H": H, "BM": rows, "BU": units, "BK": min(DEPTH, H), "num_warps": 4, "num_stages": 3}
     return (K, H // units, triton.cdiv(B, rows)), sizes
@@ -361,7 +361,7 @@ def gru_step_back(
 ) -> None:
     """One step back into d_in, d_hid and carry. out: g_out and w_out; shapes: `_gru_step_back`, each behind [K]."""
     K, B, H = carry.shape
-    grid, sizes = step_tiles(K, B, H)
+    grid, sizes = step_tiles(K, B, H, whole=True)
     g_out, w_out = out or (None, None)
     given = parts(add, g_out, w_out, factor, g_next, w_hh, acts, h)
     width = 0 if g_out is None else g_out.shape[-1]
@@ -397,14 +397,14 @@ def lstm_step_back(
     d_c: Tensor,
     d_gates: Tensor,
 ) -> None:
-    """One step back into d_gates and d_c. out: g_out and w_out; cells: c before and after; shapes: `_lstm_step_back`."""
+    """One step back into d_gates and d_c. out: g_out and w_out; cells: c before, after; shapes: `_lstm_step_back`."""
     K, B, H = d_c.shape
-    grid, sizes = step_tiles(K, B, H)
+    grid, sizes = step_tiles(K, B, H, whole=True)
     given = parts(add, *out, factor, g_next, w_hh, acts, *cells)
     launch(_lstm_step_back, grid, *given, d_c, *parts(d_gates), B, W=out[0].shape[-1], **sizes)
 
 
-class GruLayer(torch.autograd.Function):
+class _GruLayer(torch.autograd.Function):
     """gates [K, T, B, 3H] without bias, w_hh [K, 3H, H], biases [K, 1, 3H] -> states [K, T, B, H]."""
 
     @staticmethod
@@ -478,6 +478,6 @@ def gru(
         weight = F.pad(w[f"{name}.w_ih"], (0, short)) if short else w[f"{name}.w_ih"]
         rows = (F.pad(x, (0, short)) if short else x).reshape(K, T * B, width + short)
         gates = torch.bmm(rows, weight.transpose(1, 2)).view(K, T, B, -1)
-        x = GruLayer.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_ih"], w[f"{name}.b_hh"])
+        x = _GruLayer.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_ih"], w[f"{name}.b_hh"])
         last.append(x[:, -1])
     return x, last
