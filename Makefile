@@ -52,9 +52,10 @@ test: lint ## lint, types, import rules and the fast tests
 	@echo "The fast tests: 6 to 10 minutes on two cores."
 	$(BIN)/pytest -n 2 --durations=20
 
+# By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process.
 test-all: lint ## everything, with real servers, browser, kills and long trainings
 	@echo "All tests, with servers, browser and long trainings: about 40 minutes on two cores."
-	$(BIN)/pytest -n 2 -m ''
+	$(BIN)/pytest -n 2 --dist loadfile -m ''
 
 .venv-freqtrade/.installed: cpbmodels/pyproject.toml Makefile
 	test -x .venv-freqtrade/bin/python || $(PYTHON) -m venv .venv-freqtrade
@@ -64,7 +65,7 @@ test-all: lint ## everything, with real servers, browser, kills and long trainin
 freqtrade: .venv-freqtrade/.installed ## create .venv-freqtrade, in which the slow tests run the real freqtrade
 
 test-slow: .venv/.installed-dev ## the slow tests alone: what test-all has beyond test
-	$(BIN)/pytest -n 3 -m slow --durations=20
+	$(BIN)/pytest -n 3 --dist loadfile -m slow --durations=20
 
 fmt: .venv/.installed-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

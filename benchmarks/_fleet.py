@@ -26,8 +26,9 @@ def fleet_step(
     *,
     device: str = "cpu",
     compute: torch.dtype = torch.float32,
+    kernels: bool = True,
     **overrides: Any,
 ) -> steps.FleetStep:
     """One optimizer step of a fresh fleet of seed size, as a function to be timed."""
     options = preset(f"seed-{architecture}", architecture, **overrides)
-    return steps.fleet_step(architecture, options, members, torch.device(device), compute)
+    return steps.fleet_step(architecture, options, members, torch.device(device), compute, kernels=kernels)

@@ -9,10 +9,12 @@ In this order, so that what matters most is there when the call is cut off:
 2. correctness  losses per epoch against float64 on a CPU, for every architecture and precision, with unequal
                 histories and early stops, and checks that the comparison is alive: losses fall, graphs were captured
                 and replayed, and a learning rate 1 % larger is told apart;
-3. kernels      what one replay launches, as the profiler sees it, beside the count of benchmarks/_kernels.py;
-4. choices      a step with and without a graph, in each precision, with masked rows, and with
+3. kernels      what one replay launches, as the profiler sees it, with Triton's kernels and without, beside the count
+                of benchmarks/_kernels.py and the step's floor (the least bytes over the measured bandwidth);
+4. choices      a step with and without a graph, Triton's kernels, in each precision, with masked rows, and with
                 gradients collected weight by weight: alternately, medians with ranges;
-5. epochs       three epochs at full size: capture cost, and validation's share of an epoch after captures;
+5. epochs       three epochs at full size, with Triton's kernels and without: capture cost, and validation's share of an
+                epoch after captures;
 6. jobs         the three seed jobs whole: 40 members, all epochs, their totals; the longest, lstm, at the very end;
 7. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
 
@@ -42,10 +44,10 @@ import torch
 
 from benchmarks import _kernels, naive
 from benchmarks._fleet import fleet_step, train
-from benchmarks._flops import flops_per_window
+from benchmarks._flops import floor_bytes, flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
-from cpbmodels import Member, Series
+from cpbmodels import Member, Series, preset
 from cpbmodels.arch.torch_private import DeviceType, foreach_add_, foreach_copy_
 from cpbmodels.device import Monitor, probe
 from cpbmodels.device.steps import FleetStep
@@ -60,7 +62,7 @@ JOBS = {
 }  # candles, epochs of the seed presets
 TINY = {"hidden_dim": 16, "n_heads": 2, "ff_dim": 64, "batch_size": 16}
 EXACT = 1e-9  # float64, relative: only the order of sums differs
-CLOSE = {"float32": 0.02, "bf16": 0.02, "fp16": 0.02}
+CLOSE = {"float32": 0.02, "bf16": 0.02, "fp16": 0.02, "kernels_on": 0.02, "kernels_off": 0.02}
 """Mean relative difference: rounding (TF32 on a GPU), amplified by the optimizer. One loss of a bf16 transformer may
 lie 4 % off (on a CPU, too), so the largest difference says little here; it is reported."""
 CONTROL = 1e-6  # in float64 a learning rate 1 % larger must differ by more, or the comparison sees nothing
@@ -191,6 +193,16 @@ def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str,
     for name, precision in (("float32", "off"), *((name, name) for name in mixed)):
         rounded = losses(mixed_precision=precision)
         found[name], largest[f"{name}_largest"] = _mean_apart(rounded, exact), _apart(rounded, exact)
+    kernels = ""
+    if on_gpu and "bf16" in mixed:  # with options that they know: a transformer's, without dropout
+        known = {"dropout": 0.0} if architecture == "transformer" else {}
+        reference = losses(device="cpu", dtype="float64", **known)
+        for name, wanted in (("kernels_on", True), ("kernels_off", False)):
+            how = {"device": device, **short, **sizes, "mixed_precision": "bf16", "kernels": wanted, **known}
+            with watched.watching():
+                members = train(series, architecture, **how)
+            found[name] = _mean_apart(_losses(members), reference)
+            kernels = kernels or members[0].report["kernels"]
     limits = {"graph_against_eager": EXACT, "float64": EXACT, **CLOSE}
     first, last = exact[0, 0], exact[-1, 0]
     alive = {
@@ -198,6 +210,7 @@ def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str,
         "control_is_told_apart": _apart(faster, exact) > CONTROL,
         "graphs_captured": len(watched.seconds),
         "replays": watched.replays,
+        "kernels": kernels,
     }
     ok = all(found[name] <= limits[name] for name in found)
     ok = ok and alive["losses_fall"] and alive["control_is_told_apart"]
@@ -230,16 +243,34 @@ def _mean_apart(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def kernel_table(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
-    """Launches of one step: counted by rule, and as the profiler sees them eagerly and in a replay."""
+    """Launches of one step: counted by rule, and as the profiler sees them eagerly and in a replay.
+
+    With Triton's kernels and (`off_`) without, beside `floor_us`: the least bytes over the measured bandwidth.
+    """
     expected = _kernels.launches(architecture, args.members)
     row: dict[str, Any] = {"expected": expected.total(), "by_operator": dict(expected.most_common(12))}
-    if not args.device.startswith("cuda"):
+    device = torch.device(args.device)
+    megabytes = 256 if device.type == "cuda" else 16
+    row["floor_us"] = _floor_bytes(args, architecture) / probe.copy_gbs(device, megabytes) / 1e3
+    if device.type != "cuda":
         return row
-    step = _step(args, architecture)
-    for name, run in (("eager", step.eager), ("replay", step)):
-        row |= {f"{name}_{key}": value for key, value in profiled(run, torch.device(args.device)).items()}
-    row["step_us"] = probe.seconds(step, torch.device(args.device)) * 1e6
+    for way, wanted in (("", True), ("off_", False)):
+        begun = time.perf_counter()
+        step = _step(args, architecture, kernels=wanted)
+        row[f"{way}start_s"] = (
+            time.perf_counter() - begun
+        )  # compiling kernels that are not on disk, and the capture
+        for name, run in (("eager", step.eager), ("replay", step)):
+            row |= {f"{way}{name}_{key}": value for key, value in profiled(run, device).items()}
+        row[f"{way}step_us"] = probe.seconds(step, device) * 1e6
     return row
+
+
+def _floor_bytes(args: argparse.Namespace, architecture: str) -> float:
+    """Bytes that a step of all members moves at least."""
+    sizes = TINY if args.tiny else {}
+    batch = preset(f"seed-{architecture}", architecture, **sizes).batch_size
+    return args.members * floor_bytes(architecture, batch, **sizes)
 
 
 def profiled(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
@@ -287,6 +318,7 @@ def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
     ways["masked rows"] = masked
     if device.type == "cuda":
         ways["without a graph"] = usual.eager
+        ways["without Triton kernels"] = _step(args, architecture, kernels=False)
         with patch.object(Fleet, "_collect", _collect_by_weight):
             ways["gradients weight by weight"] = _step(args, architecture)
     spent: dict[str, list[float]] = {name: [] for name in ways}
@@ -319,7 +351,7 @@ def _collect_by_weight(
     return fleet.grad[: len(grads[0])]
 
 
-def epochs(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
+def epochs(args: argparse.Namespace, architecture: str, kernels: bool = True) -> dict[str, Any]:
     """Three epochs: seconds of the last, validation's share of it, and what captures cost before."""
     series, sizes, rows = _job_series(args, architecture)
     device, seconds, checks = torch.device(args.device), list[float](), list[float]()
@@ -342,6 +374,7 @@ def epochs(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
             epochs=3,
             patience=3,
             workers=1,
+            kernels=kernels,
             on_epoch=lambda record: seconds.append(record.seconds),
             **sizes,
         )
@@ -454,13 +487,16 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "kernels": (15, lambda name: kernel_table(args, name)),
         "choices": (20, lambda name: choices(args, name)),
         "epochs": (20, lambda name: epochs(args, name)),
+        "epochs without Triton kernels": (20, lambda name: epochs(args, name, kernels=False)),
         "jobs": (30, lambda name: job(args, name, report)),
         "naive": (30, lambda name: naive_job(args, name)),
     }
     short = [("jobs", name) for name in names if name != "lstm"]
     usual = [("naive", name) for name in names if not args.skip_naive]
     long = [("jobs", name) for name in names if name == "lstm"]
-    first = [(part, name) for part in ("correctness", "kernels", "choices", "epochs") for name in names]
+    comparisons = ["correctness", "kernels", "choices", "epochs"]
+    comparisons += ["epochs without Triton kernels"] if device.type == "cuda" else []
+    first = [(part, name) for part in comparisons for name in names]
     for part, name in [*first, *short, *usual, *long]:
         needs_s, work = parts[part]
         report.run(part, name, 0 if args.tiny else needs_s, partial(work, name))

@@ -59,10 +59,9 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
         )
         log = partial(log_trials, run.run_id)
         with run_of(run.run_id):
-            deadline = started + spec.budget_s if spec.budget_s is not None else None
             how = {"device": spec.device, "dtype": spec.dtype, "profile": _profile(spec)}
             with gpu_held(gpus_of(spec.device)):
-                tuning.run_trials(spec, study, inner, deadline, how, folder, log, say)
+                tuning.run_trials(spec, study, inner, how, folder, log, say)
                 answer = tuning.conclude(spec, study, newest, how, folder, say)
             answer |= {
                 "study": key,

@@ -145,7 +145,8 @@ class ShardJob(Record):
 
     `architecture` may end in `-universal`: one model learns all series of a timeframe (and fold).
     `seeds`: how often each model is trained; the copies are averaged into one. `code`: digest of the source that
-    decides a trained model, with the package of an architecture that is not built in.
+    decides a trained model, with the package of an architecture that is not built in. `kernels`: whether
+    `cpbmodels.kernels` may be used, whose results differ from torch's by rounding.
     """
 
     version: ClassVar[int] = 2
@@ -159,6 +160,7 @@ class ShardJob(Record):
     dtype: str
     members: tuple[JobMember, ...]
     code: str
+    kernels: bool = True
 
 
 class FleetPlan(Record):

@@ -282,6 +282,9 @@ class RunSpec(ScopeSpec):
         description="auto, cpu, gpu-6gb (with a seed preset: batch 16, context 20 too), gpu-16gb or gpu-80gb",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
+    kernels: bool = Field(
+        True, description="use cpb's own GPU kernels where GPU and options allow it; without: torch's alone"
+    )
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
     seeds: int | None = Field(
         None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"

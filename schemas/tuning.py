@@ -64,8 +64,8 @@ class TuneSpec(RunSpec):
     trials: int = Field(64, ge=1, le=100_000, description="trials in all, those of earlier calls included")
     budget: str | None = Field(
         None,
-        description="time after which no trial goes on, as in 90s, 10m or 2h; the winner is trained after it; default: "
-        "none",
+        description="time for the trials, as in 90s, 10m or 2h, after candles are read and the device is free; the "
+        "winner is trained after it; default: none",
     )
     batch: int = Field(64, ge=1, le=MAX_BATCH, description="trials that are proposed and trained at once")
     folds: int = Field(2, ge=1, le=12, description="rolling validation folds, all before the test span")

@@ -166,9 +166,8 @@ def _record(spec: RunSpec, one: _Trained, root: Path, score: FleetScore) -> Memb
         preset=job.preset,
         data_digest=member.features.digest,
         as_of=_as_of(spec),
-        config={
-            k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")
-        },
+        config={k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")}
+        | ({"kernels": report["kernels"]} if "kernels" in report else {}),
         history=trained.history,
         metrics=measured | _named(job, judged.metrics),
         folder=folder,

@@ -2,7 +2,7 @@
 
 from schemas.handover import Watching
 from schemas.scope import Scope
-from tasks.forecasting.look import look
+from tasks.forecasting.check_drift import check_drift
 from tasks.running.step import step
 from tasks.tracking.served import serving
 
@@ -10,4 +10,4 @@ from tasks.tracking.served import serving
 @step("watch")
 def watch(scope: Scope, tail: bool = False) -> Watching:
     """Look at every champion of the scope after a scoring; `tail`: the newest candles may be provisional."""
-    return look(scope, serving(scope.series).champions, provisional=tail)
+    return check_drift(scope, serving(scope.series).champions, provisional=tail)

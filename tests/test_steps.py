@@ -26,9 +26,9 @@ from schemas.run import RunSpec
 from tasks.evaluate import evaluate
 from tasks.features import features
 from tasks.forecast import forecast
+from tasks.forecasting.check_drift import check_drift
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.ledger import score_due
-from tasks.forecasting.look import look
 from tasks.hub.tree import build_tree
 from tasks.ingest import ingest
 from tasks.judging.fleet import judge_fleet
@@ -61,7 +61,7 @@ PLAIN = {
     "publish": build_tree,
     "forecast": issue_forecasts,
     "score": score_due,
-    "watch": look,
+    "watch": check_drift,
     "trial": update_trials,
 }
 """Where the substance of each step lies."""

@@ -10,6 +10,7 @@ from schemas.handover import Alarm, Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import LedgerEntry
 from tasks.tracking.judged import JudgedModel
+from tasks.tracking.run_list import FlowRunInfo
 
 
 class OfMarket(BaseModel):
@@ -311,7 +312,7 @@ class Training(OfMarket):
     eta_seconds: float | None = None
 
 
-class FlowRun(OfMarket):
+class FlowRun(FlowRunInfo, OfMarket):
     """A run of the flow, or a search of `cpb tune` (`kind` study), as MLflow has it.
 
     `outcome`: complete, partial or failed; null while it runs or was killed.
@@ -320,20 +321,6 @@ class FlowRun(OfMarket):
     `architectures` as they were asked for, so that coins may be `all`.
     `as_of`: no candle that closes after it was seen, as asked; else the day (UTC) of the newest candle.
     """
-
-    run_id: str
-    kind: Literal["flow", "study"]
-    name: str
-    status: str
-    outcome: str | None
-    started_at: datetime
-    ended_at: datetime | None
-    preset: str | None
-    coins: list[str]
-    timeframes: list[str]
-    architectures: list[str]
-    as_of: str | None
-    reason: str | None
 
 
 class Runs(BaseModel):

@@ -1,9 +1,9 @@
 """Reads models, champions and decisions from MLflow's store, one thread at a time; kept while the store is the same."""
 
-import json
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -13,17 +13,12 @@ from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.tracking.board import COLUMNS
+from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.judged import (
-    FlowRunInfo,
-    JudgedModel,
-    coin_ratios,
-    judged_models,
-    loss_histories,
-    newest_flow_runs,
-)
+from tasks.tracking.judged import JudgedModel, coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.registry import champions
+from tasks.tracking.run_list import newest_flow_runs
 from tasks.tracking.store import open_store, tracking_uri
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
@@ -48,10 +43,17 @@ def state() -> tuple[str, State]:
     return uri, known
 
 
+@contextmanager
+def _store() -> Iterator[Store]:
+    """Yield the store while this thread alone reads it; raises `CpbError` where it cannot be read."""
+    with _reading:
+        yield open_store(create=False)
+
+
 def load() -> None:
     """Load MLflow and open its store, so that no request has to wait for that; what is wrong a request will say."""
-    with _reading, suppress(CpbError):
-        open_store(tracking_uri(), create=False)
+    with suppress(CpbError), _store():
+        pass
 
 
 def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> Answer:
@@ -106,15 +108,15 @@ def _board_rows(
 
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each coin by each architecture of the leaderboard; empty where there are none."""
-    with _reading, suppress(CpbError):
-        return coin_ratios(open_store(tracking_uri(), create=False), board_rows(market, timeframe, None))
+    with suppress(CpbError), _store() as store:
+        return coin_ratios(store, board_rows(market, timeframe, None))
     return []
 
 
 def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
     """Return the losses per epoch of a run's models; errors as in `judged.loss_histories`."""
-    with _reading:
-        return loss_histories(open_store(tracking_uri(), create=False), run_id)
+    with _store() as store:
+        return loss_histories(store, run_id)
 
 
 def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
@@ -137,12 +139,11 @@ def models(series: SeriesId) -> Answer:
     """Return the newest judged model of each architecture and preset on a series; a note says why there are none."""
     found: list[JudgedModel] = []
     note = None
-    with _reading:
-        try:
-            store = open_store(tracking_uri(), create=False)
+    try:
+        with _store() as store:
             found = judged_models(store, series)
-        except CpbError as error:
-            note = str(error)
+    except CpbError as error:
+        note = str(error)
     if not found and not note:
         note = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
     return Answer(Models(**identity(series), models=found, note=note), "models")
@@ -150,8 +151,8 @@ def models(series: SeriesId) -> Answer:
 
 def decided_on(series: SeriesId, limit: int) -> list[Decision]:
     """Return the newest decisions on a series, newest first; raises `CpbError` where the store cannot be read."""
-    with _reading:
-        return decisions_on(open_store(tracking_uri(), create=False), series, limit)
+    with _store() as store:
+        return decisions_on(store, series, limit)
 
 
 def decisions(series: SeriesId, limit: int) -> Answer:
@@ -169,24 +170,11 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and why there are none."""
-    with _reading:
-        try:
-            store = open_store(tracking_uri(), create=False)
-            return [_flow_run(one) for one in newest_flow_runs(store, limit)], None
-        except CpbError as error:
-            return [], str(error)
-
-
-def _flow_run(run: FlowRunInfo) -> FlowRun:
-    lists = {name: _names(getattr(run, name)) for name in ("coins", "timeframes", "architectures")}
-    return FlowRun(**vars(run) | lists)
-
-
-def _names(text: str | None) -> list[str]:
-    """Return the names in a param: MLflow keeps texts, of a list its JSON."""
-    if not text:
-        return []
-    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
+    try:
+        with _store() as store:
+            return [FlowRun(**dict(one)) for one in newest_flow_runs(store, limit)], None
+    except CpbError as error:
+        return [], str(error)
 
 
 def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:

@@ -76,6 +76,8 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             f"  {name:<16}{s['members']:>8}{s['batch']:>7}{s['step_ms']:>9.2f}{s['windows_per_s']:>12.0f}"
             f"{s['gpu_mem_peak_mb']:>9.0f}  {s['placement']}"
         )
+    if built := sum(s["kernels"] for s in steps.values()):
+        yield f"  {built} Triton kernels compiled, or found, in {sum(s['compile_s'] for s in steps.values()):.1f} s"
 
 
 def _gb(megabytes: float) -> str:

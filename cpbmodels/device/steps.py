@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from cpbmodels.fleet.job import Job
 from cpbmodels.fleet.loop import step_rates
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
+from cpbmodels.kernels.support import compile_ahead, off_reason
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class FleetStep:
 
 
 def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
-    """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement and kernels."""
+    """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement and kernels.
+
+    `kernels`: variants of `cpbmodels.kernels` that were compiled or found on disk, in `compile_s` seconds.
+    """
     learnt = [name for name, found in usable().items() if not found.spec.closed_form]
     return {name: time_one(name, device) for name in learnt}
 
@@ -64,6 +69,9 @@ def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
 
 def _time(architecture: str, device: torch.device, members: int) -> dict[str, Any]:
     options = seed_size(architecture)
+    begun = perf_counter()
+    compiled = compile_kernels(architecture, options, device)
+    compile_s = perf_counter() - begun
     step = fleet_step(architecture, options, members, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -78,6 +86,8 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
         "windows_per_s": members * options.batch_size / spent,
         "gpu_mem_peak_mb": gpu,
         "placement": placement_of(step.eager, device),
+        "kernels": compiled,
+        "compile_s": compile_s if compiled else 0.0,
         "top_kernels": list(kernels(step.eager, device))[:3] if device.type == "cuda" else [],
     }
 
@@ -128,6 +138,24 @@ def fleet_step(
     runner = StepRunner(fleet, bank, Graphs(device) if device.type == "cuda" and options.cuda_graph else None)
     runner.load(origins, weight, rate_tensor(step_rates(options, 0, 1), device))
     return FleetStep(fleet, bank, origins, weight, runner)
+
+
+def compile_kernels(architecture: str, options: Preset, device: torch.device) -> int:
+    """Compile the kernels of a fleet's step and validation ahead; how many, 0 where the fleet keeps torch's path.
+
+    Of two members: no variant depends on how many there are.
+    """
+    compute = compute_dtype(options, architecture, device, torch.float32)
+    if off_reason(architecture, options, device, compute):
+        return 0
+    step = fleet_step(architecture, options, 2, device)
+
+    def run() -> None:
+        for maskable in (0, 1):
+            step.fleet.step(step.bank, step.origins, step.weight, step.runner.rates[0], maskable)
+        step.fleet.evaluate(step.bank, step.origins, step.weight, options.batch_size)
+
+    return compile_ahead(run)
 
 
 def walk(rows: int, seed: int, options: Preset) -> Series:

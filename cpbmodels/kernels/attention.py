@@ -1,7 +1,8 @@
 """Attention over short sequences: one program for a member's window and head, everything between loads and stores kept
 on the chip.
 
-Shapes: K members, B windows, S queries and T keys (both <= `MAX_STEPS`), heads of width W <= `MAX_STEPS`, d = heads x W.
+Shapes: K members, B windows, S queries and T keys, heads of width W, d = heads x W. S, T and W are at most 64: so many
+float32 scores are 32 registers of a thread.
 Queries, keys and values come without their biases, which are added here and rounded to the products' dtype. Products
 add up in float32; scores and shares are float32, shares rounded before the product with the values, as torch does it.
 """
@@ -16,9 +17,6 @@ import triton.language as tl
 from torch import Tensor
 
 from cpbmodels.kernels.support import launch
-
-MAX_STEPS = 64
-"""Queries, keys and columns of a head that one program holds: 64 x 64 float32 scores are 128 registers of 4 warps."""
 
 
 @triton.jit
@@ -50,7 +48,7 @@ def _attention(
     HEADS: tl.constexpr, S: tl.constexpr, T: tl.constexpr, W: tl.constexpr,
     BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
-    """q [K x B x S, ..] with rows s_q apart, k and v [K x B x T, ..] s_k apart, biases by member; out [K x B x S, d]."""
+    """q [K x B x S, ..], rows s_q apart; k, v [K x B x T, ..], s_k apart; biases by member; out [K x B x S, d]."""
     pid = tl.program_id(0).to(tl.int64)
     window, column = pid // HEADS, (pid % HEADS) * W
     m = window // B

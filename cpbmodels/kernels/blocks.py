@@ -1,9 +1,9 @@
 """What lies between a transformer's products: bias, residual, LayerNorm, GELU, and its first and last, narrow maps.
 
-No product adds a bias of its own: broadcast into `baddbmm` it costs 1.7 to 4 times the product on an H100, so the kernel
-that reads the product adds it. Shapes: K members, N rows (windows x steps), d columns; bias [K, 1, d]. Everything is
-contiguous but biases and weights, whose members may lie apart. Values are loaded from, and stored in, the dtype of the
-products; all arithmetic and all partial sums are float32. d is at most 256 where a program holds whole rows.
+No product adds a bias of its own: broadcast into `baddbmm` it costs 1.7 to 4 times the product on an H100, so the
+kernel that reads the product adds it. Shapes: K members, N rows (windows x steps), d columns, at most 256 where a
+program holds whole rows; bias [K, 1, d]. Everything is contiguous but biases and weights, whose members may lie apart.
+Values are loaded from, and stored in, the dtype of the products; all arithmetic and all partial sums are float32.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _add_norm(
     x, y, bias, total, normed, N, s_bias,
     ADDS: tl.constexpr, EPS: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    """x, y, total, normed [K, N, D], bias [K, D] s_bias apart. total = x + y + bias, rounded; normed = its LayerNorm."""
+    """x, y, total, normed [K, N, D], bias [K, D] s_bias apart. total = x + y + bias; normed = its LayerNorm."""
     at, mask, cols = _tile(N, R, D, BD)
     v = tl.load(x + at, mask, other=0.0).to(tl.float32)
     if ADDS:
@@ -104,7 +104,9 @@ class _AddNorm(torch.autograd.Function):
         return total if ctx.adds else x.view_as(x), normed
 
     @staticmethod
-    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, d_total: Tensor | None, d_normed: Tensor
+    ) -> tuple[Tensor | None, ...]:
         (total,) = ctx.saved_tensors
         K, N, D = total.shape
         d_x, d_normed = torch.empty_like(total), d_normed.contiguous()
@@ -272,7 +274,8 @@ class _Embed(torch.autograd.Function):
         chunks = triton.cdiv(N // T, WINDOWS)
         part_place, part_weight = _partial(x, K, chunks, T, D), _partial(x, K, chunks, F, D)
         launch(
-            _embed_backward, (K, chunks, triton.cdiv(D, COLUMNS)), x, d_out.contiguous(), part_place, part_weight, N // T,
+            _embed_backward, (K, chunks, triton.cdiv(D, COLUMNS)), x, d_out.contiguous(), part_place, part_weight,
+            N // T,
             WINDOWS=WINDOWS, T=T, BT=max(triton.next_power_of_2(T), 16), F=F, D=D, BD=COLUMNS,
             num_warps=4,
         )  # fmt: skip

@@ -42,7 +42,7 @@ def _adam(
 ):  # fmt: skip
     """weights, copy, grad, first, second [K, P]; steps, clips, decays, held [K]; rates [K], or one (s_rate 0).
 
-    With t = steps: weight -= rate / (1 - B1^t) first / (sqrt(second / (1 - B2^t)) + EPS). held 1: the row keeps all bits.
+    With t = steps: weight -= rate / (1 - B1^t) first / (sqrt(second / (1 - B2^t)) + EPS). held 1: row keeps all bits.
     """
     k, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
     moves = True

@@ -1,5 +1,6 @@
 """`cpb ingest`, `verify`, `prune` and `doctor`: what is stored, whether it is good, what goes; what the machine is."""
 
+import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from flows.progress import shown_progress
 from schemas.errors import COMPLETE, FATAL, UsageError
 from schemas.identity import MARKETS, SPOT
 from schemas.run import IngestSpec
+from schemas.scope import home
 from schemas.wording import count
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
@@ -198,6 +200,7 @@ def doctor(
 
     Example: cpb doctor --json
     """
+    os.environ.setdefault("TRITON_CACHE_DIR", str(home().absolute() / "triton"))  # where trainers look
     from cpbmodels.device.doctor import examine
 
     diagnosis = examine(steps=not quick)

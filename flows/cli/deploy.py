@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     help="Run the flows on a Prefect server and a schedule.\n\nExample: cpb deploy up && cpb deploy run train-all",
+    callback=quiet_libraries,
 )
 
 Port = Annotated[
@@ -41,7 +42,6 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     from flows.deploy import control
     from flows.deploy.project import password_file
 
-    quiet_libraries()
     say("starting what does not run of server, worker and deployments (10 to 30 s) …")
     found = control.up(port, workers)
     server, password = found.server, password_file(found.server.home).path
@@ -106,7 +106,6 @@ def status(
     """
     from flows.deploy.status import status as look
 
-    quiet_libraries()
     found = look()
     code = 1 if found.problems else 0
     if json:
@@ -129,7 +128,6 @@ def down(json: Json = False) -> None:
     """
     from flows.deploy import control
 
-    quiet_libraries()
     stopped = control.down()
     if json:
         emit({"stopped": stopped, "exit": 0})
@@ -144,7 +142,6 @@ def prepare(json: Json = False) -> None:
     """
     from flows.deploy import control
 
-    quiet_libraries()
     server = control.prepare()
     if json:
         emit({"port": server.port, "api": server.api, "exit": 0})
@@ -168,7 +165,6 @@ def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None
 
 
 def _as_json(found: "Status") -> dict[str, Any]:
-
     processes = {
         str(name): {"alive": one.alive, "pid": one.process.pid, "since": one.since} if one else None
         for name, one in found.services.items()

@@ -36,7 +36,7 @@ _PANELS = {
                      "baselines"),
     "Periods": ("folds", "refit", "expanding", "check_lookahead"),
     "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
-    "How it trains": ("device", "profile", "dtype", "engine", "train_timeout_s"),
+    "How it trains": ("device", "profile", "dtype", "kernels", "engine", "train_timeout_s"),
     "What becomes of it": ("repo", "force", "prune", "wandb", "out", "report", "fallback"),
 }  # fmt: skip
 """Panel of the help -> the fields of specifications that it shows; the others, and a command's own, are `Options`."""

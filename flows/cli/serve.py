@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 Host = Annotated[str, typer.Option("--host", help="address to listen on; the default is this machine only")]
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")]
+Names = Annotated[
+    str | None,
+    typer.Option(
+        "--allowed-hosts", metavar="HOST,HOST", help="other names by which the server may be called"
+    ),
+]
 
 
 def serve(
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    allowed_hosts: Annotated[
-        str | None,
-        typer.Option(
-            "--allowed-hosts", metavar="HOST,HOST", help="other names by which the page may be called"
-        ),
-    ] = None,
+    allowed_hosts: Names = None,
     json: Json = False,
 ) -> None:
     """Serve the forecasts: a page for people at /, JSON under /api, its description at /docs.
@@ -54,15 +55,11 @@ def _names(text: str) -> list[str]:
 def tracking_server(
     host: Host = "127.0.0.1",
     port: Port = 5000,
-    allowed_hosts: Annotated[
-        str | None,
-        typer.Option("--allowed-hosts", metavar="HOST,HOST", help="names by which it may be called"),
-    ] = None,
+    allowed_hosts: Names = None,
     artifacts: Annotated[
         str | None,
         typer.Option("--artifacts", metavar="URI", help="where it keeps artifacts; default: ./mlartifacts"),
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="processes that answer")] = 2,
     json: Json = False,
 ) -> None:
     """Serve MLflow to several machines, over the database in MLFLOW_BACKEND_STORE_URI and behind a password.
@@ -85,7 +82,7 @@ def tracking_server(
         for line in lines:
             say(f"  {line}")
 
-    serve_tracking(host, port, workers, _names(allowed_hosts or ""), artifacts, ready)
+    serve_tracking(host, port, _names(allowed_hosts or ""), artifacts, ready)
 
 
 def ui(

@@ -3,17 +3,19 @@
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from flows.deploy import services
 from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
-from flows.deploy.prepare import POOL, deploying, drop_missed_runs, forget_dead_workers, make_pool_and_limit
+from flows.deploy.prepare import POOL, deploy, drop_missed_runs, forget_dead_workers, make_pool_and_limit
 from flows.deploy.project import password_file, prefect_home, project_folder, state_folder
-from flows.deploy.services import Name, Service, client_of, until
+from flows.deploy.services import Name, Service, client_of, find_alive, until
 from flows.ops.serving import check_port
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
@@ -22,6 +24,7 @@ from tasks.storage.processes import ProcessId
 PORT, WORKERS = 4200, 2
 _START_S = 120.0
 _FREE_S = 5.0
+_Processes = dict[Name, subprocess.Popen[bytes]]
 
 
 @dataclass
@@ -48,20 +51,22 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
     """
     project_folder()
     seconds: dict[str, float] = {}
+    begun: _Processes = {}
     with locked(state_folder() / "lock"):
-        started: list[Name] = []
         try:
             with _timed(seconds, "server"):
-                server = _server(port, started)
-            with client_of(server) as client, _timed(seconds, "pool, limit, old runs"):
-                ended, dropped = _set_up(client, server)
-            with _timed(seconds, "deployments and worker"), deploying(server, _START_S):
-                worker = _worker(server, workers, started)
+                server = _server(port, begun)
+            with client_of(server) as client:
+                with _timed(seconds, "pool, limit, old runs"):
+                    ended, dropped = _set_up(client, server)
+                with _timed(seconds, "deployments and worker"):
+                    worker = _worker(client, server, workers, begun)
         except BaseException:
-            for name in reversed(started):
-                services.stop(_found(name).process)
+            for process in reversed(begun.values()):
+                with suppress(ProcessLookupError):  # it has ended by itself
+                    services.stop(ProcessId.of(process.pid))
             raise
-    return Started(server, worker, started, dropped, ended, seconds)
+    return Started(server, worker, list(begun), dropped, ended, seconds)
 
 
 def prepare() -> Service:
@@ -71,42 +76,36 @@ def prepare() -> Service:
         CpbError: no server of this project has started in time, or `prefect deploy` fails.
     """
     project_folder()
-    if not until(lambda: bool((found := _lives("server")) and _is_ready(found)), _START_S):
+    server = until(_ready_server, _START_S)
+    if not server:
         raise CpbError(
             f"no server of this project runs; start it first (records of processes: {state_folder()})",
             code="server-not-started",
         )
-    server = _found("server")
     with client_of(server) as client:
         _set_up(client, server)
-    with deploying(server, _START_S):
-        return server
+    deploy(server)
+    return server
 
 
 def down(grace_s: float = 30) -> list[Name]:
     """Stop worker, flow runs and server, and return the names of the processes that ran."""
-    with locked(state_folder() / "lock"):
+    with locked(state_folder() / "lock"), ExitStack() as asking:
         server, worker = services.find("server"), services.find("worker")
-        stopped: list[Name] = []
-        if server and server.alive and _accepts_us(server):
-            with client_of(server) as client:
-                interrupted = runs_of_worker(client, worker.process if worker else None)
-                if worker and services.stop(worker.process, grace_s):
-                    stopped.append("worker")
-                    known = {run.id for run in interrupted}  # it may have begun another one meanwhile
-                    interrupted += [
-                        run for run in runs_of_worker(client, worker.process) if run.id not in known
-                    ]
-                for run in interrupted:
-                    if process := process_of(run):  # of a worker that was killed: it went on alone
-                        services.stop(process, grace_s)
-                for run in interrupted:
-                    state = client.read_flow_run(run.id).state
-                    if not (state and (state.is_completed() or state.is_failed() or state.is_cancelled())):
-                        end_run(client, run, "stopped by `cpb deploy down`", cancel=True)
-                clean_up(client, server.home)
-        elif worker and services.stop(worker.process, grace_s):
-            stopped.append("worker")
+        answers = server if server and server.alive and _accepts_us(server) else None
+        client = asking.enter_context(client_of(answers)) if answers else None
+        interrupted = _interrupted(client, worker)
+        stopped: list[Name] = ["worker"] if worker and services.stop(worker.process, grace_s) else []
+        interrupted |= _interrupted(client, worker)  # it may have begun another run meanwhile
+        for run in interrupted.values():
+            if process := process_of(run):  # of a worker that was killed: it went on alone
+                services.stop(process, grace_s)
+        if client and answers:
+            for run in interrupted.values():
+                state = client.read_flow_run(run.id).state
+                if not (state and (state.is_completed() or state.is_failed() or state.is_cancelled())):
+                    end_run(client, run, "stopped by `cpb deploy down`", cancel=True)
+            clean_up(client, answers.home)
         if server and services.stop(server.process, grace_s):
             stopped.append("server")
         for name in services.NAMES:
@@ -114,7 +113,12 @@ def down(grace_s: float = 30) -> list[Name]:
     return stopped
 
 
-def _server(port: int | None, started: list[Name]) -> Service:
+def _interrupted(client: SyncPrefectClient | None, worker: Service | None) -> dict[UUID, FlowRun]:
+    found = runs_of_worker(client, worker.process if worker else None) if client else []
+    return {run.id: run for run in found}
+
+
+def _server(port: int | None, begun: _Processes) -> Service:
     """Return the running server; started where none runs, restarted where it does not answer."""
     old = services.find("server")
     if old and old.alive:
@@ -137,50 +141,40 @@ def _server(port: int | None, started: list[Name]) -> Service:
     waiting(check_port, "127.0.0.1", port)
     home = prefect_home()
     password_file(home).make()
-    _await_start("server", services.start("server", port, home), _is_ready, started)
-    return _found("server")
+    begun["server"] = services.start("server", port, home)
+    return _ready("server", begun["server"], _is_ready)
 
 
-def _worker(server: Service, workers: int | None, started: list[Name]) -> Service:
+def _worker(client: SyncPrefectClient, server: Service, workers: int | None, begun: _Processes) -> Service:
+    """Make the deployments, and return the running worker; started where none asks this server."""
     old = services.find("worker")
-    if old and old.alive:
-        if old.port == server.port:
-            return old
+    if old and old.alive and old.port != server.port:
         services.stop(old.process)
+    elif old and old.alive:
+        deploy(server)
+        return old
     workers = workers or (old.workers if old else 0) or WORKERS
-    process = services.start("worker", server.port, server.home, "--workers", str(workers))
-    with client_of(server) as client:
+    begun["worker"] = services.start("worker", server.port, server.home, "--workers", str(workers))
+    deploy(server)  # while the worker imports Prefect
 
-        def polls(worker: Service) -> bool:
-            return str(worker.process) in {listed.name for listed in client.read_workers_for_work_pool(POOL)}
+    def polls(worker: Service) -> bool:
+        return str(worker.process) in {listed.name for listed in client.read_workers_for_work_pool(POOL)}
 
-        _await_start("worker", process, polls, started)
-    return _found("worker")
+    return _ready("worker", begun["worker"], polls)
 
 
-def _await_start(
-    name: Name, process: subprocess.Popen[bytes], ready: Callable[[Service], bool], started: list[Name]
-) -> None:
-    """Wait until a process has recorded itself and is ready, and add its name to `started`."""
+def _ready(name: Name, process: subprocess.Popen[bytes], answers: Callable[[Service], bool]) -> Service:
+    """Wait until a process has recorded itself and answers; return its record."""
 
-    def is_ready() -> bool:
+    def ready() -> Service | None:
         if process.poll() is not None:
             raise services.failed_to_start(name, process)
         found = services.find(name)
-        return bool(found and found.process.pid == process.pid and ready(found))
+        return found if found and found.process.pid == process.pid and answers(found) else None
 
-    late: CpbError | None = None
-    try:
-        if until(is_ready, _START_S):
-            started.append(name)
-        else:
-            late = services.failed_to_start(name, process)
-    finally:
-        if name not in started:
-            with suppress(ProcessLookupError):
-                services.stop(ProcessId.of(process.pid))
-    if late:
-        raise late
+    if found := until(ready, _START_S):
+        return found
+    raise services.failed_to_start(name, process)
 
 
 def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun], int]:
@@ -188,7 +182,12 @@ def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun],
     make_pool_and_limit(client)
     forget_dead_workers(client)
     ended = end_dead_runs(client, server.home, server.since)
-    return ended, 0 if _lives("worker") else drop_missed_runs(client)
+    return ended, 0 if find_alive("worker") else drop_missed_runs(client)
+
+
+def _ready_server() -> Service | None:
+    found = find_alive("server")
+    return found if found and _is_ready(found) else None
 
 
 def _is_ready(server: Service) -> bool:
@@ -209,17 +208,6 @@ def _accepts_us(server: Service) -> bool:
         return _is_ready(server)
     except CpbError:
         return False
-
-
-def _found(name: Name) -> Service:
-    found = services.find(name)
-    assert found, f"the {name} is ready, so it has recorded itself"
-    return found
-
-
-def _lives(name: Name) -> Service | None:
-    found = services.find(name)
-    return found if found and found.alive else None
 
 
 @contextmanager

@@ -7,10 +7,11 @@ Runs that are not cpb's are left alone: a Prefect database may serve several pro
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from prefect import Flow
@@ -23,14 +24,8 @@ from prefect.states import Cancelled, Crashed, State
 
 from flows.deploy.prepare import POOL, worker_process
 from flows.deploy.project import prefect_home
-from flows.deploy.services import PAGE
+from flows.deploy.services import PAGE, flow_runs
 from tasks.storage.processes import ProcessId
-
-if TYPE_CHECKING:
-    from prefect.server.concurrency.lease_storage import ConcurrencyLimitLeaseMetadata
-    from prefect.server.utilities.leasing import ResourceLease
-
-    Lease = ResourceLease[ConcurrencyLimitLeaseMetadata]
 
 LABEL = "cpb.process"
 _WORKER_LABEL = "prefect.worker.name"
@@ -50,7 +45,6 @@ class EndedRun:
 
 def claim_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Label a flow run with the calling process, and end runs that others left; a flow's `on_running` hook."""
-
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(flow_run.id, {LABEL: str(ProcessId.current())})
         end_dead_runs(client, prefect_home())
@@ -74,23 +68,17 @@ def end_dead_runs(
 
 def open_runs(client: SyncPrefectClient) -> list[FlowRun]:
     """Return all flow runs that were started and have not ended."""
-
     some = FlowRunFilter.model_validate({"state": {"type": {"any_": _OPEN}}})
-    found: list[FlowRun] = []
-    while page := client.read_flow_runs(flow_run_filter=some, limit=PAGE, offset=len(found)):
-        found += page
-        if len(page) < PAGE:
-            break
-    return found
+    return flow_runs(client, flow_run_filter=some)
 
 
 def process_of(run: FlowRun) -> ProcessId | None:
     """Return the process that a run belongs to: its own, or the worker's that is about to start it."""
-    labels = run.labels or {}
-    for text in (labels.get(LABEL), labels.get(_WORKER_LABEL)):
-        if text and (process := worker_process(str(text))):
-            return process
-    return None
+    return _labelled(run, LABEL) or _labelled(run, _WORKER_LABEL)
+
+
+def _labelled(run: FlowRun, label: str) -> ProcessId | None:
+    return worker_process(str((run.labels or {}).get(label, "")))
 
 
 def runs_of_worker(client: SyncPrefectClient, worker: ProcessId | None) -> list[FlowRun]:
@@ -98,17 +86,12 @@ def runs_of_worker(client: SyncPrefectClient, worker: ProcessId | None) -> list[
 
     Runs of another living worker are left out: several project folders may share one Prefect database.
     """
-    found = []
-    for run in open_runs(client):
-        starter = worker_process(str((run.labels or {}).get(_WORKER_LABEL, "")))
-        if starter and (starter == worker or starter.is_alive() is False):
-            found.append(run)
-    return found
+    started = [(run, _labelled(run, _WORKER_LABEL)) for run in open_runs(client)]
+    return [run for run, by in started if by and (by == worker or by.is_alive() is False)]
 
 
 def end_run(client: SyncPrefectClient, run: FlowRun, why: str, cancel: bool = False) -> EndedRun:
     """Mark a run as Crashed or Cancelled."""
-
     cancel = cancel or bool(run.state and run.state.is_cancelling())
     process = process_of(run)
     where = f" (process {process.pid} on {process.host})" if process else ""
@@ -119,19 +102,13 @@ def end_run(client: SyncPrefectClient, run: FlowRun, why: str, cancel: bool = Fa
 
 def clean_up(client: SyncPrefectClient, home: Path) -> None:
     """End the task runs, and free the slots, of flow runs that were killed: neither ends by itself."""
-    end_task_runs(client)
-    free_slots(client, home)
-
-
-def end_task_runs(client: SyncPrefectClient) -> None:
-    """Mark task runs that are open, although their flow run has crashed or was cancelled."""
-
     killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
     still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
     for task in client.read_task_runs(flow_run_filter=killed, task_run_filter=still_open, limit=PAGE):
         if task.flow_run_id and _is_ours(client.read_flow_run(task.flow_run_id)):
             crashed: State = Crashed(message="Ended by cpb: its flow run has ended.")
             client.set_task_run_state(task.id, crashed, force=True)
+    _free_slots(client, home)
 
 
 def _is_ours(run: FlowRun) -> bool:
@@ -153,7 +130,6 @@ def _is_dead(client: SyncPrefectClient, run: FlowRun, server_since: datetime | N
 
 def _beats(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
     """Whether a run has sent a heartbeat."""
-
     wanted = EventFilter.model_validate(
         {
             "event": {"name": ["prefect.flow-run.heartbeat"]},
@@ -164,40 +140,28 @@ def _beats(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
     return bool(client.read_events(wanted, limit=1).events)
 
 
-def free_slots(client: SyncPrefectClient, home: Path) -> int:
-    """Free the slots of concurrency limits whose holder, a flow run, has ended; return how many.
+def _free_slots(client: SyncPrefectClient, home: Path) -> None:
+    """Free the slots of concurrency limits whose holder, a flow run, has ended.
 
     A killed process does not give its slot back, and neither does the worker that sees it die: it would stay taken
     until its lease runs out. Leases are read from the server's lease storage on disk, as its API names a lease to
     its holder alone.
     """
-    ended = [lease for lease in _leases(home) if _has_ended(client, lease)]
-    for lease in ended:
-        client.release_concurrency_slots_with_lease(lease.id)
-    return len(ended)
+    for lease, holder in _held_by_runs(home / "concurrency_leases"):
+        with suppress(ObjectNotFound):  # a run of another server
+            run = client.read_flow_run(holder)
+            if run.state and run.state.is_final() and _is_ours(run):
+                client.release_concurrency_slots_with_lease(lease)
 
 
-def _leases(home: Path) -> list["Lease"]:
-    folder = home / "concurrency_leases"
+def _held_by_runs(folder: Path) -> list[tuple[UUID, UUID]]:
+    """Return the id of each lease that a flow run holds, and the run's."""
     if not folder.is_dir():
         return []
     from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage
 
-    async def read() -> list["Lease"]:
-        storage = ConcurrencyLeaseStorage(folder)
-        found = [await storage.read_lease(UUID(file.stem)) for file in folder.glob(f"{'?' * 8}-*.json")]
-        return [lease for lease in found if lease]
-
-    return asyncio.run(read())
-
-
-def _has_ended(client: SyncPrefectClient, lease: "Lease") -> bool:
-
-    holder = lease.metadata.holder if lease.metadata else None
-    if holder is None or holder.type != "flow_run":
-        return False
-    try:
-        run = client.read_flow_run(holder.id)
-    except ObjectNotFound:  # of another server
-        return False
-    return bool(run.state and run.state.is_final()) and _is_ours(run)
+    storage = ConcurrencyLeaseStorage(folder)
+    files = folder.glob(f"{'?' * 8}-*.json")
+    read = (asyncio.run(storage.read_lease(UUID(file.stem))) for file in files)
+    held = ((lease.id, lease.metadata.holder) for lease in read if lease and lease.metadata)
+    return [(lease, holder.id) for lease, holder in held if holder and holder.type == "flow_run"]

@@ -3,14 +3,12 @@
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from flows.deploy.project import environment, password_file, project_folder
-from flows.deploy.services import PAGE, Service, log_file
+from flows.deploy.services import Service, flow_runs, log_file
 from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
 
@@ -21,6 +19,7 @@ log = logging.getLogger("cpb")
 
 POOL = "local-gpu"
 GPU_LIMIT = "gpu"
+_DEPLOY_S = 120.0
 
 
 def make_pool_and_limit(client: "SyncPrefectClient") -> None:
@@ -55,37 +54,27 @@ def worker_process(name: str) -> ProcessId | None:
         return None
 
 
-@contextmanager
-def deploying(server: Service, timeout_s: float) -> Iterator[None]:
-    """Run `prefect deploy --all` beside the block, which may take as long, and wait for its end.
+def deploy(server: Service) -> None:
+    """Run `prefect deploy --all` to its end. Its exit code counts, not what it prints.
 
-    Prefect has no public function that reads prefect.yaml. The command's exit code counts, not what it prints.
+    Prefect has no public function that reads prefect.yaml.
 
     Raises:
-        CpbError: it fails, or does not end within `timeout_s` after the block.
+        CpbError: it fails, or does not end within `_DEPLOY_S`.
     """
     secret = {"PREFECT_API_AUTH_STRING": password_file(server.home).read()}
-    with log_file("deploy").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
-            cwd=project_folder(), env=environment(server.api, server.home) | secret,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        )  # fmt: skip
+    log = log_file("deploy")
     try:
-        yield
-        process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        raise _not_deployed(f"did not end within {timeout_s:.0f} s") from None
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    if process.returncode:
-        raise _not_deployed(f"ended with code {process.returncode}")
-
-
-def _not_deployed(how: str) -> CpbError:
-    return CpbError(f"`prefect deploy --all` {how}; see {log_file('deploy')}", code="deploy-failed")
+        with log.open("wb") as output:
+            subprocess.run(
+                [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+                cwd=project_folder(), env=environment(server.port, server.home) | secret, timeout=_DEPLOY_S, check=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+    except subprocess.SubprocessError as error:
+        code = getattr(error, "returncode", None)
+        how = f"did not end within {_DEPLOY_S:.0f} s" if code is None else f"ended with code {code}"
+        raise CpbError(f"`prefect deploy --all` {how}; see {log}", code="deploy-failed") from None
 
 
 def drop_missed_runs(client: "SyncPrefectClient") -> int:
@@ -96,15 +85,11 @@ def drop_missed_runs(client: "SyncPrefectClient") -> int:
         {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": {"before_": datetime.now(UTC)}}
     )
     pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
-    dropped = kept = 0
-    while True:  # in the server's order, by id: runs that were asked for stay, and fill the first places
-        runs = client.read_flow_runs(flow_run_filter=due, work_pool_filter=pool, limit=PAGE, offset=kept)
-        missed = [run for run in runs if run.auto_scheduled]
-        for run in missed:
-            client.delete_flow_run(run.id)
-        dropped, kept = dropped + len(missed), kept + len(runs) - len(missed)
-        if len(runs) < PAGE:
-            break
-    if dropped:
-        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", dropped)
-    return dropped
+    missed = [
+        run for run in flow_runs(client, flow_run_filter=due, work_pool_filter=pool) if run.auto_scheduled
+    ]
+    for run in missed:
+        client.delete_flow_run(run.id)
+    if missed:
+        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", len(missed))
+    return len(missed)

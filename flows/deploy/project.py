@@ -13,6 +13,11 @@ QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 _SQLITE = "sqlite:///"
 
 
+def api_of(port: int) -> str:
+    """Return the address of the API on a port of this machine."""
+    return f"http://127.0.0.1:{port}/api"
+
+
 def project_folder() -> Path:
     """Return the project's folder.
 
@@ -53,13 +58,18 @@ def data_home() -> Path:
     return Path(os.environ.get("CPB_HOME") or ROOT / "data").absolute()
 
 
-def environment(api: str, home: Path) -> dict[str, str]:
+def settings(port: int, home: Path) -> dict[str, str]:
+    """Return the settings of Prefect that each process of a deployment has; the password is no part of them."""
+    return QUIET | {"PREFECT_HOME": str(home), "PREFECT_API_URL": api_of(port)}
+
+
+def environment(port: int, home: Path) -> dict[str, str]:
     """Return the environment of server, worker and `prefect deploy`, which all run in the project's folder.
 
     Paths that the user gave relative to another folder become absolute. The password is no part of it: each
     process reads it from its file.
     """
-    env = os.environ | QUIET | {"PREFECT_API_URL": api, "PREFECT_HOME": str(home), "PWD": str(ROOT)}
+    env = os.environ | settings(port, home) | {"PWD": str(ROOT)}
     for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):
         if env.get(name):
             env[name] = str(Path(env[name]).absolute())

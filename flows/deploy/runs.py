@@ -7,15 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
+from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
-from tenacity import Retrying, retry_if_result, wait_fixed
 
-from flows.deploy import services
 from flows.deploy.liveness import end_dead_runs
 from flows.deploy.project import prefect_home
-from flows.deploy.services import client_of
+from flows.deploy.services import client_of, find_alive
 from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
 from schemas.presets import with_preset_file
@@ -29,9 +27,7 @@ NAMES = {
 }
 """Short names of the deployments; Prefect itself only takes FLOW/DEPLOYMENT."""
 
-_until_final = Retrying(
-    retry=retry_if_result(lambda run: not (run.state and run.state.is_final())), wait=wait_fixed(2.0)
-)
+_POLL_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -67,10 +63,8 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
     if spec := SPECS.get(full.partition("/")[0]):
         spec(**values)  # the same refusal as on the command line, before a run exists
         values = with_preset_file(values)  # the worker need not have the file
-    with _client() as client:
-        flow_run = _create(client, full, values)
-        if watch:
-            flow_run = _until_final(client.read_flow_run, flow_run.id)
+    with _server():
+        flow_run = _requested(full, values, watch)
     state = flow_run.state
     failed = watch and not (state and state.is_completed())
     code = FATAL if failed else PARTIAL if state and state.name == "Partial" else COMPLETE
@@ -97,28 +91,24 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def _client() -> Iterator[SyncPrefectClient]:
-    """Yield a client of this project's server while it runs, else of the server that Prefect's settings name."""
-    server = services.find("server")
-    if server and server.alive:
-        with client_of(server) as client:
-            end_dead_runs(client, server.home, server.since)
-            yield client
-    elif server_in_use():
-        with client_of_settings() as client:
-            end_dead_runs(client, prefect_home())
-            yield client
-    else:
+def _server() -> Iterator[None]:
+    """Ask this project's server in the block while it runs, else the server that Prefect's settings name."""
+    own = find_alive("server")
+    if not (own or server_in_use()):
         raise CpbError(
             "no server runs; start it with `cpb deploy up`, or set PREFECT_API_URL to yours", code="not-up"
         )
+    with client_of(own) if own else client_of_settings() as client:
+        end_dead_runs(client, own.home if own else prefect_home(), own.since if own else None)
+        yield
 
 
-def _create(client: SyncPrefectClient, name: str, parameters: dict[str, Any]) -> FlowRun:
-
+def _requested(name: str, parameters: dict[str, Any], watch: bool) -> FlowRun:
+    """Return the run of a deployment, at its end where `watch` is set."""
     try:
-        deployment = client.read_deployment_by_name(name)
-        return client.create_flow_run_from_deployment(deployment.id, parameters=parameters)
+        run = run_deployment(
+            name, parameters=parameters, timeout=None if watch else 0, poll_interval=_POLL_S, as_subflow=False
+        )
     except ObjectNotFound as error:
         raise CpbError(
             f"the server knows no deployment {name!r}; `cpb deploy status` lists those it knows",
@@ -130,3 +120,5 @@ def _create(client: SyncPrefectClient, name: str, parameters: dict[str, Any]) ->
         reason = error.response.json()
         said = reason.get("detail") or reason.get("exception_detail") or reason
         raise UsageError(f"{name} refuses the parameters: {said}", code="parameter", field="param") from error
+    assert isinstance(run, FlowRun)  # a coroutine only where an event loop runs
+    return run

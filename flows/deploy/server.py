@@ -6,10 +6,9 @@ rather than by `prefect server start` is what puts the guard in front of it.
 
 import os
 from functools import partial
-from pathlib import Path
 
-from flows.deploy.project import QUIET, password_file, prefect_home
-from flows.deploy.services import announce, api_of, entry_options
+from flows.deploy.project import password_file, prefect_home, settings
+from flows.deploy.services import announce, entry_options
 from flows.ops.listeners import PREFECT
 from flows.ops.serving import serve
 
@@ -17,10 +16,9 @@ from flows.ops.serving import serve
 def main() -> None:
     """Serve until a signal."""
     options = entry_options("server", __doc__)
-    home = prefect_home()
     # Prefect reads its settings when it is imported. Set here, the password is not even in /proc/PID/environ.
-    os.environ |= settings(options.port, home)
-    announce("server", options.port, home)
+    os.environ |= settings(options.port, prefect_home()) | server_settings(options.port)
+    announce("server", options.port)
 
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
@@ -38,12 +36,10 @@ def origins(port: int) -> list[str]:
     return [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
 
 
-def settings(port: int, home: Path) -> dict[str, str]:
-    """Return Prefect's settings for the server process."""
-    auth = password_file(home).make()
-    return QUIET | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": api_of(port),
+def server_settings(port: int) -> dict[str, str]:
+    """Return the settings of Prefect that the server has besides."""
+    auth = password_file().make()
+    return {
         "PREFECT_API_AUTH_STRING": auth,
         "PREFECT_SERVER_API_AUTH_STRING": auth,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(origins(port)),

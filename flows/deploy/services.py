@@ -16,12 +16,20 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psutil
-from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from flows.deploy.project import ROOT, data_home, environment, password_file, state_folder
+from flows.deploy.project import (
+    ROOT,
+    api_of,
+    data_home,
+    environment,
+    password_file,
+    prefect_home,
+    state_folder,
+)
 from flows.prefect_server import client_of_settings
 from schemas.errors import CpbError
 from schemas.handover import Record
@@ -30,7 +38,9 @@ from tasks.storage.records import find_record, write_record
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.objects import FlowRun
 
+T = TypeVar("T")
 Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
 _POLL_S = 0.2
@@ -66,14 +76,15 @@ class Service(Record):
         return self.process.is_alive() is True
 
 
-def api_of(port: int) -> str:
-    """Return the address of the API on a port of this machine."""
-    return f"http://127.0.0.1:{port}/api"
-
-
 def find(name: Name) -> Service | None:
     """Return the record of a process that should run, alive or not."""
     return find_record(record_file(name), Service)
+
+
+def find_alive(name: Name) -> Service | None:
+    """Return the record of a process that runs."""
+    found = find(name)
+    return found if found and found.alive else None
 
 
 def log_file(name: str) -> Path:
@@ -81,11 +92,11 @@ def log_file(name: str) -> Path:
     return state_folder() / f"{name}.log"
 
 
-def announce(name: Name, port: int, home: Path, workers: int = 0) -> None:
+def announce(name: Name, port: int, workers: int = 0) -> None:
     """Record the calling process as the server or the worker."""
     found = Service(
-        name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=home, data_home=data_home(),
-        workers=workers,
+        name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=prefect_home(),
+        data_home=data_home(), workers=workers,
     )  # fmt: skip
     write_record(record_file(name), found)
 
@@ -113,7 +124,7 @@ def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port), "--log", str(log), *options],
-            cwd=ROOT, env=environment(api_of(port), home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            cwd=ROOT, env=environment(port, home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
             # A background job of a script inherits SIGINT as ignored, and Prefect's processes would then never stop.
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
@@ -148,15 +159,13 @@ def stop(process: ProcessId, grace_s: float = 30) -> bool:
     return True
 
 
-def until(condition: Callable[[], bool], timeout_s: float) -> bool:
-    """Wait until the condition holds; False where it does not in time."""
+def until(look: Callable[[], T], timeout_s: float) -> T | None:
+    """Return what `look` finds, as soon as that is true; None where it is not in time."""
     waiting = Retrying(
-        retry=retry_if_result(lambda met: not met), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S)
-    )
-    try:
-        return waiting(condition)
-    except RetryError:
-        return False
+        retry=retry_if_result(lambda found: not found), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S),
+        retry_error_callback=lambda _last: None,
+    )  # fmt: skip
+    return waiting(look)
 
 
 def _running(family: list[psutil.Process]) -> list[psutil.Process]:
@@ -191,6 +200,16 @@ def client_of(server: Service, timeout_s: float = 30) -> Iterator["SyncPrefectCl
     }
     with settings(chosen), client_of_settings(timeout_s) as client:
         yield client
+
+
+def flow_runs(client: "SyncPrefectClient", **filters: Any) -> list["FlowRun"]:
+    """Return all flow runs that the filters of Prefect's client choose, which the server returns in pages."""
+    found: list[FlowRun] = []
+    while page := client.read_flow_runs(limit=PAGE, offset=len(found), **filters):
+        found += page
+        if len(page) < PAGE:
+            break
+    return found
 
 
 def cap_log(path: Path) -> None:

@@ -11,6 +11,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
+from prefect.states import State
 
 from flows.deploy import services
 from flows.deploy.liveness import EndedRun, end_dead_runs
@@ -19,7 +20,7 @@ from flows.deploy.project import ROOT, data_home, prefect_home, state_folder
 from flows.deploy.services import PAGE, Name, Service, client_of
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
-from schemas.identity import stored_series
+from schemas.identity import SeriesId, stored_series
 from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting.watch import alarms
 from tasks.notices import findings
@@ -145,30 +146,24 @@ def _polls(client: SyncPrefectClient, worker: Service) -> bool:
 
 def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
     flows = {flow.id: flow.name for flow in client.read_flows(limit=PAGE)}
+
+    def runs(states: list[str], sort: FlowRunSort, limit: int) -> list[FlowRun]:
+        some = {"deployment_id": {"any_": [deployment.id]}, "state": {"type": {"any_": states}}}
+        return client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(some), sort=sort, limit=limit
+        )
+
     for deployment in client.read_deployments(limit=PAGE):
         if deployment.work_pool_name != POOL:
             continue
-        ended = _runs(client, deployment.id, _ENDED, "END_TIME_DESC", 1)
-        due = _runs(client, deployment.id, ["SCHEDULED"], "EXPECTED_START_TIME_ASC", 1)
-        active = len(_runs(client, deployment.id, _ACTIVE, "ID_DESC", PAGE))
+        last = [_last(run, run.state) for run in runs(_ENDED, FlowRunSort.END_TIME_DESC, 1) if run.state]
+        due = [run.expected_start_time for run in runs(["SCHEDULED"], FlowRunSort.EXPECTED_START_TIME_ASC, 1)]
+        active = len(runs(_ACTIVE, FlowRunSort.ID_DESC, PAGE))
         name = f"{flows.get(deployment.flow_id, '?')}/{deployment.name}"
-        yield Deployment(name, _last(ended), active, due[0].expected_start_time if due else None)
+        yield Deployment(name, next(iter(last), None), active, next(iter(due), None))
 
 
-def _runs(
-    client: SyncPrefectClient, deployment: object, states: list[str], sort: str, limit: int
-) -> list[FlowRun]:
-
-    some = FlowRunFilter.model_validate(
-        {"deployment_id": {"any_": [deployment]}, "state": {"type": {"any_": states}}}
-    )
-    return client.read_flow_runs(flow_run_filter=some, sort=FlowRunSort[sort], limit=limit)
-
-
-def _last(runs: list[FlowRun]) -> LastRun | None:
-    if not runs or not runs[0].state:
-        return None
-    run, state = runs[0], runs[0].state
+def _last(run: FlowRun, state: State) -> LastRun:
     ended = run.end_time or state.timestamp
     age = (datetime.now(UTC) - ended).total_seconds()
     return LastRun(str(run.id), run.name, str(state.name), str(state.message or ""), ended, round(age, 1))
@@ -187,7 +182,6 @@ def _bad_endings(deployments: list[Deployment]) -> Iterator[Event]:
 
 
 def _late_runs(client: SyncPrefectClient) -> Iterator[Event]:
-
     before = datetime.now(UTC) - LATE_AFTER
     late = FlowRunFilter.model_validate(
         {"state": {"name": {"any_": ["Late"]}}, "expected_start_time": {"before_": before}}
@@ -203,20 +197,15 @@ def _late_runs(client: SyncPrefectClient) -> Iterator[Event]:
 def newest(home: Path) -> tuple[list[Newest], list[str]]:
     """Return the newest data of each market and timeframe, and a sentence per file that cannot be read."""
     damaged: list[str] = []
-    candles: dict[tuple[str, str], datetime] = {}
-    forecasts: dict[tuple[str, str], datetime] = {}
-    for tree, column, found in (("klines", "open_time", candles), ("provisional", "open_time", candles),
-                                ("forecasts", "issued_at", forecasts)):  # fmt: skip
+    found: dict[tuple[str, str], dict[str, datetime]] = {}
+    for tree, what in (("klines", "candle"), ("provisional", "candle"), ("forecasts", "forecast")):
         for series in stored_series(home, tree):
-            time = _newest_of(series.folder(home, tree), column, damaged)
-            if time is None:
-                continue
-            if column == "open_time":
-                time += timedelta(seconds=INTERVAL_SECONDS.get(series.timeframe, 0))
-            key = series.market, series.timeframe
-            found[key] = max(time, found.get(key, time))
-    keys = sorted(candles.keys() | forecasts.keys())
-    return [Newest(*key, candles.get(key), forecasts.get(key)) for key in keys], damaged
+            if time := _newest_of(series, series.folder(home, tree), what, damaged):
+                times = found.setdefault((series.market, series.timeframe), {})
+                times[what] = max(time, times.get(what, time))
+    return [
+        Newest(*key, times.get("candle"), times.get("forecast")) for key, times in sorted(found.items())
+    ], damaged
 
 
 def disk(home: Path) -> Disk:
@@ -228,20 +217,23 @@ def disk(home: Path) -> Disk:
     )
 
 
-def _newest_of(folder: Path, column: str, damaged: list[str]) -> datetime | None:
-    """Return the largest value of a time column in a series' last file."""
+def _newest_of(series: SeriesId, folder: Path, what: str, damaged: list[str]) -> datetime | None:
+    """Return when the newest candle closed, or the newest forecast was issued, by a series' last file."""
     import polars as pl
 
     files = sorted(folder.glob("*.parquet"))
     if not files:
         return None
+    column, length_s = (
+        ("issued_at", 0) if what == "forecast" else ("open_time", INTERVAL_SECONDS.get(series.timeframe, 0))
+    )
     try:
         frame = pl.read_parquet(files[-1], columns=[column], glob=False, hive_partitioning=False)
     except (pl.exceptions.PolarsError, OSError) as error:
         damaged.append(f"{files[-1]} cannot be read ({str(error).splitlines()[0][:100]}); run `cpb verify`")
         return None
     time = frame[column].max()
-    return time if isinstance(time, datetime) else None
+    return time + timedelta(seconds=length_s) if isinstance(time, datetime) else None
 
 
 def _sizes(folder: Path) -> Iterator[int]:

@@ -4,21 +4,17 @@ import asyncio
 import os
 
 from flows.deploy.prepare import POOL
-from flows.deploy.project import QUIET, password_file, prefect_home
-from flows.deploy.services import announce, api_of, entry_options
+from flows.deploy.project import password_file, prefect_home, settings
+from flows.deploy.services import announce, entry_options
 from tasks.storage.processes import ProcessId
 
 
 def main() -> None:
     """Do the pool's flow runs until SIGINT or SIGTERM."""
     options = entry_options("worker", __doc__)
-    home = prefect_home()
-    os.environ |= QUIET | {
-        "PREFECT_HOME": str(home),
-        "PREFECT_API_URL": api_of(options.port),
-        "PREFECT_API_AUTH_STRING": password_file(home).read(),
-    }
-    announce("worker", options.port, home, options.workers)
+    secret = {"PREFECT_API_AUTH_STRING": password_file().read()}
+    os.environ |= settings(options.port, prefect_home()) | secret
+    announce("worker", options.port, options.workers)
 
     from prefect.utilities.processutils import setup_signal_handlers_worker
     from prefect.workers.process import ProcessWorker

@@ -1,25 +1,19 @@
 """`serve`: an application in this process, behind the guard, until a signal ends it.
 
-The foreground command is the server itself, so kill -9 ends both. Where more processes answer, they end with the one
-that started them. uvicorn's messages go to stderr, as warnings of a command do; a service's stderr is its log file.
+The foreground command is the server itself, so kill -9 ends both. uvicorn's messages go to stderr, as warnings of a
+command do; a service's stderr is its log file.
 """
 
 import contextlib
 import errno
-import logging
-import multiprocessing
-import os
 import signal
 import socket
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.supervisors import Multiprocess
 
 from flows.ops.guard import Guard, Hosts, SignIn
 from flows.ops.listeners import LISTENERS, Listener
@@ -28,7 +22,6 @@ from schemas.errors import CpbError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-_START_FAILED = 3  # uvicorn's exit code: the supervisor does not start such a worker again
 _GRACE_S = 10  # for requests in progress at the end
 _LOG = {
     "version": 1,
@@ -41,13 +34,12 @@ _LOG = {
 
 def serve(
     listener: Listener, make_app: "Callable[[], ASGIApp]", host: str, port: int, ready: Callable[[str], None], *,
-    hosts: Sequence[str] = (), origins: Sequence[str] = (), sign_in: SignIn | None = None, workers: int = 1,
-    **options: Any,
+    hosts: Sequence[str] = (), origins: Sequence[str] = (), sign_in: SignIn | None = None, **options: Any,
 ) -> None:  # fmt: skip
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
-        make_app: makes the application, in each process that serves; with several workers it must be picklable.
+        make_app: makes the application, which may take seconds of imports.
         ready: called with the server's address once it can be asked.
         hosts, origins, sign_in: as `Guard` takes them; the name that it listens on is allowed too.
         options: more settings of uvicorn.
@@ -61,17 +53,23 @@ def serve(
         raise ValueError(f"{listener.name} is not in LISTENERS, so that no test would start it")
     check_port(host, port)
     names = [*hosts, f"[{host}]" if ":" in host else host]
-    Hosts.of(names)
-    config = uvicorn.Config(
-        partial(_guarded, listener, make_app, names, tuple(origins), sign_in), factory=True, host=host, port=port,
-        workers=workers, log_config=_LOG, access_log=False, proxy_headers=False, server_header=False,
-        timeout_graceful_shutdown=_GRACE_S, **options,
-    )  # fmt: skip
-    with _interruptible():
-        announce = partial(ready, url_of(host, port))
-        if _run_workers(config, announce) if workers > 1 else _run(config, announce):
-            return
-        raise CpbError(f"the server on {host}:{port} did not start; the lines above say why", code="server")
+    Hosts.of(names)  # refused before the application is made
+    # Also SIGINT, which shells ignore for `command &`. uvicorn raises a signal again after its orderly end.
+    with (
+        _handled(_interrupt, signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+        contextlib.suppress(KeyboardInterrupt),
+    ):
+        config = uvicorn.Config(
+            Guard(make_app(), listener, names, origins, sign_in), host=host, port=port, log_config=_LOG,
+            access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_S, **options,
+        )  # fmt: skip
+        server = _Server(config, partial(ready, url_of(host, port)))
+        with contextlib.suppress(SystemExit):  # uvicorn's, which has said why
+            server.run()
+        if not server.started:
+            raise CpbError(
+                f"the server on {host}:{port} did not start; the lines above say why", code="server"
+            )
 
 
 def check_port(host: str, port: int) -> None:
@@ -96,26 +94,6 @@ def url_of(host: str, port: int) -> str:
     return f"http://{f'[{name}]' if ':' in name else name}:{port}"
 
 
-def _guarded(
-    listener: Listener, make_app: "Callable[[], ASGIApp]", hosts: list[str], origins: tuple[str, ...],
-    sign_in: SignIn | None,
-) -> "ASGIApp":  # fmt: skip
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return Guard(make_app(), listener, hosts, origins, sign_in)
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True, name="parent").start()
-    try:
-        return Guard(make_app(), listener, hosts, origins, sign_in)
-    except Exception:
-        logging.getLogger("uvicorn.error").exception("the application cannot be made")
-        sys.exit(_START_FAILED)
-
-
 class _Server(uvicorn.Server):
     """A server that calls `ready` once it listens, and ends on SIGHUP as on SIGTERM."""
 
@@ -130,73 +108,19 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        with super().capture_signals(), _handled([signal.SIGHUP], self.handle_exit):
+        with super().capture_signals(), _handled(self.handle_exit, signal.SIGHUP):
             yield
 
 
-def _run(config: uvicorn.Config, ready: Callable[[], None]) -> bool:
-    """Serve in this process; return whether it started."""
-    server = _Server(config, ready)
-    try:
-        config.load()  # not in the event loop, where Ctrl-C would wait for the seconds that imports take
-        server.run()
-    except KeyboardInterrupt:  # of `_interruptible`, also after uvicorn's orderly end
-        return True
-    except SystemExit:  # uvicorn's, which has said why
-        return False
-    return server.started
-
-
-class _Workers(Multiprocess):
-    """Processes that answer on one socket."""
-
-    def __init__(self, config: uvicorn.Config, listening: socket.socket, ready: Callable[[], None]) -> None:
-        super().__init__(config, [listening])
-        self._ready = ready
-        self.answered = False
-
-    handle_hup = Multiprocess.handle_term  # uvicorn would start new workers
-
-    def keep_subprocess_alive(self) -> None:
-        super().keep_subprocess_alive()
-        if not self.answered and not self.should_exit.is_set():
-            with contextlib.suppress(OSError), socket.create_connection(self.sockets[0].getsockname()[:2], 1):
-                self.answered = True  # the socket listens from the first worker's start
-                self._ready()
-
-
-def _run_workers(config: uvicorn.Config, ready: Callable[[], None]) -> bool:
-    """Serve in `config.workers` processes; return whether one started."""
-    with contextlib.suppress(KeyboardInterrupt), contextlib.closing(config.bind_socket()) as listening:
-        ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        workers = _Workers(config, listening, ready)
-        if ignored:  # by nohup
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        workers.run()
-        return workers.answered or not any(p.exitcode == _START_FAILED for p in workers.processes)
-    return True
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Make all signals that ask for an end a KeyboardInterrupt, also SIGINT, which shells ignore for `command &`."""
-
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handled([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], interrupt):
-        yield
-
-
-@contextlib.contextmanager
-def _handled(
-    signals: list[signal.Signals], handler: Callable[[int, FrameType | None], None]
-) -> Iterator[None]:
+def _handled(handler: Callable[[int, FrameType | None], None], *signals: signal.Signals) -> Iterator[None]:
     """Handle signals, but not a SIGHUP that nohup ignores."""
-    wanted = [s for s in signals if s != signal.SIGHUP or signal.getsignal(s) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in wanted}
-    try:
+    with contextlib.ExitStack() as handled:
+        for number in signals:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                handled.callback(signal.signal, number, signal.signal(number, handler))
         yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -36,9 +36,8 @@ def artifacts_place() -> str:
 
 
 def serve_tracking(
-    host: str, port: int, workers: int, allowed_hosts: Sequence[str], artifacts: str | None,
-    ready: Callable[[str], None],
-) -> None:  # fmt: skip
+    host: str, port: int, allowed_hosts: Sequence[str], artifacts: str | None, ready: Callable[[str], None]
+) -> None:
     """Run the server until interrupted (Ctrl-C or SIGTERM), and stop it cleanly.
 
     Args:
@@ -84,4 +83,4 @@ def serve_tracking(
     from tasks.tracking.artifact_guard import served_app  # imports MLflow, which the database has loaded
 
     app = partial(served_app, database, place)
-    serve(TRACKING, app, host, port, ready, hosts=allowed_hosts, sign_in=sign_in, workers=workers)
+    serve(TRACKING, app, host, port, ready, hosts=allowed_hosts, sign_in=sign_in)

@@ -130,7 +130,7 @@ def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
         yield gone
 
 
-def lose(
+def quarantine(
     home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, str]], reason: str
 ) -> list[tuple[Path, str]]:
     """Set months' files aside, or forget those that are gone, and write a line of it; the caller holds the lock.
@@ -171,7 +171,7 @@ def restart(home: Path, market: str) -> None:
     _begin(home, market)
 
 
-def adopt(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, Path]]) -> None:
+def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, Path]]) -> None:
     """Write a line for the rows at the end of files that have none; the caller holds the lock.
 
     Raises:
@@ -312,7 +312,7 @@ def _load_or_lose(
             raise
         reason = str(error.__cause__ or error)
     with one_at_a_time:
-        (_, aside), *_ = lose(home, series.market, [(series, tree, path.stem)], reason)
+        (_, aside), *_ = quarantine(home, series.market, [(series, tree, path.stem)], reason)
         if lost:
             place = path.relative_to(home)
             text = f"{place} was damaged ({reason}) and is set aside as {aside}; {consequence(series, tree)}"

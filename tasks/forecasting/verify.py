@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId, market_home, tree_of
-from tasks.forecasting.chain import adopt, chain_lock, lose, restart
+from tasks.forecasting.chain import chain_lock, quarantine, register_rows, restart
 from tasks.forecasting.commit import below, pending_path
 from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
@@ -57,7 +57,7 @@ class _Fault(NamedTuple):
 
     month: _Month
     reason: str
-    remedy: Literal["lose", "copied", "adopt", "allow reading"] = "lose"
+    remedy: Literal["quarantine", "copied", "register", "allow reading"] = "quarantine"
 
 
 def forecasts(asked: Asked) -> Iterator[Stored]:
@@ -162,7 +162,7 @@ def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
         found = _compared(month, content, None if chain is None else record or FileRecord())
         if not found.reason:
             return None
-    return _Fault(month, found.reason, "adopt" if found.is_whole else "lose")
+    return _Fault(month, found.reason, "register" if found.is_whole else "quarantine")
 
 
 def _compared(month: _Month, content: bytes, record: FileRecord | None) -> Finding:
@@ -189,7 +189,7 @@ def _copied_back(asked: Asked, fault: _Fault, chain: Chain | None) -> _Fault:
     month = fault.month
     record = chain.files.get(month.name) if chain and not chain.fault else None
     copy = tree_of(asked.home, "hub", asked.market) / "ledger" / month.name
-    if fault.remedy != "lose" or record is None or digest_fault(copy, record.file_sha256):
+    if fault.remedy != "quarantine" or record is None or digest_fault(copy, record.file_sha256):
         return fault
     write_bytes(month.path, copy.read_bytes())
     return fault._replace(remedy="copied")
@@ -200,11 +200,11 @@ def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     home, market = asked.home, asked.market
     if chain_fault:
         restart(home, market)
-    lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "lose"]
+    lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "quarantine"]
     if lost:
-        lose(home, market, lost, "it is damaged, as `cpb verify` says")
-    if whole := [(f.month.series, f.month.tree, f.month.path) for f in faults if f.remedy == "adopt"]:
-        adopt(home, market, whole)
+        quarantine(home, market, lost, "it is damaged, as `cpb verify` says")
+    if whole := [(f.month.series, f.month.tree, f.month.path) for f in faults if f.remedy == "register"]:
+        register_rows(home, market, whole)
     for tree in TREES:
         for series in asked.series(tree.name):
             if month_files(folder := series.folder(home, tree.name)):
@@ -217,7 +217,7 @@ def _stored(asked: Asked, fault: _Fault) -> Stored:
         return checked(path, fault.reason, allow_reading(path))
     if fault.remedy == "copied":
         return checked(path, fault.reason, VERIFY, REPAIRED)
-    if fault.remedy == "adopt":
+    if fault.remedy == "register":
         return checked(
             path, fault.reason, VERIFY, "a line of the chain says that its rows were there before it"
         )

@@ -212,7 +212,7 @@ def alarms(home: Path, market: str) -> list[Alarm]:
 
 
 def is_drifted(home: Path, series: SeriesId) -> bool:
-    """Whether the champion of a series has drifted, as the last look found."""
+    """Whether the champion of a series has drifted, as the last check found."""
     found = read_watch(home, series.market).series.get(series.name)
     return found is not None and found.state == "drifted"
 

@@ -1,14 +1,14 @@
 """What a person asks of the gate: which champions there are and why, and another version in a champion's place."""
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import DamagedError, UsageError
 from schemas.handover import Decision
 from schemas.identity import SIM, SeriesId
+from tasks.judging.gate import Ruling
 from tasks.promotion.contenders import standing
-from tasks.promotion.moves import promote_version, promotion_lock
+from tasks.promotion.moves import decided, promote_version, promotion_lock
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decision_in, keep_decision, newest_decisions
 from tasks.tracking.registry import Champion, champions, registered
@@ -98,13 +98,6 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
 
 def _decision(wanted: Champion, before: Champion | None, reason: str) -> Decision:
     same = before is not None and before.version == wanted.version
-    return Decision(
-        series=wanted.series,
-        outcome="unchanged" if same else "forced",
-        rule="by-hand",
-        version_number=wanted.version,
-        candidate=standing(wanted).ref,
-        incumbent=standing(before).ref if before else None,
-        reason=f"it was the champion already ({reason})" if same else reason,
-        decided_at=datetime.now(UTC),
-    )
+    told = f"it was the champion already ({reason})" if same else reason
+    ruling = Ruling("unchanged" if same else "forced", "by-hand", told)
+    return decided(wanted.series, ruling, standing(before) if before else None, standing(wanted).ref)

@@ -5,14 +5,14 @@ They are made under one lock: a night's decisions, an hour's switch and a person
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
-from schemas.handover import Decision
-from schemas.identity import market_home
-from tasks.judging.gate import Contender
+from schemas.handover import Decision, ModelRef, PairEvidence
+from schemas.identity import SeriesId, market_home
+from tasks.judging.gate import Contender, Ruling
 from tasks.promotion.contenders import Candidate, standing
 from tasks.storage.locks import locked
 from tasks.tracking.connection import Store, alone_everywhere
@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 Span = tuple[datetime, datetime]
+
+
+def decided(
+    series: SeriesId,
+    ruling: Ruling,
+    before: Contender | None,
+    candidate: ModelRef | None = None,
+    evidence: PairEvidence | None = None,
+) -> Decision:
+    """Return what was ruled on a series as it is recorded: about its champion `before`, which serves until it moves."""
+    return Decision(
+        series=series, outcome=ruling.outcome, rule=ruling.rule, reason=ruling.reason, compared=ruling.compared,
+        version_number=before.version if before else "", incumbent=before.ref if before else None,
+        candidate=candidate, evidence=evidence, decided_at=datetime.now(UTC),
+    )  # fmt: skip
 
 
 def promote_candidate(

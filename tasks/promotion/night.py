@@ -14,12 +14,12 @@ from schemas.identity import Recipe
 from schemas.run import RunSpec
 from tasks.forecasting.watch import drifted_first
 from tasks.judging import gate
-from tasks.judging.gate import Contender
+from tasks.judging.gate import Contender, Ruling
 from tasks.promotion import pairs
 from tasks.promotion.challenge import Challenge
 from tasks.promotion.contenders import Candidate, standing, tonights
 from tasks.promotion.losses import Comparisons
-from tasks.promotion.moves import dismiss, promote_candidate, promote_version, promotion_lock, retire
+from tasks.promotion.moves import decided, dismiss, promote_candidate, promote_version, promotion_lock, retire
 from tasks.promotion.refresh import Refresh
 from tasks.promotion.standings import Place, Standings
 from tasks.tracking.connection import Store
@@ -119,19 +119,12 @@ class _Night:
         """Move a series' aliases as ruled, and return the decision."""
         ruling = place.ruling
         assert ruling is not None
-        before, candidate = place.incumbent, place.taken
-        decision = Decision(
-            series=place.series, outcome=ruling.outcome, rule=ruling.rule,
-            version_number=before.version if before else "",
-            candidate=self._candidate_ref(place), incumbent=before.ref if before else None,
-            compared=ruling.compared, evidence=place.evidence, reason=ruling.reason,
-            decided_at=datetime.now(UTC),
-        )  # fmt: skip
+        decision = decided(place.series, ruling, place.incumbent, self._candidate_ref(place), place.evidence)
         store = self._tonight.store
         if place.won:
             return promote_version(store, place.won, decision, place.selected_on)
-        if candidate:
-            return promote_candidate(store, candidate, decision, place.champion, place.selected_on)
+        if place.taken:
+            return promote_candidate(store, place.taken, decision, place.champion, place.selected_on)
         keep_decision(store, decision)
         return decision
 
@@ -152,9 +145,6 @@ def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision
             continue
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"
-        decision = Decision(
-            series=champion.series, outcome="retired", rule="stopped", version_number=champion.version,
-            incumbent=incumbent.ref, reason=reason, decided_at=datetime.now(UTC),
-        )  # fmt: skip
+        decision = decided(champion.series, Ruling("retired", "stopped", reason), incumbent)
         retire(store, champion, decision)
         yield decision

@@ -21,7 +21,7 @@ from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.judging import gate
 from tasks.promotion import pairs
 from tasks.promotion.contenders import standing
-from tasks.promotion.moves import dismiss, promote_version, promotion_lock
+from tasks.promotion.moves import decided, dismiss, promote_version, promotion_lock
 from tasks.promotion.pairs import Pair
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decision
@@ -101,17 +101,9 @@ def _switch(
     """Switch one coin, or let it keep its champion where its challenger may not replace it."""
     standing_winner = standing(winner) if winner else None
     stop = gate.stays(standing_winner, standing(before), pair.recipes[0])
-    decision = Decision(
-        series=before.series,
-        outcome=stop.outcome if stop else "switched",
-        rule=stop.rule if stop else "evidence",
-        version_number=before.version,
-        candidate=standing_winner.ref if standing_winner else None,
-        incumbent=standing(before).ref,
-        evidence=evidence,
-        reason=stop.reason if stop else f"the evidence is in: {evidence}",
-        decided_at=datetime.now(UTC),
-    )
+    ruling = stop or gate.Ruling("switched", "evidence", f"the evidence is in: {evidence}")
+    candidate = standing_winner.ref if standing_winner else None
+    decision = decided(before.series, ruling, standing(before), candidate, evidence)
     if winner and not stop:
         return promote_version(store, winner, decision, pair.tested_on())
     keep_decision(store, decision)

@@ -14,10 +14,11 @@ from datetime import UTC, date, datetime, timedelta
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.tracking.connection import Store, search
+from tasks.tracking.connection import Store
 from tasks.tracking.records import param_texts
+from tasks.tracking.run_list import finished_flows
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KIND, LEFT_OUT, age_of
+from tasks.tracking.tags import LEFT_OUT, age_of
 from tasks.tracking.versions import ALIAS, CHALLENGER, versions_with_alias
 from tasks.training.plan import recipe_of
 
@@ -103,12 +104,10 @@ def _serving(
 def _last_full(spec: RunSpec, store: Store, today: date) -> date | None:
     """Return the day of the newest finished night of this scope, before `today`, that left nothing out."""
     asked = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
-    runs = search(store, f"tags.`{KIND}` = '{FLOW}' and params.weekly_challengers = 'true'")
     days = [
         date.fromisoformat(age_of(run)[0][:10])
-        for run in runs
-        if run.info.status == "FINISHED"
-        and LEFT_OUT not in run.data.tags
+        for run in finished_flows(store, "params.weekly_challengers = 'true'")
+        if LEFT_OUT not in run.data.tags
         and all(run.data.params.get(name) == asked[name] for name in _SAME_SCOPE)
     ]
     return max((day for day in days if day < today), default=None)

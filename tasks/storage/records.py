@@ -4,9 +4,11 @@ All reading and writing of records happens here. The digest covers all of these:
 that is whole but about something else than its place says, is set aside, never used.
 """
 
+import gzip
 import json
 import logging
 import re
+import zlib
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,6 +28,8 @@ ASIDE = ".damaged"
 SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
 """Name of a damaged file, with the name that it had."""
 
+PACKED = ".gz"
+
 _HEAD = ("record", "version", "of", "digest", "body")
 
 
@@ -34,7 +38,7 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
 
     Args:
         of: what it is about (a series, a key), which a reader asks for: two files that were exchanged are found.
-        compact: in one line, for those that pile up.
+        compact: in one line, and packed where the file is called `….gz`, for those that pile up.
     """
     content = {
         "record": type(record).__name__, "version": record.version, "of": of,
@@ -44,7 +48,8 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
     body = content.pop("body")
     whole = content | {"digest": digest, "body": body}
     if compact:
-        write_bytes(path, canonical(whole) + b"\n")
+        data = canonical(whole) + b"\n"
+        write_bytes(path, gzip.compress(data, mtime=0) if path.suffix == PACKED else data)
     else:
         write_json(path, whole)
     return digest
@@ -71,8 +76,9 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is the bare reason."""
     try:
-        found = json.loads(path.read_bytes())
-    except ValueError as error:
+        data = path.read_bytes()
+        found = json.loads(gzip.decompress(data) if path.suffix == PACKED else data)
+    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DamagedError("it is not JSON") from error
     if not isinstance(found, dict):
         raise DamagedError("it is JSON, but not an object")

@@ -1,9 +1,12 @@
-"""What pruning leaves of an old flow run: one file on the run, with its members' figures.
+"""The runs of a flow, from MLflow or from what pruning leaves of them: one file on the flow's run, with their figures.
 
-A bare MLflow run costs 8 kB, a member's with its model and pictures 80 kB; a member in this file costs about 2.5 kB.
+A bare MLflow run costs 8 kB, a member's with its model and pictures 80 kB; a member in this file costs less than half
+a kB, packed.
 """
 
-import tempfile
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,26 +14,27 @@ from typing import TYPE_CHECKING
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Record
 from tasks.storage.records import read_record, write_record
-from tasks.tracking.artifacts import attaching, fetched
+from tasks.tracking.artifacts import attaching, files_at
 from tasks.tracking.connection import Store, search
 from tasks.tracking.mlflow_private import delete_remote_files, local_path
 from tasks.tracking.records import REPORT
-from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED
+from tasks.tracking.tags import FILES, FLEET, KEY, KIND, MLFLOW_FILES, PARENT, PRUNED, recipe_of_run
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from mlflow.entities import Run
 
-ARCHIVE = "archive.json"
+ARCHIVE = "archive.json.gz"
 """Name of the artifact on the flow's run."""
 
 _LEFT_OUT = (KEY, PARENT, FILES, MLFLOW_FILES, "fleet", "mlflow.user", "mlflow.runName")
 """Tags of a run that say nothing once it is gone."""
 
 
+log = logging.getLogger("cpb")
+
+
 class RunArchive(Record):
-    """One run: its params, tags and last metrics, as MLflow had them."""
+    """One run: its params, tags and last metrics, as MLflow has or had them."""
 
     key: str
     name: str
@@ -38,6 +42,24 @@ class RunArchive(Record):
     params: dict[str, str]
     tags: dict[str, str]
     metrics: dict[str, float]
+
+    @classmethod
+    def of(cls, run: "Run") -> "RunArchive":
+        """Take it from MLflow's run."""
+        tags = run.data.tags
+        return cls(
+            key=tags.get(KEY, ""),
+            name=run.info.run_name or "",
+            status=run.info.status,
+            params=dict(run.data.params),
+            tags={name: value for name, value in tags.items() if name not in _LEFT_OUT},
+            metrics=dict(run.data.metrics),
+        )
+
+    def rounded(self) -> "RunArchive":
+        """Return it with six significant digits of its metrics: more than any is worth, and half the space."""
+        metrics = {name: float(f"{value:.6g}") for name, value in self.metrics.items()}
+        return self.model_copy(update={"metrics": metrics})
 
 
 class FleetArchive(Record):
@@ -54,19 +76,64 @@ class FlowArchive(Record):
     fleets: tuple[FleetArchive, ...]
 
 
+@dataclass(frozen=True)
+class Fleet:
+    """A fleet of a flow with its members; `run_id`: of its own run, of a pruned one that of the flow."""
+
+    run_id: str
+    run: RunArchive
+    members: tuple[RunArchive, ...]
+    recipe: str
+
+    @property
+    def architecture(self) -> str:
+        """The architecture that all its members have."""
+        return self.run.tags.get("architecture", self.run.name)
+
+
+def fleets_of(store: Store, flow: "Run") -> Iterator[Fleet]:
+    """Yield the fleets of a flow run: those that MLflow has with their members, then those that only its archive has.
+
+    Raises:
+        CpbError: as in `read_archive`, behind the fleets that MLflow has.
+    """
+    known = set()
+    for run in _whole(store, flow):
+        fleet = RunArchive.of(run)
+        known.add(fleet.key)
+        members = tuple(RunArchive.of(member) for member in _children(store, run))
+        yield Fleet(run.info.run_id, fleet, members, _recipe(fleet, flow))
+    archive = read_archive(store, flow)
+    for one in archive.fleets if archive else ():
+        if one.fleet.key not in known:
+            yield Fleet(flow.info.run_id, one.fleet, one.members, _recipe(one.fleet, flow))
+
+
+def readable_fleets(store: Store, flow: "Run") -> list[Fleet]:
+    """Return the fleets of a flow run without those of a damaged archive, which is named in the log."""
+    found: list[Fleet] = []
+    try:
+        found.extend(fleets_of(store, flow))
+    except CpbError as error:
+        if error.code != "damaged":
+            raise
+        log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
+    return found
+
+
 def make_archive(store: Store, flow: "Run", now: datetime) -> FlowArchive | None:
     """Return the archive of a flow run; None where nothing has changed since the last one.
 
     A fleet that was pruned before is taken from that archive: of its runs only some are left.
     """
     before = read_archive(store, flow)
-    whole = [f for f in _fleets(store, flow) if PRUNED not in f.data.tags]
+    whole = _whole(store, flow)
     if before and not whole:
         return None
     fleets = {one.fleet.key: one for one in before.fleets} if before else {}
     for run in whole:
-        members = tuple(_archived(member) for member in _children(store, run))
-        fleets[run.data.tags.get(KEY, "")] = FleetArchive(fleet=_archived(run), members=members)
+        members = tuple(RunArchive.of(member).rounded() for member in _children(store, run))
+        fleets[run.data.tags.get(KEY, "")] = FleetArchive(fleet=RunArchive.of(run).rounded(), members=members)
     return FlowArchive(pruned_at=now, fleets=tuple(fleets.values()))
 
 
@@ -94,11 +161,8 @@ def read_archive(store: Store, flow: "Run") -> FlowArchive | None:
     """
     if PRUNED not in flow.data.tags:
         return None
-    folder = local_path(flow.info.artifact_uri)
-    if folder is not None:
+    with files_at(store, flow.info.artifact_uri) as folder:
         return _read(folder / ARCHIVE, flow.info.run_id)
-    with tempfile.TemporaryDirectory() as part:
-        return _read(fetched(store, f"{flow.info.artifact_uri}/{ARCHIVE}", part), flow.info.run_id)
 
 
 def _read(path: Path, run_id: str) -> FlowArchive:
@@ -117,22 +181,14 @@ def _fleets(store: Store, flow: "Run") -> "list[Run]":
     return [run for run in _children(store, flow) if run.data.tags.get(KIND) == FLEET]
 
 
+def _whole(store: Store, flow: "Run") -> "list[Run]":
+    """Return the runs of a flow's fleets whose members were not pruned; of the others only champions' are left."""
+    return [fleet for fleet in _fleets(store, flow) if PRUNED not in fleet.data.tags]
+
+
+def _recipe(fleet: RunArchive, flow: "Run") -> str:
+    return recipe_of_run(fleet.params, fleet.tags, flow.data.tags)
+
+
 def _children(store: Store, run: "Run") -> "list[Run]":
     return search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", ["attributes.start_time ASC"])
-
-
-def _archived(run: "Run") -> RunArchive:
-    tags = run.data.tags
-    return RunArchive(
-        key=tags.get(KEY, ""),
-        name=run.info.run_name or "",
-        status=run.info.status,
-        params=dict(run.data.params),
-        tags={name: value for name, value in tags.items() if name not in _LEFT_OUT},
-        metrics=rounded(run.data.metrics),
-    )
-
-
-def rounded(metrics: "Mapping[str, float]") -> dict[str, float]:
-    """Return metrics with six significant digits, which is more than any of them is worth and half the space."""
-    return {name: float(f"{value:.6g}") for name, value in metrics.items()}

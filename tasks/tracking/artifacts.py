@@ -89,6 +89,7 @@ def keep_files(store: Store, run: "Run", folder: Path) -> None:
     if target is None:  # a tracking server with its own artifact store
         store.client.log_artifacts(run.info.run_id, str(folder))
         return
+    # Not by MLflow, which remembers a run's place for the life of the process: a store that was moved has others.
     shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
@@ -197,19 +198,17 @@ def stale_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
     ]
 
 
-def remove_stale_copies(folders: "Iterable[Path]") -> list[Path]:
-    """Delete folders of fetched models and return them."""
-    removed = list(folders)
-    for folder in removed:
+def remove_stale_copies(folders: "Iterable[Path]") -> None:
+    """Delete folders of fetched models."""
+    for folder in folders:
         for file in _inside(folder):
             file.unlink(missing_ok=True)
         folder.rmdir()
-    return removed
 
 
 @contextmanager
-def registered_files(store: Store, source: str) -> "Iterator[Path]":
-    """Yield a folder with all files of a registered model as they are kept: its own, or what a server has now.
+def files_at(store: Store, source: str) -> "Iterator[Path]":
+    """Yield a folder with the artifacts of a run or a version as they are kept: its own, or what a server has now.
 
     Raises:
         CpbError: they cannot be fetched.
@@ -219,7 +218,7 @@ def registered_files(store: Store, source: str) -> "Iterator[Path]":
         yield local
         return
     with tempfile.TemporaryDirectory() as part:
-        yield fetched(store, source, part)
+        yield _fetched(store, source, part)
 
 
 def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> None:
@@ -248,7 +247,7 @@ def _copy_name(version: "ModelVersion") -> str:
 def _download(store: Store, version: "ModelVersion", target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as part:
-        got = fetched(store, version.source or "", part)
+        got = _fetched(store, version.source or "", part)
         with new_folder(target) as draft:
             # What MLflow alone reads stays on the server.
             shutil.copytree(
@@ -256,7 +255,7 @@ def _download(store: Store, version: "ModelVersion", target: Path) -> None:
             )
 
 
-def fetched(store: Store, source: str, folder: str) -> Path:
+def _fetched(store: Store, source: str, folder: str) -> Path:
     """Fetch artifacts from a tracking server into a folder and return where they are.
 
     Raises:

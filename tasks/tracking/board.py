@@ -9,6 +9,7 @@ from typing import Any
 from schemas.identity import MARKETS
 from schemas.universe import INTERVAL_SECONDS, coins_label
 from tasks.judging.inference import relation
+from tasks.tracking.archive import Fleet, RunArchive
 from tasks.tracking.tags import SYMBOL, TIMEFRAME
 
 COLUMNS = {
@@ -38,7 +39,7 @@ COLUMNS = {
     "started_at": "when the run began (UTC)",
     "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
     "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
-    "all, with commas); of a pruned fleet the flow's run, whose archive.json holds them",
+    "all, with commas); of a pruned fleet the flow's run, whose archive.json.gz holds them",
 }
 """The columns of a row and what they mean."""
 
@@ -52,34 +53,6 @@ _MEANS = {
 }
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 _NO_COIN = "none"
-
-
-@dataclass(frozen=True)
-class Member:
-    """One model of a fleet: it was judged, or has failed."""
-
-    symbol: str
-    timeframe: str
-    judged: bool
-    metrics: Mapping[str, float]
-
-    @classmethod
-    def of(cls, tags: Mapping[str, str], status: str, metrics: Mapping[str, float]) -> "list[Member]":
-        """Return the member of a run, or nothing for one that is open or was killed."""
-        if status not in ("FINISHED", "FAILED"):
-            return []
-        return [cls(tags.get(SYMBOL, ""), tags.get(TIMEFRAME, ""), status == "FINISHED", metrics)]
-
-
-@dataclass(frozen=True)
-class Fleet:
-    """A fleet as MLflow or the archive of its flow has it; `run_id`, `preset` as in `COLUMNS`."""
-
-    run_id: str
-    architecture: str
-    preset: str
-    metrics: Mapping[str, float]
-    members: list[Member]
 
 
 @dataclass(frozen=True)
@@ -130,28 +103,34 @@ def rows_of(
     groups: dict[tuple[str, str], list[BoardRow]] = defaultdict(list)
     for fleet in fleets:
         for timeframe, group in _by_timeframe(fleet.members):
-            kept = [m for m in group if symbols is None or m.symbol in symbols]
+            kept = [m for m in group if symbols is None or m.tags.get(SYMBOL, "") in symbols]
             if kept and (timeframes is None or timeframe in timeframes):
                 row = _row(fleet, timeframe, kept, whole=len(kept) == len(group)) | of_flow
                 groups[timeframe, fleet.architecture].append(BoardRow(row, _judged(kept)))
     return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
 
 
-def _judged(members: Iterable[Member]) -> frozenset[str]:
-    return frozenset(member.symbol for member in members if member.judged)
+def _is_judged(member: RunArchive) -> bool:
+    return member.status == "FINISHED"
 
 
-def _by_timeframe(members: Iterable[Member]) -> list[tuple[str, list[Member]]]:
-    groups: dict[str, list[Member]] = {}
+def _judged(members: Iterable[RunArchive]) -> frozenset[str]:
+    return frozenset(member.tags.get(SYMBOL, "") for member in members if _is_judged(member))
+
+
+def _by_timeframe(members: Iterable[RunArchive]) -> list[tuple[str, list[RunArchive]]]:
+    """Return the members that were judged or have failed, none that are open or were killed."""
+    groups: dict[str, list[RunArchive]] = {}
     for member in members:
-        groups.setdefault(member.timeframe, []).append(member)
+        if member.status in ("FINISHED", "FAILED"):
+            groups.setdefault(member.tags.get(TIMEFRAME, ""), []).append(member)
     return sorted(groups.items())
 
 
-def _row(fleet: Fleet, timeframe: str, members: list[Member], whole: bool) -> dict[str, Any]:
+def _row(fleet: Fleet, timeframe: str, members: list[RunArchive], whole: bool) -> dict[str, Any]:
     """Return the row of a fleet's members of one timeframe; `whole`: all of them, so that pooled figures hold."""
-    judged = [m.metrics for m in members if m.judged]
-    pooled = fleet.metrics if whole else {}
+    judged = [m.metrics for m in members if _is_judged(m)]
+    pooled = fleet.run.metrics if whole else {}
     ratios = [m["test_crps_ratio"] for m in judged if "test_crps_ratio" in m]
     row: dict[str, Any] = dict.fromkeys(COLUMNS)
     row |= {name: _mean(judged, metric) for name, metric in _MEANS.items()}
@@ -159,15 +138,15 @@ def _row(fleet: Fleet, timeframe: str, members: list[Member], whole: bool) -> di
     row |= {
         "timeframe": timeframe,
         "architecture": fleet.architecture,
-        "preset": fleet.preset,
+        "preset": fleet.recipe,
         "coins": coins_label(sorted(_judged(members))) or _NO_COIN,
         "members": len(judged),
-        "failed": sum(not m.judged for m in members),
+        "failed": sum(not _is_judged(m) for m in members),
         "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
         "crps_ratio_high": pooled.get(f"pooled_crps_ratio_{timeframe}_high"),
         "p_value": pooled.get(f"pooled_p_{timeframe}"),
         "better_share": fmean(r < 1 for r in ratios) if ratios else None,
-        "train_seconds": fleet.metrics.get("train_seconds", _mean(judged, "train_seconds")),
+        "train_seconds": fleet.run.metrics.get("train_seconds", _mean(judged, "train_seconds")),
         "partial": False,
         "run_id": fleet.run_id,
     }
@@ -179,7 +158,7 @@ def _row(fleet: Fleet, timeframe: str, members: list[Member], whole: bool) -> di
     return row
 
 
-def _mean(runs: list[Mapping[str, float]], metric: str) -> float | None:
+def _mean(runs: list[dict[str, float]], metric: str) -> float | None:
     values = [m[metric] for m in runs if metric in m]
     return fmean(values) if values else None
 

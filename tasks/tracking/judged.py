@@ -1,8 +1,7 @@
-"""Models and runs as they stand in MLflow now: the newest judged model of each recipe, the newest flow runs."""
+"""Models as they stand in MLflow now: the newest judged model of each recipe, its ratios and losses."""
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,24 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
-from tasks.tracking.archive import read_archive
+from tasks.tracking.archive import Fleet, readable_fleets
 from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
-from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.tags import (
     FLEET,
-    FLOW,
     KIND,
     MARKET,
     MEMBER,
-    OUTCOME,
     PARENT,
-    REASON,
-    STUDY,
     SYMBOL,
     TIMEFRAME,
     age_of,
-    as_of,
-    market_of,
     newest_of,
     recipe_of_run,
 )
@@ -71,26 +63,6 @@ class JudgedModel(BaseModel):
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True)
-class FlowRunInfo:
-    """A run of the flow, or a search of `cpb tune`. `coins`, `timeframes`, `architectures`: as they were asked for."""
-
-    run_id: str
-    kind: str
-    market: str
-    name: str
-    status: str
-    outcome: str | None
-    started_at: datetime
-    ended_at: datetime | None
-    preset: str | None
-    coins: str | None
-    timeframes: str | None
-    architectures: str | None
-    as_of: str | None
-    reason: str | None
-
-
 def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     """Return the newest judged model of each architecture and recipe on a series, the best CRPS ratio first."""
     condition = (
@@ -108,23 +80,6 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     aged = zip(models, map(age_of, judged), strict=True)
     found = newest_of(((one.architecture, one.preset), age, one) for one, age in aged)
     return sorted(found.values(), key=lambda one: one.metrics["test_crps_ratio"])
-
-
-def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first.
-
-    Those whose process died stand as killed, whether or not anybody has marked them.
-    """
-    kinds = [  # MLflow's filters know no OR
-        search_lazily(store, f"tags.`{KIND}` = '{kind}'", [_NEWEST], page_size=limit)
-        for kind in (FLOW, STUDY)
-    ]
-    runs = [_flow(run) for found in kinds for run in islice(found, limit)]
-    runs = sorted(runs, key=lambda run: run.started_at, reverse=True)[:limit]
-    dead = dead_runs(store) if any(run.status == "RUNNING" for run in runs) else {}
-    return [
-        replace(run, status="KILLED", reason=dead[run.run_id]) if run.run_id in dead else run for run in runs
-    ]
 
 
 def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, str]]:
@@ -146,7 +101,7 @@ def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | No
         architecture=tags.get("architecture", ""),
         preset=recipe_of_run(params, tags) or None,
         run_id=run.info.run_id,
-        trained_at=_time(run.info.start_time),
+        trained_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
         as_of=tags.get("as_of"),
         data=tags.get("data_digest"),
         test_span=_span(params),
@@ -156,58 +111,38 @@ def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | No
     )
 
 
-def _flow(run: "Run") -> FlowRunInfo:
-    tags, params = run.data.tags, run.data.params
-    return FlowRunInfo(
-        run_id=run.info.run_id,
-        kind=tags[KIND],
-        market=market_of(run),
-        name=run.info.run_name or "",
-        status=run.info.status,
-        outcome=tags.get(OUTCOME),
-        started_at=_time(run.info.start_time),
-        ended_at=_time(run.info.end_time) if run.info.end_time else None,
-        preset=params.get("preset"),
-        coins=params.get("coins"),
-        timeframes=params.get("timeframes"),
-        architectures=params.get("architectures"),
-        as_of=as_of(tags),
-        reason=tags.get(REASON),
-    )
-
-
-def _time(milliseconds: int) -> datetime:
-    return datetime.fromtimestamp(milliseconds / 1000, UTC)
-
-
 def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the ratio of each coin by each model behind some rows of the leaderboard: the newest of each recipe.
-
-    Pruned fleets are read from their flow's archive.
 
     Returns:
         `symbol timeframe architecture preset crps_ratio test_span`, the last as in `JudgedModel`.
     """
+    rows = list(rows)
+    flows = find_runs(store, {row["flow_run"] for row in rows})
+    fleets = {run_id: readable_fleets(store, flow) for run_id, flow in flows.items()}
     models = (
         ((one["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), one)
         for row in rows
-        for run_id in row["run_id"].split(",")
-        for one in _coins(store, run_id, row)
+        for fleet in fleets.get(row["flow_run"], ())
+        if fleet.run_id in row["run_id"].split(",") and fleet.architecture == row["architecture"]
+        for one in _coins(fleet, row)
     )
     return list(newest_of(models).values())
 
 
-def _coins(store: Store, run_id: str, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _coins(fleet: Fleet, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = {name: row[name] or "" for name in _NAMES}
     return [
         {
-            "symbol": tags.get(SYMBOL, ""),
+            "symbol": member.tags.get(SYMBOL, ""),
             **names,
-            "crps_ratio": metrics["test_crps_ratio"],
-            "test_span": _span(params),
+            "crps_ratio": member.metrics["test_crps_ratio"],
+            "test_span": _span(fleet.run.params | member.params),
         }
-        for tags, params, metrics in _members(store, run_id, row)
-        if tags.get(TIMEFRAME) == row["timeframe"] and "test_crps_ratio" in metrics
+        for member in fleet.members
+        if member.tags.get(TIMEFRAME) == row["timeframe"]
+        and member.status == "FINISHED"
+        and "test_crps_ratio" in member.metrics
     ]
 
 
@@ -231,25 +166,6 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
         )
     runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
     return {one.info.run_name or one.info.run_id: _history(store, one) for one in runs[:MAX_HISTORIES]}
-
-
-def _members(
-    store: Store, run_id: str, row: Mapping[str, Any]
-) -> list[tuple[Mapping[str, str], Mapping[str, str], Mapping[str, float]]]:
-    """Return tags, params and metrics of each judged member behind a row."""
-    if run_id != row["flow_run"]:
-        fleet = find_run(store, run_id)
-        shared = fleet.data.params if fleet else {}
-        runs = search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'FINISHED'")
-        return [(run.data.tags, {**shared, **run.data.params}, run.data.metrics) for run in runs]
-    flow = find_run(store, run_id)
-    archive = read_archive(store, flow) if flow else None
-    return [
-        (member.tags, fleet.fleet.params | member.params, member.metrics)
-        for fleet in (archive.fleets if archive else ())
-        if fleet.fleet.tags.get("architecture", fleet.fleet.name) == row["architecture"]
-        for member in fleet.members
-    ]
 
 
 def _history(store: Store, run: "Run") -> list[dict[str, float]]:

@@ -5,26 +5,23 @@ one of fewer coins, or with coins that failed, is a row of its own, marked `part
 its interval.
 """
 
-import logging
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
 from schemas.identity import SIM
-from tasks.tracking.archive import read_archive
-from tasks.tracking.board import BoardRow, Fleet, Member, order, rows_of
-from tasks.tracking.connection import Store, search
-from tasks.tracking.run_list import find_flow
+from tasks.tracking.archive import fleets_of, readable_fleets
+from tasks.tracking.board import BoardRow, order, rows_of
+from tasks.tracking.connection import Store
+from tasks.tracking.run_list import find_flow, finished_flows
 from tasks.tracking.runs import COMPLETE
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import FLOW, KEY, KIND, OUTCOME, PARENT, PRUNED, age_of, market_of, recipe_of_run
+from tasks.tracking.tags import OUTCOME, age_of, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-
-log = logging.getLogger("cpb")
 
 _ASKED = ("coins", "timeframes", "architectures", "preset", "overrides", "seeds", "dtype")
 """Params of a flow run that say which models it was to train."""
@@ -66,7 +63,7 @@ def leaderboard(
 
 def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
     """Return the rows of one flow run, from its members' runs, and from its archive where those were pruned."""
-    rows = rows_of([*_live(store, flow), *_archived(store, flow)], _of_flow(flow))
+    rows = rows_of(fleets_of(store, flow), _of_flow(flow))
     return sorted((row.values for row in rows), key=order)
 
 
@@ -92,14 +89,7 @@ def _current(
     rows: list[BoardRow] = []
     for flow, of_flow in flows:
         if of_flow["market"] in shown:
-            fleets = list(_live(store, flow))
-            try:
-                fleets += _archived(store, flow)
-            except CpbError as error:
-                if error.code != "damaged":
-                    raise
-                log.warning("the leaderboard lacks run %s: %s", flow.info.run_id, error)
-            found = rows_of(fleets, of_flow, symbols, timeframes)
+            found = rows_of(readable_fleets(store, flow), of_flow, symbols, timeframes)
             rows += [row for row in found if not any(newer.covers(row) for newer in rows)]
     if not rows:
         raise CpbError(
@@ -118,8 +108,7 @@ def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
     """
     kept: list[tuple[Run, dict[str, Any]]] = []
     newer: dict[tuple[str | None, ...], list[tuple[str, float]]] = {}
-    condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
-    for run in search(store, condition, ["attributes.start_time DESC"]):
+    for run in finished_flows(store):
         of_flow = _of_flow(run)
         asked = tuple(run.data.params.get(name) for name in _ASKED)
         # A run that does not say what it was asked for stands for itself.
@@ -137,33 +126,3 @@ def _judged(flow: "Run") -> float:
     metrics = flow.data.metrics
     complete = flow.data.tags.get(OUTCOME, COMPLETE) == COMPLETE and not metrics.get("failed")
     return math.inf if complete else metrics.get("members", 0)
-
-
-def _live_runs(store: Store, flow: "Run") -> "list[Run]":
-    """Return the runs of a flow's fleets whose members were not pruned; of the others only champions' are left."""
-    fleets = search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'")
-    return [fleet for fleet in fleets if PRUNED not in fleet.data.tags]
-
-
-def _live(store: Store, flow: "Run") -> Iterator[Fleet]:
-    """Yield the fleets of a flow run that MLflow has with their members."""
-    for fleet in _live_runs(store, flow):
-        runs = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        members = [m for run in runs for m in Member.of(run.data.tags, run.info.status, run.data.metrics)]
-        tags, params = fleet.data.tags, fleet.data.params
-        architecture = tags.get("architecture", fleet.info.run_name)
-        recipe = recipe_of_run(params, tags, flow.data.tags)
-        yield Fleet(fleet.info.run_id, architecture, recipe, fleet.data.metrics, members)
-
-
-def _archived(store: Store, flow: "Run") -> Iterator[Fleet]:
-    """Yield the fleets of a flow run that only its archive has; raises `CpbError` where that cannot be read."""
-    archive = read_archive(store, flow)
-    known = {fleet.data.tags.get(KEY, "") for fleet in _live_runs(store, flow)} if archive else set()
-    for one in archive.fleets if archive else ():
-        if one.fleet.key not in known:
-            members = [m for run in one.members for m in Member.of(run.tags, run.status, run.metrics)]
-            tags = one.fleet.tags
-            architecture = tags.get("architecture", one.fleet.name)
-            recipe = recipe_of_run(one.fleet.params, tags, flow.data.tags)
-            yield Fleet(flow.info.run_id, architecture, recipe, one.fleet.metrics, members)

@@ -107,7 +107,7 @@ def prune(
     store = store or open_store(create=not dry_run)
     report = PruneReport(dry_run)
     if dry_run:
-        _look(store, home, nights, now, report)
+        _prune_once(store, home, nights, now, report)
         return report
     reconcile(store)
     while not report.unfinished:
@@ -149,36 +149,34 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
         yield
 
 
-def _look(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> None:
-    """Fill the report with what would be deleted."""
-    flows, versions = _plan(store, home, nights, now, report)
-    report.versions = [full_name(old) for old in versions]
-    for flow in flows:
-        _count(flow, report)
-    report.fleets = [str(f) for fleets in _fleet_roots(home) for f in old_fleets(fleets, now)]
-    report.files = [str(path) for path in (*_old_set_aside(home, now), *_stale_copies(store, home, versions))]
-
-
 def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> bool:
-    """Delete up to `MAX_RUNS_A_PASS` runs, and everything else; return whether runs are left to delete."""
+    """Add what is old to the report and delete it, runs up to `MAX_RUNS_A_PASS`; return whether runs are left.
+
+    With `report.dry_run` nothing is deleted, and all runs are counted.
+    """
     report.kept.clear()
     flows, versions = _plan(store, home, nights, now, report)
     for old in versions:
-        _delete_version(store, old)
+        if not report.dry_run:
+            _delete_version(store, old)
         report.versions.append(full_name(old))
     deleted = 0
     for flow in flows:
         if deleted >= MAX_RUNS_A_PASS:
             return True
         _count(flow, report)
-        _delete_flow(store, flow, now)
-        deleted += len(flow.runs)
-    for fleets in _fleet_roots(home):
-        report.fleets += [str(folder) for folder in remove_old_fleets(fleets, now)]
-    for path in _old_set_aside(home, now):
+        if not report.dry_run:
+            _delete_flow(store, flow, now)
+            deleted += len(flow.runs)
+    fleets_of = old_fleets if report.dry_run else remove_old_fleets
+    report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
+    set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
+    report.files += map(str, (*set_aside, *copies))
+    if report.dry_run:
+        return False
+    for path in set_aside:
         path.unlink(missing_ok=True)
-        report.files.append(str(path))
-    report.files += [str(folder) for folder in remove_stale_copies(_stale_copies(store, home, ()))]
+    remove_stale_copies(copies)
     if root := local_path(store.artifacts):
         for path in unused(root):  # what runs shared, and went with the last of them
             path.unlink(missing_ok=True)

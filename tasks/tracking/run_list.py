@@ -1,16 +1,20 @@
-"""The flow runs in MLflow, for `cpb leaderboard --list`.
+"""The flow runs in MLflow, for `cpb leaderboard --list` and the page.
 
 People type ids whole, or as many characters from the start as tell one from the others.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel
 
 from schemas.errors import CpbError
+from schemas.identity import Market
 from tasks.tracking.board import COLUMNS
-from tasks.tracking.connection import Store, find_run, search
+from tasks.tracking.connection import Store, find_run, search, search_lazily
 from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.run_names import source_kind
 from tasks.tracking.store import open_store
@@ -22,8 +26,10 @@ from tasks.tracking.tags import (
     OUTCOME,
     PARENT,
     REASON,
+    STUDY,
     TIMEFRAMES,
     age_of,
+    as_of,
     command_of,
     market_of,
 )
@@ -56,31 +62,96 @@ RUN_COLUMNS = {
 SHORT = 8
 """Characters of an id that are shown; git shows 7 of 40, MLflow's ids have 32."""
 _MIN_TYPED = 4
+_NEWEST, _PAGE = "attributes.start_time DESC", 1000
+
+
+def finished_flows(store: Store, condition: str = "") -> "list[Run]":
+    """Return the finished flow runs, newest first; `condition`: a further one, as MLflow's filters write it."""
+    finished = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
+    return search(store, f"{finished} and {condition}" if condition else finished, [_NEWEST])
+
+
+class FlowRunInfo(BaseModel):
+    """A run of the flow, or a search of `cpb tune`; the page's `FlowRun` says what the fields mean."""
+
+    market: Market
+    run_id: str
+    kind: Literal["flow", "study"]
+    name: str
+    status: str
+    outcome: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    preset: str | None
+    coins: list[str]
+    timeframes: list[str]
+    architectures: list[str]
+    as_of: str | None
+    reason: str | None
 
 
 def list_runs(store: Store | None = None) -> list[dict[str, Any]]:
     """Return the flow runs, the newest first, by the names of `RUN_COLUMNS`; a value that is not known is None."""
     store = store or open_store(create=False)
-    flows = search(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"])
-    dead = dead_runs(store) if any(flow.info.status == "RUNNING" for flow in flows) else {}
-    return [_entry(flow, dead) for flow in flows]
+    return [_entry(flow, died) for flow, died in _newest(store, (FLOW,))]
 
 
-def _entry(flow: "Run", dead: Mapping[str, str]) -> dict[str, Any]:
+def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
+    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first."""
+    return [_info(run, died) for run, died in _newest(store, (FLOW, STUDY), limit)]
+
+
+def _newest(store: Store, kinds: Collection[str], limit: int | None = None) -> "list[tuple[Run, str | None]]":
+    """Return the newest runs of some kinds, newest first.
+
+    With each stands why its process is dead, whether or not anybody has marked the run as killed; None where it is not.
+    """
+    runs = [
+        run
+        for kind in kinds  # MLflow's filters know no OR
+        for run in islice(
+            search_lazily(store, f"tags.`{KIND}` = '{kind}'", [_NEWEST], page_size=limit or _PAGE), limit
+        )
+    ]
+    runs = sorted(runs, key=lambda run: run.info.start_time, reverse=True)[:limit]
+    dead = dead_runs(store) if any(run.info.status == "RUNNING" for run in runs) else {}
+    return [(run, dead.get(run.info.run_id)) for run in runs]
+
+
+def _info(run: "Run", died: str | None) -> FlowRunInfo:
+    tags, params, info = run.data.tags, run.data.params, run.info
+    return FlowRunInfo(
+        market=market_of(run),
+        run_id=info.run_id,
+        kind=tags[KIND],
+        name=info.run_name or "",
+        status="KILLED" if died else info.status,
+        outcome=tags.get(OUTCOME),
+        started_at=_time(info.start_time),
+        ended_at=_time(info.end_time),
+        preset=params.get("preset"),
+        coins=_names(params.get("coins")),
+        timeframes=_names(params.get("timeframes")),
+        architectures=_names(params.get("architectures")),
+        as_of=as_of(tags),
+        reason=died or tags.get(REASON),
+    )
+
+
+def _entry(flow: "Run", died: str | None) -> dict[str, Any]:
     tags, params, metrics, info = flow.data.tags, flow.data.params, flow.data.metrics, flow.info
-    died = dead.get(info.run_id)
     ended = tags.get(OUTCOME, "complete") if info.status == "FINISHED" else info.status.lower()
     market = market_of(flow)
     return {
         "id": info.run_id,
-        "started_at": _time(info.start_time),
-        "ended_at": _time(info.end_time),
+        "started_at": _text(info.start_time),
+        "ended_at": _text(info.end_time),
         "command": command_of(flow),
         "market": market,
         "source": source_kind(market),
         "coins": tags.get(COINS) or params.get("coins"),
-        "timeframes": tags.get(TIMEFRAMES) or _words(params.get("timeframes", "")),
-        "architectures": _words(params.get("architectures", "")),
+        "timeframes": tags.get(TIMEFRAMES) or " ".join(_names(params.get("timeframes"))),
+        "architectures": " ".join(_names(params.get("architectures"))),
         "preset": tags.get("preset"),
         "as_of": age_of(flow)[0],
         "candles_until": tags.get(CANDLES_UNTIL),
@@ -91,13 +162,20 @@ def _entry(flow: "Run", dead: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _words(text: str) -> str:
-    """Return a param that is a JSON list, or names with commas, as words."""
-    return " ".join(json.loads(text)) if text.startswith("[") else text.replace(",", " ")
+def _names(text: str | None) -> list[str]:
+    """Return the names in a param: MLflow keeps texts, of a list its JSON."""
+    if not text:
+        return []
+    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
 
 
-def _time(stamp_ms: int | None) -> str | None:
-    return datetime.fromtimestamp(stamp_ms / 1000, UTC).isoformat(timespec="seconds") if stamp_ms else None
+def _time(stamp_ms: int | None) -> datetime | None:
+    return datetime.fromtimestamp(stamp_ms / 1000, UTC) if stamp_ms else None
+
+
+def _text(stamp_ms: int | None) -> str | None:
+    moment = _time(stamp_ms)
+    return moment.isoformat(timespec="seconds") if moment else None
 
 
 def short_id(run_id: str) -> str:

@@ -22,7 +22,7 @@ from tasks.storage.verify import (
     record_file,
 )
 from tasks.tracking.archive import ARCHIVE, FlowArchive
-from tasks.tracking.artifacts import put_back, registered_files
+from tasks.tracking.artifacts import files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_private import local_path
@@ -50,7 +50,7 @@ def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Sto
         if market_of(run) == asked.market and (folder := local_path(run.info.artifact_uri)):
             yield from _of_run(run.info.run_id, folder, digests_of(run.data.tags))
     for champion in champions(market=asked.market, store=store):
-        with registered_files(store, champion.source) as folder:
+        with files_at(store, champion.source) as folder:
             yield from _of_model(asked, store, champion, folder)
             yield from _of_mlflow(asked, store, champion, folder)
 
@@ -102,7 +102,7 @@ def _write_again(store: Store, champion: Champion, folder: Path) -> bool:
         digests = add_flavour(
             store, run, champion.source, champion.folder, champion.series.timeframe, kept=folder
         )
-    with registered_files(store, champion.source) as now:
+    with files_at(store, champion.source) as now:
         return bool(digests) and not damaged(now, digests)
 
 

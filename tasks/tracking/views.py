@@ -14,8 +14,9 @@ from schemas.identity import SIM
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
 from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, chart, view_state
+from tasks.tracking.run_list import finished_flows
 from tasks.tracking.run_names import source_kind
-from tasks.tracking.tags import COINS, FLEET, FLOW, KIND, MARKET, PARENT, market_of
+from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -70,8 +71,7 @@ _TITLE = "Percent below the random walk's CRPS"
 
 def _newest_flow(store: Store) -> "Run | None":
     """Return the newest finished run of real data, if possible one that has several architectures to compare."""
-    condition = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
-    flows = search(store, condition, ["attributes.start_time DESC"])
+    flows = finished_flows(store)
     real = [flow for flow in flows if market_of(flow) != SIM]
     return max(real or flows, key=_has_several, default=None)  # the first, which is the newest, of the best
 

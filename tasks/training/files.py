@@ -24,6 +24,8 @@ from tasks.training.plan import job_key
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 EPOCHS = "epochs.jsonl"
 """Of a fleet in training: what each of its epochs has cost, a line per report (`epochs.py`)."""
+KERNELS = "CPB_KERNELS"
+"""Environment of a trainer: the fleets whose kernels it compiles before its first order, as JSON."""
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 

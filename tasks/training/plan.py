@@ -126,6 +126,7 @@ def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> 
         device=spec.device,
         profile=spec.profile,
         dtype=spec.dtype,
+        kernels=spec.kernels,
         members=tuple(members),
         code=training_code() + cpbmodels.architecture(base_of(architecture)).package,
     )

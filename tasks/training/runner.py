@@ -6,12 +6,13 @@ alone. It stays: importing torch and opening a GPU takes up to 10 s. Its GPU is 
 ordered, until it is predicted, so that another command can train in between.
 """
 
+import json
 import logging
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.util import find_spec
@@ -20,14 +21,15 @@ from typing import IO, Any, Protocol
 
 from schemas.errors import BusyError, CpbError
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import LOCAL, RAY, RunSpec
+from schemas.run import LOCAL, RAY, UNIVERSAL, RunSpec, base_of
+from schemas.scope import home
 from schemas.wording import install_extra
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import acquire, machine_lock, open_lock, release
 from tasks.training.devices import Slots, check_device, gpus_of, plan_slots
-from tasks.training.files import LOG, PROGRESS, RESULT, prepare, read_result
+from tasks.training.files import KERNELS, LOG, PROGRESS, RESULT, prepare, read_result
 from tasks.training.progress import FleetProgress
 from tasks.training.ray_address import ADDRESS, check_cluster
 
@@ -72,13 +74,21 @@ class Trainers:
     Args:
         label: for `ps`: where they train.
         cores: on a CPU, what they share with judges.
+        env_on_gpu: added to the environment of those that have a GPU.
     """
 
-    def __init__(self, slots: Slots, label: Path, cores: Cores | None = None) -> None:
+    def __init__(
+        self,
+        slots: Slots,
+        label: Path,
+        cores: Cores | None = None,
+        env_on_gpu: Mapping[str, str] | None = None,
+    ) -> None:
         self._cores, self._threads = None if slots.gpus else cores, slots.threads
         self._locks: dict[Resident, IO[bytes]] = {}
         env = MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
         if slots.gpus:
+            env |= env_on_gpu or {}
             files = {gpu: open_lock(machine_lock(f"cpb-{gpu}.lock"), everyone=True) for gpu in slots.gpus}
             # The descriptor goes to the trainer: the GPU is free when the trainer has ended as well.
             trainers = [
@@ -286,6 +296,17 @@ class Engine(Protocol):
         ...
 
 
+def kernel_environment(spec: RunSpec) -> dict[str, str]:
+    """Return where a trainer's compiled kernels are kept, and what it compiles before its first shard.
+
+    Triton's folders below `TRITON_CACHE_DIR` are named by chip, versions and source.
+    """
+    kept = os.environ.get("TRITON_CACHE_DIR") or str(home().absolute() / "triton")
+    names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL)] if spec.kernels else []
+    wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
+    return {"TRITON_CACHE_DIR": kept, KERNELS: json.dumps(wanted)}
+
+
 class LocalEngine:
     """This machine, also the executor of its shards. Further shards wait in the order in which they are handed over.
 
@@ -300,12 +321,13 @@ class LocalEngine:
         self._gpus = gpus_of(spec.device)
         self.cores = Cores(max(1, usable_cores() - len(self._gpus)))
         self._slots = plan_slots(spec.device, len(self._gpus))
+        self._env = kernel_environment(spec)
         self._trainers = self._made()
         if self._gpus:
             self._trainers.start()
 
     def _made(self) -> Trainers:
-        return Trainers(self._slots, self._root.absolute(), self.cores)
+        return Trainers(self._slots, self._root.absolute(), self.cores, self._env)
 
     @property
     def gpus(self) -> bool:

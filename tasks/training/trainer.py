@@ -7,6 +7,7 @@ does after one is not to be relied on, and its last words say why. Knows no orch
 
 import ctypes
 import gc
+import json
 import logging
 import math
 import os
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 import cpbmodels
+from cpbmodels.device import steps
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.plan import pick_device
 from schemas.errors import CpbError, DamagedError, MemberError
@@ -36,7 +38,7 @@ from tasks.storage.locks import locked
 from tasks.storage.npz import write_npz
 from tasks.storage.records import write_record
 from tasks.training.epochs import EpochReports
-from tasks.training.files import EPOCHS, RESULT, home_of, read_job
+from tasks.training.files import EPOCHS, KERNELS, RESULT, home_of, read_job
 from tasks.training.members import Loaded, train_members
 from tasks.training.plan import is_universal, job_key
 from tasks.training.progress import ProgressFile, plain
@@ -52,10 +54,33 @@ def serve(orders: Orders) -> None:
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()
+        compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"))
     for order in orders:
         forget_peaks()
         train_once(Path(order["folder"]))
         orders.answer()
+
+
+def compile_kernels(wanted: dict[str, Any]) -> None:
+    """Compile what the run's fleets launch, in threads, before the first order: the candles are still being read.
+
+    wanted: names of architectures, and preset, profile and overrides of them all. What goes wrong is said; the first
+    step then meets it again, or compiles by itself.
+    """
+    for name in wanted.get("names", []):
+        begun = time.perf_counter()
+        try:
+            profile = _profile(wanted["profile"], "cuda")
+            options = cpbmodels.preset(wanted["preset"], name, profile, **wanted["overrides"])
+            found = cpbmodels.architecture(name)
+            made = 0 if found.closed_form else steps.compile_kernels(name, options, torch.device("cuda", 0))
+        except Exception as error:  # noqa: BLE001 - compiling ahead saves time and decides nothing
+            log.warning("kernels of %s were not compiled ahead: %s", name, error)
+            continue
+        if made:
+            log.info(
+                "%d kernels of %s compiled, or found, in %.1f s", made, name, time.perf_counter() - begun
+            )
 
 
 def forget_peaks() -> None:
@@ -96,7 +121,8 @@ def train_job(folder: Path) -> ShardResult:
     with watch.running():
         models = train_members(
             job, loaded, home, checkpoint=folder / "checkpoints", resume=True, device=device,
-            profile=_profile(job), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
+            profile=_profile(job.profile, job.device), dtype=job.dtype, kernels=job.kernels, on_epoch=on_epoch,
+            on_step=progress.on_step,
         )  # fmt: skip
     trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
     good = [one for one in trained if not one[2].report.get("diverged")]
@@ -141,11 +167,11 @@ class Stopwatch:
         )  # fmt: skip
 
 
-def _profile(job: ShardJob) -> str | None:
+def _profile(asked: str, device: str) -> str | None:
     """Return the hardware profile: as asked, or by the GPU's memory; on a CPU the preset stands as it is."""
-    if job.profile != "auto":
-        return job.profile
-    if job.device == "cpu" or not torch.cuda.is_available():
+    if asked != "auto":
+        return asked
+    if device == "cpu" or not torch.cuda.is_available():
         return None
     return profile_for(torch.cuda.get_device_properties(0).total_memory)
 

@@ -32,21 +32,20 @@ def run_trials(
     spec: TuneSpec,
     study: Study,
     folds: Sequence[FoldSeries],
-    deadline: float | None,
     how: dict[str, Any],
     folder: Path,
     log: Callable[[Sequence[TrialRecord]], None],
     say: Say,
 ) -> None:
-    """Train and score batch after batch until there are enough trials or the time is up.
+    """Train and score batch after batch until there are enough trials or the budget, which begins here, is used up.
 
     Args:
         folds: the series on which trials are chosen.
-        deadline: on `time.monotonic`'s clock, None without a budget.
         how: device, dtype and profile of every training.
         folder: of the search; the page reads there how far a batch is.
         log: called with the trials of each batch, once they are stored.
     """
+    deadline = None if spec.budget_s is None else time.monotonic() + spec.budget_s
     name = spec.names[0]
     scored = prepare(folds, cpbmodels.preset(spec.preset, name, **spec.overrides))
     study.stored.set_user_attr("reference", sums_by_block(scored, [one.losses for one in scored]).tolist())

@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 
 
-def cpb(*args, home):
+def cpb(*args, home, program=(sys.executable, "-m", "flows.cli")):
     env = os.environ | {"CPB_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "flows.cli", *args], env=env, capture_output=True, text=True)
+    return subprocess.run([*program, *args], env=env, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize(("option", "value"), [("--baselines", "magic"), ("--out", "file")])
@@ -25,13 +25,13 @@ def test_what_cannot_be_done_is_refused_before_any_work(tmp_path, option, value)
 
 
 @pytest.mark.slow
-def test_backtest_writes_everything_it_promises(tmp_path):
+def test_backtest_writes_everything_it_promises(tmp_path, forking):
     out = tmp_path / "out"
     asked = [
         "backtest", "--source", "sim", "--coins", "BTC,ETH", "--preset", "smoke", "--architectures",
         "har,har-universal", "--folds", "2", "--check-lookahead", "--out", str(out), "--json",
     ]  # fmt: skip
-    done = cpb(*asked, home=tmp_path / "home")
+    done = cpb(*asked, home=tmp_path / "home", program=[forking / "cpb"])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
     assert set(found["pooled"]) == {"random-walk", "robust-har", "har", "har-universal"}
@@ -47,7 +47,9 @@ def test_backtest_writes_everything_it_promises(tmp_path):
 
     fleets = {path: path.stat().st_mtime_ns for path in (tmp_path / "home").rglob("result.json")}
     assert len(fleets) == 3  # har's shard, and one of har-universal for each timeframe
-    again = cpb(*asked, home=tmp_path / "home")  # finds its fleets trained, and gives the same figures
+    again = cpb(
+        *asked, home=tmp_path / "home", program=[forking / "cpb"]
+    )  # finds its fleets trained, and gives the same figures
     assert json.loads(again.stdout.splitlines()[-1]) == found
     assert {path: path.stat().st_mtime_ns for path in fleets} == fleets
 

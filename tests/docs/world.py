@@ -46,7 +46,7 @@ SUBSTITUTES = [
     (r"MLFLOW_BACKEND_STORE_URI=\S+", "MLFLOW_BACKEND_STORE_URI=sqlite:///tracking.db",
      "a PostgreSQL server; tests/e2e/test_e2e_several_machines.py has one"),
     (r"^(\.venv/bin/)?cpb tracking-server.*$",
-     "begin {port} cpb tracking-server --port {port} --workers 1 --allowed-hosts head.example.com",
+     "begin {port} cpb tracking-server --port {port} --allowed-hosts head.example.com",
      "it runs until it is stopped"),
     (r"http://head\.example\.com:5000", "http://127.0.0.1:{port}", "its address here"),
     (r"--engine ray", "--engine local", "a cluster of several machines; tests/training/test_ray.py has one"),
@@ -192,8 +192,7 @@ def _clone(folder, binance, hub, inbox_port):
         "HOME": str(scratch), "PATH": path, "PYTHONPATH": os.pathsep.join([str(HERE / "stand_ins"), str(ROOT)]),
         "CPB_DOCS_BINANCE": binance, "CPB_DOCS_PORT": str(free_port()), "CPB_DEPLOY_STATE": str(folder / "deploy"),
         "PREFECT_HOME": str(scratch / ".prefect"), "HF_ENDPOINT": hub, "HF_TOKEN": TOKEN,
-        "HF_HOME": str(scratch / "hf"), "CPB_DOCS_PYTHON": str(programs / "forking-python"),
-        "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1",
+        "HF_HOME": str(scratch / "hf"), "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "1",
         "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
     }  # fmt: skip
     return World(clone, environment, inbox_port)
@@ -204,35 +203,21 @@ def running(made):
     """Programs of the workspace: `cpb` by the fork server, Python itself, and those that only write down a call."""
     programs, address = made.folder.parent / "bin", made.folder.parent / "s"
     local = made.folder / ".venv/bin"
-    client = fork_server.CLIENT.format(
-        python=sys.executable, socket=str(address), trainer=fork_server.TRAINER
-    )
-    texts = {"cpb": client, "forking-python": client}
-    texts |= dict.fromkeys(("python", "python3"), f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    texts = dict.fromkeys(("python", "python3"), f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     texts |= {
         name: f'#!/bin/sh\nexec {sys.executable} {HERE / "recorder.py"} {name} "$@"\n' for name in RECORDED
     }
-    for name, text in texts.items():
-        for place in (programs, local):
+    for place in (programs, local):
+        fork_server.write_clients(place, address)
+        for name, text in texts.items():
             (place / name).write_text(text)
             (place / name).chmod(0o755)
     (made.folder / ".venv-freqtrade").mkdir()
     for stamp in (".venv/.installed", ".venv/.installed-dev", ".venv-freqtrade/.installed"):
         (made.folder / stamp).touch()
     (local / "activate").write_text(f'export PATH="{local}:$PATH"\n')
-    process = subprocess.Popen(
-        [sys.executable, HERE / "fork_server.py", address], env=made.environment, cwd=made.folder
-    )
-    try:
-        deadline = time.monotonic() + 600
-        while not address.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    with fork_server.running(address, made.environment, made.folder):
         yield made
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _files(made):

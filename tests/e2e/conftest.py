@@ -8,10 +8,15 @@ import pytest
 
 
 class Cpb:
-    """The command line in a folder of its own."""
+    """The command line in a folder of its own.
 
-    def __init__(self, folder):
+    A call without settings of its own is a child of the fork server in `forking`; any other, and what `start` starts,
+    is a Python of its own.
+    """
+
+    def __init__(self, folder, forking):
         self.folder = folder
+        self.program = forking / "cpb"
         self.env = {
             k: v
             for k, v in os.environ.items()
@@ -19,9 +24,10 @@ class Cpb:
         }
 
     def __call__(self, *arguments, timeout=600, **env):
+        program = [sys.executable, "-m", "flows.cli"] if env else [self.program]
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
-            cwd=self.folder, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
+            [*program, *map(str, arguments)], cwd=self.folder, env=self.env | env,
+            capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
     def json(self, *arguments, code=0, **env):
@@ -42,5 +48,5 @@ class Cpb:
 
 
 @pytest.fixture
-def cpb(tmp_path):
-    return Cpb(tmp_path)
+def cpb(tmp_path, forking):
+    return Cpb(tmp_path, forking)

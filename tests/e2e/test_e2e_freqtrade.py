@@ -10,7 +10,6 @@ import re
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 import zipfile
 from datetime import timedelta
@@ -58,7 +57,7 @@ class Always(CpbRiskStrategy):
 
 
 @pytest.fixture(scope="module", params=["sim", pytest.param(str(MIRROR), marks=mirror_is_here)])
-def trader(request, tmp_path_factory):
+def trader(request, tmp_path_factory, forking):
     """A folder of freqtrade's with candles up to AS_OF, champions trained as of TRAINED_UNTIL, and a way to run it."""
     folder = tmp_path_factory.mktemp("freqtrade")
     home, user = folder / "home", folder / "user_data"
@@ -80,9 +79,7 @@ def trader(request, tmp_path_factory):
         ("train-all", *scope, *recipe, "--as-of", TRAINED_UNTIL),
         ("ingest", *scope, "--as-of", AS_OF),
     ):
-        subprocess.run(
-            [sys.executable, "-m", "flows.cli", *command], cwd=folder, env=env | {"CPB_HOME": str(home)}, check=True
-        )  # fmt: skip
+        subprocess.run([forking / "cpb", *command], cwd=folder, env=env | {"CPB_HOME": str(home)}, check=True)
 
     (user / "strategies").mkdir(parents=True)
     shutil.copy(STRATEGY, user / "strategies")
@@ -301,6 +298,7 @@ def test_recursive_analysis_finds_no_variance_and_no_lookahead(trader):
     assert "No lookahead bias on indicators found" in said
 
 
+@pytest.mark.parametrize("trader", ["sim"], indirect=True)  # whether they can fail depends on no candles
 def test_the_analyses_would_find_a_bias_and_too_few_startup_candles(trader):
     """Guards the two tests above: both must be able to fail here."""
     path = trader.user / "strategies" / STRATEGY.name

@@ -53,7 +53,9 @@ def python(tmp_path):
 @pytest.fixture
 def repo(tmp_path):
     """The project as a git repository."""
-    made = shutil.ignore_patterns(".git", ".venv", "build", "dist", "*.egg-info", ".*_cache", "__pycache__")
+    made = shutil.ignore_patterns(
+        ".git", ".venv*", ".hypothesis", "build", "dist", "*.egg-info", ".*_cache", "__pycache__"
+    )
 
     def kept_out(folder, names):
         own = {"data", "mlruns"} if Path(folder) == ROOT else set()  # packages have folders called data

@@ -30,25 +30,25 @@ FOREIGN = "https://evil.example"
 
 
 class Machine:
-    """A home that uses the servers."""
+    """A home that uses the servers. `program`: what runs commands that are waited for."""
 
-    def __init__(self, folder, env):
-        self.folder = folder
+    def __init__(self, folder, env, program=(sys.executable, "-m", "flows.cli")):
+        self.folder, self.program = folder, program
         (folder / "tmp").mkdir(parents=True)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_", "PREFECT_API"))}
         paths = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
         self.env = kept | paths | env
 
-    def start(self, *arguments, code="", **env):
-        run = ["-c", code] if code else ["-m", "flows.cli"]
+    def start(self, *arguments, code="", program=None, **env):
+        run = program or [sys.executable, *(["-c", code] if code else ["-m", "flows.cli"])]
         return subprocess.Popen(
-            [sys.executable, *run, *map(str, arguments)], cwd=self.folder, env=self.env | env, text=True,
+            [*run, *map(str, arguments)], cwd=self.folder, env=self.env | env, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def __call__(self, *arguments, exit_code=0, **env):
         """Run a command and return the object that it prints last."""
-        return ended(self.start(*arguments, **env), exit_code)
+        return ended(self.start(*arguments, program=self.program, **env), exit_code)
 
 
 def ended(process, exit_code=0, seconds=900):
@@ -58,7 +58,7 @@ def ended(process, exit_code=0, seconds=900):
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory):
+def world(tmp_path_factory, forking):
     """The two servers, and two machines that have just been told of them."""
     place = tmp_path_factory.mktemp("several")
     with postgres_server("mlflow", "prefect", "bare") as (port, _):
@@ -69,9 +69,7 @@ def world(tmp_path_factory):
         config = {"XDG_CONFIG_HOME": str(place / "config")}
         head = Machine(place / "head", config | {"MLFLOW_BACKEND_STORE_URI": database("mlflow")})
         own = free_port()
-        server = head.start(
-            "tracking-server", "--port", own, "--workers", 1, "--json", "--allowed-hosts", "head.example"
-        )
+        server = head.start("tracking-server", "--port", own, "--json", "--allowed-hosts", "head.example")
         deployed = Deployed(tmp_path_factory.mktemp("prefect"))
         deployed.env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg"),
                          "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "2"}  # fmt: skip
@@ -85,7 +83,7 @@ def world(tmp_path_factory):
             }  # fmt: skip
             leases = {"PREFECT_API_URL": deployed.api, "PREFECT_API_AUTH_STRING": deployed.password,
                       "PREFECT_HOME": str(deployed.home)}  # fmt: skip
-            machines = [Machine(place / name, shared) for name in ("one", "two")]
+            machines = [Machine(place / name, shared, [forking / "cpb"]) for name in ("one", "two")]
             begun = [
                 machine.start(*TRAIN) for machine in machines
             ]  # at once, on a database without a table of cpb's
@@ -117,7 +115,8 @@ def test_two_homes_that_begin_at_once_end_complete_in_one_store(world):
 
 
 def test_a_home_that_never_trained_forecasts_with_the_servers_champion(world, tmp_path):
-    third = Machine(tmp_path / "three", world["machines"][0].env)
+    one = world["machines"][0]
+    third = Machine(tmp_path / "three", one.env, one.program)
     assert third("forecast", *SIM)["series"] == 1
     assert third("forecast", *SIM)["rows"] == 0
     assert third("prune", "--json")["exit"] == 0
@@ -139,8 +138,8 @@ def test_a_file_that_is_damaged_on_the_server_is_found_and_put_back(world):
 
 
 @pytest.mark.parametrize("name", ["bare", "mlflow"])  # an empty one, and the one behind the tracking server
-def test_a_bare_database_is_refused_before_anything_is_fetched(world, tmp_path, name):
-    machine = Machine(tmp_path / "bare", {"MLFLOW_TRACKING_URI": world["database"](name)})
+def test_a_bare_database_is_refused_before_anything_is_fetched(world, forking, tmp_path, name):
+    machine = Machine(tmp_path / "bare", {"MLFLOW_TRACKING_URI": world["database"](name)}, [forking / "cpb"])
     told = machine(*TRAIN, exit_code=1)
     assert told["code"] == "artifacts"
     assert "cpb tracking-server" in told["error"]

@@ -34,7 +34,7 @@ def start(tmp_path):
 
 def serve(start, tmp_path, port):
     server = start(
-        "tracking-server", "--port", port, "--workers", 2, "--json",
+        "tracking-server", "--port", port, "--json",
         MLFLOW_BACKEND_STORE_URI=f"sqlite:///{tmp_path}/mlflow.db",
     )  # fmt: skip
     line = server.stdout.readline()
@@ -50,7 +50,6 @@ def test_a_killed_server_leaves_nobody_at_its_port(start, tmp_path):
     port = free_port()
     server, _ = serve(start, tmp_path, port)
     children = psutil.Process(server.pid).children(recursive=True)
-    assert len([one for one in children if "spawn_main" in " ".join(one.cmdline())]) == 2  # the workers
     server.kill()
     server.communicate(timeout=30)
     wait_until(lambda: all(map(is_gone, children)), 30)

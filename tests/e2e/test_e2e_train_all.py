@@ -3,7 +3,9 @@
 import json
 import random
 import shutil
+import subprocess
 import time
+from contextlib import suppress
 from datetime import datetime
 
 import polars as pl
@@ -120,7 +122,7 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
     command = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
                "--architectures", "gru,har")  # fmt: skip
     started = time.monotonic()
-    assert cpb(*command).returncode == 0
+    assert cpb.start(*command).wait(600) == 0
     whole = time.monotonic() - started
     undisturbed, rows = metrics_of(tmp_path), forecast_rows(tmp_path).drop("model_version", "made_at")
     for name in ("data", "mlruns"):
@@ -129,7 +131,8 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
     chance = random.Random(7)
     for _ in range(6):
         process = cpb.start(*command)
-        time.sleep(chance.uniform(0.1, whole))
+        with suppress(subprocess.TimeoutExpired):  # it is killed, unless it has ended before
+            process.wait(chance.uniform(0.1, whole))
         cpb.kill(process)
     done = cpb(*command)
     assert done.returncode == 0, done.stderr

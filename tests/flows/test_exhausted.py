@@ -64,7 +64,7 @@ def test_any_other_fault_is_still_shown_as_such(monkeypatch, capsys):
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small tmpfs needs root")
 @pytest.mark.parametrize("size", ["300k", "1000k", "2500k", "3500k"])
-def test_a_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path, size):
+def test_a_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_path, forking, size):
     """The disk fills while candles, features, the MLflow store or the models are written."""
     disk = tmp_path / "disk"
     disk.mkdir()
@@ -75,7 +75,7 @@ def test_a_training_on_a_full_disk_says_so_and_goes_on_when_there_is_room(tmp_pa
         k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
     }
     command = [
-        sys.executable, "-m", "flows.cli", "train-all", "--coins", "BTC,ETH", "--timeframes", "1h", "--source", "sim",
+        forking / "cpb", "train-all", "--coins", "BTC,ETH", "--timeframes", "1h", "--source", "sim",
         "--since", "2025-02", "--as-of", "2025-05-20", "--architectures", "linear,robust-har", "--preset", "smoke",
     ]  # fmt: skip
     try:

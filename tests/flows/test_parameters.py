@@ -22,7 +22,8 @@ SCOPE = {
 }  # fmt: skip
 RUN = SCOPE | {
     "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",
-    "dtype": "float64", "seed": 7, "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
+    "dtype": "float64", "kernels": False, "seed": 7,
+    "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
     "train_timeout_s": 12.5, "engine": "local",
     "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
     "weekly_challengers": True,

@@ -102,13 +102,13 @@ def test_the_variables_of_mlflows_app_are_those_of_this_version():
 def test_without_a_database_it_says_where_to_name_one(monkeypatch, tmp_path):
     monkeypatch.delenv(tracking_server.DATABASE, raising=False)
     with pytest.raises(UsageError) as caught:
-        tracking_server.serve_tracking("127.0.0.1", 5000, 1, (), None, print)
+        tracking_server.serve_tracking("127.0.0.1", 5000, (), None, print)
     assert (caught.value.code, caught.value.field) == ("database", "MLFLOW_BACKEND_STORE_URI")
     said = str(caught.value)
     assert without_credentials(said) == said  # what is taken for a password would be cut out of the example
     monkeypatch.setenv(tracking_server.DATABASE, "file:///somewhere")
     with pytest.raises(UsageError, match="is no database") as caught:
-        tracking_server.serve_tracking("127.0.0.1", 5000, 1, (), None, print)
+        tracking_server.serve_tracking("127.0.0.1", 5000, (), None, print)
     assert without_credentials(str(caught.value)) == str(caught.value)
 
 

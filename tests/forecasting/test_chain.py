@@ -9,6 +9,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import fork_server
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, flip, rows_at, write_candles
@@ -360,10 +361,10 @@ print(chain.append(home, "spot", "forecasts", batch), seen)
 """
 
 
-def killed_at(home, limit, hours):
+def killed_at(forking, home, limit, hours):
     """Run one batch in a process that is killed before its `limit`-th access to a file; whether it was."""
     code = KILLED.format(tests=str(Path(__file__).parent), home=str(home), limit=limit, hours=hours)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = subprocess.run([forking / fork_server.CODE, code], capture_output=True, text=True, check=False)
     assert done.returncode in (0, -9), done.stderr
     return done.returncode == -9
 
@@ -381,10 +382,10 @@ def check_after_a_kill(home, hours, before):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path):
+def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path, forking):
     issue(tmp_path, 0)
     points = 0
-    while killed_at(tmp_path, points + 1, hours=points + 1):
+    while killed_at(forking, tmp_path, points + 1, hours=points + 1):
         points += 1
         check_after_a_kill(tmp_path, points, before=10 * points)
     assert points > 20
@@ -395,7 +396,7 @@ def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("state", ["without a chain", "damaged"])
-def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_path, state):
+def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_path, forking, state):
     for limit in range(1, 100):
         home = tmp_path / str(limit)
         issue(home, 5)
@@ -403,7 +404,7 @@ def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_p
             flip(home / PEPE_JUNE)
         else:
             chain_path(home, "spot").unlink()
-        killed = killed_at(home, limit, hours=6)
+        killed = killed_at(forking, home, limit, hours=6)
         assert all(type(new) is int for new in issue(home, 6).values())
         assert faults(home) == {}
         assert len(read(home, BTC)) == 20
@@ -415,10 +416,10 @@ def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_p
 
 
 @pytest.mark.parametrize("limit", [3, 14, 22])
-def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, limit):
+def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, forking, limit):
     issue(tmp_path, 0)
 
-    assert killed_at(tmp_path, limit, hours=1)
+    assert killed_at(forking, tmp_path, limit, hours=1)
     check_after_a_kill(tmp_path, 1, before=10)
 
 

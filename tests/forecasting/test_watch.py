@@ -15,10 +15,10 @@ from schemas.identity import SeriesId
 from schemas.reference import BANDS, Promise, Reference
 from schemas.scope import Scope
 from tasks.forecasting import chain, watch
+from tasks.forecasting.check_drift import check_drift
 from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.forecasting.fallback import fallback_version, issue_fallbacks
 from tasks.forecasting.ledger import score_due
-from tasks.forecasting.look import look
 from tasks.forecasting.store import latest
 from tasks.forecasting.watch import (
     FILE_NAME,
@@ -100,7 +100,7 @@ def filled(home, days, series=PEPE, **options):
 
 
 def looked(home, now, *champions):
-    found = look(scope(home, now), champions or [champion(home)])
+    found = check_drift(scope(home, now), champions or [champion(home)])
     assert found.failures == ()
     return found.alarms[0]
 
@@ -206,7 +206,7 @@ def test_one_champions_fault_stops_no_other(tmp_path):
     broken = champion(tmp_path, series=BTC)
     (broken.folder / "reference.json").unlink()
     (broken.folder / "config.json").write_text("{")
-    found = look(scope(tmp_path, now), [broken, champion(tmp_path)])
+    found = check_drift(scope(tmp_path, now), [broken, champion(tmp_path)])
     assert [(f.series, f.step) for f in found.failures] == [(BTC, "watch")]
     assert [a.series for a in found.alarms] == [PEPE]
 

@@ -135,19 +135,19 @@ def test_no_index_is_asked_for_the_library(hub, index, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(tmp_path_factory, forking):
     """The folder of a `cpb demo`."""
     folder = tmp_path_factory.mktemp("demo")
-    run_cpb(folder, "demo")
+    run_cpb(folder, forking / "cpb", "demo")
     return folder
 
 
-def run_cpb(folder, *arguments):
+def run_cpb(folder, *command):
     env = {
         k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
     }
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments, "--json"],
+        [*command, "--json"],
         cwd=folder,
         env=env,
         capture_output=True,
@@ -161,7 +161,7 @@ def run_cpb(folder, *arguments):
 @pytest.mark.timeout(1500)
 def test_the_card_of_the_demo_installs_and_forecasts_every_champion(hub, binance, demo, tmp_path):
     """A bare environment: nothing in it but what the install line brings (torch from the index, 17 s on two cores)."""
-    run_cpb(demo, "publish", "--market", "sim", "--repo", REPO)
+    run_cpb(demo, sys.executable, "-m", "flows.cli", "publish", "--market", "sim", "--repo", REPO)
     card = hub.content(REPO, "README.md").decode()
     (install,), (code,) = blocks(card), blocks(card, "python")
     bare = tmp_path / "bare"

@@ -1,8 +1,8 @@
 """The kernels without a GPU: run in Triton's interpreter against float64, and compiled for chips that are not here.
 
 The checks are the files check_*.py beside this one. Whether Triton interprets or compiles is decided when a kernel's
-module is imported, so each file runs in a process of its own: `interpreted_*` with TRITON_INTERPRET, `compiled_*`
-without.
+module is imported, so each file runs in a process of its own: `check_interpreted_*` with TRITON_INTERPRET,
+`check_compiled_*` (half a minute of CPU each: slow) without.
 """
 
 import os
@@ -15,10 +15,13 @@ import pytest
 pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
-CHECKS = sorted(path.name for path in HERE.glob("check_*.py"))
+INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
+COMPILED = sorted(path.name for path in HERE.glob("check_compiled_*.py"))
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [*INTERPRETED, *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)]
+)
 def test_kernels(name, tmp_path):
     interpreted = {"TRITON_INTERPRET": "1"} if name.startswith("check_interpreted_") else {}
     environment = {**os.environ, **interpreted, "TRITON_CACHE_DIR": str(tmp_path)}

@@ -137,8 +137,8 @@ DATA = {  # what a stranger would read or write
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("listener", LISTENERS, ids=lambda listener: listener.name)
-def test_foreign_pages_and_strangers_get_nothing(listener, folder):
-    with started(listener, folder) as (_, port):
+def test_foreign_pages_and_strangers_get_nothing_and_sigterm_leaves_nothing(listener, folder):
+    with started(listener, folder) as (process, port):
         open_path = "/" if listener.asks == "nobody" else min(listener.open_paths, key=len)
         status, headers, _ = ask(port, open_path)
         assert status == 200
@@ -169,22 +169,27 @@ def test_foreign_pages_and_strangers_get_nothing(listener, folder):
         ]
         assert set(foreign) <= {"'self'", "data:", "blob:"}
         assert policy["frame-ancestors"] in ("'none'", "'self'")
+        check_end(listener, folder, process, port, signal.SIGTERM)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGHUP, signal.SIGTERM], ids=lambda number: number.name
-)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=lambda number: number.name)
 @pytest.mark.parametrize("listener", LISTENERS, ids=lambda listener: listener.name)
 def test_nothing_is_left_of_a_server_whose_command_ends(listener, folder, number):
+    """SIGTERM ends those of the test above."""
     with started(listener, folder) as (process, port):
         if number != signal.SIGKILL:  # asked for an end, it may finish a request
             ask(port, "/health")
-        process.send_signal(number)
-        code = process.wait(60)
-        wait_until(lambda: not processes_of(folder), 60)
-        assert not listens(port)
+        check_end(listener, folder, process, port, number)
+
+
+def check_end(listener, folder, process, port, number):
+    """Send a signal to a server's command; nothing of it may go on."""
+    process.send_signal(number)
+    code = process.wait(60)
+    wait_until(lambda: not processes_of(folder), 60)
+    assert not listens(port)
     said = Path(folder / f"{listener.name}.log").read_text()
     if number != signal.SIGKILL:
         assert code == 0, said

@@ -12,6 +12,7 @@ from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 
+import fork_server
 import pytest
 from nights import add_night, counts, day, model_files, rows_by_table, state_of
 from ports import free_port
@@ -486,13 +487,13 @@ print(module.prune(Path(sys.argv[1]), dry_run=False, nights={KEPT}, now=day({NIG
 """
 
 
-def child(nights, code, *arguments, wait=True):
+def child(nights, code, *arguments, wait=True, program=(sys.executable, "-c")):
     start = subprocess.run if wait else subprocess.Popen
     options = (
         {"timeout": 120, "check": False, "capture_output": True} if wait else {"stdout": subprocess.PIPE}
     )
     return start(
-        [sys.executable, "-c", code, str(nights.home), *map(str, arguments)],
+        [*program, code, str(nights.home), *map(str, arguments)],
         cwd=nights.place, env=os.environ | {"PYTHONPATH": str(ROOT)}, text=True, **options,
     )  # fmt: skip
 
@@ -514,10 +515,10 @@ def ended_like(nights):
         *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 38, 39, 125, 126, 180, 183)),
     ],
 )
-def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, moment):
+def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):
     """Moments: versions to 7; the week's archive, marks, files and rows to 38; flows."""
     board = [r | {"run_id": nights.flow(4)} for r in leaderboard(nights.flow(4))]
-    killed = child(nights, CHILD, moment)
+    killed = child(nights, CHILD, moment, program=(forking / fork_server.CODE,))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     for champion in champions(store=nights.store):
         champion.check()

@@ -1,4 +1,4 @@
-"""One look of the drift watch at the champions: their newly scored forecasts, their input, the age of their data."""
+"""The drift watch after a scoring: new scores of each champion, its input, the age of its data."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,8 +23,8 @@ STABILITY_DAYS = 30
 """The newest days whose columns are compared with the training span."""
 
 
-def look(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> Watching:
-    """Take in what was scored since the last look and return an alarm per champion; one's failure stops no other.
+def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> Watching:
+    """Take in what was scored since the last check and return an alarm per champion; one's failure stops no other.
 
     Args:
         provisional: candles that no archive has confirmed yet count as the newest input.

@@ -2,46 +2,88 @@
 
     python fork_server.py SOCKET
 
-A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in the
-workspace's `bin` does. The child runs `flows.cli.main()`, as the installed script does; its Python
-(`CPB_DOCS_PYTHON`) is a client, too: a trainer or judge that it starts is a child that calls
-`tasks.running.resident.main`, and anything else the real Python executes.
+A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in a
+folder of `write_clients` does. The child runs `flows.cli.main()`, as the installed script does; its Python
+(`forking-python` beside `cpb`) is a client, too: a trainer or judge that it starts is a child that calls
+`tasks.running.resident.main`, and anything else the real Python executes. `forked-code CODE ARGUMENTS` executes code as
+`python -c` does. Where a signal ends a child, its client ends by it. What libraries read of the environment when
+they are imported (Prefect's settings) is that of the server.
 """
 
+import gc
 import json
 import os
 import signal
 import socket
+import subprocess
 import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
 
+PYTHON, CODE = "forking-python", "forked-code"
 TRAINER = "tasks.running.resident"
+PRELOADED = (
+    "mlflow.store.db.utils", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store",
+    "pandera.backends.polars.register", "pandera.polars", "huggingface_hub.file_download", "huggingface_hub.hf_api",
+    "polars", "torch",
+    "flows.train_all", "tasks.judging.judge", "tasks.market.simulator", "tasks.training.trainer",
+)  # fmt: skip
+"""What a training imports, also what it imports late."""
 
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
 name = os.path.basename(sys.argv[0])
-if name != "cpb" and sys.argv[1:3] != ["-m", {trainer!r}]:
+if name == {python_name!r} and sys.argv[1:3] != ["-m", {trainer!r}]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
-told = json.dumps([[name, *sys.argv[1:]], os.getcwd(), dict(os.environ)]).encode()
+told = json.dumps([[os.path.abspath(sys.argv[0]), *sys.argv[1:]], os.getcwd(), dict(os.environ)]).encode()
 socket.send_fds(link, [len(told).to_bytes(4, "big")], [0, 1, 2])
 link.sendall(told)
 code = link.recv(4)
-sys.exit(int.from_bytes(code, "big") if len(code) == 4 else 70)
+code = int.from_bytes(code, "big", signed=True) if len(code) == 4 else 70
+if code < 0:
+    os.kill(os.getpid(), -code)
+sys.exit(code)
 """
 
 
-def serve(path: str) -> None:
-    import mlflow  # noqa: F401
-    import polars  # noqa: F401
-    import torch  # noqa: F401
+def write_clients(folder, address):
+    """Write the clients of the server at this address into a folder."""
+    text = CLIENT.format(python=sys.executable, python_name=PYTHON, socket=str(address), trainer=TRAINER)
+    for name in ("cpb", PYTHON, CODE):
+        client = folder / name
+        client.write_text(text)
+        client.chmod(0o755)
 
+
+@contextmanager
+def running(address, environment, folder):
+    """Start a server and wait until it listens at this address, a path; it is killed at the end of the block."""
+    # -P: beside this file lie folders of tests that have the packages' names.
+    process = subprocess.Popen([sys.executable, "-P", __file__, address], env=environment, cwd=folder)
+    try:
+        deadline = time.monotonic() + 600
+        while not address.exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def serve(path: str) -> None:
+    for name in PRELOADED:
+        import_module(name)
     import flows.cli
-    import flows.train_all
-    import tasks.judging.judge
-    import tasks.training.trainer  # noqa: F401
 
     flows.cli._app()
+    gc.freeze()  # children look for garbage among their own objects alone
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(64)
@@ -86,7 +128,7 @@ def supervise(link: socket.socket) -> None:
                 os._exit(0)
         except TimeoutError:
             continue
-    link.sendall((code if code >= 0 else 128 - code).to_bytes(4, "big"))
+    link.sendall(code.to_bytes(4, "big", signed=True))
     os._exit(0)
 
 
@@ -96,14 +138,19 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = arguments
+    tempfile.tempdir = None  # found anew, in this environment
+    program = Path(arguments[0])
+    sys.argv = [program.name, *arguments[1:]]
     code = 1
     try:
-        if arguments[0] == "cpb":
+        if program.name == "cpb":
             from flows.cli import main
 
-            sys.executable = environment["CPB_DOCS_PYTHON"]
+            sys.executable = str(program.with_name(PYTHON))
             main()
+        elif program.name == CODE:
+            sys.argv = ["-c", *arguments[2:]]
+            exec(arguments[1], {"__name__": "__main__"})
         else:
             from tasks.running.resident import main as serve_orders
 
@@ -112,6 +159,7 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
             )  # not the process that wants it, whose end closes the pipe
             sys.argv = arguments[2:]
             serve_orders()
+        code = 0
     except SystemExit as end:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
