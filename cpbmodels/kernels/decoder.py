@@ -47,16 +47,16 @@ ATTENTION_WARPS, MEMORY_WARPS = 1, 4
 @triton.jit(do_not_specialize=["s_bo", "s_tk", "s_tb", "s_fk", "s_fb", "s_n", "step", "B", "S"])
 def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_out, s_bo, truth, s_tk, s_tb, forced,
             s_fk, s_fb, raw, shares, kept, s_at, after, s_n, row, scale, step, B, S, HEADS: tl.constexpr,
-            H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, O: tl.constexpr):  # fmt: skip
-    """raw [K, B, S, O] at `step` = [h, attended] w_out^T + b_out, attended = softmax(q k^T scale) v + b_v.
+            H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr):  # fmt: skip
+    """raw [K, B, S, OUT] at `step` = [h, attended] w_out^T + b_out, attended = softmax(q k^T scale) v + b_v.
 
-    h, q [B, H], w_out [O, 2H]; keys and values of state t and window b are rows t B + b, `row` values apart. Kept:
-    shares [K, B, S, BT, HEADS] and attended values [B, H]. after [B, O]: what the next step reads, the truth
-    [B, S, O] where forced [B, S], else `Head.feedback` of raw."""
+    h, q [B, H], w_out [OUT, 2H]; keys and values of state t and window b are rows t B + b, `row` values apart. Kept:
+    shares [K, B, S, BT, HEADS] and attended values [B, H]. after [B, OUT]: what the next step reads, the truth
+    [B, S, OUT] where forced [B, S], else `Head.feedback` of raw."""
     window = tl.program_id(0).to(tl.int64)
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
-    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, O), tl.arange(0, HEADS)
+    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
     at = (t[:, None] * B + b) * row + c[None, :]
     seen = (t < T)[:, None] & (c >= 0)[None, :]
     query = tl.load(q + k * s_q + b * H + c).to(tl.float32)
@@ -76,34 +76,34 @@ def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_
     out = tl.sum(tl.load(wp).to(tl.float32) * state[None, :], 1)
     out += tl.sum(tl.load(wp + H).to(tl.float32) * attended[None, :], 1)
     out += tl.load(b_out + k * s_bo + o).to(tl.float32)
-    tl.store(raw + (window * S + step) * O + o, out)
+    tl.store(raw + (window * S + step) * OUT + o, out)
     wick = out - 1
     fed = tl.where(wick > 20, wick, tl.log(1 + tl.exp(tl.minimum(wick, 20.0))))
     fed = tl.where(o >= 2, fed, out)
     if forced is not None:
-        true = tl.load(truth + k * s_tk + b * s_tb + step * O + o).to(tl.float32)
+        true = tl.load(truth + k * s_tk + b * s_tb + step * OUT + o).to(tl.float32)
         fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, true, fed)
-    tl.store(after + k * s_n + b * O + o, fed.to(after.dtype.element_ty))
+    tl.store(after + k * s_n + b * OUT + o, fed.to(after.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["s_fk", "s_fb", "step", "B", "S"])
 def _attend_back(d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk, w_out, s_wo,
                  shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr, H: tl.constexpr,
-                 T: tl.constexpr, BT: tl.constexpr, O: tl.constexpr, G: tl.constexpr):  # fmt: skip
+                 T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr, G: tl.constexpr):  # fmt: skip
     """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`; d_raw is completed in place.
 
-    d_gates [B, G H]: gradient of the next step's first gates, which read through w_ih [G H, O] what was fed back.
+    d_gates [B, G H]: gradient of the next step's first gates, which read through w_ih [G H, OUT] what was fed back.
     Without d_q, q is h itself and d_h the sum of both."""
     window = tl.program_id(0).to(tl.int64)
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
-    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, O), tl.arange(0, HEADS)
-    fed = tl.zeros([O], tl.float32)
+    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    fed = tl.zeros([OUT], tl.float32)
     for g in tl.static_range(G):
         of_gate = tl.load(d_gates + k * s_dg + b * (G * H) + g * H + c).to(tl.float32)
-        weight = tl.load(w_ih + k * s_ih + (g * H + c)[None, :] * O + o[:, None]).to(tl.float32)
+        weight = tl.load(w_ih + k * s_ih + (g * H + c)[None, :] * OUT + o[:, None]).to(tl.float32)
         fed += tl.sum(of_gate[None, :] * weight, 1)
-    out = (window * S + step) * O + o
+    out = (window * S + step) * OUT + o
     fed = tl.where(o >= 2, tl.sigmoid(tl.load(raw + out) - 1) * fed, fed)
     if forced is not None:
         fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, 0.0, fed)
@@ -131,20 +131,20 @@ def _attend_back(d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys
 
 @triton.jit(do_not_specialize=["B"])
 def _memory_back(d_raw, q, s_qk, s_qs, w_out, s_wo, shares, d_scores, d_keys, s_kk, d_values, s_vk, of_bias, row, B,
-                 HEADS: tl.constexpr, H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, O: tl.constexpr,
+                 HEADS: tl.constexpr, H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
                  S: tl.constexpr):  # fmt: skip
     """Gradients of keys and values over all steps, laid out as these; of_bias [K, B, H]: of the attended values."""
     window = tl.program_id(0).to(tl.int64)
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
-    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, O), tl.arange(0, HEADS)
+    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
     weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(tl.float32)
     of_key = tl.zeros([BT, HEADS, D], tl.float32)
     of_value = tl.zeros([BT, HEADS, D], tl.float32)
     total = tl.zeros([H], tl.float32)
     for s in range(S):
         query = tl.load(q + k * s_qk + s * s_qs + b * H + c).to(tl.float32)
-        of_attended = tl.sum(weight * tl.load(d_raw + (window * S + s) * O + o)[:, None], 0)
+        of_attended = tl.sum(weight * tl.load(d_raw + (window * S + s) * OUT + o)[:, None], 0)
         place = ((window * S + s) * BT + t)[:, None] * HEADS + head[None, :]
         of_key += tl.load(d_scores + place)[:, :, None] * tl.reshape(query, [1, HEADS, D])
         of_value += tl.load(shares + place)[:, :, None] * tl.reshape(of_attended, [1, HEADS, D])
@@ -213,7 +213,7 @@ class _Decoder:
 
     def sizes(self, warps: int) -> dict[str, int]:
         """Constants that the attention's kernels share."""
-        sizes = {"HEADS": self.heads, "H": self.H, "T": self.T, "BT": self.width, "O": OUTPUTS}
+        sizes = {"HEADS": self.heads, "H": self.H, "T": self.T, "BT": self.width, "OUT": OUTPUTS}
         return {**sizes, "num_warps": warps}
 
     def read(self, layer: int, step: int) -> Tensor:

@@ -27,7 +27,7 @@ from cpbmodels.kernels.support import launch, shared_bytes
 WHOLE_LAYER_WIDTH = 128
 """Hidden width up to which a layer's recurrent weights fit on the chip."""
 WHOLE_LAYER_BYTES = 180_224
-"""Shared memory that the layer's backward pass needs at H = 128 (176,128 on sm_90); a chip with less takes a launch per step."""
+"""Shared memory that the layer's backward pass needs at H = 128 (176,128 on sm_90); below it, a launch per step."""
 FORWARD, BACKWARD = (16, 4, 1), (32, 8, 2)
 """Rows of a program, warps and pipeline stages of the layer in one launch, the fastest of five shapes on an H100."""
 ROWS, UNITS, DEPTH = 32, 32, 64
@@ -41,7 +41,9 @@ def _tanh(x):
 
 @triton.jit
 def _gates(a, b, c, d, x, rows, w, u, G: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
-    """a, b, c (and d with G = 4 gates) [BM, BU] += x [B, W] w^T, rows g H + u of w [G H, W]; up to 4 columns one by one."""
+    """a, b, c (and d with G = 4 gates) [BM, BU] += x [B, W] w^T, rows g H + u of w [G H, W].
+
+    Up to 4 columns are added one by one."""
     if W > 4:
         for start in range(0, W, BK):
             columns = start + tl.arange(0, BK)
@@ -118,7 +120,7 @@ def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s
                     BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
     """d_gates [B, 4H] from dL/dh' = add + (g_out w_out) factor + g_next w_hh and from d_c [B, H], carried in place.
 
-    g_out [B, W]: gradient of what reads h' at this step, through w_out [W, H]; g_next [B, 4H]: of the next step's gates.
+    g_out [B, W]: gradient of what reads h' at this step, through w_out [W, H]; g_next [B, 4H]: of the next gates.
     """
     k = tl.program_id(0).to(tl.int64)
     u = tl.program_id(1) * BU + tl.arange(0, BU)

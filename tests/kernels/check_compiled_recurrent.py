@@ -1,4 +1,4 @@
-"""Every kernel of gru and lstm at the seed presets' sizes, compiled for three chips; spills and shared memory bounded."""
+"""Every kernel of gru and lstm at the seed presets' sizes, compiled for three chips: spills and shared memory."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def _launches(architecture, chip, monkeypatch):
 @pytest.mark.parametrize("chip", [80, 86, 90])
 def test_kernels_fit_on_the_chip_and_have_few_variants(architecture, chip, monkeypatch):
     launches = _launches(architecture, chip, monkeypatch)
-    assert len(launches) <= 10
+    assert len(launches) <= 11
     for kernel, args, constants in launches:
         made = compile_for(chip, kernel, args, constants)
         assert made.shared <= SHARED_BYTES[chip], made.name
