@@ -70,12 +70,14 @@ def shared_bytes(device: torch.device) -> int:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Run a kernel on the current stream; within `listening`, only report the launch.
 
-    args: tensors and numbers. constants: its `constexpr` arguments, num_warps and num_stages.
+    args: tensors, the first argument among them, and numbers. constants: its `constexpr` arguments, num_warps and
+    num_stages.
     """
     if _listener is not None:
         _listener(kernel, args, constants)
         return
-    kernel[grid](*args, **constants)
+    with torch.cuda.device_of(args[0]):  # Triton launches on the current device, whichever the tensors are on
+        kernel[grid](*args, **constants)
 
 
 @contextmanager
