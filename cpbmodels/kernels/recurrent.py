@@ -29,7 +29,7 @@ WHOLE_LAYER_WIDTH = 128
 WHOLE_LAYER_BYTES = 180_224
 """Shared memory that the layer's backward pass needs at H = 128 (176,128 on sm_90); below it, a launch per step."""
 FORWARD, BACKWARD = (16, 4, 1), (32, 8, 2)
-"""Rows of a program, warps and pipeline stages of the layer in one launch, the fastest of five shapes on an H100."""
+"""Rows of a program, warps and pipeline stages of the layer in one launch: the prototype's best on an H100."""
 ROWS, UNITS, DEPTH = 32, 32, 64
 """Tile of a step: rows, hidden units, and columns of a product at a time; an H100's time hardly depends on it."""
 

@@ -12,7 +12,7 @@ SEED = {
     "lstm": {"hidden_dim": 256, "n_heads": 4, "context": 30, "horizon": 10, "batch_size": 32},
 }
 SPILLS = {("_gru_layer_back", 128): 96, ("_memory_back", 256): 2048}
-"""Bytes a thread: ran on an H100 with them, and faster than other shapes. 16 where a kernel is not named."""
+"""Bytes a thread that these kernels spill as they are; what that costs is not measured. 16 where none is named."""
 
 
 def _launches(architecture, chip, monkeypatch):
