@@ -160,13 +160,18 @@ class Architecture(ABC):
 
     def teacher_steps(self, batch: Batch, draws: Draws | None) -> list[Tensor] | None:
         """Per step, Bool [K, B, 1]: does the decoder read the true previous candle? None: never."""
+        forced = self.forced_steps(batch, draws)
+        return None if forced is None else list(forced.unsqueeze(-1).unbind(2))
+
+    def forced_steps(self, batch: Batch, draws: Draws | None) -> Tensor | None:
+        """`teacher_steps` as one Bool [K, B, H]."""
         if draws is None or batch.truth is None or is_exactly(self.options.teacher_forcing, 0):
             return None
         K, B = batch.start.shape[:2]
         shape = torch.Size([K, B, self.head.steps])
         if is_exactly(self.options.teacher_forcing, 1):
-            return list(batch.start.new_ones(shape, dtype=torch.bool).unsqueeze(-1).unbind(2))
-        return list(draws.below(self.options.teacher_forcing, shape).unsqueeze(-1).unbind(2))
+            return batch.start.new_ones(shape, dtype=torch.bool)
+        return draws.below(self.options.teacher_forcing, shape)
 
     def next_input(self, raw: Tensor, step: int, batch: Batch, forced: list[Tensor] | None) -> Tensor:
         """The candle [K, B, 4] the decoder reads after `step`: its own median, or the truth where it is forced."""
@@ -177,12 +182,18 @@ class Architecture(ABC):
 
     def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
         """Dropout factors [K, B, H] per step and layer after the first, for a decoder with the state `like`."""
-        steps, rate, layers = self.head.steps, self.options.dropout, self.options.n_layers
-        if draws is None or is_exactly(rate, 0) or layers == 1:
-            return [[None] * layers] * steps
-        K, B, H = like.shape
-        factors = draws.factors(rate, torch.Size([K, steps, layers - 1, B, H]), like.dtype)
+        factors = self.decoder_factors(like, draws)
+        if factors is None:
+            return [[None] * self.options.n_layers] * self.head.steps
         return [[None, *step.unbind(1)] for step in factors.unbind(1)]
+
+    def decoder_factors(self, like: Tensor, draws: Draws | None) -> Tensor | None:
+        """`decoder_masks` as one tensor [K, steps, layers - 1, B, H]; None where nothing is dropped."""
+        rate, layers = self.options.dropout, self.options.n_layers
+        if draws is None or is_exactly(rate, 0) or layers == 1:
+            return None
+        K, B, H = like.shape
+        return draws.factors(rate, torch.Size([K, self.head.steps, layers - 1, B, H]), like.dtype)
 
 
 class _Forced(torch.autograd.Function):

@@ -16,7 +16,8 @@ from cpbmodels.arch.cells import GRU_GATES, cell_params, gru_cell
 from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, step_params
 from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.layers import linear
-from cpbmodels.arch.recurrent import gru
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.recurrent import gru, no_kernels
 from cpbmodels.arch.weights import Param, Weights, linear_params
 
 SEED_GRU: dict[str, Any] = {
@@ -55,8 +56,17 @@ class Gru(Architecture):
                 out += cell_params(name, GRU_GATES, H if depth else inputs, H)
         return [*out, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
 
+    @classmethod
+    @override
+    def no_kernels(cls, options: Preset) -> str:
+        return no_kernels(options, 1)
+
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        if batch.kernels:
+            from cpbmodels.kernels.decoder import gru_forward  # imports triton
+
+            return gru_forward(self, batch, w, draws)
         states, last = gru(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws)
         K, B, T, H = states.shape
         states = states.reshape(K, B * T, H)

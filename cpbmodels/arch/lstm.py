@@ -14,7 +14,8 @@ from cpbmodels.arch.cells import LSTM_GATES, State, cell_params
 from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.layers import linear
-from cpbmodels.arch.recurrent import lstm
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.recurrent import lstm, no_kernels
 from cpbmodels.arch.weights import Param, Weights, linear_params
 
 SEED_LSTM: dict[str, Any] = {
@@ -59,9 +60,18 @@ class Lstm(Architecture):
         out += [*step_params("query", H, H), *linear_params("memory", H, 2 * H)]
         return [*out, *step_params("mix", H, H), *step_params("out", 2 * H, self.head.size)]
 
+    @classmethod
+    @override
+    def no_kernels(cls, options: Preset) -> str:
+        return "every gate is written out" if cls.manual else no_kernels(options, options.n_heads)
+
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         states, last = lstm(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws, self.manual)
+        if batch.kernels:
+            from cpbmodels.kernels.decoder import lstm_forward  # imports triton
+
+            return lstm_forward(self, states, last, batch, w, draws)
         memory = self.project(states, w)
         uses = self.head.steps
         maps = {

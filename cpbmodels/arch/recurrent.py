@@ -12,6 +12,8 @@ bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and bac
   biases are laid out for all steps in one launch and the products are added in place.
 - CPU, wide LSTMs: oneDNN's kernel, one member after another, which beats any batched product there.
 - `lstm-manual`: every gate written out, all of it left to autograd.
+- GPU with kernels: `cpbmodels.kernels.recurrent.gru`. The LSTM's encoder stays on torch's cells there: on an H100, step
+  kernels in the encoder under a decoder on torch's path once gave 2 members other bits than 3, and why is not known.
 
 Which of them runs depends on device, width and architecture only, and the order of every sum is fixed: a change of
 either changes the last bits of trained models.
@@ -27,6 +29,7 @@ from torch import Tensor
 from cpbmodels.arch.cells import State, lstm_cell_by_hand
 from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.layers import on_gpu
+from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import PerRow
 from cpbmodels.arch.torch_private import (
     fused_gru_cell,
@@ -52,6 +55,16 @@ def gru(
         x = layer.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_hh"])
         last.append(x[:, -1])
     return x.transpose(1, 2), last
+
+
+def no_kernels(options: Preset, heads: int) -> str:
+    """Why `cpbmodels.kernels` cannot run a recurrent encoder and its decoder with these options; "" where they can."""
+    H = options.hidden_dim
+    if not 16 <= H <= 256 or H & (H - 1) or heads & (heads - 1):
+        return "hidden_dim (16 to 256) and n_heads must be powers of 2"
+    if options.context > 64:
+        return "more than 64 candles of context"
+    return ""
 
 
 def lstm(

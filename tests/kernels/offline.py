@@ -13,7 +13,13 @@ from triton.compiler import ASTSource
 
 SHARED_BYTES = {80: 166_912, 86: 101_376, 90: 232_448}
 """Shared memory a program may ask for, by chip: NVIDIA's compute capability tables, less the 1 KB that CUDA keeps."""
-_TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64"}
+_TYPES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.int8: "i8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ def compile_for(chip, kernel, args, constants):
     signature, values, attributes = {}, {}, {}
     plain = [name for name in kernel.arg_names if name not in constants]
     given = dict(zip(plain, args, strict=True)) | constants
-    for place, name in enumerate(kernel.arg_names):
+    for place, (name, param) in enumerate(zip(kernel.arg_names, kernel.params, strict=True)):
         value = given[name]
         if name in constants or value is None:
             signature[name], values[(place,)] = "constexpr", value
@@ -43,6 +49,8 @@ def compile_for(chip, kernel, args, constants):
             attributes[(place,)] = [["tt.divisibility", 16]] if value.data_ptr() % 16 == 0 else []
         else:
             signature[name] = "fp32" if isinstance(value, float) else "i32"
+            if isinstance(value, int) and value % 16 == 0 and not param.do_not_specialize:
+                attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=values, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     return Compiled(made.metadata.name, *_usage(made.asm["cubin"]), made.metadata.shared, made.asm["ptx"])

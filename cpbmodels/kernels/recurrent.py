@@ -1,0 +1,485 @@
+"""GRU and LSTM on an NVIDIA GPU: a GRU layer's steps in one launch, and one step of product and cell in one launch.
+
+Shapes: K members, B windows, T steps, H hidden values, a power of 2 from 16 to 256. Tensors are [K, B, width] with any
+distance between members and whole rows. A step's program computes all gates of `UNITS` units of one member's rows; the
+layer's program all steps of one member's rows, with the weights on the chip. B is free forward (programs past the end
+repeat the last row and write the same values), a multiple of 16 backward, where the carried gradient is added in place.
+
+Precision: products of the compute dtype with float32 sums; functions, cell states and carried gradients in float32;
+states, gates and their gradients are stored in the compute dtype. Gate order and equations: `cpbmodels.arch.cells`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cpbmodels.arch.draws import Draws, dropout
+from cpbmodels.arch.per_member import PerRow
+from cpbmodels.arch.weights import Weights
+from cpbmodels.kernels.support import launch, shared_bytes
+
+WHOLE_LAYER_WIDTH = 128
+"""Hidden width up to which a layer's recurrent weights fit on the chip."""
+WHOLE_LAYER_BYTES = 180_224
+"""Shared memory that the layer's backward pass needs at H = 128 (176,128 on sm_90); below it, a launch per step."""
+FORWARD, BACKWARD = (16, 4, 1), (32, 8, 2)
+"""Rows of a program, warps and pipeline stages of the layer in one launch: the prototype's best on an H100."""
+ROWS, UNITS, DEPTH = 32, 32, 64
+"""Tile of a step: rows, hidden units, and columns of a product at a time; an H100's time hardly depends on it."""
+
+
+@triton.jit
+def _tanh(x):
+    return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _gates(a, b, c, d, x, rows, w, u, G: tl.constexpr, H: tl.constexpr, W: tl.constexpr, BK: tl.constexpr):
+    """a, b, c (and d with G = 4 gates) [BM, BU] += x [B, W] w^T, rows g H + u of w [G H, W].
+
+    Up to 4 columns are added one by one."""
+    if W > 4:
+        for start in range(0, W, BK):
+            columns = start + tl.arange(0, BK)
+            xs = tl.load(x + rows[:, None] * W + columns[None, :])
+            wp = w + u[None, :] * W + columns[:, None]
+            a += tl.dot(xs, tl.load(wp)).to(tl.float32)
+            b += tl.dot(xs, tl.load(wp + H * W)).to(tl.float32)
+            c += tl.dot(xs, tl.load(wp + 2 * H * W)).to(tl.float32)
+            if G == 4:
+                d += tl.dot(xs, tl.load(wp + 3 * H * W)).to(tl.float32)
+    else:
+        for i in tl.static_range(W):
+            xi = tl.load(x + rows * W + i).to(tl.float32)[:, None]
+            wp = w + u * W + i
+            a += xi * tl.load(wp).to(tl.float32)[None, :]
+            b += xi * tl.load(wp + H * W).to(tl.float32)[None, :]
+            c += xi * tl.load(wp + 2 * H * W).to(tl.float32)[None, :]
+            if G == 4:
+                d += xi * tl.load(wp + 3 * H * W).to(tl.float32)[None, :]
+    return a, b, c, d
+
+
+@triton.jit
+def _back(sums, grad, w, rows, u, W: tl.constexpr, H: tl.constexpr, BK: tl.constexpr):
+    """sums [BM, BU] += grad [B, W] times columns u of w [W, H]."""
+    for start in range(0, W, BK):
+        columns = start + tl.arange(0, BK)
+        part = tl.load(grad + rows[:, None] * W + columns[None, :])
+        sums += tl.dot(part, tl.load(w + columns[:, None] * H + u[None, :])).to(tl.float32)
+    return sums
+
+
+@triton.jit(do_not_specialize=["B", "s_x"])
+def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h, s_nh, new_c, s_nc, acts, s_a,
+               factor, s_f, dropped, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
+               BK: tl.constexpr):  # fmt: skip
+    """new_h, new_c [B, H] from x [B, W], h, c [B, H] and bias [4H]; acts [B, 4H]: i, f, g, o.
+
+    With `factor` [B, H], dropped = new_h * factor, which the next layer reads."""
+    k = tl.program_id(0).to(tl.int64)
+    u = tl.program_id(1) * BU + tl.arange(0, BU)
+    rows = tl.minimum(tl.program_id(2) * BM + tl.arange(0, BM), B - 1)
+    i = tl.zeros([BM, BU], tl.float32)
+    f = tl.zeros([BM, BU], tl.float32)
+    g = tl.zeros([BM, BU], tl.float32)
+    o = tl.zeros([BM, BU], tl.float32)
+    i, f, g, o = _gates(i, f, g, o, h + k * s_h, rows, w_hh + k * s_hh, u, 4, H, H, BK)
+    if W == H:
+        s_x = tl.multiple_of(s_x, 16)  # else its loads are not of whole vectors
+    i, f, g, o = _gates(i, f, g, o, x + k * s_x, rows, w_ih + k * s_ih, u, 4, H, W, BK)
+    bp = bias + k * s_b + u
+    i = tl.sigmoid(i + tl.load(bp).to(tl.float32)[None, :])
+    f = tl.sigmoid(f + tl.load(bp + H).to(tl.float32)[None, :])
+    g = _tanh(g + tl.load(bp + 2 * H).to(tl.float32)[None, :])
+    o = tl.sigmoid(o + tl.load(bp + 3 * H).to(tl.float32)[None, :])
+    at = rows[:, None] * H + u[None, :]
+    next_c = i * g + f * tl.load(c + k * s_c + at)
+    next_h = o * _tanh(next_c)
+    tl.store(new_h + k * s_nh + at, next_h.to(new_h.dtype.element_ty))
+    tl.store(new_c + k * s_nc + at, next_c)
+    kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
+    tl.store(kept, i.to(acts.dtype.element_ty))
+    tl.store(kept + H, f.to(acts.dtype.element_ty))
+    tl.store(kept + 2 * H, g.to(acts.dtype.element_ty))
+    tl.store(kept + 3 * H, o.to(acts.dtype.element_ty))
+    if factor is not None:
+        next_h *= tl.load(factor + k * s_f + at).to(tl.float32)
+        tl.store(dropped + k * s_d + at, next_h.to(dropped.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["B"])
+def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh, acts, s_a, c, s_c,
+                    new_c, s_nc, d_c, d_gates, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr,
+                    BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """d_gates [B, 4H] from dL/dh' = add + (g_out w_out) factor + g_next w_hh and from d_c [B, H], carried in place.
+
+    g_out [B, W]: gradient of what reads h' at this step, through w_out [W, H]; g_next [B, 4H]: of the next gates.
+    """
+    k = tl.program_id(0).to(tl.int64)
+    u = tl.program_id(1) * BU + tl.arange(0, BU)
+    rows = tl.program_id(2) * BM + tl.arange(0, BM)
+    at = rows[:, None] * H + u[None, :]
+    d_h = tl.zeros([BM, BU], tl.float32)
+    d_h = _back(d_h, g_out + k * s_go, w_out + k * s_wo, rows, u, W, H, BK)
+    if factor is not None:
+        d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
+    d_h = _back(d_h, g_next + k * s_gn, w_hh + k * s_hh, rows, u, 4 * H, H, BK)
+    if add is not None:
+        d_h += tl.load(add + k * s_add + at).to(tl.float32)
+    kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
+    i, f = tl.load(kept).to(tl.float32), tl.load(kept + H).to(tl.float32)
+    g, o = tl.load(kept + 2 * H).to(tl.float32), tl.load(kept + 3 * H).to(tl.float32)
+    tanh_c = _tanh(tl.load(new_c + k * s_nc + at))
+    carried = d_c + k * (B * H) + at
+    d = tl.load(carried) + d_h * o * (1 - tanh_c * tanh_c)
+    out = d_gates + k * s_d + rows[:, None] * (4 * H) + u[None, :]
+    kind = d_gates.dtype.element_ty
+    tl.store(out, (d * g * i * (1 - i)).to(kind))
+    tl.store(out + H, (d * tl.load(c + k * s_c + at) * f * (1 - f)).to(kind))
+    tl.store(out + 2 * H, (d * i * (1 - g * g)).to(kind))
+    tl.store(out + 3 * H, (d_h * tanh_c * o * (1 - o)).to(kind))
+    tl.store(carried, d * f)
+
+
+@triton.jit(do_not_specialize=["B", "s_x"])
+def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_hh, s_bh, new_h, s_nh, acts, s_a,
+              factor, s_f, dropped, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
+              BK: tl.constexpr):  # fmt: skip
+    """new_h [B, H] from h [B, H] and x [B, W] or input gates [B, 3H] without bias; acts [B, 4H]: r, z, n, g_n.
+
+    With `factor` [B, H], dropped = new_h * factor, which the next layer reads."""
+    k = tl.program_id(0).to(tl.int64)
+    u = tl.program_id(1) * BU + tl.arange(0, BU)
+    rows = tl.minimum(tl.program_id(2) * BM + tl.arange(0, BM), B - 1)
+    at = rows[:, None] * H + u[None, :]
+    r = tl.zeros([BM, BU], tl.float32)
+    z = tl.zeros([BM, BU], tl.float32)
+    i_n = tl.zeros([BM, BU], tl.float32)
+    g_n = tl.zeros([BM, BU], tl.float32)
+    r, z, g_n, i_n = _gates(r, z, g_n, i_n, h + k * s_h, rows, w_hh + k * s_hh, u, 3, H, H, BK)
+    if gates is None:
+        if W == H:
+            s_x = tl.multiple_of(s_x, 16)  # else its loads are not of whole vectors
+        r, z, i_n, g_n = _gates(r, z, i_n, g_n, x + k * s_x, rows, w_ih + k * s_ih, u, 3, H, W, BK)
+    else:
+        gp = gates + k * s_g + rows[:, None] * (3 * H) + u[None, :]
+        r += tl.load(gp).to(tl.float32)
+        z += tl.load(gp + H).to(tl.float32)
+        i_n += tl.load(gp + 2 * H).to(tl.float32)
+    bi, bh = b_ih + k * s_bi + u, b_hh + k * s_bh + u
+    r = tl.sigmoid(r + (tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32))[None, :])
+    z = tl.sigmoid(z + (tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32))[None, :])
+    i_n += tl.load(bi + 2 * H).to(tl.float32)[None, :]
+    g_n += tl.load(bh + 2 * H).to(tl.float32)[None, :]
+    n = _tanh(i_n + r * g_n)
+    next_h = n + z * (tl.load(h + k * s_h + at).to(tl.float32) - n)
+    tl.store(new_h + k * s_nh + at, next_h.to(new_h.dtype.element_ty))
+    kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
+    tl.store(kept, r.to(acts.dtype.element_ty))
+    tl.store(kept + H, z.to(acts.dtype.element_ty))
+    tl.store(kept + 2 * H, n.to(acts.dtype.element_ty))
+    tl.store(kept + 3 * H, g_n.to(acts.dtype.element_ty))
+    if factor is not None:
+        next_h *= tl.load(factor + k * s_f + at).to(tl.float32)
+        tl.store(dropped + k * s_d + at, next_h.to(dropped.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["B"])
+def _gru_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh, acts, s_a, h, s_h,
+                   carry, d_in, s_di, d_hid, s_dh, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr,
+                   BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
+    """Gradients of input and hidden gates, d_in and d_hid [B, 3H], from
+
+        dL/dh' = add + (g_out w_out) factor + g_next w_hh + carry
+
+    with g_out [B, W], g_next [B, 3H] as in `_lstm_step_back`. carry float32 [B, H] becomes dL/dh' z."""
+    k = tl.program_id(0).to(tl.int64)
+    u = tl.program_id(1) * BU + tl.arange(0, BU)
+    rows = tl.program_id(2) * BM + tl.arange(0, BM)
+    at = rows[:, None] * H + u[None, :]
+    d_h = tl.zeros([BM, BU], tl.float32)
+    if g_out is not None:
+        d_h = _back(d_h, g_out + k * s_go, w_out + k * s_wo, rows, u, W, H, BK)
+        if factor is not None:
+            d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
+    d_h = _back(d_h, g_next + k * s_gn, w_hh + k * s_hh, rows, u, 3 * H, H, BK)
+    carried = carry + k * (B * H) + at
+    d_h += tl.load(carried)
+    if add is not None:
+        d_h += tl.load(add + k * s_add + at).to(tl.float32)
+    kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
+    r, z = tl.load(kept).to(tl.float32), tl.load(kept + H).to(tl.float32)
+    n, g_n = tl.load(kept + 2 * H).to(tl.float32), tl.load(kept + 3 * H).to(tl.float32)
+    before = tl.load(h + k * s_h + at).to(tl.float32)
+    kind = d_in.dtype.element_ty
+    d_n = d_h * (1 - z) * (1 - n * n)
+    d_z = (d_h * (before - n) * z * (1 - z)).to(kind)
+    d_r = (d_n * g_n * r * (1 - r)).to(kind)
+    ip = d_in + k * s_di + rows[:, None] * (3 * H) + u[None, :]
+    tl.store(ip, d_r)
+    tl.store(ip + H, d_z)
+    tl.store(ip + 2 * H, d_n.to(kind))
+    hp = d_hid + k * s_dh + rows[:, None] * (3 * H) + u[None, :]
+    tl.store(hp, d_r)
+    tl.store(hp + H, d_z)
+    tl.store(hp + 2 * H, (d_n * r).to(kind))
+    tl.store(carried, d_h * z)
+
+
+@triton.jit(do_not_specialize=["B"])
+def _gru_layer(gates, b_ih, s_bi, w_hh, s_hh, b_hh, s_bh, states, acts, B, T: tl.constexpr, H: tl.constexpr,
+               BM: tl.constexpr):  # fmt: skip
+    """states [K, T, B, H] and acts [K, T, B, 4H] (r, z, n, g_n) of all steps, from gates [K, T, B, 3H] without bias."""
+    k = tl.program_id(0).to(tl.int64)
+    rows = tl.minimum(tl.program_id(1) * BM + tl.arange(0, BM), B - 1)
+    u = tl.arange(0, H)
+    kind = states.dtype.element_ty
+    wp = w_hh + k * s_hh + u[None, :] * H + u[:, None]
+    w_r, w_z, w_n = tl.load(wp), tl.load(wp + H * H), tl.load(wp + 2 * H * H)
+    bi, bh = b_ih + k * s_bi + u, b_hh + k * s_bh + u
+    b_r = tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32)
+    b_z = tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32)
+    b_n, b_g = tl.load(bi + 2 * H).to(tl.float32), tl.load(bh + 2 * H).to(tl.float32)
+    h = tl.zeros([BM, H], tl.float32)
+    at = (k * T * B + rows)[:, None]
+    for _ in range(T):
+        gp = gates + at * (3 * H) + u[None, :]
+        i_r, i_z, i_n = tl.load(gp), tl.load(gp + H), tl.load(gp + 2 * H)
+        rounded = h.to(kind)
+        r = tl.sigmoid(tl.dot(rounded, w_r).to(tl.float32) + b_r[None, :] + i_r.to(tl.float32))
+        z = tl.sigmoid(tl.dot(rounded, w_z).to(tl.float32) + b_z[None, :] + i_z.to(tl.float32))
+        g_n = tl.dot(rounded, w_n).to(tl.float32) + b_g[None, :]
+        n = _tanh(i_n.to(tl.float32) + b_n[None, :] + r * g_n)
+        h = n + z * (h - n)
+        tl.store(states + at * H + u[None, :], h.to(kind))
+        kept = acts + at * (4 * H) + u[None, :]
+        tl.store(kept, r.to(kind))
+        tl.store(kept + H, z.to(kind))
+        tl.store(kept + 2 * H, n.to(kind))
+        tl.store(kept + 3 * H, g_n.to(kind))
+        at += B
+
+
+@triton.jit(do_not_specialize=["B"])
+def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.constexpr, H: tl.constexpr,
+                    BM: tl.constexpr):  # fmt: skip
+    """d_in, d_hid [K, T, B, 3H] from grad [K, T, B, H]; sums float32 [K, programs, 4H]: over all steps and the
+    program's rows, the gradients of a_r, a_z, a_n and of g_n."""
+    k = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    u = tl.arange(0, H)
+    kind = states.dtype.element_ty
+    wp = w_hh + k * s_hh + u[:, None] * H + u[None, :]
+    w_r, w_z, w_n = tl.load(wp), tl.load(wp + H * H), tl.load(wp + 2 * H * H)
+    d_h = tl.zeros([BM, H], tl.float32)
+    sum_r = tl.zeros([BM, H], tl.float32)
+    sum_z = tl.zeros([BM, H], tl.float32)
+    sum_n = tl.zeros([BM, H], tl.float32)
+    sum_g = tl.zeros([BM, H], tl.float32)
+    for back in range(T):
+        t = T - 1 - back
+        at = ((k * T + t) * B + rows)[:, None]
+        d_h += tl.load(grad + at * H + u[None, :]).to(tl.float32)
+        kept = acts + at * (4 * H) + u[None, :]
+        r, z = tl.load(kept).to(tl.float32), tl.load(kept + H).to(tl.float32)
+        n, g_n = tl.load(kept + 2 * H).to(tl.float32), tl.load(kept + 3 * H).to(tl.float32)
+        there = (rows >= 0)[:, None] & (u >= 0)[None, :] & (t > 0)
+        before = tl.load(states + (at - B) * H + u[None, :], there, other=0.0).to(tl.float32)
+        d_n = d_h * (1 - z) * (1 - n * n)
+        d_z = d_h * (before - n) * z * (1 - z)
+        d_r = d_n * g_n * r * (1 - r)
+        d_g = d_n * r
+        sum_r += d_r
+        sum_z += d_z
+        sum_n += d_n
+        sum_g += d_g
+        of_r, of_z, of_g = d_r.to(kind), d_z.to(kind), d_g.to(kind)
+        ip = d_in + at * (3 * H) + u[None, :]
+        tl.store(ip, of_r)
+        tl.store(ip + H, of_z)
+        tl.store(ip + 2 * H, d_n.to(kind))
+        hp = d_hid + at * (3 * H) + u[None, :]
+        tl.store(hp, of_r)
+        tl.store(hp + H, of_z)
+        tl.store(hp + 2 * H, of_g)
+        d_h = d_h * z + tl.dot(of_r, w_r).to(tl.float32)
+        d_h += tl.dot(of_z, w_z).to(tl.float32) + tl.dot(of_g, w_n).to(tl.float32)
+    out = sums + (k * tl.num_programs(1) + tl.program_id(1)) * (4 * H) + u
+    tl.store(out, tl.sum(sum_r, 0))
+    tl.store(out + H, tl.sum(sum_z, 0))
+    tl.store(out + 2 * H, tl.sum(sum_n, 0))
+    tl.store(out + 3 * H, tl.sum(sum_g, 0))
+
+
+def step_tiles(K: int, B: int, H: int, whole: bool = False) -> tuple[tuple[int, ...], dict[str, int]]:
+    """Grid (member, block of units, block of rows) and sizes of a step's kernel; `whole`: no rows beyond B."""
+    rows = 16 if B <= 16 or (whole and B % ROWS) else ROWS
+    units = min(UNITS, H)
+    sizes = {"H": H, "BM": rows, "BU": units, "BK": min(DEPTH, H), "num_warps": 4, "num_stages": 3}
+    return (K, H // units, triton.cdiv(B, rows)), sizes
+
+
+def parts(*tensors: Tensor | None) -> list[Tensor | int | None]:
+    """Each tensor and the distance between its members; None and 0 where there is none."""
+    return [value for one in tensors for value in (one, 0 if one is None else one.stride(0))]
+
+
+def gru_step(
+    gates: Tensor | None,
+    x: Tensor | None,
+    h: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor, Tensor],
+    new_h: Tensor,
+    acts: Tensor,
+    factor: Tensor | None = None,
+    dropped: Tensor | None = None,
+) -> None:
+    """One step into new_h and acts. weights: w_ih, w_hh, b_ih, b_hh; shapes: `_gru_step`, each behind [K]."""
+    (w_ih, w_hh, b_ih, b_hh), (K, B, H) = weights, new_h.shape
+    grid, sizes = step_tiles(K, B, H)
+    width = 0 if x is None else x.shape[-1]
+    given = parts(gates, x, None if x is None else w_ih, h, w_hh, b_ih, b_hh, new_h, acts, factor, dropped)
+    launch(_gru_step, grid, *given, B, W=width, **sizes)
+
+
+def gru_step_back(
+    add: Tensor | None,
+    out: tuple[Tensor, Tensor] | None,
+    factor: Tensor | None,
+    g_next: Tensor,
+    w_hh: Tensor,
+    acts: Tensor,
+    h: Tensor,
+    carry: Tensor,
+    d_in: Tensor,
+    d_hid: Tensor,
+) -> None:
+    """One step back into d_in, d_hid and carry. out: g_out and w_out; shapes: `_gru_step_back`, each behind [K]."""
+    K, B, H = carry.shape
+    grid, sizes = step_tiles(K, B, H, whole=True)
+    g_out, w_out = out or (None, None)
+    given = parts(add, g_out, w_out, factor, g_next, w_hh, acts, h)
+    width = 0 if g_out is None else g_out.shape[-1]
+    launch(_gru_step_back, grid, *given, carry, *parts(d_in, d_hid), B, W=width, **sizes)
+
+
+def lstm_step(
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: tuple[Tensor, Tensor, Tensor],
+    new_h: Tensor,
+    new_c: Tensor,
+    acts: Tensor,
+    factor: Tensor | None,
+    dropped: Tensor | None,
+) -> None:
+    """One step into new_h, new_c and acts. weights: w_ih, w_hh, bias; shapes: `_lstm_step`, each behind [K]."""
+    (w_ih, w_hh, bias), (K, B, H) = weights, new_h.shape
+    grid, sizes = step_tiles(K, B, H)
+    given = parts(x, w_ih, h, w_hh, bias, c, new_h, new_c, acts, factor, dropped)
+    launch(_lstm_step, grid, *given, B, W=x.shape[-1], **sizes)
+
+
+def lstm_step_back(
+    add: Tensor | None,
+    out: tuple[Tensor, Tensor],
+    factor: Tensor | None,
+    g_next: Tensor,
+    w_hh: Tensor,
+    acts: Tensor,
+    cells: tuple[Tensor, Tensor],
+    d_c: Tensor,
+    d_gates: Tensor,
+) -> None:
+    """One step back into d_gates and d_c. out: g_out and w_out; cells: c before, after; shapes: `_lstm_step_back`."""
+    K, B, H = d_c.shape
+    grid, sizes = step_tiles(K, B, H, whole=True)
+    given = parts(add, *out, factor, g_next, w_hh, acts, *cells)
+    launch(_lstm_step_back, grid, *given, d_c, *parts(d_gates), B, W=out[0].shape[-1], **sizes)
+
+
+class _GruLayer(torch.autograd.Function):
+    """gates [K, T, B, 3H] without bias, w_hh [K, 3H, H], biases [K, 1, 3H] -> states [K, T, B, H]."""
+
+    @staticmethod
+    def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor) -> Tensor:
+        K, T, B, H = *gates.shape[:3], w_hh.shape[-1]
+        states, acts = gates.new_empty(K, T, B, H), gates.new_empty(K, T, B, 4 * H)
+        ctx.whole = _fits_whole(gates.device, H)
+        if ctx.whole:
+            rows, warps, stages = FORWARD
+            launch(
+                _gru_layer, (K, triton.cdiv(B, rows)), gates, *parts(b_ih, w_hh, b_hh), states, acts, B,
+                T=T, H=H, BM=rows, num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+        else:
+            h = gates.new_zeros(K, B, H)
+            for t in range(T):
+                gru_step(gates[:, t], None, h, (w_hh, w_hh, b_ih, b_hh), states[:, t], acts[:, t])
+                h = states[:, t]
+        ctx.save_for_backward(states, acts, w_hh)
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        states, acts, w_hh = ctx.saved_tensors
+        K, T, B, H = states.shape
+        grad = grad.contiguous()
+        d_in, d_hid = (grad.new_empty(K, T, B, 3 * H) for _ in range(2))
+        if ctx.whole:
+            rows, warps, stages = BACKWARD
+            rows = rows if B % rows == 0 else 16
+            sums = torch.empty(K, B // rows, 4 * H, device=grad.device, dtype=torch.float32)
+            launch(
+                _gru_layer_back, (K, B // rows), grad, *parts(w_hh), states, acts, d_in, d_hid, sums, B,
+                T=T, H=H, BM=rows, num_warps=warps, num_stages=stages,
+            )  # fmt: skip
+            total = sums.sum(1, keepdim=True).to(grad.dtype)
+            d_ih, d_hh = total[..., : 3 * H], torch.cat([total[..., : 2 * H], total[..., 3 * H :]], -1)
+        else:
+            zero, after = grad.new_zeros(K, B, H), grad.new_zeros(K, B, 3 * H)
+            carry = torch.zeros(K, B, H, device=grad.device, dtype=torch.float32)
+            for t in range(T - 1, -1, -1):
+                before = states[:, t - 1] if t else zero
+                to = d_in[:, t], d_hid[:, t]
+                gru_step_back(grad[:, t], None, None, after, w_hh, acts[:, t], before, carry, *to)
+                after = d_hid[:, t]
+            d_ih, d_hh = row_sums(d_in), row_sums(d_hid)
+        later = d_hid.view(K, T * B, 3 * H)[:, B:].transpose(1, 2)
+        return d_in, torch.bmm(later, states.view(K, T * B, H)[:, : (T - 1) * B]), d_ih, d_hh
+
+
+def _fits_whole(device: torch.device, H: int) -> bool:
+    """Whether one program can hold a layer's recurrent weights."""
+    return H <= WHOLE_LAYER_WIDTH and shared_bytes(device) >= WHOLE_LAYER_BYTES
+
+
+def row_sums(x: Tensor) -> Tensor:
+    """[K, S, B, n] -> [K, 1, n]."""
+    return x.flatten(1, 2).sum(1, keepdim=True)
+
+
+def gru(
+    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None
+) -> tuple[Tensor, list[Tensor]]:
+    """`cpbmodels.arch.recurrent.gru` over the kernels, but with top states [K, T, B, H]; x is [K, B, T, in]."""
+    last = []
+    x = x.transpose(1, 2)
+    for depth, name in enumerate(names):
+        x = dropout(x, rate if depth else 0.0, draws)
+        K, T, B, width = x.shape
+        short = -width % 8  # padded to 8 columns, which cuBLAS can align
+        weight = F.pad(w[f"{name}.w_ih"], (0, short)) if short else w[f"{name}.w_ih"]
+        rows = (F.pad(x, (0, short)) if short else x).reshape(K, T * B, width + short)
+        gates = torch.bmm(rows, weight.transpose(1, 2)).view(K, T, B, -1)
+        x = _GruLayer.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_ih"], w[f"{name}.b_hh"])
+        last.append(x[:, -1])
+    return x, last

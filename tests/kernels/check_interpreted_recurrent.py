@@ -1,0 +1,74 @@
+"""The kernels of gru and lstm in Triton's interpreter: against float64 autograd, and without a look at neighbours."""
+
+import pytest
+import torch
+from fleets import SmallFleet, difference, largest_difference
+
+from cpbmodels.kernels import recurrent
+
+SMALL = {"hidden_dim": 16, "n_heads": 4, "horizon": 2, "context": 4}
+CLOSE = 2e-6  # float32 against float64, relative to the whole; torch's own float32 is as far off
+LAYERS = {"whole": 232_448, "steps": 101_376}  # shared memory, by which the gru's layer is chosen
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request, monkeypatch):
+    monkeypatch.setattr(recurrent, "shared_bytes", lambda _: LAYERS[request.param])
+
+
+def _compare(architecture, **options):
+    exact, wanted = SmallFleet(architecture, torch.float64, **options).gradients()
+    losses, found = SmallFleet(architecture, torch.float32, kernels=True, **options).gradients()
+    assert difference(losses, exact) < CLOSE
+    name, off = largest_difference(found, wanted)
+    assert off < CLOSE, name
+
+
+@pytest.mark.parametrize("forcing", [0.0, 0.4, 1.0])
+def test_gradients_of_the_gru(layer, forcing):
+    _compare("gru", dropout=0.3, teacher_forcing=forcing)
+
+
+@pytest.mark.parametrize("forcing", [0.0, 0.4])
+def test_gradients_of_the_lstm(forcing):
+    _compare("lstm", dropout=0.3, teacher_forcing=forcing)
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm"])
+@pytest.mark.parametrize("size", [{"n_layers": 1}, {"n_layers": 3}, {"batch_size": 48}, {"batch_size": 32}])
+def test_gradients_at_other_sizes(architecture, size):
+    _compare(architecture, dropout=0.0, **SMALL, **size)
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm"])
+@pytest.mark.parametrize("windows", [1, 13])
+def test_validation_of_any_number_of_windows(architecture, windows):
+    exact = SmallFleet(architecture, torch.float64).validation(windows)
+    assert (
+        difference(SmallFleet(architecture, torch.float32, kernels=True).validation(windows), exact) < CLOSE
+    )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the neighbour
+@pytest.mark.parametrize("architecture", ["gru", "lstm"])
+def test_a_member_depends_on_no_neighbour(layer, architecture):
+    options = {"kernels": True, "dropout": 0.3, **SMALL}
+    alone, beside = (
+        SmallFleet(architecture, torch.float32, members=members, **options) for members in (2, 3)
+    )
+    beside.fleet.flat[2] = torch.nan  # a kernel that reads a neighbour's values spreads it
+    (losses, found), (others, wanted) = alone.gradients(), beside.gradients()
+    assert torch.equal(losses, others[:2])
+    assert bool(others[2].isnan())
+    for name, one in found.items():
+        assert torch.equal(one, wanted[name][:2]), name
+    assert torch.equal(alone.validation(13), beside.validation(13)[:2])
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm"])
+def test_a_repeat_has_the_same_bits(architecture):
+    options = {"kernels": True, "dropout": 0.3, **SMALL}
+    both = (SmallFleet(architecture, torch.float32, **options) for _ in range(2))
+    (losses, found), (again, twice) = (small.gradients() for small in both)
+    assert torch.equal(losses, again)
+    assert all(torch.equal(one, twice[name]) for name, one in found.items())
