@@ -172,7 +172,7 @@ def restart(home: Path, market: str) -> None:
 
 
 def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, Path]]) -> None:
-    """Write a line for the trailing rows of files that are in no line yet; the caller holds the lock.
+    """Write a line for the rows at the end of files that are in no line; the caller holds the lock.
 
     Raises:
         DamagedError: a file cannot be read.
