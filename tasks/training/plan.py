@@ -12,10 +12,10 @@ On CPUs a shard should take at most `CPU_SHARD_S` on one core, by this cost mode
     seconds = copies x epochs x windows x (WINDOW_S + candles x layers x width^2 / CPU_RATE)
 
 with the number of columns as width for architectures without hidden layers. It is accurate within a factor of three.
-Measured seconds per member, with early stopping (cost model in brackets): preset default 6.7 (7.6) for `har` and 0.14 (0.15)
-for `robust-har`; the seeds' presets 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm. On a GPU a
-step takes about as long for one member as for all members trained at once (`fleet_size` of the profile), so a shard has
-at least that many.
+Measured seconds per member, with early stopping (cost model in brackets): 6.7 (7.6) for `har` and 0.14 (0.15) for
+`robust-har` of preset default; 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm of the seeds'
+presets. On a GPU a step takes about as long for one member as for all members trained at once (`fleet_size` of the
+profile), so a shard has at least that many.
 
 | preset | architectures | CPU | GPU |
 | --- | --- | --- | --- |
