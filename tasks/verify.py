@@ -146,7 +146,7 @@ def _compute_again(home: Path, record: SeriesRecord, remove: Mend, reason: str) 
     except CpbError as error:  # its candles are damaged or missing, as reported by their own check
         log.info("%s cannot be computed now: %s", record.path, error)
         return outcome
-    return REPAIRED if again.path == record.path else outcome  # other candles or other code since then
+    return REPAIRED if again.path == record.path else outcome  # the candles or the code have changed
 
 
 def fleets(asked: Asked) -> Iterator[Stored]:

@@ -96,7 +96,7 @@ def append(
                     done[series] = sum(one.entry.rows for one in mine)
             commit(home, market, kind, [one.entry for one in staged], [one.move for one in staged], now)
     except ANY_ERROR as error:
-        # Of the whole batch: nothing is stored, or the next writer finishes it.
+        # The whole batch failed: nothing is stored, or the next writer completes it.
         return {s: known if isinstance(known := done.get(s), CpbError) else as_error(s, error) for s in batch}
     return done
 
@@ -141,7 +141,7 @@ def quarantine(
         files: series, tree and month, `2024-01`.
 
     Returns:
-        Each file's path and its new name, empty where the file was missing.
+        Each file's path and its new name, empty if the file was missing.
     """
     base = market_home(home, market)
     places: dict[Path, None] = {}
@@ -299,7 +299,7 @@ def _load_or_lose(
     lost: Callable[[SeriesId, str], None] | None,
     one_at_a_time: threading.Lock,
 ) -> pl.DataFrame | None:
-    """Return a month's rows; None where the file is missing or damaged. A damaged file is set aside.
+    """Return a month's rows; None if the file is missing or damaged. A damaged file is set aside.
 
     `one_at_a_time` is held while the line of a loss is written: only one line can be appended at a time.
     """

@@ -1,7 +1,7 @@
 """Daily sums of realised losses, `daily.parquet` beside a series' scores: the live record without its rows.
 
 Derived: computed from the month files of forecasts and scores, recomputed for each month whose files have changed, and
-for all months where the sums are missing or damaged. So an hourly scoring reads only the month that it wrote to.
+for all months if the sums are missing or damaged. So an hourly scoring reads only the month that it wrote to.
 
 `versions.json` maps each version that has issued forecasts of a series to its recipe: rows contain only the version.
 
@@ -82,7 +82,7 @@ def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
 
 
 def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return a series' daily sums, oldest first, updated from its month files; empty where it has no month files."""
+    """Return a series' daily sums, oldest first, updated from its month files; empty if it has no month files."""
     folder = series.folder(home, LEDGER.name)
     if not month_files(folder):
         return pl.DataFrame(schema=SCHEMA)
@@ -106,7 +106,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
 
 
 def read_sums(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return a series' daily sums as last written, without updating them; empty where there are none."""
+    """Return a series' daily sums as last written, without updating them; empty if there are none."""
     return _read(series.folder(home, LEDGER.name), series)[0]
 
 
@@ -118,7 +118,7 @@ def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
 
 
 def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple[str, str]]]:
-    """Return the sums and the digests of their source files; both empty where the sums are missing or damaged."""
+    """Return the sums and the digests of their source files; both empty if the sums are missing or damaged."""
     try:
         state = read_record(folder / STATE, DailyState, of=series.name)
         data = (folder / DAILY).read_bytes()
@@ -139,7 +139,7 @@ def _digests_now(home: Path, series: SeriesId, month: str) -> tuple[str, str]:
 
 
 def _digests_of(folder: Path) -> dict[str, str]:
-    """Return the recorded digest of each month file, or its computed digest where none is recorded."""
+    """Return the recorded digest of each month file, or computes it if none is recorded."""
     index = read_index(folder)
     known = index.months if index else {}
     return {

@@ -66,7 +66,7 @@ def forget(folder: Path, month: str) -> None:
 
 
 def read_index(folder: Path) -> MonthIndex | None:
-    """Return the recorded digests; None where the index is missing or unusable (which is logged)."""
+    """Return the recorded digests; None if the index is missing or unusable (which is logged)."""
     path = folder / INDEX
     try:
         return read_record(path, MonthIndex, of=index_subject(folder))

@@ -47,7 +47,7 @@ class Champion(Protocol):
         """The model folder that `cpbmodels.load` reads."""
 
     def check(self) -> None:
-        """Raise `DamagedError` where the folder's files differ from the registered files."""
+        """Raise `DamagedError` if the folder's files differ from the registered files."""
 
 
 def issue_forecasts(

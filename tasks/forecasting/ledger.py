@@ -92,7 +92,7 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
 
 
 def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) -> pl.DataFrame:
-    """Return the scores of a series' due forecasts; empty where none are due."""
+    """Return the scores of a series' due forecasts; empty if none are due."""
     due = _due(home, series, now)
     if due.is_empty():
         return pl.DataFrame(schema=LEDGER_SCHEMA)

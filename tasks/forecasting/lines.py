@@ -113,7 +113,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def last_line(path: Path) -> bytes:
-    """Return the bytes of a file's last line, empty where the file is empty; errors as in `open`."""
+    """Return the bytes of a file's last line, empty if the file is empty; errors as in `open`."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         block = b""
@@ -164,7 +164,7 @@ class Chain:
 
     @classmethod
     def read(cls, path: Path) -> "Chain | None":
-        """Return the chain at `path`; None where there is no such file."""
+        """Return the chain at `path`; None if there is no such file."""
         chain = cls()
         try:
             for line in read_lines(path):
@@ -221,7 +221,7 @@ def rows_digest(rows: pl.DataFrame) -> str:
 
 
 def first_misfit(rows: pl.DataFrame, slices: Iterable[Slice]) -> tuple[int, int] | None:
-    """Return the first slice of rows that its line does not match, as (row from 0, line); None where all match.
+    """Return the first slice of rows that its line does not match, as (row from 0, line); None if all match.
 
     Rows that are in no line are reported with line 0.
     """

@@ -21,7 +21,7 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, comparable across
     coins; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without a
     reference); `ref_width` (see `reference_width`); `horizon`: steps of the forecast; and `direction_hit`: whether the
-    median is on the realised side of `last_close`; null where either equals it.
+    median is on the realised side of `last_close`; null if either equals it.
 
     Args:
         rows: forecast rows of one series, complete forecasts.
@@ -50,7 +50,7 @@ def reference_width() -> pl.Expr:
 
 
 def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series]:
-    """Return the columns of `scored_rows` for one forecaster; null where it has no quantiles."""
+    """Return the columns of `scored_rows` for one forecaster; null if it has no quantiles."""
     prices, closes = rows.select(columns).to_numpy(), rows["realised_close"].to_numpy()
     last = rows["last_close"].to_numpy()
     loss = pinball(np.log(prices / last[:, None]), np.log(closes / last))

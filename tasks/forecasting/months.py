@@ -78,7 +78,7 @@ def read_months(
 
 
 def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataFrame | None:
-    """Return a month's rows; None where the file is missing, or damaged, which is logged once."""
+    """Return a month's rows; None if the file is missing, or damaged, which is logged once."""
     path = series.folder(home, tree.name) / f"{month}.parquet"
     try:
         return load(home, series, tree, path)
@@ -90,7 +90,7 @@ def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataF
 
 
 def count_rows(path: Path) -> int:
-    """Return the row count in a file's footer; -1 where the file is missing or damaged."""
+    """Return the row count in a file's footer; -1 if the file is missing or damaged."""
     try:
         return int(
             pl.scan_parquet(path, glob=False, hive_partitioning=False).select(pl.len()).collect().item()

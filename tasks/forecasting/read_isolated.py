@@ -60,7 +60,7 @@ def compare(content: bytes, slices: Sequence[Slice] | None, owner: Owner | None 
 
 
 def compare_isolated(path: Path, slices: Sequence[Slice], owner: Owner | None = None) -> Finding | None:
-    """Run `compare` on a file in a child process; None where it crashes or finds no rows."""
+    """Run `compare` on a file in a child process; None if it crashes or finds no rows."""
     about = owner and (owner[0].name, owner[1].name, owner[2])
     try:
         done = subprocess.run(
@@ -73,7 +73,7 @@ def compare_isolated(path: Path, slices: Sequence[Slice], owner: Owner | None = 
 
 
 def _contract_fault(rows: pl.DataFrame, series: SeriesId, tree: Tree, month: str) -> str:
-    """Return why rows are not valid rows of a series' month; empty where they are valid."""
+    """Return why rows are not valid rows of a series' month; empty if they are valid."""
     try:
         tree.check(rows)
     except MemberError as error:
@@ -98,7 +98,7 @@ def _described(rows: pl.DataFrame, start: int, line: int) -> str:
 
 
 def _answer(asked: str) -> None:
-    """Print the result of `compare`; print nothing where there are no rows."""
+    """Print the result of `compare`; print nothing if there are no rows."""
     path, slices, about = json.loads(asked)
     owner = about and (SeriesId.parse(about[0]), next(t for t in TREES if t.name == about[1]), about[2])
     try:

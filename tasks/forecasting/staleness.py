@@ -64,7 +64,7 @@ def find_stale(
 
     Args:
         now: UTC; default the current time. With `--as-of` that time: nothing newer is read.
-        grace: added to the allowed age where data is refreshed at intervals, as by an hourly forecast.
+        grace: added to the allowed age if data is refreshed at intervals, as by an hourly forecast.
     """
     now = now or datetime.now(UTC)
     real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]

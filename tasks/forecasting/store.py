@@ -83,7 +83,7 @@ def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.Da
     """Return the newest forecast of one series (issued by `until`), its steps in order; empty without forecasts.
 
     Of several champions' forecasts at the same time, the last written. While the champion has drifted, its fallback's
-    forecast where there is one for that time. A challenger's forecasts are never shown.
+    forecast if it exists for that time. A challenger's forecasts are never shown.
     """
     for rows in _shown(home, series, until):
         if not rows.is_empty():

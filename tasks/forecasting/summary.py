@@ -35,7 +35,7 @@ MAX_RECIPES = 8
 
 
 def read_summary(home: Path, market: str) -> LedgerSummary | None:
-    """Return a market's record as last written; None where it is missing or damaged."""
+    """Return a market's record as last written; None if it is missing or damaged."""
     path = _path(home, market)
     try:
         return read_record(path, LedgerSummary, of=market)
@@ -116,7 +116,7 @@ def _newest(
 
 
 def _number(model_version: str) -> int:
-    """Return 3 of `cpb-BTCUSDT-1h/3`; 0 of other texts."""
+    """Return the version number, 3 for `cpb-BTCUSDT-1h/3`; 0 for other texts."""
     tail = model_version.rpartition("/")[2]
     return int(tail) if tail.isdigit() else 0
 
@@ -189,7 +189,7 @@ def ledger_rows(
     """Return the entries of the record as flat rows, for `cpb ledger`; a missing record is created.
 
     Args:
-        market: default: all real markets, or the simulator where there are no others.
+        market: default: all real markets, or the simulator if there are no others.
         symbols, timeframes: filters; with `symbols`, figures over several coins are left out.
         history: include every version that ever forecast.
     """

@@ -142,7 +142,7 @@ def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
     """Return the fault of a month file. Bytes that do not match the recorded digest are not parsed in this process.
 
     Args:
-        chain: None where it is missing or damaged.
+        chain: None if it is missing or damaged.
         explain: find the row that does not match in such bytes, in a child process.
     """
     record = chain.files.get(month.name) if chain else None

@@ -32,7 +32,7 @@ MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 """From this time on spot files are in microseconds; futures files are still in milliseconds."""
 
 FILE_JUMP = 1.1
-"""|ln(open / previous close)| between two adjacent source files above which one of them has another symbol's data.
+"""|ln(open / previous close)| between two adjacent source files above which either has another symbol's data.
 
 About ln 3, like `cpbmodels.data.figures.SEGMENT_JUMP`, but a separate constant: it decides which files are refused, not
 how features are cut.
@@ -188,7 +188,7 @@ def _anchor(series: SeriesId, frame: pl.DataFrame, stored: Sequence[Edge]) -> in
 
 
 def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Refuse off-grid candles, except the known ones of the exchange."""
+    """Refuse off-grid candles, except the exchange's known off-grid candles."""
     known = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
     strays = frame.filter(~pl.col("on_grid") & ~known).unique("file", keep="first", maintain_order=True)
     return {

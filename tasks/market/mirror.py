@@ -1,6 +1,6 @@
 """Files in Binance Vision's format, and a loopback server that lists and serves them.
 
-Used by the market simulator, by the tests (with faults on top) and by the benchmarks.
+Used by the market simulator, by the tests (with injected faults) and by the benchmarks.
 """
 
 import hashlib

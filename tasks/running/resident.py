@@ -120,7 +120,7 @@ class Resident:
         )  # fmt: skip
 
     def call(self, order: Order, log: Path | None = None, each: Callable[[], None] = lambda: None) -> Any:
-        """Give an order and return the answer.
+        """Send an order and return the answer.
 
         Args:
             log: file to which the child's output is appended meanwhile.

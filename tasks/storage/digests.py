@@ -121,7 +121,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _module_file(name: str) -> Path | None:
-    """Return the source of one of this project's modules, None for anything else."""
+    """Return the source file of a module of this project, None for other modules."""
     path = ROOT / name.replace(".", "/")
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)

@@ -169,7 +169,7 @@ def open_log(path: Path) -> IO[bytes]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` if the block succeeds, and is removed if it fails.
 
-    `path` is the old folder or the new one, never a mixture; of two concurrent writers the later wins. If `path` is a
+    `path` is either the old or the new folder, never a mix; of two concurrent writers the later wins. If `path` is a
     link to a folder, possibly on another disk, that folder is replaced and the link is kept.
     """
     path = path.resolve()  # a rename cannot move across disks

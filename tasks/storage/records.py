@@ -1,7 +1,7 @@
 """The records passed between steps, on disk: one JSON file each, with its kind, version, subject and digest.
 
 All reading and writing of records is in this module. The digest covers all of these: a file whose digest does not
-match, or whose subject is not the one expected at its path, is set aside, never used.
+match, or whose subject does not match its path, is set aside, never used.
 """
 
 import gzip

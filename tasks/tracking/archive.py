@@ -122,7 +122,7 @@ def readable_fleets(store: Store, flow: "Run") -> list[Fleet]:
 
 
 def make_archive(store: Store, flow: "Run", now: datetime) -> FlowArchive | None:
-    """Return the archive of a flow run; None where nothing has changed since the last archive.
+    """Return the archive of a flow run; None if nothing has changed since the last archive.
 
     A fleet that was pruned before is copied from the last archive: most of its runs are deleted.
     """

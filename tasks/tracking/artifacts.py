@@ -256,7 +256,7 @@ def _download(store: Store, version: "ModelVersion", target: Path) -> None:
 
 
 def _fetched(store: Store, source: str, folder: str) -> Path:
-    """Fetch artifacts from a tracking server into a folder and return where they are.
+    """Fetch artifacts from a tracking server to a folder and return their path.
 
     Raises:
         CpbError: they cannot be fetched.

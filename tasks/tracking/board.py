@@ -41,7 +41,7 @@ COLUMNS = {
     "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
     "all, with commas); of a pruned fleet the flow's run, whose archive.json.gz holds them",
 }
-"""The columns of a row and what they mean."""
+"""The columns of a row and their meaning."""
 
 _MEANS = {
     "crps_ratio": "test_crps_ratio",

@@ -24,7 +24,7 @@ DECISION = "decision"
 """Tag of a registered model and of a version: a `Decision` as JSON."""
 _EARLIER = f"{DECISION}."
 MAX_EARLIER = 14
-"""Earlier decisions kept per series: as many nights as pruning keeps whole. Listing champions reads them all."""
+"""Earlier decisions kept per series: the nights that pruning keeps in full. Listing champions reads them all."""
 
 
 def decision_text(decision: Decision) -> str:

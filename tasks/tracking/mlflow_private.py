@@ -51,7 +51,7 @@ def quiet() -> None:
 def write_schema(path: Path) -> None:
     """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
 
-    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (what MLflow does to a new store).
+    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (as MLflow does for a new store).
     """
     quiet()
     from mlflow.store.db import utils

@@ -97,7 +97,7 @@ def list_runs(store: Store | None = None) -> list[dict[str, Any]]:
 
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest runs of the flow and searches of `cpb tune`, including running ones, newest first."""
+    """Return the newest flow runs and `cpb tune` searches, finished or running, newest first."""
     return [_info(run, died) for run, died in _newest(store, (FLOW, STUDY), limit)]
 
 

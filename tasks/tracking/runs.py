@@ -325,7 +325,7 @@ def _quoted(value: str) -> str:
 
 @cache
 def git_commit() -> str:
-    """Return the commit of the code in use, `-dirty` where changed, `unknown` outside a git checkout."""
+    """Return the commit of the code in use, `-dirty` if changed, `unknown` outside a git checkout."""
     root = Path(__file__).parent
     try:
         commit = _git(root, "rev-parse", "HEAD")

@@ -53,7 +53,7 @@ class KeptServing(Record):
 
 
 def serving(series: Collection[SeriesId] | None = None, *, market: str | None = None) -> Serving:
-    """Return champions and challengers; if the tracking server is down, the last known ones, with a warning.
+    """Return champions and challengers; if the tracking server is down, return the last known models, with a warning.
 
     Args:
         series: filter; default all.

@@ -24,7 +24,7 @@ _snapshots: dict[str, tuple[float, ...]] = {}
 
 
 def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` of this folder.
+    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` in the current directory.
 
     SQLite paths are made absolute: MLflow caches one engine per URI, and a relative path would still refer to the old
     file after a change of directory.
@@ -35,7 +35,7 @@ def tracking_uri() -> str:
 
 
 def open_store(uri: str | None = None, *, create: bool = True) -> Store:
-    """Open the store and the experiment `cpb`, creating both where missing; cached per process.
+    """Open the store and the experiment `cpb`, creating both if missing; cached per process.
 
     Args:
         uri: the store's URI; default `tracking_uri()`.

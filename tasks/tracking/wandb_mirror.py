@@ -34,7 +34,7 @@ def is_wanted(asked: bool) -> bool:
 
 
 def check_installed() -> None:
-    """Raise `UsageError` where wandb is missing: before hours of training, not after."""
+    """Raise `UsageError` if wandb is missing: before hours of training, not after."""
     if find_spec("wandb") is None:
         raise UsageError(
             f"wandb is not installed: run {install_extra('wandb')}, or leave --wandb out",

@@ -16,7 +16,7 @@ from schemas.errors import CpbError, UsageError
 from tasks.storage.files import write_secret
 
 ADDRESS = "RAY_ADDRESS"
-"""Ray's own variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.
+"""Ray's variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.
 
 Ray's `auto` is not used: it tries every cluster on the machine, including those of other users and dead clusters.
 """

@@ -59,7 +59,7 @@ class RayExecutor:
     """Trains shards on the cluster that `ray` is connected to; see `Executor`.
 
     Args:
-        home: this machine's, absolute.
+        home: this machine's home, an absolute path.
         largest: the maximum of each Ray resource on any single node.
         threads: CPU threads per shard.
         gpu: whether a shard uses a GPU.
@@ -98,7 +98,7 @@ class RayExecutor:
         return read_result(folder)
 
     def _check_fits(self, job: ShardJob) -> None:
-        """Raise `CpbError` if no node is large enough: Ray would wait for one forever."""
+        """Raise `CpbError` if no node is large enough: Ray would wait forever."""
         needed, most = memory_bytes(job), self._largest["memory"]
         if needed > most:
             raise CpbError(

@@ -113,7 +113,7 @@ class Trainers:
             on_start: called when a trainer is free.
 
         Raises:
-            TrainerDied: the process failed or was killed; the next shard gets a new one.
+            TrainerDied: the process failed or was killed; the next shard gets a new process.
             TrainingTimeout: it took longer than `timeout_s` seconds.
         """
         if (folder / RESULT).exists():
@@ -141,7 +141,7 @@ class Trainers:
             yield trainer
 
     def _locked(self, trainer: Resident) -> bool:
-        """Whether the trainer's GPU, if it has one, could be locked."""
+        """Whether the trainer's GPU, if any, could be locked."""
         try:
             if trainer in self._locks:
                 acquire(self._locks[trainer], wait=False)

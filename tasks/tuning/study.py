@@ -147,7 +147,7 @@ def _without_notices() -> Iterator[None]:
 
 
 def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
-    """Return a sampler seeded by the run's seed plus the number of earlier trials: a continued study draws new ones."""
+    """Return a sampler seeded by the seed plus the number of earlier trials: a continued study draws new points."""
     seed = spec.seed + earlier
     if spec.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
