@@ -32,7 +32,7 @@ MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
 """From this time on spot files are in microseconds; futures files are still in milliseconds."""
 
 FILE_JUMP = 1.1
-"""|ln(open / previous close)| between two adjacent source files above which either has another symbol's data.
+"""|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.
 
 About ln 3, like `cpbmodels.data.figures.SEGMENT_JUMP`, but a separate constant: it decides which files are refused, not
 how features are cut.

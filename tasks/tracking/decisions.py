@@ -1,8 +1,8 @@
 """Decisions of the gate in MLflow's registry: tags of the registered model, and of the version concerned.
 
-The registered model's tag `decision` is the newest decision on its series, whatever the outcome; the tags of earlier
-decisions end with their time. A version's tag is the decision that made it champion, written before the alias moves:
-so an alias at a version without such a decision was moved by a person in MLflow.
+The registered model's tag `decision` is the newest decision on its series, whatever the outcome; the names of earlier
+decisions' tags end with their time. A version's tag is the decision that made it champion, written before the alias
+moves: so an alias at a version without such a decision was moved by a person in MLflow.
 """
 
 from collections.abc import Mapping

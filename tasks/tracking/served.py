@@ -1,7 +1,7 @@
 """The models used for forecasts, available also while the MLflow server is down.
 
 While the server is up, the registry is the source. Its last state is cached in `HOME/champions/served.json`, beside the
-fetched model folders; the cache is rewritten on each successful read and read only when the server is down. A SQLite
+fetched model folders; the cache is updated on each successful read and used only when the server is down. A SQLite
 store is on the same machine as the home and is not cached.
 """
 
