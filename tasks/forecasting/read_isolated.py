@@ -21,7 +21,7 @@ from tasks.forecasting.lines import Slice, first_misfit
 from tasks.forecasting.months import NO_PARQUET, TREES, Tree, parse_rows
 
 _LIMIT_S = 60
-"""A month is read in milliseconds; damaged bytes must not block a check for ever."""
+"""A month is read in milliseconds; damaged bytes must not block a check forever."""
 
 Owner = tuple[SeriesId, Tree, str]
 """Series, tree and month of a stored file, which define the contract of its rows."""

@@ -1,4 +1,4 @@
-"""Which runs and versions pruning removes: decided from the stored data, before anything is changed.
+"""Selects the runs and versions that pruning removes: decided from the stored data, before anything is changed.
 
 Nights are counted per market, by the UTC days on which a flow run of the market finished: a machine that was off for a
 month keeps its last nights, and nightly runs on spot do not age the simulator's nights.

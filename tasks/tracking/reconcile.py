@@ -1,4 +1,4 @@
-"""Runs whose process died: marked KILLED by the next process that writes to the store, with the reason.
+"""Runs of dead processes: marked KILLED by the next process that writes to the store, with the reason.
 
 While a flow's run is open, a thread updates a heartbeat tag on it every ten minutes, for other machines that share the
 store: a training may take hours between two steps.

@@ -1,4 +1,4 @@
-"""Which fleets stay on disk: otherwise about 10 MB per architecture and run would accumulate every night.
+"""Selects the fleets that stay on disk: otherwise about 10 MB per architecture and run would accumulate every night.
 
 Champions' files are in MLflow's artifacts. A fleet's folder is used by its own run, by the same command repeated (for
 example after a kill), and by users who were given its model folder: so the last few fleets of each kind are kept.
