@@ -3,9 +3,9 @@
 train-all: ingest · features · plan · train · evaluate · promote · publish · forecast
 forecast:  ingest · forecast · score · watch · trial
 
-Each file here is one step, thin; the substance lies in the subpackages, which know no orchestrator: `storage`,
+Each file here is a thin step; the implementation is in the subpackages, which do not import an orchestrator: `storage`,
 `running`, `market`, `signals`, `training`, `judging`, `forecasting`, `backtesting`, `tuning`, `tracking`, `promotion`,
-`hub`, `notices`. `verify` is no step: it checks what all of them have stored.
+`hub`, `notices`. `verify` is not a step: it checks the files stored by all of them.
 """
 
 TRAIN_ALL = ("ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast")

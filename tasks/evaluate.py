@@ -46,8 +46,8 @@ def evaluate(
 ) -> FleetJudgement:
     """Return the fleet's judgements and their runs, logged under the flow's run `parent`.
 
-    `trained`: the fleet's shards with their results, as they are trained. A member that failed gets a run too, marked
-    failed, with the reason: in training or judging, or (`earlier`) because its series failed before any fleet was
+    `trained`: the fleet's shards with their results, in order of completion. A failed member gets a run too, marked
+    failed, with the reason: a failure in training or judging, or (`earlier`) of its series before any fleet was
     trained.
     """
     found: dict[str, ShardResult] = {}
@@ -64,7 +64,7 @@ def evaluate(
 
 
 _LOGGING = threading.Lock()
-"""One fleet is logged at a time: SQLite has one writer, and a fleet's runs stand together."""
+"""Fleets are logged one at a time: SQLite has a single writer, and a fleet's runs stay adjacent."""
 
 
 def _log(
@@ -76,7 +76,7 @@ def _log(
     score: FleetScore,
     earlier: Sequence[Failure],
 ) -> FleetJudgement:
-    job = fleet.shards[0]  # the shards differ in their members alone
+    job = fleet.shards[0]  # the shards differ only in their members
     failures = [
         *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),
         *(failure for result in results for failure in result.failures),
@@ -144,7 +144,7 @@ class _Trained:
 
 
 def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
-    """Return the failure of a series as that of the model which this fleet would have trained on it."""
+    """Return the failure of a series as a failure of the model that this fleet would have trained on it."""
     assert failure.series is not None
     seed = member_seed(spec.seed, job.architecture, failure.series)
     model = ModelId(job.architecture, recipe_of(spec, job.architecture), failure.series, seed)
@@ -158,7 +158,7 @@ def _record(spec: RunSpec, one: _Trained, root: Path, score: FleetScore) -> Memb
     report = trained.report
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
     config = read_config(folder).model_dump(mode="json")
-    expected = {WEIGHTS: trained.files[WEIGHTS]}  # judging adds to the other files
+    expected = {WEIGHTS: trained.files[WEIGHTS]}  # judging changes the other files
     return MemberRecord(
         key=f"{job_key(job)}/{member.name}",
         model=member.model,
@@ -196,7 +196,7 @@ def _failed(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> MemberRecord:
 
 
 def _named(job: ShardJob, metrics: dict[str, float]) -> dict[str, float]:
-    """Name a classifier's ranked probability score as such: beside CRPS ratios it would compare what cannot be."""
+    """Rename a classifier's ranked probability score to `rps`: it is not comparable with CRPS."""
     if not cpbmodels.architecture(base_of(job.architecture)).classifier:
         return metrics
     return {name.replace("crps", "rps"): value for name, value in metrics.items()}
@@ -211,7 +211,7 @@ def _as_of(spec: RunSpec) -> str:
 
 
 def _pooled(pools: list[PoolScore]) -> dict[str, float]:
-    """Return the pooled results under the names that the leaderboard reads."""
+    """Return the pooled results under the names read by the leaderboard."""
     values = {}
     for pool in pools:
         m, t = pool.metrics, pool.timeframe

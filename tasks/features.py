@@ -9,10 +9,10 @@ from tasks.running.step import step
 from tasks.signals.store import write_features
 
 
-# Two at once: polars uses all cores for each, and a series of 15m candles takes 200 MB while it is computed.
+# Two at once: polars uses all cores for each, and a series of 15m candles takes 200 MB during computation.
 @step("features", run_name="features {series.name}", workers=2)
 def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
-    """Write the features of one series below `HOME/features`, or say why that cannot be done."""
+    """Write the features of one series below `HOME/features`, or return the failure."""
     try:
         return write_features(scope.home, series, since=scope.since, as_of=scope.as_of)
     except MemberError as error:

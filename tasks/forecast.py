@@ -15,8 +15,8 @@ def forecast(scope: Scope, tail: bool = False, fallback: bool = False) -> Foreca
     """Issue the forecasts of every champion in the scope, and of the challengers beside them.
 
     Args:
-        tail: from the provisional candles on.
-        fallback: where a champion has drifted, its fallback forecasts as well.
+        tail: also use the provisional candles.
+        fallback: if a champion has drifted, its fallback forecasts as well.
     """
     found, challengers = serving(scope.series)
     beside = on_trial(scope.home, challengers)

@@ -1,4 +1,4 @@
-"""Step 1, ingest: every series of the scope into the market store, verified."""
+"""Step 1, ingest: download every series of the scope to the market store, verified."""
 
 from schemas.errors import BusyError
 from schemas.handover import Failure, IngestResult
@@ -8,13 +8,13 @@ from tasks.market.report import FAILED_SERIES
 from tasks.running.step import Retry, step
 
 
-# A run that meets another writer waits for up to ten minutes: a scheduled run must not be lost.
+# If another process is writing, a run waits up to ten minutes: a scheduled run must not be skipped.
 @step("ingest", retry=Retry(on=BusyError, times=40, wait_s=15))
 def ingest(scope: Scope, tail: bool = False) -> IngestResult:
-    """Bring the store up to date; `tail`: with the newest candles from the REST API.
+    """Update the store; `tail`: including the newest candles from the REST API.
 
     Raises:
-        CpbError: as `tasks.market.ingest.ingest`.
+        CpbError: as in `tasks.market.ingest.ingest`.
     """
     report = bring_up_to_date(scope, tail=tail)
     failed = [one for one in report.series if one.status == FAILED_SERIES]

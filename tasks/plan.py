@@ -1,4 +1,4 @@
-"""Step 3, plan: which fleets learn what, decided before anything is trained."""
+"""Step 3, plan: the fleets to train, decided before anything is trained."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from tasks.training.plan import member_seed, plan_fleet, recipe_of
 class Plan:
     """The series that can be trained, a fleet per architecture, and why the other series are left out.
 
-    `stopped`: series that are not traded any more, which is no failure. `night`: what is not trained, and why.
+    `stopped`: series no longer traded, which is not a failure. `night`: the models not trained, with the reason.
     """
 
     series: tuple[SeriesRecord, ...]
@@ -33,11 +33,11 @@ class Plan:
 
 @step("plan")
 def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> Plan:
-    """Return the fleets of a run; they follow from the specification and the data alone, wherever they run.
+    """Return the fleets of a run; they depend only on the specification and the data, not on the machine.
 
-    With `weekly_challengers` the registry and the nights before have a say, too.
+    With `weekly_challengers` they also depend on the registry and earlier nights.
 
-    `gpus`: the shards are to train on GPUs, and have sizes for these.
+    `gpus`: the shards are to be trained on GPUs, and are sized for them.
     """
     records, stopped = _traded(records)
     timeframes = dict.fromkeys(r.series.timeframe for r in records)
@@ -56,7 +56,7 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
 
 
 def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[SeriesRecord]]:
-    """Return the series that are still traded, and those whose last candle lies far behind the newest of all."""
+    """Return the series still traded, and those whose last candle is `STOPPED_AFTER` older than the newest of all."""
     newest = max((r.last_us for r in records), default=0)
     oldest = newest - STOPPED_AFTER // timedelta(microseconds=1)
     return [r for r in records if r.last_us >= oldest], [r for r in records if r.last_us < oldest]

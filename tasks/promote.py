@@ -1,4 +1,4 @@
-"""Step 6, promote: the gate decides who serves each coin x timeframe, and keeps a record of why."""
+"""Step 6, promote: the gate chooses the champion of each coin x timeframe, and records the reason."""
 
 from collections.abc import Sequence
 
@@ -12,9 +12,9 @@ from tasks.running.step import step
 def promote(
     spec: RunSpec, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
 ) -> tuple[Decision, ...]:
-    """Return a decision on every series that was judged, or has stopped trading, with the aliases moved accordingly.
+    """Decide on every series that was judged or has stopped trading, move the aliases, and return the decisions.
 
     Args:
-        stopped: series that are not traded any more.
+        stopped: series that are no longer traded.
     """
     return decide_night(spec, fleets, stopped)

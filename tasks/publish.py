@@ -1,4 +1,4 @@
-"""Step 7, publish: all champions of a market as one Hub commit, or as the same tree in a folder."""
+"""Step 7, publish: all champions of a market as a single Hub commit, or as the same tree in a folder."""
 
 from pathlib import Path
 
@@ -14,14 +14,14 @@ from tasks.tracking.registry import champions
 
 @step("publish")
 def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
-    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub where `repo` is named.
+    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and to the Hub if `repo` is given.
 
-    A damaged champion is left out and is a failure. Models of several markets, or of simulated and real candles, are
-    never published together.
+    A damaged champion is left out and reported as a failure. Models of several markets, or of simulated and real
+    candles, are never published together.
 
     Raises:
-        CpbError: no champion that could be published, or the Hub refuses; (code `other-record`) the published record
-            is of another chain than the stored one.
+        CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
+            to another chain than the stored record.
     """
     intact, failures = [], []
     for champion in (found := champions(market=market)):
@@ -30,7 +30,7 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
             intact.append(champion)
         except DamagedError as error:
             failures.append(Failure.of(champion.series, "publish", error))
-    # With none intact the tree's own error names the first.
+    # If none is intact, the tree's own error names the first champion.
     tree = build_tree(intact or found, tree_of(home, "hub", market), repo, home)
     if not repo:
         return Publication(place=str(tree), failures=tuple(failures))

@@ -1,4 +1,4 @@
-"""Step 9, score: stored forecasts whose target candle has closed are compared with what came true."""
+"""Step 9, score: compare stored forecasts whose target candle has closed with the realised closes."""
 
 from schemas.handover import Score
 from schemas.scope import Scope
@@ -8,5 +8,5 @@ from tasks.running.step import step
 
 @step("score")
 def score(scope: Scope, tail: bool = False) -> Score:
-    """Score the forecasts of the scope that have come due; `tail`: also by provisional candles."""
+    """Score the due forecasts of the scope; `tail`: also against provisional candles."""
     return score_due(scope.home, scope.series, scope.as_of, provisional=tail)

@@ -21,10 +21,10 @@ RETRY_WAIT_S = 5.0
 def train(
     job: ShardJob, root: Path, executor: Executor, timeout_s: float, progress: FleetProgress
 ) -> ShardResult:
-    """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
+    """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
 
-    Once more if its trainer died (not after its time limit: it would only run into it again). Where the trainer fails
-    as a whole, every member of the shard is a failure.
+    Retried if its trainer died (not after its time limit, which a retry would reach again). If the trainer fails as a
+    whole, every member of the shard is a failure.
 
     Raises:
         EngineLost: no shard of the run can be trained any more.
@@ -43,9 +43,9 @@ def train(
 
 
 def _gpu_limit(executor: Executor) -> AbstractContextManager[None]:
-    """Queue on the server's `gpu` limit, so that its page shows who waits; the file lock is the hard guard."""
+    """Queue on the server's `gpu` limit, so that its page shows waiting runs; the file lock is the actual guard."""
     if executor.on_gpus and (run := FlowRunContext.get()) and run.flow_run:
-        # The holder tells whose slot it is, so that the slot of a killed run can be freed at once.
+        # The holder identifies the run of a slot, so that the slot of a killed run can be freed at once.
         holder = ConcurrencyLeaseHolder(type="flow_run", id=run.flow_run.id)
         return concurrency("gpu", occupy=1, strict=True, holder=holder)
     return nullcontext()

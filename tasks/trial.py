@@ -1,4 +1,4 @@
-"""Step 11, trial: the challengers' shadow forecasts that have come true, as evidence against the champions."""
+"""Step 11, trial: the challengers' scored shadow forecasts, as evidence on whether they beat the champions."""
 
 from schemas.handover import Trials
 from schemas.scope import Scope
@@ -8,5 +8,5 @@ from tasks.running.step import step
 
 @step("trial")
 def trial(scope: Scope) -> Trials:
-    """Add the challengers' scored shadow forecasts to the evidence; switch a timeframe's champions where it is in."""
+    """Add the challengers' scored shadow forecasts to the evidence; replace a timeframe's champions if it suffices."""
     return update_trials(scope)

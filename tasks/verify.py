@@ -1,8 +1,8 @@
-"""Checks every stored artefact of a market, or of all: candles, features, fleets, champions, forecasts and the ledger.
+"""Checks every stored artefact of one or all markets: candles, features, fleets, champions, forecasts and the ledger.
 
-Not a step of the DAG: `cpb verify` runs it beside it. Each kind has a manifest of its files (`tasks.storage.verify`);
-those of candles, forecasts, champions and the published folder lie beside the code that mends them, the others
-here. What damage keeps one kind from being checked stops no other.
+Not a step of the DAG: `cpb verify` runs it separately. Each kind has a manifest of its files (`tasks.storage.verify`);
+the manifests of candles, forecasts, champions and the published folder are beside the code that repairs them, the
+others here. If damage prevents checking one kind, the other kinds are still checked.
 """
 
 import logging
@@ -58,10 +58,10 @@ log = logging.getLogger("cpb")
 
 @dataclass
 class Verification:
-    """What was found: files checked, damaged ones, and a sentence for each kind that could not be checked.
+    """The findings: number of files checked, the damage, and a sentence for each kind that could not be checked.
 
-    `rows_before`: by market, how many forecast and score rows were stored before their chain began, so that it does
-    not say when.
+    `rows_before`: by market, the forecast and score rows stored before their chain began, which therefore does not
+    record their time.
     """
 
     checked: int = 0
@@ -76,7 +76,7 @@ class Verification:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything could be checked and no damage remains."""
+        """Whether everything was checked and no damage remains."""
         return not self.remaining and not self.unchecked
 
 
@@ -88,14 +88,14 @@ def verify_all(
     source: str | None = None,
     seen: Callable[[int], None] = lambda _checked: None,
 ) -> Verification:
-    """Check all artefacts of the markets, and with `repair` fetch or make again what can be.
+    """Check all artefacts of the markets, and with `repair` fetch or recreate them where possible.
 
     Args:
-        source: where damaged candles are fetched from; None: Binance Vision (the simulator's from itself).
-        seen: called with the number of files that are checked.
+        source: where damaged candles are fetched from; None: Binance Vision (or the simulator).
+        seen: called with the number of files checked so far.
 
     Raises:
-        UsageError: `repair`, and the home cannot be written to.
+        UsageError: with `repair`, if the home cannot be written.
     """
     if repair:
         check_writable(home)
@@ -110,7 +110,7 @@ def verify_all(
         for kind, manifest in KINDS.items():
             try:
                 for damage in verify(asked, manifest, count):
-                    # The futures' candles share the manifest of spot's: it is named once.
+                    # The futures' candles share the spot manifest: it is reported once.
                     if damage.path not in {known.path for known in result.damaged}:
                         result.damaged.append(damage)
             except (CpbError, OSError) as error:
@@ -119,9 +119,9 @@ def verify_all(
 
 
 def features(asked: Asked) -> Iterator[Stored]:
-    """Yield stored features and their records. They are derived: what is damaged is deleted and computed again.
+    """Yield stored features and their records. They are derived: damaged files are deleted and computed again.
 
-    A feature file without a record is no damage: a run was stopped between the two, and the next one writes both.
+    A feature file without a record is not damage: a run was stopped between the two, and the next run writes both.
     """
     for folder in (series.folder(asked.home, "features") for series in asked.series("features")):
         for path in sorted(folder.glob("*.json")):
@@ -137,23 +137,23 @@ def features(asked: Asked) -> Iterator[Stored]:
 
 
 def _compute_again(home: Path, record: SeriesRecord, remove: Mend, reason: str) -> str:
-    """Delete a damaged file with its record, and compute it again from the same candles if they are there."""
+    """Delete a damaged file with its record, and compute it again from the same candles if available."""
     outcome = remove(reason)
     first, last = (datetime.fromtimestamp(us / 1e6, UTC) for us in (record.first_us, record.last_us))
     end = last + timedelta(seconds=record.series.seconds)
     try:
         again = write_features(home, record.series, since=first, as_of=end)
-    except CpbError as error:  # its candles are damaged or gone, which their own check names
+    except CpbError as error:  # its candles are damaged or missing, as reported by their own check
         log.info("%s cannot be computed now: %s", record.path, error)
         return outcome
-    return REPAIRED if again.path == record.path else outcome  # other candles or other code since then
+    return REPAIRED if again.path == record.path else outcome  # the candles or the code have changed
 
 
 def fleets(asked: Asked) -> Iterator[Stored]:
-    """Yield a market's fleets: records, models, and what judging added; a fleet that is being trained is left out.
+    """Yield a market's fleets: records, models, and files added by judging; a fleet in training is left out.
 
-    A fleet with a damaged record or model loses its record, so that the same command trains it again; scores and
-    pictures are deleted, as the same command makes them again from the models.
+    If a fleet's record or model is damaged, its record is set aside, so that the same command trains it again; damaged
+    scores and pictures are deleted, as the same command recreates them from the models.
     """
     records: dict[str, type[Record]] = {JOB: ShardJob, RESULT: ShardResult}
     aside = "set aside; the command that trained this fleet trains it again"
@@ -163,7 +163,7 @@ def fleets(asked: Asked) -> Iterator[Stored]:
         is_own = job or result or (folder / "worker.log").exists()
         if not is_own or is_training(folder) or _market_of(folder, job) != asked.market:
             continue
-        for name, kind in records.items():  # one that is not there yet, or was set aside, is passed over
+        for name, kind in records.items():  # missing records are skipped
             yield record_file(folder / name, kind, folder.name, aside)
         command = _command(job) if job else VERIFY
         for member in result.members if result else ():
@@ -175,7 +175,7 @@ def fleets(asked: Asked) -> Iterator[Stored]:
 
 
 def _market_of(folder: Path, job: ShardJob | None) -> str:
-    """Return the market of a fleet, without a sound job by its members' folders; spot where none tells."""
+    """Return the market of a fleet, from its job or else its members' folders; spot if unknown."""
     if job:
         return job.members[0].model.series.market
     names = (path.name.split("-fold-")[0] for path in sorted(folder.glob("members/*")))
@@ -183,14 +183,14 @@ def _market_of(folder: Path, job: ShardJob | None) -> str:
 
 
 def _train_again(folder: Path, path: Path, command: str, _reason: str) -> str:
-    """Set the result of a fleet with a damaged model aside, if that is not done yet."""
+    """Set the result of a fleet with a damaged model aside, if not done yet."""
     if (record := folder / RESULT).exists():
         set_aside(record, f"{path} is damaged, so this fleet is trained again")
     return f"set aside; `{command}` trains it again"
 
 
 def _judged(place: Path, command: str) -> Iterator[Stored]:
-    """Yield the scores and pictures of a member; without a score it is judged again, which writes all of these."""
+    """Yield the scores and pictures of a member; without a score it is judged again, which rewrites all of them."""
     scores = sorted(place.glob("score-*.npz"))
     judged = (place / "model" / name for name in (METRICS, REFERENCE, *PICTURES))
     for path in [*place.glob("*.npz"), *judged]:
@@ -214,9 +214,9 @@ def _judged_fault(path: Path) -> str:
 
 
 def _command(job: ShardJob) -> str:
-    """Return a command that trains these models again, on the candles up to the same instant.
+    """Return a command that trains these models again, on the candles up to the same time.
 
-    Options of the first run, such as seeds, and its source are its user's.
+    Options of the first run, such as seeds and source, must be added by the user.
     """
     series = [member.model.series for member in job.members]
     first = series[0]
@@ -233,7 +233,7 @@ def _command(job: ShardJob) -> str:
 def ledger_records(asked: Asked) -> Iterator[Stored]:
     """Yield the records beside the ledger: evidence of pairs, drift watch, versions, derived figures.
 
-    Without scores nothing there is provably cpb's.
+    Without scores no file there is provably cpb's.
     """
     again = "set aside; the next `cpb forecast` makes it again"
     series, ledger = asked.series("ledger"), tree_of(asked.home, "ledger", asked.market)
@@ -261,11 +261,11 @@ def _daily_fault(path: Path, series: SeriesId) -> str:
 KINDS: dict[str, Manifest] = {
     "candles": candles,
     "features": features,
-    # Before the fleets: a champion's files are copied back from the fleet that it comes from.
+    # Before the fleets: a champion's files are copied back from its fleet.
     "champions": runs_and_champions,
     "fleets": fleets,
     "forecasts": forecasts,
     "records of the ledger": ledger_records,
     "published models": published,
 }
-"""What is checked, in this order."""
+"""The kinds of artefacts, in the order of checking."""

@@ -1,4 +1,4 @@
-"""Step 10, watch: has a champion got worse than its test span promised, is its input unusual, is its data late?"""
+"""Step 10, watch: check champions for performance below their test span's promise, unusual input and late data."""
 
 from schemas.handover import Watching
 from schemas.scope import Scope
@@ -9,5 +9,5 @@ from tasks.tracking.served import serving
 
 @step("watch")
 def watch(scope: Scope, tail: bool = False) -> Watching:
-    """Look at every champion of the scope after a scoring; `tail`: the newest candles may be provisional."""
+    """Check every champion of the scope after a scoring; `tail`: the newest candles may be provisional."""
     return check_drift(scope, serving(scope.series).champions, provisional=tail)

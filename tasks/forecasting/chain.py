@@ -1,7 +1,7 @@
 """The single write path of forecasts and scores: a batch of many series, and its line in the market's chain.
 
-A batch is checked, staged in drafts, and put in place as one (`commit.py`). Two fsyncs a file and a rename each is what
-it costs; a database would be as safe, but no one could check its rows with a few lines of Python.
+A batch is checked, staged in drafts, and committed as a unit (`commit.py`). The cost is two fsyncs and a rename per
+file; a database would be as safe, but its rows could not be checked with a few lines of Python.
 """
 
 import hashlib
@@ -34,10 +34,10 @@ from tasks.storage.records import aside_name, set_aside
 log = logging.getLogger("cpb")
 
 Kind = Literal["forecasts", "scores"]
-"""What a batch holds."""
+"""The content of a batch."""
 
 ANY_ERROR = (Exception, pl.exceptions.PanicException)
-"""Whatever can go wrong in one series; polars' panics are no `Exception`."""
+"""Errors of a single series; polars' panics are not subclasses of `Exception`."""
 
 _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 
@@ -65,18 +65,18 @@ def append(
     *,
     lost: Callable[[SeriesId, str], None] | None = None,
 ) -> dict[SeriesId, int | CpbError]:
-    """Store the rows of a batch that are not there yet, and their line; the first row under a key stands.
+    """Store the rows of a batch that are not stored yet, and their line; the first row under a key is kept.
 
-    A null `made_at` becomes the clock's time. What is wrong with one series stops no other. A damaged file is set
-    aside first, in a line of its own, and a new one begun.
+    A null `made_at` is set to the current time. An error in one series does not stop the others. A damaged file is
+    set aside first, recorded in its own line, and a new file is started.
 
     Args:
         batch: rows by series, all of one market.
         lost: called with a series and a sentence for each of its damaged files that was set aside.
 
     Returns:
-        For each series how many of its rows were new, or why none was stored (code `rows`: they break the contract or
-        are of another series).
+        For each series the number of new rows, or the error for which none was stored (code `rows`: they break the
+        contract or belong to another series).
     """
     done: dict[SeriesId, int | CpbError] = {}
     if not batch:
@@ -96,13 +96,13 @@ def append(
                     done[series] = sum(one.entry.rows for one in mine)
             commit(home, market, kind, [one.entry for one in staged], [one.move for one in staged], now)
     except ANY_ERROR as error:
-        # Of the whole batch: nothing is stored, or the next writer finishes it.
+        # The whole batch failed: nothing is stored, or the next writer completes it.
         return {s: known if isinstance(known := done.get(s), CpbError) else as_error(s, error) for s in batch}
     return done
 
 
 def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
-    """Return an error as a sentence of ours; one that nobody foresaw is also logged with its traceback."""
+    """Return an error as a `CpbError`; an unexpected error is also logged with its traceback."""
     if isinstance(error, CpbError):
         return error
     if is_disk_full(error):
@@ -114,12 +114,12 @@ def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
 
 @contextmanager
 def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
-    """Be the only writer of a market's forecasts and scores; what a killed one left unfinished is finished first.
+    """Hold the write lock of a market's forecasts and scores; an interrupted batch is completed first.
 
-    Yields whether the chain had been removed: there was none, but rows that were stored with one.
+    Yields whether the chain file had been removed: it is missing, but rows were stored with a chain.
 
     Args:
-        begin: where there is no chain yet, begin one with a line for all rows that are stored already.
+        begin: start a missing chain, with a line for all rows that are already stored.
     """
     path = chain_path(home, market)
     gone = False
@@ -133,15 +133,15 @@ def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
 def quarantine(
     home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, str]], reason: str
 ) -> list[tuple[Path, str]]:
-    """Set months' files aside, or forget those that are gone, and write a line of it; the caller holds the lock.
+    """Set month files aside, or remove the records of missing files, and write a line; the caller holds the lock.
 
-    Scores of forecasts that are lost go with them: a forecast made again must not find a score that was another's.
+    Scores of lost forecasts are set aside too: a reissued forecast must not match the score of the lost forecast.
 
     Args:
         files: series, tree and month, `2024-01`.
 
     Returns:
-        Each file's path, and its name now, empty where it was gone.
+        Each file's path and its new name, empty if the file was missing.
     """
     base = market_home(home, market)
     places: dict[Path, None] = {}
@@ -165,14 +165,14 @@ def quarantine(
 
 
 def restart(home: Path, market: str) -> None:
-    """Begin a new chain with the rows that are stored; an old one is set aside. The caller holds the lock."""
+    """Start a new chain with the stored rows; an old chain is set aside. The caller holds the lock."""
     with suppress(FileNotFoundError):
         set_aside(chain_path(home, market), "it is damaged, as `cpb verify` says")
     _begin(home, market)
 
 
 def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, Path]]) -> None:
-    """Write a line for the rows at the end of files that have none; the caller holds the lock.
+    """Write a line for the rows at the end of files that are in no line; the caller holds the lock.
 
     Raises:
         DamagedError: a file cannot be read.
@@ -190,10 +190,10 @@ def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree,
 def _checked_all(
     batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
 ) -> dict[SeriesId, pl.DataFrame | CpbError]:
-    """Return the rows of each series as they are to be stored, or what is wrong with them.
+    """Return the rows of each series as they are to be stored, or its error.
 
-    The contract's rules are asked of all rows at once, since none of them looks beyond the rows of one series; only
-    where that fails, series by series.
+    The contract is checked on all rows at once, since every rule compares rows of a single series; if that fails, it
+    is checked series by series.
     """
     try:
         return {**_checked(batch, market, tree, now)}
@@ -208,7 +208,7 @@ def _checked_all(
 def _checked(
     batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
 ) -> dict[SeriesId, pl.DataFrame]:
-    """Return the rows as they are to be stored; raises whatever is wrong with any of them."""
+    """Return the rows as they are to be stored; raises the first error in any of them."""
     if others := [series for series in batch if series.market != market]:
         raise MemberError(f"{others[0]} is not of market {market}", code="rows", field="market")
     whole = pl.concat([_stamped(tree, rows, now) for rows in batch.values()], how="vertical")
@@ -230,7 +230,7 @@ def _stage_all(
     batch: Mapping[SeriesId, pl.DataFrame | CpbError],
     lost: Callable[[SeriesId, str], None] | None,
 ) -> dict[SeriesId, list[_Staged] | CpbError]:
-    """Stage the rows of every series, side by side: most of the time goes into waiting for the disk."""
+    """Stage the rows of all series concurrently: most of the time is spent waiting for the disk."""
     staged, one_at_a_time, stopped = list[_Staged](), threading.Lock(), threading.Event()
 
     def stage(series: SeriesId, rows: pl.DataFrame | CpbError) -> list[_Staged] | CpbError:
@@ -247,7 +247,7 @@ def _stage_all(
 
     try:
         found = run_each([partial(stage, *one) for one in batch.items()], WRITERS)
-    except BaseException:  # Ctrl-C: what is staged already is no part of any batch
+    except BaseException:  # Ctrl-C: files staged so far belong to no batch
         stopped.set()
         discard(home, market, [one.move for one in staged])
         raise
@@ -258,7 +258,7 @@ def _stage_all(
 
 
 def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
-    """Return rows with the clock's time where they have no `made_at`."""
+    """Return rows with null `made_at` set to `now`."""
     if "made_at" in tree.schema and rows.schema.get("made_at") == tree.schema["made_at"]:
         return rows.with_columns(pl.col("made_at").fill_null(now))
     return rows
@@ -272,7 +272,7 @@ def _stage(
     lost: Callable[[SeriesId, str], None] | None,
     one_at_a_time: threading.Lock,
 ) -> list[_Staged]:
-    """Write the months of one series with the new rows at their end into drafts; none where one fails."""
+    """Write drafts of a series' months with the new rows appended; if one month fails, all drafts are removed."""
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
     staged: list[_Staged] = []
     try:
@@ -299,9 +299,9 @@ def _load_or_lose(
     lost: Callable[[SeriesId, str], None] | None,
     one_at_a_time: threading.Lock,
 ) -> pl.DataFrame | None:
-    """Return a month's rows, None where there are none or they are damaged, and so are set aside.
+    """Return a month's rows; None if the file is missing or damaged. A damaged file is set aside.
 
-    `one_at_a_time` is held while a line is written of a loss: the chain has one end.
+    `one_at_a_time` is held while the line of a loss is written: only one line can be appended at a time.
     """
     try:
         return load(home, series, tree, path)
@@ -321,7 +321,7 @@ def _load_or_lose(
 
 
 def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.DataFrame) -> _Staged:
-    """Write a month's rows into a draft beside its file, synced."""
+    """Write a month's rows to a draft next to its file and sync it."""
     buffer = io.BytesIO()
     whole.write_parquet(buffer, compression="zstd")
     data = buffer.getbuffer()
@@ -340,9 +340,9 @@ def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.Dat
 
 
 def _begin(home: Path, market: str) -> bool:
-    """Begin a chain with one line for all months that are stored.
+    """Start a chain with one line for all stored months.
 
-    Returns whether forecasts are among them: they were written with a chain, which is gone.
+    Returns whether forecasts are among them: they were written with a chain, which has been removed.
     """
     entries, gone = [], False
     for tree in TREES:
@@ -350,7 +350,7 @@ def _begin(home: Path, market: str) -> bool:
             for path in month_files(series.folder(home, tree.name)) if series.market == market else ():
                 try:
                     rows = load(home, series, tree, path)
-                except DamagedError as error:  # its next writer, or `cpb verify --repair`, sets it aside
+                except DamagedError as error:  # the next write to it, or `cpb verify --repair`, sets it aside
                     log_once(path, f"{error}; it is left out of the chain")
                     continue
                 if rows.is_empty():

@@ -20,14 +20,14 @@ from tasks.signals.store import newest_series
 from tasks.storage.model_folder import read_config, recipe_of
 
 STABILITY_DAYS = 30
-"""The newest days whose columns are compared with the training span."""
+"""Number of newest days whose columns are compared with the training span."""
 
 
 def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> Watching:
-    """Take in what was scored since the last check and return an alarm per champion; one's failure stops no other.
+    """Process new scores since the last check and return an alarm per champion; a failure does not stop the others.
 
     Args:
-        provisional: candles that no archive has confirmed yet count as the newest input.
+        provisional: include the newest candles, which no archive has confirmed yet.
     """
     now = scope.as_of or datetime.now(UTC)
     late = {

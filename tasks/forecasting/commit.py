@@ -1,8 +1,8 @@
-"""How a batch gets into place: described, renamed, its line appended; finished by whoever comes after a killed process.
+"""Crash-safe commit of a batch: described, renamed, its line appended; completed by the next process after a crash.
 
-Drafts are described in `chain.pending`, then put in place, then that file goes. So rows and line are there both or
-neither, whenever the process is killed. Every function but `pending_path` and `below` is for the holder of the chain's
-lock.
+The batch is described in `chain.pending`, its drafts are renamed into place, then `chain.pending` is removed. So after
+a crash at any point either both the rows and the line are stored, or neither. All functions except `pending_path` and
+`below` require the chain's lock.
 """
 
 import json
@@ -36,14 +36,14 @@ from tasks.storage.records import aside_name
 log = logging.getLogger("cpb")
 
 WRITERS = 8
-"""Files written at once: a disk takes many syncs in hardly more time than one."""
+"""Files written concurrently: a disk handles many syncs in hardly more time than a single sync."""
 
 
 @dataclass(frozen=True)
 class Move:
     """One rename of a batch, paths below the market's home: a draft into its place, or a lost file aside.
 
-    `sha256` is that of the bytes which move; `lost` whether the file's digest is forgotten instead of recorded.
+    `sha256`: of the file's bytes. `lost`: the file's digest is removed instead of recorded.
     """
 
     source: str
@@ -55,7 +55,7 @@ class Move:
 def commit(
     home: Path, market: str, kind: BatchKind, entries: Sequence[Entry], moves: Sequence[Move], now: datetime
 ) -> None:
-    """Describe a batch in the pending file, then put it in place; drafts vanish where it cannot be described."""
+    """Describe a batch in the pending file, then apply it; remove the drafts if the description cannot be written."""
     if not entries:
         return
     chain = chain_path(home, market)
@@ -74,10 +74,10 @@ def commit(
 
 
 def finish_pending(home: Path, market: str) -> None:
-    """Finish the batch that a killed process left; the caller holds the lock.
+    """Complete the batch of a killed process; the caller holds the lock.
 
     Raises:
-        DiskFull, OSError: it cannot be finished now; it stays for the next call.
+        DiskFull, OSError: it cannot be completed now; the next call tries again.
     """
     pending = pending_path(home, market)
     try:
@@ -88,7 +88,7 @@ def finish_pending(home: Path, market: str) -> None:
     except FileNotFoundError:
         return
     except (ValueError, KeyError, TypeError, DamagedError) as error:
-        # It is written by rename, so no crash leaves a half of it. `cpb verify` finds rows that have no line.
+        # It is written by rename, so a crash never leaves it partial. `cpb verify` finds rows that are in no line.
         aside = pending.rename(aside_name(pending))
         log.warning("%s cannot be read (%s) and is set aside as %s", pending, error, aside.name)
         return
@@ -96,12 +96,12 @@ def finish_pending(home: Path, market: str) -> None:
 
 
 def pending_path(home: Path, market: str) -> Path:
-    """Return the file that describes a batch which is being put in place."""
+    """Return the path of the file that describes the batch being committed."""
     return chain_path(home, market).with_name("chain.pending")
 
 
 def discard(home: Path, market: str, moves: Sequence[Move]) -> None:
-    """Remove the drafts of a batch that is not to be."""
+    """Remove the drafts of a cancelled batch."""
     for move in moves:
         if not move.lost:
             with suppress(OSError):
@@ -109,16 +109,16 @@ def discard(home: Path, market: str, moves: Sequence[Move]) -> None:
 
 
 def below(base: Path, path: Path) -> str:
-    """Return a path as batches and lines name it: relative to the market's home."""
+    """Return a path relative to the market's home, as batches and lines record it."""
     return path.relative_to(base).as_posix()
 
 
 def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> Line:
-    """Return the chain's next line. Behind a damaged last line it goes on; `cpb verify` names that one."""
+    """Return the chain's next line. It also follows a damaged last line, which `cpb verify` reports."""
     number, previous = 0, ORIGIN
     with suppress(FileNotFoundError):
         if raw := last_line(chain):
-            previous = line_hash(raw)  # of a damaged line: that of its text as it is
+            previous = line_hash(raw)  # for a damaged line, the hash of its current text
             try:
                 number = parse_line(raw).number
             except DamagedError as error:
@@ -131,7 +131,7 @@ def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: date
 
 
 def _put_in_place(home: Path, market: str, moves: Sequence[Move], line: bytes, offset: int) -> None:
-    """Rename the files, append the line, remove the pending file; can be repeated from any point on."""
+    """Rename the files, append the line, remove the pending file; can be repeated after a crash at any point."""
     base, chain = market_home(home, market), chain_path(home, market)
     folders: dict[Path, list[Move]] = {}
     for move in moves:
@@ -145,7 +145,7 @@ def _put_in_place(home: Path, market: str, moves: Sequence[Move], line: bytes, o
 
 
 def _put_folder_in_place(base: Path, folder: Path, moves: Sequence[Move]) -> None:
-    """Rename the files of one folder, in order: they share the record of its digests."""
+    """Rename the files of one folder in order: they share the folder's index."""
     for move in moves:
         source, target = base / move.source, base / move.target
         if move.lost:
@@ -155,17 +155,17 @@ def _put_folder_in_place(base: Path, folder: Path, moves: Sequence[Move]) -> Non
         elif source.exists():
             announce(target, move.sha256)
             source.rename(target)
-    if folder.exists():  # that of a file which is gone may be gone too
+    if folder.exists():  # it may be missing together with its file
         sync(folder)
 
 
 def _append_line(chain: Path, line: bytes, offset: int) -> None:
-    """Write a line at `offset`, over a part of it that a crash left there; behind anything else at the end."""
+    """Write a line at `offset`, replacing a partial copy left by a crash; append it after any other content."""
     new = not chain.exists()
     handle = os.open(chain, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     with os.fdopen(handle, "r+b") as file:
         start = min(file.seek(0, 2), offset)
-        if start:  # a last line that lost its end is not to spoil this one
+        if start:  # a truncated last line must not corrupt this line
             file.seek(start - 1)
             line = line if file.read(1) == b"\n" else b"\n" + line
         file.seek(start)

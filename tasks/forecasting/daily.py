@@ -1,11 +1,11 @@
-"""Sums per day of what came true, `daily.parquet` beside a series' scores: the live record without its rows.
+"""Daily sums of realised losses, `daily.parquet` beside a series' scores: the live record without its rows.
 
-Derived: made from the month files of forecasts and scores, again for each month whose files have changed, and from the
-start where the sums are missing or damaged. So an hour's scoring reads the month that it wrote to and no other.
+Derived: computed from the month files of forecasts and scores, recomputed for each month whose files have changed, and
+for all months if the sums are missing or damaged. So an hourly scoring reads only the month that it wrote to.
 
-The recipe of each version that has issued forecasts of a series, `versions.json`: rows name the version alone.
+`versions.json` maps each version that has issued forecasts of a series to its recipe: rows contain only the version.
 
-A registry forgets versions that are pruned; their record stays.
+The registry no longer lists versions that were pruned; their record is kept here.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from tasks.storage.records import find_record, read_record, write_record
 
 DAILY, STATE = "daily.parquet", "daily.json"
 LOCK = ".lock"
-"""The lock of a series' folder in the ledger, for all that is made of it but the month files."""
+"""Lock of a series' folder in the ledger, for all files derived from it; the month files have the chain's lock."""
 
 KEY = ("day", "model_version", "role", "live")
 _COUNTS = (
@@ -51,8 +51,8 @@ SCHEMA: dict[str, Any] = {
 }
 """One row per UTC day of `issued_at`, model version, role, and live or replay. `horizon`: steps of a forecast.
 
-Sums over the scored rows: `crps` over all of them, `paired_…` and `ref_…` of the model and of the reference over the
-`ref_rows` rows that carry one; `scaled_…` in units of the reference's width at the origin, so that coins add up.
+Sums over the scored rows: `crps` over all rows; `paired_…` and `ref_…` of the model and of the reference over the
+`ref_rows` rows with a reference; `scaled_…` in units of the reference's width at the origin, additive across coins.
 """
 
 
@@ -82,18 +82,18 @@ def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
 
 
 def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return a series' daily sums, oldest first, brought up to date with its month files; empty where it has none."""
+    """Return a series' daily sums, oldest first, updated from its month files; empty if it has no month files."""
     folder = series.folder(home, LEDGER.name)
     if not month_files(folder):
         return pl.DataFrame(schema=SCHEMA)
-    with locked(folder / LOCK):  # of those who make the sums; the month files may be written to meanwhile
+    with locked(folder / LOCK):  # guards the sums only; the month files may be written concurrently
         forecasts, scores = (_digests_of(series.folder(home, tree.name)) for tree in (FORECASTS, LEDGER))
         months = {month: (forecasts.get(month, ""), digest) for month, digest in scores.items()}
         known, made_of = _read(folder, series)
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]
         if not changed and made_of.keys() == months.keys():
             return known
-        # Of the bytes as they are: a writer at work has recorded the digest of what it is about to put in place.
+        # From the current bytes: an active writer has already recorded the digest of the file that it will rename.
         months |= {month: _digests_now(home, series, month) for month in changed}
         kept = known.filter(pl.col("day").dt.strftime("%Y-%m").is_in([m for m in months if m not in changed]))
         sums = pl.concat([kept, *(_month_sums(home, series, month) for month in changed)]).sort(KEY)
@@ -106,26 +106,26 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
 
 
 def read_sums(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return a series' daily sums as the last scoring left them, for readers that write nothing; empty without any."""
+    """Return a series' daily sums as last written, without updating them; empty if there are none."""
     return _read(series.folder(home, LEDGER.name), series)[0]
 
 
 def _month_sums(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
     rows, scores = (read_month(home, series, tree, month) for tree in (FORECASTS, LEDGER))
-    if rows is None or scores is None:  # damaged, which the log says
+    if rows is None or scores is None:  # damaged, reported in the log
         return pl.DataFrame(schema=SCHEMA)
     return day_sums(scored_rows(rows, scores))
 
 
 def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple[str, str]]]:
-    """Return the sums and the digests of the files that they are of; nothing of either where they are damaged."""
+    """Return the sums and the digests of their source files; both empty if the sums are missing or damaged."""
     try:
         state = read_record(folder / STATE, DailyState, of=series.name)
         data = (folder / DAILY).read_bytes()
-    # not set aside: nothing is in it that the month files do not say
+    # not set aside: it can be recomputed from the month files
     except (FileNotFoundError, DamagedError):
         return pl.DataFrame(schema=SCHEMA), {}
-    if hashlib.sha256(data).hexdigest() != state.digest:  # a kill between the two leaves them so as well
+    if hashlib.sha256(data).hexdigest() != state.digest:  # a kill between the two writes also causes this
         return pl.DataFrame(schema=SCHEMA), {}
     return pl.read_parquet(io.BytesIO(data)), dict(state.months)
 
@@ -139,7 +139,7 @@ def _digests_now(home: Path, series: SeriesId, month: str) -> tuple[str, str]:
 
 
 def _digests_of(folder: Path) -> dict[str, str]:
-    """Return the recorded digest of each month file, or its own where none is recorded."""
+    """Return the recorded digest of each month file, or computes it if none is recorded."""
     index = read_index(folder)
     known = index.months if index else {}
     return {
@@ -158,7 +158,7 @@ def recipes_of(home: Path, series: SeriesId) -> dict[str, str]:
 
 
 def note_version(home: Path, series: SeriesId, model_version: str, recipe: str) -> None:
-    """Keep the recipe of a version that issues forecasts; that of another writer at the same time stays too."""
+    """Record the recipe of a version that issues forecasts; concurrent writes by other processes are kept."""
     if recipes_of(home, series).get(model_version) == recipe:
         return
     path = series.folder(home, LEDGER.name) / _FILE

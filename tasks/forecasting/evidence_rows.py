@@ -1,4 +1,4 @@
-"""What the promotion gate and the drift watch see of the ledger: one loss for each forecast that is scored whole."""
+"""The ledger's input to the promotion gate and the drift watch: one loss per completely scored forecast."""
 
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -26,9 +26,9 @@ SCHEMA: dict[str, Any] = {
     **{f"{name}_step_1": pl.Boolean for name in _STEP_1},
 }
 """`series`: its name, `BTCUSDT-1h`. `version`: registered model and version. `crps`, `ref_crps`: means over all steps
-of the model's and the reference's CRPS (log-return). `ref_width`: the scale of a loss that is known at the origin, see
-`losses.reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`: whether the first close lay
-in the central band of N %."""
+of the model's and the reference's CRPS (log-return). `ref_width`: a scale of the loss that is known at the origin, see
+`losses.reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`: whether the first close was
+inside the central band of N %."""
 
 
 def evidence_rows(
@@ -39,14 +39,14 @@ def evidence_rows(
     *,
     roles: Collection[str] = (CHAMPION, CHALLENGER),
 ) -> pl.DataFrame:
-    """Return one row for each live forecast with a reference of which every step is scored, by origin and series.
+    """Return one row per live forecast with a reference and a score for every step, by origin and series.
 
-    Where a champion was replaced between two runs at one origin, both have a row: `version` tells them apart. Months
-    outside the bounds are not read.
+    If a champion was replaced between two runs at the same origin, both versions have a row, told apart by `version`.
+    Months outside the bounds are not read.
 
     Args:
         since, until: bounds of `issued_at`, UTC, both inclusive.
-        roles: only forecasts made as one of these.
+        roles: only forecasts with these roles.
 
     Returns:
         Columns of `SCHEMA`, sorted by `issued_at`, `series`, `role`, `version`.

@@ -1,7 +1,8 @@
 """The fallback of a drifted champion: a robust HAR, fitted in closed form on the newest stored candles.
 
-Fitted anew for every forecast (a year of hours takes a fraction of a second), so it needs no model folder and cannot
-be out of date. Its forecasts stand beside the champion's, with the role `fallback` and a version text of their own.
+It is fitted again for every forecast (with a year of hourly candles in a fraction of a second), so it needs no model
+folder and is never out of date. Its forecasts are stored beside the champion's, with the role `fallback` and their own
+version text.
 """
 
 from collections.abc import Sequence
@@ -25,13 +26,13 @@ from tasks.judging.fitted import robust_har
 from tasks.signals.store import newest_series
 
 MAX_ROWS = 20_000
-"""Candles that it is fitted on: two years of hours. More adds nothing to its skill."""
+"""Maximum candles to fit on: two years of hourly candles. More do not improve its skill."""
 MIN_ORIGINS = 1000
-"""Origins below which 168 hours of the week and 19 quantiles are guesses."""
+"""Minimum origins to estimate 168 hours of the week and 19 quantiles."""
 
 
 def fallback_version(series: SeriesId) -> str:
-    """Return the text that its forecasts are stored under: `cpb-BTCUSDT-1h/robust-har`."""
+    """Return the version text of its forecasts: `cpb-BTCUSDT-1h/robust-har`."""
     return f"{series.registered}/robust-har"
 
 
@@ -41,10 +42,10 @@ def fallback_forecast(
     """Return the fallback's forecast after the newest stored candle, as rows of the contract.
 
     Args:
-        reference: the champion's, whose quantiles for the same origin the rows carry; it also sets the steps.
+        reference: the champion's reference; the rows contain its quantiles for the same origin, and it sets the steps.
 
     Raises:
-        MemberError: there are no candles in the scope, or (code `history`) too few to fit it on.
+        MemberError: there are no candles in the scope, or (code `history`) too few to fit the model.
     """
     horizon = reference.horizon if reference else HORIZON
     series = newest_series(

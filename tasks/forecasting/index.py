@@ -1,9 +1,9 @@
 """The recorded sha256 of month files: `index.json` in the folder of a series.
 
-Readers check by it, who cannot read a chain for each file. It is written before the file that it speaks of and names
-the old digest too, so that no reader at that moment takes the file for damaged. Only the holder of the chain's lock
-writes it. Files older than the index have no digest until
-they are written to, or until `cpb verify --repair` records one.
+Readers check files against it, because reading the chain for each file would be too slow. It is written before the
+file is replaced and includes the old digest, so that a concurrent reader does not take the file for damaged. Only the
+holder of the chain's lock writes it. Files older than the index have no digest until they are written to, or until
+`cpb verify --repair` records it.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ _TRIES = 10
 
 
 class FileDigest(Record):
-    """The sha256 of a month's file, and of the one that it replaces (empty where it is the first)."""
+    """The sha256 of a month's file, and of the file that it replaces (empty for the first file)."""
 
     digest: str
     previous: str = ""
@@ -44,7 +44,7 @@ def month_files(folder: Path) -> list[Path]:
 
 
 def announce(path: Path, digest: str) -> None:
-    """Record the digest of what is about to be renamed to `path`, and that of what lies there now."""
+    """Record the digest of the file about to be renamed to `path`, and that of the current file."""
     previous = file_digest(path) if path.exists() else ""
     known = _to_extend(path.parent)
     known[path.stem] = FileDigest(digest=digest, previous=previous)
@@ -52,21 +52,21 @@ def announce(path: Path, digest: str) -> None:
 
 
 def record_missing(folder: Path) -> None:
-    """Record the digests of files that have none, as they are now."""
+    """Record the current digests of files that have none."""
     before, known = read_index(folder), _to_extend(folder)
     if before is None or before.months != known:
         _write(folder, known)
 
 
 def forget(folder: Path, month: str) -> None:
-    """Remove a month whose file is gone."""
+    """Remove the entry of a month whose file is missing."""
     known = dict(_usable(folder).months)
     if known.pop(month, None):
         _write(folder, known)
 
 
 def read_index(folder: Path) -> MonthIndex | None:
-    """Return the recorded digests; None where there are none, or where the index cannot be used (which is logged)."""
+    """Return the recorded digests; None if the index is missing or unusable (which is logged)."""
     path = folder / INDEX
     try:
         return read_record(path, MonthIndex, of=index_subject(folder))
@@ -82,11 +82,11 @@ def read_index(folder: Path) -> MonthIndex | None:
 def intact(path: Path) -> bytes:
     """Return a file's bytes if they have the recorded digest, or if none is recorded.
 
-    Hashing costs a third of a read (0.8 ms a month), so a process does it once for each state of a file.
+    Hashing costs a third of a read (0.8 ms a month), so a process hashes each state of a file once.
 
     Raises:
-        DamagedError: they have not; the message is the bare reason.
-        BusyError: the file was replaced between every two looks at it.
+        DamagedError: the digest differs; the message is only the reason.
+        BusyError: the file was replaced during every attempt to read it.
     """
     entry: FileDigest | None = None
     for _ in range(_TRIES):
@@ -97,13 +97,13 @@ def intact(path: Path) -> bytes:
         if hashlib.sha256(content).hexdigest() in (entry.digest, entry.previous):
             _checked[path] = (state, entry)
             return content
-        if entry == before:  # the index has not changed between two looks, so no writer is at work
+        if entry == before:  # the index is unchanged, so no writer is active
             raise DamagedError("its sha256 is not the recorded one")
     raise BusyError(f"{path} is being replaced too often to be read; try again when its writers are done")
 
 
 def index_subject(folder: Path) -> str:
-    """Return what the index in a folder is about: `forecasts/interval=1h/symbol=BTCUSDT`."""
+    """Return the subject of the index in a folder: `forecasts/interval=1h/symbol=BTCUSDT`."""
     return "/".join(folder.parts[-3:])
 
 
@@ -117,7 +117,7 @@ def _write(folder: Path, months: dict[str, FileDigest]) -> None:
 
 
 def log_once(path: Path, text: str) -> None:
-    """Warn of a file once for each of its states: a page that is reloaded must not fill the log."""
+    """Log a warning about a file once per state of the file: page reloads must not fill the log."""
     try:
         state = _state(path.stat())
     except OSError:
@@ -147,7 +147,7 @@ def _entry(path: Path) -> FileDigest | None:
 
 
 def _to_extend(folder: Path) -> dict[str, FileDigest]:
-    """Return the digests by month, those of files without one included; a damaged index is set aside first."""
+    """Return the digests by month, computing missing digests; a damaged index is set aside first."""
     found = _usable(folder)
     unknown = [f for f in month_files(folder) if f.stem not in found.months]
     return {**found.months, **{f.stem: FileDigest(digest=file_digest(f)) for f in unknown}}

@@ -1,4 +1,4 @@
-"""Issues forecasts: each champion, from the newest closed candles of its series, into the forecast store."""
+"""Issues each champion's forecast from the newest closed candles of its series into the forecast store."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -25,18 +25,18 @@ from tasks.signals.store import newest_series
 from tasks.storage.model_folder import read_config, recipe_of
 
 LEARNT = "learnt"
-"""Code of the failure for an origin within what a model has learnt or was chosen on."""
+"""Code of the failure for an origin inside the candles that a model was trained or selected on."""
 
 LOST = "forecasts-lost"
-"""Code of the failure that says that a damaged month was set aside."""
+"""Code of the failure for a damaged month that was set aside."""
 
 
 class Champion(Protocol):
-    """What forecasting needs of a registered model (`tasks.tracking.registry.Champion`)."""
+    """The interface of a registered model that forecasting needs (`tasks.tracking.registry.Champion`)."""
 
     @property
     def series(self) -> SeriesId:
-        """What it forecasts."""
+        """The series that it forecasts."""
 
     @property
     def model_version(self) -> str:
@@ -47,7 +47,7 @@ class Champion(Protocol):
         """The model folder that `cpbmodels.load` reads."""
 
     def check(self) -> None:
-        """Raise `DamagedError` where the folder's files are not those that were registered."""
+        """Raise `DamagedError` if the folder's files differ from the registered files."""
 
 
 def issue_forecasts(
@@ -56,15 +56,15 @@ def issue_forecasts(
     provisional: bool = False,
     challengers: Sequence[Champion] = (),
 ) -> ForecastBatch:
-    """Forecast with the champions; whatever fails in one series is its `Failure`, the others are forecast.
+    """Forecast with the champions; an error in one series becomes its `Failure`, the others are still forecast.
 
-    A series whose older forecasts were damaged is forecast too; that they were set aside is its `Failure`, of the code
-    `LOST`. So is one whose reference is not known (code `reference`); its rows have none. `provisional` reads on
-    into the newest candles that `ingest --tail` fetched.
+    A series whose older forecasts were damaged is still forecast, with a `Failure` of code `LOST` for the file that was
+    set aside. So is a series without a usable reference (code `reference`); its rows have null reference columns.
+    `provisional` also reads the newest candles that `ingest --tail` fetched.
 
     Args:
-        challengers: models that forecast beside the champions, in a batch of their own: what goes wrong with one
-            costs no champion's forecast.
+        challengers: models that forecast beside the champions, in a separate batch: their errors do not affect the
+            champions' forecasts.
     """
     rows, failures = _forecasts(scope, champions, CHAMPION, provisional)
     stored, more = store_batch(scope.home, "forecasts", rows)
@@ -99,7 +99,7 @@ def _forecasts(
             problems.append(failure(model.series, "forecast", error))
         return made, problems
 
-    # A thread per core: reading candles, computing columns and the model itself leave the interpreter free.
+    # A thread per core: reading candles, computing columns and inference release the GIL.
     found = run_each([partial(of, model) for model in models], workers=usable_cores())
     for model, one in zip(models, found, strict=True):
         if isinstance(one, Exception):
@@ -114,9 +114,9 @@ def _forecasts(
 def store_batch(
     home: Path, kind: Kind, rows: Mapping[SeriesId, pl.DataFrame]
 ) -> tuple[dict[SeriesId, int], list[Failure]]:
-    """Append rows of any markets; return the number of new rows of each series that is stored, and the failures.
+    """Append rows of any markets; return the number of new rows by stored series, and the failures.
 
-    That a damaged month was set aside is a failure too, of the code `LOST`.
+    A damaged month that was set aside is also a failure, of code `LOST`.
     """
     step: Step = "forecast" if kind == "forecasts" else "score"
     stored: dict[SeriesId, int] = {}
@@ -136,7 +136,7 @@ def store_batch(
 
 
 def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
-    """Return the failure of one series; an error that nobody foresaw is also logged with its traceback."""
+    """Return the failure of one series; an unexpected error is also logged with its traceback."""
     known = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
     return Failure.of(series, step, known)
 
@@ -144,7 +144,7 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
 def _reference(champion: Champion) -> tuple[Reference | None, Failure | None]:
     try:
         return reference_of(champion.series, champion.folder), None
-    except MemberError as error:  # a forecast without it is worth more than none
+    except MemberError as error:  # a forecast without reference is better than none
         return None, failure(champion.series, "forecast", error)
 
 
@@ -160,7 +160,7 @@ def _forecast(
 
 
 def _check_unlearnt(champion: Champion, issued_at: datetime) -> None:
-    """Raise `MemberError` (code `LEARNT`) for an origin within what a model has learnt or was chosen on."""
+    """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model was trained or selected on."""
     learnt_until = read_config(champion.folder).learnt_until
     if learnt_until and issued_at <= learnt_until:
         raise MemberError(
@@ -184,15 +184,15 @@ def forecast_with(
     """Return a model's forecast from the newest stored candles of a series, as rows of the contract.
 
     Args:
-        reference: the model's, whose quantiles for the same origin the rows carry; None: they carry none.
-        role: as what the model forecasts.
+        reference: the model's reference; the rows contain its quantiles for the same origin, null without a reference.
+        role: the role of the forecasting model.
 
     Raises:
         MemberError: there are no candles in the scope, or a price of the forecast is not finite.
         ModelError: too few candles for the model.
     """
     series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
-    forecast = model.forecast(series, go_back=True)  # behind a gap: that forecast is stored already
+    forecast = model.forecast(series, go_back=True)  # after a gap: the forecast before it is already stored
     close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
     if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):
         raise MemberError(

@@ -1,7 +1,7 @@
-"""The ledger: what came true of stored forecasts, in files of its own under `HOME/ledger`.
+"""The ledger: the realised closes of stored forecasts, in separate files under `HOME/ledger`.
 
-Forecasts are joined with it on reading and never rewritten. A row is scored once, when its candle has closed
-and is in the store; where the candle is missing (an outage of the exchange) it stays open.
+Forecasts are joined with the ledger on reading and never rewritten. A row is scored once, when its candle has closed
+and is stored; if the candle is missing (an exchange outage), the row stays unscored.
 """
 
 from collections.abc import Sequence
@@ -33,12 +33,12 @@ from tasks.market.store import read_klines
 def score_due(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
 ) -> Score:
-    """Write the realised closes of the series' forecasts that have come due, and renew their markets' record.
+    """Write the realised closes of the series' due forecasts, and update the live records of their markets.
 
-    Whatever fails in one series is its `Failure`, the others are scored.
+    An error in one series becomes its `Failure`; the others are still scored.
 
     Args:
-        now: UTC; default the clock's time. No candle that closes after it is used.
+        now: UTC; default the current time. Candles that close later are not used.
         provisional: also use the newest candles, which no archive has confirmed yet.
     """
     now = now or datetime.now(UTC)
@@ -52,13 +52,13 @@ def score_due(
         except ANY_ERROR as error:
             failures.append(failure(one, "score", error))
     stored, more = store_batch(home, "scores", due)
-    # A damaged file of scores that was set aside is no failure: its rows are scored again at once.
+    # A damaged score file that was set aside is not a failure: its rows are scored again at once.
     failures += [one for one in more if one.code != LOST]
     for market in dict.fromkeys(one.market for one in series):
         try:
             if store.stored(home, market):
                 write_summary(home, market, now)
-        except ANY_ERROR as error:  # scores are stored; the next scoring makes the record of them
+        except ANY_ERROR as error:  # scores are stored; the next scoring updates the record
             failures.append(Failure.of(None, "score", f"the record of {market} is not renewed: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
@@ -72,9 +72,9 @@ def ledger(
 
 
 def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
-    """Return the newest `limit` scored rows of one series by the candle that they are about, newest last.
+    """Return the newest `limit` scored rows of one series by target time, newest last.
 
-    Months are read from the newest one back, and no more of them than that takes.
+    Months are read from the newest backwards, only as many as needed.
     """
     found = scored_rows(*(pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)))
     for path in reversed(month_files(series.folder(home, LEDGER.name)) if limit else []):
@@ -83,7 +83,7 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
             continue
         found = pl.concat([scored_rows(rows, scores), found]).sort("target_time", "issued_at", "step")
         found = found.tail(limit)
-        # Forecasts of earlier months are about candles of this month's first hours, at most.
+        # Forecasts of earlier months target at most this month's first hours.
         reach = pl.duration(seconds=series.seconds * pl.col("step").max())
         first = rows.select(pl.col("issued_at").min() + reach).item()
         if len(found) == limit and found["target_time"][0] > first:
@@ -92,7 +92,7 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
 
 
 def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) -> pl.DataFrame:
-    """Return the scores of a series' forecasts that have come due, none where there are none."""
+    """Return the scores of a series' due forecasts; empty if none are due."""
     due = _due(home, series, now)
     if due.is_empty():
         return pl.DataFrame(schema=LEDGER_SCHEMA)
@@ -107,7 +107,7 @@ def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) 
 
 
 def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
-    """Return key and target time of rows whose candle has closed by `now` and that have no score."""
+    """Return key and target time of unscored rows whose candle has closed by `now`."""
     found = [
         pl.DataFrame(schema={**{n: LEDGER_SCHEMA[n] for n in KEY}, "target_time": pl.Datetime("us", "UTC")})
     ]
@@ -124,5 +124,5 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
 
 
 def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
-    """Whether a month is scored to the last row; it is not read again then, else the work would grow for ever."""
+    """Whether all rows of a month are scored; it is not read again, so that the work does not grow with history."""
     return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0

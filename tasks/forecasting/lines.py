@@ -1,6 +1,6 @@
-"""The chain's form: its lines with their hashes, and the canonical form of rows that they speak of.
+"""The chain's format: its lines with their hashes, and the canonical form of the rows that they describe.
 
-docs/promotion.md describes both, so that they can be recomputed without cpb. Nothing here writes.
+docs/promotion.md describes both, so that they can be recomputed without cpb. This module writes nothing.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from schemas.errors import DamagedError
 from schemas.identity import tree_of
 
 BatchKind = Literal["forecasts", "scores", "before", "lost"]
-"""What a line says: rows were stored, scores were stored, rows lay there before the chain began, files were lost."""
+"""Kinds of lines: forecasts stored, scores stored, rows that existed before the chain began, files lost."""
 
 ORIGIN = "0" * 64
 """`previous` of the first line."""
@@ -27,10 +27,10 @@ _TAIL_BYTES = len(_TAIL) + 64 + len('"}\n')
 
 
 class Entry(NamedTuple):
-    """What a line says of one file.
+    """A line's entry for one file.
 
-    `file` is its path below the market's home, `rows` how many rows were added at its end, `rows_sha256` their digest
-    (`RowDigests`), `file_sha256` that of the whole file after it; for a lost file, of its bytes as they were found.
+    `file` is its path below the market's home, `rows` the number of rows appended, `rows_sha256` their digest
+    (`RowDigests`), `file_sha256` that of the whole file afterwards; for a lost file, of its bytes as they were found.
     """
 
     file: str
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    """One line: its number from 1, UTC time, kind, entries, and the hash of the line before it."""
+    """One line: its number from 1, UTC time, kind, entries, and the hash of the previous line."""
 
     number: int
     time: str
@@ -50,7 +50,7 @@ class Line:
     previous: str
 
     def encode(self) -> bytes:
-        """Return the line's bytes. Its hash is the sha256 of its text without it, `,"hash":"…"` cut out."""
+        """Return the line's bytes. Its hash is the sha256 of its text without the hash field `,"hash":"…"`."""
         value = {
             "number": self.number, "time": self.time, "kind": self.kind,
             "entries": [entry._asdict() for entry in self.entries], "previous": self.previous,
@@ -65,7 +65,7 @@ def chain_path(home: Path, market: str) -> Path:
 
 
 def line_hash(raw: bytes) -> str:
-    """Return the hash that a line's bytes should state."""
+    """Return the hash that a line's bytes should contain."""
     return hashlib.sha256(raw[:-_TAIL_BYTES] + b"}").hexdigest()
 
 
@@ -73,7 +73,7 @@ def parse_line(raw: bytes) -> Line:
     """Return the line in these bytes, line break included.
 
     Raises:
-        DamagedError: they are not what was written; the message is the bare reason.
+        DamagedError: they are not the bytes written; the message is only the reason.
     """
     if raw[-_TAIL_BYTES:] != f'{_TAIL}{line_hash(raw)}"}}\n'.encode():
         raise DamagedError("its hash is not that of its text")
@@ -89,11 +89,11 @@ def parse_line(raw: bytes) -> Line:
 
 
 def read_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a chain that hang together.
+    """Yield the lines of a chain up to the first invalid line.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedError: the message says which line does not fit, and why.
+        FileNotFoundError: there is no chain.
+        DamagedError: a line is invalid; the message names the line and the reason.
     """
     previous = ORIGIN
     with path.open("rb") as file:
@@ -113,7 +113,7 @@ def read_lines(path: Path) -> Iterator[Line]:
 
 
 def last_line(path: Path) -> bytes:
-    """Return the bytes of a file's last line, empty where there is none; errors as in `open`."""
+    """Return the bytes of a file's last line, empty if the file is empty; errors as in `open`."""
     with path.open("rb") as file:
         size = file.seek(0, 2)
         block = b""
@@ -128,7 +128,7 @@ def last_line(path: Path) -> bytes:
 
 
 class Slice(NamedTuple):
-    """The rows that one line added to a file: the line's number, how many, and their digest."""
+    """The rows that one line added to a file: line number, row count, digest."""
 
     line: int
     rows: int
@@ -137,23 +137,23 @@ class Slice(NamedTuple):
 
 @dataclass
 class FileRecord:
-    """What a chain says of one file: its rows, line by line, and its digest after the last of them."""
+    """A chain's record of one file: its rows, line by line, and its digest after the last line."""
 
     slices: list[Slice] = field(default_factory=list)
     file_sha256: str = ""
 
     @property
     def rows(self) -> int:
-        """How many rows it should hold."""
+        """The number of rows that it should contain."""
         return sum(part.rows for part in self.slices)
 
 
 @dataclass
 class Chain:
-    """What a chain says of all files of a market, by their path below the market's home.
+    """A chain's record of all files of a market, by their path below the market's home.
 
-    `fault` says which line does not fit (empty where all do); `files` is then what the lines before it say.
-    `rows_before`: how many rows lay there before the chain began. `lost`: files that were lost and have not come back.
+    `fault` names the invalid line (empty if there is none); `files` then covers the lines before it. `rows_before`:
+    rows that existed before the chain began. `lost`: files that were lost and not stored again.
     """
 
     files: dict[str, FileRecord] = field(default_factory=dict)
@@ -164,7 +164,7 @@ class Chain:
 
     @classmethod
     def read(cls, path: Path) -> "Chain | None":
-        """Return what the chain at `path` says, None where there is no such file."""
+        """Return the chain at `path`; None if there is no such file."""
         chain = cls()
         try:
             for line in read_lines(path):
@@ -176,7 +176,7 @@ class Chain:
         return chain
 
     def add(self, line: Line) -> None:
-        """Take in the next line."""
+        """Add the next line."""
         self.lines = line.number
         for entry in line.entries:
             if line.kind == "lost":
@@ -192,11 +192,11 @@ class Chain:
 
 
 class RowDigests:
-    """Digests of runs of rows in their canonical form.
+    """Digests of slices of rows in their canonical form.
 
-    The text columns of each row, joined with commas and ended with a line break; after those of all rows every other
-    column as little-endian float64, row by row: times as microseconds since 1970 (exact until the year 2255), a
-    missing value as NaN. Whole files are turned into bytes at once, so that a run of rows is two slices of memory.
+    The text columns of each row, joined with commas and ended with a line break; after the text of all rows, every
+    other column as little-endian float64, row by row: times as microseconds since 1970 (exact until the year 2255), a
+    missing value as NaN. Whole files are converted to bytes once, so that each digest reads two slices of memory.
     """
 
     def __init__(self, rows: pl.DataFrame) -> None:
@@ -221,9 +221,9 @@ def rows_digest(rows: pl.DataFrame) -> str:
 
 
 def first_misfit(rows: pl.DataFrame, slices: Iterable[Slice]) -> tuple[int, int] | None:
-    """Return the first run of rows that its line does not describe, as (row from 0, line); None where all fit.
+    """Return the first slice of rows that its line does not match, as (row from 0, line); None if all match.
 
-    Rows that no line speaks of are a misfit of line 0.
+    Rows that are in no line are reported with line 0.
     """
     digests = RowDigests(rows)
     start = 0

@@ -11,20 +11,20 @@ from tasks.judging.scores import TAILS, pinball
 
 BANDS = REFERENCE_BANDS
 ORIGIN = ("model_version", "role", "issued_at")
-"""What the steps of one forecast of a series have in common."""
+"""Columns that identify one forecast of a series."""
 
 
 def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
-    """Return the forecast rows that have a score, in their order, with what the score says.
+    """Return the forecast rows that have a score, in their order, with the score's columns and losses.
 
-    Added columns: `realised_close`, `scored_at`; `live` (made before the candle that it is about had closed; false for
-    replays); `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, so that
-    coins compare; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without
-    one); `ref_width` (see `reference_width`); `horizon`: steps of the forecast; and `direction_hit`: did the median
-    lie on the realised side of `last_close`; null where either did not move.
+    Added columns: `realised_close`, `scored_at`; `live` (made before the target candle closed; false for replays);
+    `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, comparable across
+    coins; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without a
+    reference); `ref_width` (see `reference_width`); `horizon`: steps of the forecast; and `direction_hit`: whether the
+    median is on the realised side of `last_close`; null if either equals it.
 
     Args:
-        rows: forecast rows of one series, whole forecasts.
+        rows: forecast rows of one series, complete forecasts.
         scores: rows of the ledger.
     """
     whole = rows.with_columns(reference_width(), horizon=pl.col("step").max().over(ORIGIN))
@@ -43,14 +43,14 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
 def reference_width() -> pl.Expr:
     """Return `ref_width`: the reference's log(q90 / q10), mean over the steps of a forecast; null without a reference.
 
-    A scale of the loss that is known at the origin: losses of several coins and times are added up in units of it.
+    A scale of the loss that is known at the origin: the unit in which losses are added up across coins and times.
     """
     width = (pl.col("ref_q90") / pl.col("ref_q10")).log()
     return width.mean().over(ORIGIN).alias("ref_width")
 
 
 def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series]:
-    """Return the columns of `scored_rows` for one forecaster; null where it has no quantiles."""
+    """Return the columns of `scored_rows` for one forecaster; null if it has no quantiles."""
     prices, closes = rows.select(columns).to_numpy(), rows["realised_close"].to_numpy()
     last = rows["last_close"].to_numpy()
     loss = pinball(np.log(prices / last[:, None]), np.log(closes / last))

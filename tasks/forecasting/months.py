@@ -1,7 +1,7 @@
 """Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `ledger`.
 
-Rows are only added (`chain.append`), by rename; a month is one file (40 series every hour would otherwise make
-350,000 files a year). A damaged file is named and left out on reading, and set aside on writing.
+Rows are only appended (`chain.append`), by rename; one file per month (with a file per forecast, 40 hourly series would
+make 350,000 files a year). A damaged file is reported and skipped on reading, and set aside on writing.
 """
 
 import io
@@ -27,10 +27,10 @@ from tasks.forecasting.index import intact, log_once, month_files
 from tasks.storage.verify import VERIFY
 
 NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
-"""What polars raises for bytes that are no parquet file, or no whole one. Some of them end in a Rust panic."""
+"""Errors of polars for bytes that are not a complete parquet file. Some of them cause a Rust panic."""
 
 UNREADABLE = "unreadable"
-"""Code of the error for a file that this user may not read."""
+"""Code of the error for a file that this user has no permission to read."""
 
 LOSS = "the forecasts in it are lost unless a backup has the file"
 REMEDY = f"restore its folder from a backup, or set it aside with `{VERIFY}`"
@@ -40,8 +40,8 @@ REMEDY = f"restore its folder from a backup, or set it aside with `{VERIFY}`"
 class Tree:
     """One kind of month files.
 
-    `name` is its folder's below the home, `schema` and `check` the contract of its rows, `key` what makes one
-    unique. `companions` speak of this tree's rows: of a month that is lost, theirs is of no use.
+    `name` is its folder below the home, `schema` and `check` the contract of its rows, `key` the columns that identify
+    a row. `companions` refer to this tree's rows: if a month is lost, their files of that month are useless.
     """
 
     name: str
@@ -57,7 +57,7 @@ TREES = (LEDGER, FORECASTS)
 
 
 def month_of(moment: datetime) -> str:
-    """Return the month `2024-01` that holds an instant, UTC."""
+    """Return the month of a UTC time, as `2024-01`."""
     return f"{moment.year:04d}-{moment.month:02d}"
 
 
@@ -66,7 +66,7 @@ def read_months(
 ) -> pl.DataFrame:
     """Return the rows of a series with `issued_at` in the bounds (inclusive).
 
-    A damaged file is left out and named once in the log; the other months are still read.
+    A damaged file is skipped and logged once; the other months are still read.
     """
     first, last = month_of(since) if since else "", month_of(until) if until else "9999-12"
     files = [f for f in month_files(series.folder(home, tree.name)) if first <= f.stem <= last]
@@ -78,7 +78,7 @@ def read_months(
 
 
 def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataFrame | None:
-    """Return a month's rows; None where there is no file, or a damaged one, which is named once in the log."""
+    """Return a month's rows; None if the file is missing, or damaged, which is logged once."""
     path = series.folder(home, tree.name) / f"{month}.parquet"
     try:
         return load(home, series, tree, path)
@@ -90,7 +90,7 @@ def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataF
 
 
 def count_rows(path: Path) -> int:
-    """Return the number of rows that a file's footer states; -1 where there is no such file or it is damaged."""
+    """Return the row count in a file's footer; -1 if the file is missing or damaged."""
     try:
         return int(
             pl.scan_parquet(path, glob=False, hive_partitioning=False).select(pl.len()).collect().item()
@@ -103,9 +103,9 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
     """Return a month file's rows.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedError: it is not what was written, or (code `UNREADABLE`) may not be read; the message names it, the
-            reason and a command.
+        FileNotFoundError: the file is missing.
+        DamagedError: it is not the file written, or (code `UNREADABLE`) it may not be read; the message states the
+            file, the reason and a command.
     """
     try:
         return parse_rows(tree, read_bytes(path))
@@ -122,21 +122,21 @@ def read_bytes(path: Path) -> bytes:
     """Return the bytes of a month file if they have the recorded digest, or if none is recorded.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedError: they have not, or (code `UNREADABLE`) may not be read; the message is the bare reason.
+        FileNotFoundError: the file is missing.
+        DamagedError: the digest differs, or (code `UNREADABLE`) it may not be read; the message is only the reason.
     """
     try:
         return intact(path)
     except FileNotFoundError:
         raise
-    except PermissionError as error:  # nothing is wrong with its content: it must not be set aside
+    except PermissionError as error:  # its content may be intact: it must not be set aside
         raise DamagedError(f"cannot be read ({error.strerror})", code=UNREADABLE) from error
     except OSError as error:
         raise _no_rows(error) from error
 
 
 def parse_rows(tree: Tree, content: bytes) -> pl.DataFrame:
-    """Return the rows in a month file's bytes; the message of a `DamagedError` is the bare reason."""
+    """Return the rows in a month file's bytes; the message of a `DamagedError` is only the reason."""
     try:
         rows = pl.read_parquet(io.BytesIO(content), hive_partitioning=False)
         return check_columns(rows, tree.schema)
@@ -152,10 +152,10 @@ def _no_rows(error: BaseException) -> DamagedError:
 
 
 def consequence(series: SeriesId, tree: Tree, of_forecasts: str = LOSS) -> str:
-    """Return what makes the loss of a month's file good: of scores a command, of forecasts the given sentence."""
+    """Return how the loss of a month file is repaired: a command for scores, the given sentence for forecasts."""
     return f"`{forecast_command(series)}` scores its rows again" if tree is LEDGER else of_forecasts
 
 
 def forecast_command(series: SeriesId) -> str:
-    """Return the command that forecasts a series, which also scores what has come due."""
+    """Return the command that forecasts a series, which also scores due forecasts."""
     return f"cpb forecast {series.options}"

@@ -1,7 +1,7 @@
-"""Compares a month's rows with their contract and their chain; bytes that no digest vouches for in another process.
+"""Compares a month's rows with their contract and chain; bytes without a matching digest in a child process.
 
-Polars ends the whole process on some bytes that are no parquet file of its own (an allocation of exabytes after one
-flipped bit), so what a digest does not vouch for is parsed nowhere else.
+Polars aborts the whole process on some invalid parquet bytes (an allocation of exabytes after one flipped bit), so
+bytes without a matching digest are parsed only here.
 """
 
 import io
@@ -21,16 +21,16 @@ from tasks.forecasting.lines import Slice, first_misfit
 from tasks.forecasting.months import NO_PARQUET, TREES, Tree, parse_rows
 
 _LIMIT_S = 60
-"""A month is read in milliseconds; damaged bytes must not keep a check waiting for ever."""
+"""A month is read in milliseconds; damaged bytes must not block a check forever."""
 
 Owner = tuple[SeriesId, Tree, str]
-"""Series, tree and month of a stored file, whose contract its rows must keep."""
+"""Series, tree and month of a stored file, which define the contract of its rows."""
 
 
 class Finding(NamedTuple):
-    """What is wrong with rows, "" for nothing.
+    """The reason why rows are invalid, "" for valid rows.
 
-    `is_whole`: they keep their contract, and those that have a line fit it; a line for the rest is all they need.
+    `is_whole`: they satisfy their contract and all rows in a line match it; the rest only needs a line.
     """
 
     reason: str
@@ -38,14 +38,14 @@ class Finding(NamedTuple):
 
 
 def compare(content: bytes, slices: Sequence[Slice] | None, owner: Owner | None = None) -> Finding:
-    """Compare the rows in a file's bytes with what the chain says of them, line by line.
+    """Compare the rows in a file's bytes with the chain, line by line.
 
     Args:
-        slices: None: there is no chain that could say something.
-        owner: of a stored month; of other files any columns will do.
+        slices: the chain's record of the file; None without a usable chain.
+        owner: of a stored month; without an owner any columns are accepted.
 
     Raises:
-        DamagedError: the bytes hold no rows; the message is the bare reason.
+        DamagedError: the bytes contain no rows; the message is only the reason.
         NO_PARQUET: the same, without an owner.
     """
     if owner:
@@ -60,7 +60,7 @@ def compare(content: bytes, slices: Sequence[Slice] | None, owner: Owner | None 
 
 
 def compare_isolated(path: Path, slices: Sequence[Slice], owner: Owner | None = None) -> Finding | None:
-    """Return what `compare` says of a file, in a process of its own; None where that dies, or finds no rows."""
+    """Run `compare` on a file in a child process; None if it crashes or finds no rows."""
     about = owner and (owner[0].name, owner[1].name, owner[2])
     try:
         done = subprocess.run(
@@ -73,7 +73,7 @@ def compare_isolated(path: Path, slices: Sequence[Slice], owner: Owner | None = 
 
 
 def _contract_fault(rows: pl.DataFrame, series: SeriesId, tree: Tree, month: str) -> str:
-    """Return why rows are not those of a series' month, as their contract has them; empty where they are."""
+    """Return why rows are not valid rows of a series' month; empty if they are valid."""
     try:
         tree.check(rows)
     except MemberError as error:
@@ -86,7 +86,7 @@ def _contract_fault(rows: pl.DataFrame, series: SeriesId, tree: Tree, month: str
 
 
 def _described(rows: pl.DataFrame, start: int, line: int) -> str:
-    """Return a sentence about the first row that does not fit; `line` 0: no line speaks of it."""
+    """Return a sentence about the first invalid row; `line` 0: it is in no line."""
     if start >= len(rows):
         return f"row {start + 1} and those after it, of line {line} of the chain, are missing"
     row = f"row {start + 1}"
@@ -98,7 +98,7 @@ def _described(rows: pl.DataFrame, start: int, line: int) -> str:
 
 
 def _answer(asked: str) -> None:
-    """Print what `compare` finds; nothing where there are no rows."""
+    """Print the result of `compare`; print nothing if there are no rows."""
     path, slices, about = json.loads(asked)
     owner = about and (SeriesId.parse(about[0]), next(t for t in TREES if t.name == about[1]), about[2])
     try:
@@ -110,5 +110,5 @@ def _answer(asked: str) -> None:
 
 
 if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its death is expected: no core dump
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is expected: no core dump
     _answer(sys.stdin.read())

@@ -1,4 +1,4 @@
-"""The reference beside a forecast: the model's own record of it, as judging fitted it."""
+"""The reference beside a forecast: stored in the model's folder, as fitted during judging."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def reference_of(series: SeriesId, folder: Path) -> Reference:
     """Return the reference of the model in `folder`.
 
     Raises:
-        MemberError: (code `reference`) the folder holds none, or a damaged one.
+        MemberError: (code `reference`) the folder has no reference, or a damaged reference.
     """
     try:
         if known := read_reference(folder):

@@ -1,6 +1,6 @@
 """Candles and forecasts that are too old: more than two intervals behind what Binance has published.
 
-Candles of the REST API (`--tail`) are there as soon as they close; a day's file is published up to six hours
+Candles of the REST API (`--tail`) are available as soon as they close; a day's file is published up to six hours
 after the day's end. Simulated data is never too old, and neither is a coin that has stopped trading.
 """
 
@@ -20,12 +20,12 @@ from tasks.forecasting.months import forecast_command, month_of
 from tasks.market.store import ingest_command, read_klines
 
 PUBLISHING_DELAY = timedelta(hours=6)
-"""From the end of a day to its file, at most, on a usual day."""
+"""Usual maximum delay from the end of a day to its file."""
 
 INTERVALS_ALLOWED = 2
 
 STOPPED_AFTER = timedelta(days=14)
-"""A coin whose newest candle is this far behind the newest of its market has stopped trading: that is no failure."""
+"""A coin whose newest candle is this far behind the newest of its market has stopped trading: not a failure."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Stale:
     age: timedelta
 
     def __str__(self) -> str:
-        """Return it as one sentence, with what to do."""
+        """Return the finding and the remedy as one sentence."""
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
         found = f"the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
@@ -46,11 +46,11 @@ class Stale:
 
     @property
     def _remedy(self) -> str:
-        """The command. Where candles came from is stored nowhere: a mirror's URL may hold a password."""
+        """The command. The candles' source is not stored: a mirror's URL may contain a password."""
         if self.what == "forecast":
             return f"`{forecast_command(self.series)}`"
         command = f"`{ingest_command(self.series)}`"
-        if self.series.market == OWN:  # whose command names a table already
+        if self.series.market == OWN:  # its command already names a table
             return command
         return f"{command}, with --source as it was ingested if that was not from Binance Vision itself"
 
@@ -58,13 +58,13 @@ class Stale:
 def find_stale(
     home: Path, series: Sequence[SeriesId], now: datetime | None = None, grace: timedelta = timedelta(0)
 ) -> list[Stale]:
-    """Return what is too old among the series' newest candles and newest forecasts, at most one finding a series.
+    """Return the series whose newest candle or newest forecast is too old, at most one finding per series.
 
-    A series without candles is left out: that it is missing is ingestion's finding.
+    A series without candles is skipped: ingestion reports missing candles.
 
     Args:
-        now: UTC; default the clock's time. With `--as-of` that instant: nothing newer is looked at.
-        grace: added to what is allowed, where the data is refreshed at intervals, as an hourly forecast does.
+        now: UTC; default the current time. With `--as-of` that time: nothing newer is read.
+        grace: added to the allowed age if data is refreshed at intervals, as by an hourly forecast.
     """
     now = now or datetime.now(UTC)
     real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
@@ -85,7 +85,7 @@ def find_stale(
 
 
 def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
-    """Return the close of the oldest candle that may be a series' newest; `live`: it came from the REST API."""
+    """Return the earliest allowed close of a series' newest candle; `live`: it came from the REST API."""
     published = now
     if not live:
         published = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -93,13 +93,13 @@ def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
 
 
 def newest_forecast(home: Path, series: SeriesId, now: datetime | None = None) -> datetime | None:
-    """Return when the newest forecast of a series was issued (by `now`), None where there is none."""
+    """Return when the newest forecast of a series was issued (by `now`), None without forecasts."""
     rows = store.latest(home, series, now)
     return rows["issued_at"][0] if len(rows) else None
 
 
 def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
-    """Return the start of the newest stored month of candles (not after `until`): older ones need not be read."""
+    """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
     last = month_of(until) if until else "9999-12"
     months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
     return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
@@ -110,12 +110,12 @@ def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime
     month = newest_month(home, series, now)
     if month is None:
         return None
-    since = month - timedelta(days=32)  # of the newest month there may be no candle closed by `now` yet
+    since = month - timedelta(days=32)  # the newest month may have no candle closed by `now` yet
     try:
         confirmed, newest = (
             _last_close(home, series, since, now, provisional) for provisional in (False, True)
         )
-    except CpbError:  # unreadable candles: named where they are read for a forecast, and by `cpb verify`
+    except CpbError:  # unreadable candles: reported when read for a forecast, and by `cpb verify`
         return None
     return (newest, newest != confirmed) if newest else None
 

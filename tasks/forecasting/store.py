@@ -1,7 +1,7 @@
 """The forecast store: forecast rows as they were issued, with the time at which they were stored.
 
-A row once written never changes: what came true later stands in the ledger's own files. The forecasts of each
-market lie in a tree of their own (`SeriesId.folder`), so those of spot, futures and the simulator never meet.
+A stored row never changes: its realised close is in the ledger's separate files. The forecasts of each market are in a
+separate tree (`SeriesId.folder`), so those of spot, futures and the simulator are never mixed.
 """
 
 from collections.abc import Iterator
@@ -40,12 +40,12 @@ def forecast_rows(
         close: float64 [19, H], the close's quantiles 0.05 … 0.95, in prices.
         candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
         last_close: close of the last candle used.
-        role: one of `ROLES`.
+        role: a member of `ROLES`.
         reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
-        made_at: UTC, when the rows were stored; default null, and `append` fills in the clock's time.
+        made_at: UTC time of storing; default null, which `append` replaces by the current time.
 
     Raises:
-        ValueError: the arrays' shapes do not fit each other.
+        ValueError: the arrays' shapes do not match.
     """
     horizon = len(candle)
     if np.shape(close) != (len(QUANTILE_COLUMNS), horizon) or np.shape(candle) != (horizon, 4):
@@ -71,7 +71,7 @@ def forecast_rows(
 def read(
     home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
 ) -> pl.DataFrame:
-    """Return stored rows of one series by `issued_at`, model and step; empty where there are none.
+    """Return stored rows of one series by `issued_at`, model and step; empty without stored rows.
 
     Args:
         since, until: bounds of `issued_at`, UTC, both inclusive.
@@ -80,10 +80,10 @@ def read(
 
 
 def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
-    """Return the newest forecast of one series (issued by `until`), its steps in order; empty where there is none.
+    """Return the newest forecast of one series (issued by `until`), its steps in order; empty without forecasts.
 
-    Of several champions at the same instant, the one written last. While the champion has drifted, its fallback's
-    forecast where there is one for that instant. A challenger's forecasts are never shown.
+    Of several champions' forecasts at the same time, the last written. While the champion has drifted, its fallback's
+    forecast if it exists for that time. A challenger's forecasts are never shown.
     """
     for rows in _shown(home, series, until):
         if not rows.is_empty():
@@ -95,10 +95,10 @@ def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.Da
 
 
 def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
-    """Return the newest `limit` forecasts of a series (issued by `until`), oldest first, as `latest` would show them.
+    """Return the newest `limit` forecasts of a series (issued by `until`), oldest first, each selected as by `latest`.
 
-    Columns: `issued_at`, `model_version`, `role`, `made_at`, and `live`: made before the first candle that it is about
-    had closed. Months are read from the newest one back, and no more of them than that takes.
+    Columns: `issued_at`, `model_version`, `role`, `made_at`, and `live`: made before the first target candle closed.
+    Months are read from the newest backwards, only as many as needed.
     """
     columns = ["issued_at", "model_version", "role", "made_at"]
     live = (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live")
@@ -116,7 +116,7 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
 
 
 def _shown(home: Path, series: SeriesId, until: datetime | None) -> Iterator[pl.DataFrame]:
-    """Yield the rows (issued by `until`) of the roles that are shown, month by month from the newest one back."""
+    """Yield the rows (issued by `until`) of the visible roles, month by month from the newest backwards."""
     roles = [CHAMPION, FALLBACK] if is_drifted(home, series) else [CHAMPION]
     for path in reversed(month_files(series.folder(home, FORECASTS.name))):
         if until and path.stem > month_of(until):
@@ -128,6 +128,6 @@ def _shown(home: Path, series: SeriesId, until: datetime | None) -> Iterator[pl.
 
 
 def stored(home: Path, market: str | None = None) -> list[SeriesId]:
-    """Return every series (of one market) that has forecasts, in order."""
+    """Return every series (of `market`, default of all) that has forecasts, in order."""
     known = stored_series(home, FORECASTS.name)
     return [s for s in known if market in (None, s.market) and month_files(s.folder(home, FORECASTS.name))]

@@ -1,9 +1,9 @@
-"""The live record of a market, `ledger/summary.json`: what page, API and `cpb ledger` show, made at each scoring.
+"""The live record of a market, `ledger/summary.json`, for page, API and `cpb ledger`; rewritten at each scoring.
 
-Reading it costs the same after a year as after a week: it holds an entry or two for each series, recipe and recent
-version, made from daily sums. Live forecasts and replays are never added up, nor are a version's and another's.
+Its size does not grow with time: it contains an entry or two for each series, recipe and recent version, computed from
+daily sums. Live forecasts and replays are never added up, nor are different versions.
 
-The record of a series day by day: the ratio since the first day with its interval, and the last days alone.
+Also the record of a series day by day: the cumulative ratio with its interval, and the ratio of the last days.
 """
 
 from collections.abc import Collection, Iterator
@@ -28,14 +28,14 @@ from tasks.storage.records import read_record, write_record
 SUMMARY = "summary.json"
 
 MAX_VERSIONS = 4
-"""Versions of a series in the summary, the newest first; refreshed nightly, a year makes 365 of them."""
+"""Versions of a series in the summary, newest first; nightly refreshes make 365 versions a year."""
 
 MAX_RECIPES = 8
-"""Recipes of a timeframe in the summary, those that forecast last."""
+"""Recipes of a timeframe in the summary, those with the most recent forecasts."""
 
 
 def read_summary(home: Path, market: str) -> LedgerSummary | None:
-    """Return a market's record as the last scoring left it; None where there is none yet, or only a damaged one."""
+    """Return a market's record as last written; None if it is missing or damaged."""
     path = _path(home, market)
     try:
         return read_record(path, LedgerSummary, of=market)
@@ -47,13 +47,13 @@ def read_summary(home: Path, market: str) -> LedgerSummary | None:
 
 
 def write_summary(home: Path, market: str, now: datetime | None = None) -> LedgerSummary:
-    """Make a market's record from the daily sums of all its series, write and return it.
+    """Compute a market's record from the daily sums of all its series, write and return it.
 
     Args:
-        now: UTC; default the clock's time. Days whose forecasts may still come due after it are not complete.
+        now: UTC; default the current time. Days with forecasts that may come due later are not complete.
     """
     moment, before = now or datetime.now(UTC), read_summary(home, market)
-    if before:  # a replay as of last year takes no day away that has been scored since
+    if before:  # a replay with an earlier as-of must not remove days scored since
         moment = max(moment, before.made_at)
     made = make_summary(home, market, moment)
     write_record(_path(home, market), made, of=market, compact=True)
@@ -63,7 +63,7 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
 def make_summary(
     home: Path, market: str, now: datetime, *, versions: int | None = MAX_VERSIONS
 ) -> LedgerSummary:
-    """Return a market's record; `versions`: so many of each series, the newest first (None: all)."""
+    """Return a market's record; `versions`: maximum number per series, newest first (None: all)."""
     parts = [_sums(home, one) for one in stored_series(home, LEDGER.name) if one.market == market]
     parts = [part for part in parts if not part.is_empty()]
     if not parts:
@@ -108,7 +108,7 @@ def _entries(sums: pl.DataFrame, timeframe: str, versions: int | None) -> Iterat
 def _newest(
     sums: pl.DataFrame, key: tuple[str, str], count: int | None
 ) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
-    """Yield the groups with the newest forecasts, the newest first."""
+    """Yield the `count` groups with the newest forecasts, newest first."""
     last = sums.group_by(key).agg(pl.col("day").max()).rows()
     ordered = sorted(last, key=lambda one: (one[2], _number(one[0]), one[1]), reverse=True)
     for first, second, _ in ordered[:count]:
@@ -116,13 +116,13 @@ def _newest(
 
 
 def _number(model_version: str) -> int:
-    """Return 3 of `cpb-BTCUSDT-1h/3`; 0 of other texts."""
+    """Return the version number, 3 for `cpb-BTCUSDT-1h/3`; 0 for other texts."""
     tail = model_version.rpartition("/")[2]
     return int(tail) if tail.isdigit() else 0
 
 
 def _both(sums: pl.DataFrame, kind: str, timeframe: str, **names: str) -> Iterator[LedgerEntry]:
-    """Yield the entry of live forecasts and that of replays, where there are any."""
+    """Yield an entry of live forecasts and an entry of replays, each if it has rows."""
     for live in (True, False):
         part = sums.filter(pl.col("live") == live)
         if not part.is_empty():
@@ -186,12 +186,12 @@ def ledger_rows(
     *,
     history: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the entries of the record as flat rows, for `cpb ledger`; a record that is missing is made.
+    """Return the entries of the record as flat rows, for `cpb ledger`; a missing record is created.
 
     Args:
-        market: only this one; default: all real ones, the simulator where there are no others.
-        symbols, timeframes: only these; with `symbols`, figures of several coins are left out.
-        history: every version that ever forecast.
+        market: default: all real markets, or the simulator if there are no others.
+        symbols, timeframes: filters; with `symbols`, figures over several coins are left out.
+        history: include every version that ever forecast.
     """
     stored = {one.market for one in stored_series(home, LEDGER.name)}
     markets = [market] if market else sorted(stored - {SIM}) or sorted(stored)
@@ -213,7 +213,7 @@ def ledger_rows(
 
 
 ROLLING_DAYS = 30
-"""Days of `rolling` and of the coverage."""
+"""Window of `rolling` and of the coverage, in days."""
 
 _SUMS = ("rows", "paired_crps", "ref_crps", *(f"covered_{band}" for band in BANDS))
 SCHEMA = {
@@ -223,16 +223,16 @@ SCHEMA = {
 
 
 def record_by_day(sums: pl.DataFrame, series: SeriesId, now: datetime, *, live: bool) -> pl.DataFrame:
-    """Return a row per complete UTC day of what the champions of a series forecast, oldest first.
+    """Return a row per complete UTC day of the forecasts by a series' champions, oldest first.
 
-    `ratio`: CRPS over the reference's from the first day to this one, with its anytime-valid 95 % interval `low`,
-    `high` (null while there are too few days); `rolling`, `coverage_50 …`: of the last `ROLLING_DAYS` days alone. At
-    the last day they are what the live record says.
+    `ratio`: CRPS over the reference's CRPS from the first day to this day, with its anytime-valid 95 % interval `low`,
+    `high` (null while there are too few days); `rolling`, `coverage_50 …`: over the last `ROLLING_DAYS` days only. The
+    last day's values equal the live record.
 
     Args:
         sums: `daily.read_sums` of the series.
-        now: UTC; days whose forecasts may still come due after it are not complete.
-        live: the forecasts made before their candles had closed, else the replays.
+        now: UTC; days with forecasts that may come due later are not complete.
+        live: select the forecasts made before their candles closed, else the replays.
     """
     horizon = pl.col("horizon") * timedelta(seconds=series.seconds)
     ends = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1) + horizon

@@ -1,4 +1,4 @@
-"""Finds damaged files of forecasts and scores, and what the chain does not vouch for: lines, rows, whole files."""
+"""Finds damaged files of forecasts and scores, and lines, rows or files that do not match the chain."""
 
 import hashlib
 import os
@@ -38,7 +38,7 @@ from tasks.storage.verify import (
     sound_record,
 )
 
-_THREADS = 2  # of Python; polars and the hashes run beside them
+_THREADS = 2  # Python threads; polars and hashing use further threads
 _PLACE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/([0-9]{4}-[0-9]{2})\.parquet")
 _GONE = "the file is missing"
 
@@ -53,7 +53,7 @@ class _Month(NamedTuple):
 
 
 class _Fault(NamedTuple):
-    """What is wrong with a month file, and what a repair does about it."""
+    """The fault of a month file, and its repair."""
 
     month: _Month
     reason: str
@@ -63,14 +63,14 @@ class _Fault(NamedTuple):
 def forecasts(asked: Asked) -> Iterator[Stored]:
     """Yield a market's records of digests, its months of forecasts and scores, and their chain.
 
-    A repair copies a damaged month back from the published folder, or sets it aside, with a line that says so: scores
-    are then made again by the next `cpb forecast`, forecasts are lost. Rows without a line get one that says that they
-    were there before it. In place of a damaged chain a new one begins. Files without a digest get one.
+    A repair copies a damaged month back from the published folder, or sets it aside and records this in the chain:
+    scores are then computed again by the next `cpb forecast`, forecasts are lost. Rows that are in no line get a line
+    stating that they existed before it. A damaged chain is replaced by a new chain. Missing digests are recorded.
     """
     home, market = asked.home, asked.market
-    read_only = not os.access(market_home(home, market), os.W_OK)  # then nothing writes there
+    read_only = not os.access(market_home(home, market), os.W_OK)  # then there are no writers
     if pending_path(home, market).exists() and not read_only:
-        with chain_lock(home, market, begin=False):  # finishes it
+        with chain_lock(home, market, begin=False):  # completes the pending batch
             pass
     for folder in (series.folder(home, tree.name) for tree in TREES for series in asked.series(tree.name)):
         yield record_file(folder / INDEX, MonthIndex, index_subject(folder), REPAIRED)
@@ -84,7 +84,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
     if damage or len(sound) < len(months) or (asked.repair and months):
         with nullcontext() if read_only else chain_lock(home, market, begin=False):
             if damage or len(sound) < len(months):
-                # Again while no writer is at work: one may have replaced files between two looks.
+                # Check again under the lock: a writer may have replaced files between the two reads.
                 chain = Chain.read(chain_path(home, market))
                 damage = _chain_fault(chain, months := _months(asked, chain))
                 months = [month for month in months if month.name not in sound]
@@ -101,13 +101,13 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
 
 
 def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
-    """Return all month files of a market, also those of which only the chain or a record of digests speaks."""
+    """Return all month files of a market, also missing files recorded in the chain or in an index."""
     found = set()
     for tree in TREES:
         for series in asked.series(tree.name):
             folder = series.folder(asked.home, tree.name)
             index = sound_record(folder / INDEX, MonthIndex, index_subject(folder)) or MonthIndex()
-            # Without an older digest a file may never have been written: the index is written first.
+            # Without a previous digest the file may never have been written: the index is written first.
             written = {month for month, entry in index.months.items() if entry.previous}
             found |= {(series, tree.name, month) for month in written | {p.stem for p in month_files(folder)}}
     for match in map(_PLACE.fullmatch, chain.files if chain and not chain.fault else ()):
@@ -125,11 +125,11 @@ def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
 def _chain_fault(chain: Chain | None, months: list[_Month]) -> str:
     if chain is None:
         return "the file is missing, though rows were stored with lines in it" if months else ""
-    return chain.fault if months or chain.lines else ""  # else nothing says that it is cpb's
+    return chain.fault if months or chain.lines else ""  # else the file may not be cpb's
 
 
 def _look(months: list[_Month], chain: Chain | None, explain: bool) -> Iterator[tuple[_Month, _Fault | None]]:
-    """Yield what is wrong with each month file, None for nothing; arguments as of `_fault`."""
+    """Yield each month file with its fault or None; arguments as in `_fault`."""
     usable = None if chain is None or chain.fault else chain
     pool = ThreadPoolExecutor(_THREADS)
     try:
@@ -139,11 +139,11 @@ def _look(months: list[_Month], chain: Chain | None, explain: bool) -> Iterator[
 
 
 def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
-    """Return what is wrong with a month file. Bytes that are not the recorded ones are not parsed in this process.
+    """Return the fault of a month file. Bytes that do not match the recorded digest are not parsed in this process.
 
     Args:
-        chain: None where it can say nothing.
-        explain: let a child process look for the row that does not fit in such bytes.
+        chain: None if it is missing or damaged.
+        explain: find the row that does not match in such bytes, in a child process.
     """
     record = chain.files.get(month.name) if chain else None
     content, doubt = b"", ""
@@ -175,7 +175,7 @@ def _compared(month: _Month, content: bytes, record: FileRecord | None) -> Findi
 
 
 def _explained(month: _Month, record: FileRecord) -> Finding:
-    """Return what is wrong with a file that is not as the chain left it."""
+    """Return the fault of a file whose digest differs from the chain's."""
     found = compare_isolated(month.path, record.slices, (month.series, month.tree, month.path.stem))
     if found is None:
         line = record.slices[0].line
@@ -185,7 +185,7 @@ def _explained(month: _Month, record: FileRecord) -> Finding:
 
 
 def _copied_back(asked: Asked, fault: _Fault, chain: Chain | None) -> _Fault:
-    """Put a month back from the published folder, where that holds the very bytes that the chain has on record."""
+    """Restore a month from the published folder, if that copy matches the digest in the chain."""
     month = fault.month
     record = chain.files.get(month.name) if chain and not chain.fault else None
     copy = tree_of(asked.home, "hub", asked.market) / "ledger" / month.name
@@ -196,7 +196,7 @@ def _copied_back(asked: Asked, fault: _Fault, chain: Chain | None) -> _Fault:
 
 
 def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
-    """Mend what can be; the caller holds the chain's lock."""
+    """Repair what can be repaired; the caller holds the chain's lock."""
     home, market = asked.home, asked.market
     if chain_fault:
         restart(home, market)

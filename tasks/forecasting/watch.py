@@ -1,8 +1,8 @@
-"""The drift watch: is each champion still what its test span promised? Pure rules, and one record per market.
+"""The drift watch: does each champion still perform as on its test span? Pure rules, and one record per market.
 
-`HOME/ledger/watch.json` holds the state of every series: what `tasks.judging.drift` knows of the forecasts taken so
-far. A forecast is taken once, in the order of its origins, when all its steps are scored; an hour costs the reading of
-the newest month of each series, whatever the age of the ledger.
+`HOME/ledger/watch.json` holds the state of every series: that of `tasks.judging.drift` after the forecasts processed so
+far. A forecast is processed once, in order of origin, when all its steps are scored; an hourly check reads only the
+newest month of each series, whatever the age of the ledger.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,19 +26,19 @@ FILE_NAME = "watch.json"
 
 MAX_STABILITY = 1.0
 """Population stability index of a column, 30 days against the training span, above which the input is unusual. The
-common limit of 0.25 is for independent rows: of the range columns, 1 in 10 real months of 30 days passes 0.4 and 1 in
-100 passes 0.9 (research/drift.py)."""
+common limit of 0.25 assumes independent rows: for the range columns, 1 in 10 real months of 30 days exceeds 0.4 and
+1 in 100 exceeds 0.9 (research/drift.py)."""
 MAX_STABILITY_OF = {"log_sigma": 6.0}
-"""The level of the volatility moves for years: its median is 1.4, and 1 real month in 100 passes 5.6."""
+"""The volatility level drifts over years: the median PSI is 1.4, and 1 real month in 100 exceeds 5.6."""
 
 RECENT_DAYS = 14
-"""Half-life of the figures that a sentence shows beside the promise."""
+"""Half-life, in days, of the recent figures compared with the promise in a reason."""
 
 State = Literal["fine", "watch", "drifted"]
 
 
 class Recent(Record):
-    """Sums over forecasts, the older the less they count: misses at step 1 and CRPS, and what was promised of both."""
+    """Exponentially weighted sums over forecasts: misses at step 1 and CRPS, with the promised values of both."""
 
     n: float = 0.0
     missed: dict[int, float] = Field(default_factory=dict)
@@ -48,12 +48,12 @@ class Recent(Record):
 
 
 class SeriesWatch(Record):
-    """What the watch knows of one series.
+    """The watch's state of one series.
 
-    `recipe`: whose forecasts it takes; `model_version`: the newest champion's; `promises`: of this version and the one
-    before, whose last forecasts are still to be scored. `taken_to`: origin of the newest forecast taken. `bands` and
-    `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI by column,
-    on the UTC day `stability_day`.
+    `recipe`: that of the watched models; `model_version`: the newest champion's; `promises`: of this version and the
+    previous version, whose last forecasts are not scored yet. `taken_to`: origin of the newest forecast processed.
+    `bands` and `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI
+    by column, on the UTC day `stability_day`.
     """
 
     series: SeriesId
@@ -80,7 +80,7 @@ class Watch(Record):
 
 @dataclass(frozen=True)
 class Watched:
-    """A champion as the watch sees it. `recipe`: what it is made by; a refresh keeps it."""
+    """The champion's data that the watch needs. `recipe`: of its training; unchanged by a refresh."""
 
     series: SeriesId
     version: str
@@ -89,10 +89,10 @@ class Watched:
 
 
 def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
-    """Return the state to go on from under the present champion.
+    """Return the state to continue from under the current champion.
 
-    A refresh (same recipe) goes on: with a new version every night, evidence that began anew with each would never
-    come to anything. Each forecast is held to the promise of the version that made it. Another recipe begins anew.
+    A refresh (same recipe) continues: with a new version every night, evidence that restarted with each version would
+    never accumulate. Each forecast is compared with the promise of its own version. Another recipe restarts.
     """
     if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon:
         return SeriesWatch(
@@ -112,10 +112,10 @@ def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
 
 
 def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
-    """Return the state after the forecasts in `rows` (`evidence_rows` of this series' champions) that are new to it.
+    """Return the state after processing the new forecasts in `rows` (`evidence_rows` of this series' champions).
 
-    Forecasts of versions that it has no promise of are left out, and so is one that was completed only after a later
-    one had been taken.
+    Forecasts of versions without a promise entry are skipped, and so are forecasts completed only after a later
+    forecast was processed.
     """
     new = rows.filter(pl.col("version").is_in(list(known.promises))).sort("issued_at")
     if known.taken_to is not None:
@@ -150,12 +150,12 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
 
 
 def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
-    """Return the state with its verdict: `fine`, `watch` or `drifted`, and why, in one sentence.
+    """Return the state with its verdict: `fine`, `watch` or `drifted`, and the reason in one sentence.
 
-    Only evidence from forecasts makes it `drifted`, and it stays so until that is worth less than what was put in.
+    Only evidence from forecasts sets `drifted`, until the evidence falls below `RECOVERED`.
 
     Args:
-        late: a sentence where the series' data is too old.
+        late: a sentence about data that is too old, else "".
     """
     evidence = evidence_of(known)
     total = sum(evidence.values())
@@ -187,7 +187,7 @@ def evidence_of(known: SeriesWatch) -> dict[str, float]:
 
 
 def alarm_of(known: SeriesWatch) -> Alarm:
-    """Return the state as the record that steps hand on."""
+    """Return the state as the record passed between steps."""
     return Alarm(
         series=known.series,
         state=known.state,
@@ -202,37 +202,37 @@ def alarm_of(known: SeriesWatch) -> Alarm:
 
 
 def read_watch(home: Path, market: str) -> Watch:
-    """Return the record of a market; an empty one where there is none yet, or a damaged one, which is set aside."""
+    """Return the record of a market; empty if it is missing or damaged; a damaged file is set aside."""
     return find_record(_path(home, market), Watch, of=market) or Watch()
 
 
 def alarms(home: Path, market: str) -> list[Alarm]:
-    """Return the newest finding on each series of a market, in order."""
+    """Return the last verdict on each series of a market, in order."""
     return [alarm_of(one) for _, one in sorted(read_watch(home, market).series.items())]
 
 
 def is_drifted(home: Path, series: SeriesId) -> bool:
-    """Whether the champion of a series has drifted, as the last check found."""
+    """Whether the champion of a series has drifted, as of the last check."""
     found = read_watch(home, series.market).series.get(series.name)
     return found is not None and found.state == "drifted"
 
 
 def drifted_first(home: Path, series: Sequence[SeriesId]) -> list[SeriesId]:
-    """Return the series with those first whose champion has drifted; the order stays otherwise."""
+    """Return the series with drifted champions first, otherwise in the given order."""
     watches = [read_watch(home, market) for market in {one.market for one in series}]
     drifted = {one.series for watch in watches for one in watch.series.values() if one.state == "drifted"}
     return sorted(series, key=lambda one: one not in drifted)
 
 
 def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
-    """Store the states of some series of a market; those of the others stay. Atomic, and one writer at a time."""
+    """Store the states of some series of a market, keeping the others. Atomic, under a lock."""
     path = _path(home, market)
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(".watch.lock")):
         known = read_watch(home, market).series
         for one in found:
             before = known.get(one.series.name)
-            # else another run has taken more of the same champion's forecasts meanwhile: its state stands
+            # otherwise another run has processed more of the same champion's forecasts: keep its state
             if before is None or one.recipe != before.recipe or one.taken >= before.taken:
                 known[one.series.name] = one
         write_record(path, Watch(series=dict(sorted(known.items()))), of=market, compact=True)
@@ -243,7 +243,7 @@ def _path(home: Path, market: str) -> Path:
 
 
 def _promised(promise: Promise | None) -> tuple[dict[int, float], float]:
-    """Return the promised coverage at step 1 and CRPS ratio; where nothing was promised, the nominal ones and 1."""
+    """Return the promised coverage at step 1 and CRPS ratio; without a promise, nominal coverage and 1."""
     return (promise.coverage_step_1, promise.crps_ratio) if promise else ({}, 1.0)
 
 

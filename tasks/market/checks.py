@@ -1,11 +1,11 @@
-"""What must hold for the candles of a file before they enter the store.
+"""Checks of a file's candles before they enter the store.
 
-Binance has published each of the faults looked for here, and a checksum notices none of them. The checks run on all
-files of a batch at once, as one frame with a column `file`: file by file they would cost twenty times as much.
+Binance has published each of the faults checked here, and a checksum detects none of them. The checks run on all files
+of a batch at once, as one frame with a column `file`: file by file they would take twenty times as long.
 
-Order of the checks: each candle by itself (`_values`), then what a file says of itself (`_intervals`, `_grid`,
-`_foreign`, `_wicks`), then files against their neighbours (`_levels`). A file found at fault is left out of the checks
-after it: what it holds must not convict a good neighbour.
+Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`, `_foreign`,
+`_wicks`), then files against their neighbours (`_levels`). A faulty file is excluded from later checks, so that its
+data cannot make a good neighbour look faulty.
 """
 
 import itertools
@@ -29,33 +29,33 @@ OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
 """After the halt of February 2018 Binance's candles opened 28 minutes past the hour (binance-public-data#14, #77)."""
 
 MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
-"""From here on spot files are in microseconds; futures files stayed in milliseconds."""
+"""From this time on spot files are in microseconds; futures files are still in milliseconds."""
 
 FILE_JUMP = 1.1
-"""|ln(open / close before)| between two adjoining source files beyond which one of them holds another symbol.
+"""|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.
 
-About ln 3, as `cpbmodels.data.figures.SEGMENT_JUMP`, but a figure of its own: it decides which files are refused, not
+About ln 3, like `cpbmodels.data.figures.SEGMENT_JUMP`, but a separate constant: it decides which files are refused, not
 how features are cut.
 """
 
 _WICK_RATIO = 1.5  # a high (or low) this many times beyond open and close is a wild wick
-_WICK_SHARE = 0.01  # of the candles with a wild wick, above which a file may be a test network's
-_MIN_WICKS = 2  # more than so many wild wicks: one or two can be a real crash
+_WICK_SHARE = 0.01  # share of candles with a wild wick above which a file may be a test network's
+_MIN_WICKS = 2  # a test network's file has more wild wicks than this: one or two can be a real crash
 _CALM_MOVE = 0.01  # median |ln(close / open)| below which a file's market counts as calm
 _VOLUME_RATIO = 3  # a file's median volume this many times its neighbours' (or a third) stands out
-_MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, another price level proves nothing
+_MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, another price level is no evidence
 _TAKER_ROUNDING = 1e-7  # volumes are printed with 8 decimals: slack for sums near zero
 _NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
 _VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 
 
 Edge = tuple[int, int, float, float]
-"""An unbroken stretch of candles: from, until (µs), first open, last close."""
+"""A contiguous run of candles: from, until (µs), first open, last close."""
 
 
 @dataclass
 class Checked:
-    """Candles fit for the store, those stored apart, and what was found on the way.
+    """Candles fit for the store, candles stored apart, and the anomalies found.
 
     `rows` has the columns of KLINES plus `close_time` and `file`; open_time is int64, sorted, unique, on the grid.
     """
@@ -69,21 +69,21 @@ class Checked:
 def check(
     series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge] = ()
 ) -> tuple[Checked, dict[int, BadFile]]:
-    """Split the candles of a batch into good ones and files at fault (by index into `blocks`).
+    """Split the candles of a batch into good candles and faulty files (by index into `blocks`).
 
-    `stored` are the unbroken stretches already in the store, except those that the batch replaces.
+    `stored` are the contiguous runs already in the store, except runs that the batch replaces.
     """
     faults = _values(blocks, frame)
-    ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # as published files are
+    ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # normal for published files
     if not ordered:
         _note_disorder(blocks, frame)
         frame = frame.sort("file", "open_time", maintain_order=True)
     anchor = _anchor(series, frame, stored)
     opens = frame["open_time"].to_numpy()
-    # computed once here: the two checks that need it come after others that drop files
+    # computed once, for the two checks that need it, before other checks drop files
     frame = frame.with_columns(on_grid=pl.Series(grid_of(series.timeframe).floor(opens, anchor) == opens))
     for find_faults in (_intervals, _grid, _foreign, _wicks):
-        faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason stays
+        faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason is kept
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults)
     if not ordered:
@@ -92,7 +92,7 @@ def check(
     off_grid = good.filter(~on_grid)
     checked = Checked(good.filter(on_grid) if off_grid.height else good, off_grid)
     if not ordered:
-        _deduplicate(checked)  # candles that strictly increase cannot repeat
+        _deduplicate(checked)  # strictly increasing times have no duplicates
         for index, count in checked.duplicates.items():
             blocks[index].notes.append(f"identical duplicates dropped: {count}")
     return checked, faults
@@ -109,7 +109,7 @@ def _without(frame: pl.DataFrame, faults: dict[int, BadFile]) -> pl.DataFrame:
 
 
 def _values(blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Each candle by itself: finite, positive, ordered, inside the file's period."""
+    """Check each candle by itself: finite, positive, ordered, inside the file's period."""
     bounds = pl.DataFrame(
         [(i, *b.file.bounds) for i, b in enumerate(blocks)],
         schema={"file": pl.UInt32, "from": pl.Int64, "until": pl.Int64},
@@ -128,7 +128,7 @@ def _values(blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
             "from", "until", closed="left"
         ),
     }
-    # One pass tells which rules are broken at all (nearly always none); only those are looked at file by file.
+    # One pass finds the broken rules (nearly always none); only those are evaluated per file.
     broken = frame.select(rule.any().alias(name) for name, rule in rules.items()).row(0, named=True)
     faults: dict[int, BadFile] = {}
     for name in (name for name, found in broken.items() if found):
@@ -147,10 +147,10 @@ def _exceeds(part: str, whole: str) -> pl.Expr:
 
 
 def _intervals(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """The median distance between candles, and their median length, must be the interval.
+    """Check that the median distance between candles, and their median length, equal the interval.
 
-    Medians: a halt makes a distance longer, and a candle cut short by a halt is allowed. A file of one or two candles
-    has no distance worth a median; there the length decides, elsewhere a right distance excuses an odd length.
+    Medians, because a halt makes a distance longer, and a candle may be cut short by a halt. A file of one or two
+    candles has no useful median distance: its length decides; otherwise a correct distance permits an odd length.
     """
     lengths = (
         frame.with_columns(
@@ -167,7 +167,7 @@ def _intervals(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> di
     faults = {}
     for row in lengths.iter_rows(named=True):
         opened = grid_of(series.timeframe).floor(row["open_time"])
-        step = grid_of(series.timeframe).end(opened) - opened  # months differ, but a file holds one of them
+        step = grid_of(series.timeframe).end(opened) - opened  # months differ in length, a file has only one
         # 1 µs: the close time of a file in milliseconds is rounded
         wrong = [v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - step) > 1]
         if wrong and (row["gap"] != step or row["len"] <= 2):
@@ -178,17 +178,17 @@ def _intervals(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> di
 
 
 def _anchor(series: SeriesId, frame: pl.DataFrame, stored: Sequence[Edge]) -> int:
-    """Return an instant at which a candle of the grid opens."""
+    """Return the open time of any candle on the grid."""
     if series.timeframe != "3d":
         return grid_of(series.timeframe).phase
-    if stored or not frame.height:  # where the grid of three days is anchored is not documented
+    if stored or not frame.height:  # the anchor of the 3d grid is not documented
         return stored[0][0] if stored else 0
     phases = frame["open_time"] % (3 * DAY)
     return phases.mode().min()  # type: ignore[return-value]
 
 
 def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Off-grid candles are refused, except those that the exchange is known to have made."""
+    """Refuse off-grid candles, except the exchange's known off-grid candles."""
     known = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
     strays = frame.filter(~pl.col("on_grid") & ~known).unique("file", keep="first", maintain_order=True)
     return {
@@ -200,15 +200,15 @@ def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[in
 
 
 def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Futures files under a spot name. Signs: a header, milliseconds after 2024, other decimals, another volume.
+    """Find futures files under a spot name. Signs: a header, milliseconds after 2024, other decimals, another volume.
 
-    Two signs are needed: each by itself occurs in genuine spot files, or in files that someone printed again.
+    Two signs are required: each sign alone also occurs in genuine spot files, or in files rewritten by a user.
     """
     if series.market != "spot":
         return {}
     late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
     in_ms = set(late_ms.filter(pl.col("ms"))["file"])
-    # decimals are -1 where a file's prices differ in them, which proves nothing
+    # decimals are -1 if they vary within a file, which is no evidence
     usual, votes = max(Counter(b.decimals for b in blocks).items(), key=itemgetter(1), default=(0, 0))
     other_decimals = [i for i, b in enumerate(blocks) if votes > 1 and usual >= 0 <= b.decimals != usual]
     busy_files = _volume_stands_out(frame) if other_decimals else set()
@@ -217,7 +217,7 @@ def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict
         signs = ["a header line"] if block.header else []
         signs += ["milliseconds after 2024"] if index in in_ms else []
         differs, busy = index in other_decimals, index in other_decimals and index in busy_files
-        # a file printed again by pandas' to_csv may have lost its trailing zeros down to one digit, or none
+        # a file rewritten by pandas' to_csv may have lost trailing zeros, down to one digit or none
         signs += [f"{block.decimals} decimals"] if differs and (block.decimals > 1 or busy) else []
         signs += ["another volume than its neighbours"] if busy else []
         if len(signs) > 1:
@@ -226,7 +226,7 @@ def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict
 
 
 def _volume_stands_out(frame: pl.DataFrame) -> set[int]:
-    """Return the files whose median volume is thrice that of every neighbour, or a third of it."""
+    """Return the files whose median volume is over three times that of every neighbour, or below a third of it."""
     files = frame.group_by("file", maintain_order=True).agg(pl.col("volume").median()).rows()
     found = set()
     for at, (index, volume) in enumerate(files):
@@ -239,7 +239,7 @@ def _volume_stands_out(frame: pl.DataFrame) -> set[int]:
 
 
 def _wicks(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Files of a test network: wild wicks around calm candles, which no live market has at the same time."""
+    """Find files of a test network: wild wicks around calm candles, which a live market never has together."""
     top = pl.col("high") / pl.max_horizontal("open", "close")
     bottom = pl.min_horizontal("open", "close") / pl.col("low")
     wild = (top > _WICK_RATIO) | (bottom > _WICK_RATIO)
@@ -259,11 +259,11 @@ def _wicks(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[i
 def _levels(
     series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge]
 ) -> dict[int, BadFile]:
-    """Files of another symbol: the price level jumps where they meet their neighbours.
+    """Find files of another symbol: the price level jumps at their joints with their neighbours.
 
-    Files and stored stretches stand in a row by time, with a jump or none at each joint. A file is at fault if it
-    jumps on both sides. The first or last of the row has one joint only: it is at fault if that one jumps and the
-    neighbour is sound, being stored already or joined without a jump to the file on its other side.
+    Files and stored runs are ordered by time, each joint with or without a jump. A file is faulty if it jumps on both
+    sides. The first or last of the row has a single joint: it is faulty if this joint jumps and the neighbour is
+    trusted, being stored already or joined without a jump to the file on its other side.
     """
     edges = (
         frame.group_by("file", maintain_order=True)
@@ -276,11 +276,11 @@ def _levels(
         .iter_rows()
     )
     row = sorted([(a, b, o, c, i) for i, a, b, o, c in edges] + [(*edge, -1) for edge in stored])
-    # joints[k] joins row[k] and row[k + 1]: the jump, 0.0 for none, None where the two do not meet
+    # joints[k] joins row[k] and row[k + 1]: the jump, 0.0 for none, None if the two are not adjacent
     joints = [_jump(left, right, grid_of(series.timeframe)) for left, right in itertools.pairwise(row)]
     faults = {}
     for at, (*_, index) in enumerate(row):
-        if index < 0:  # in the store, and hence checked
+        if index < 0:  # already stored, and hence checked
             continue
         before = joints[at - 1] if at else None
         after = joints[at] if at < len(joints) else None
@@ -299,7 +299,7 @@ def _levels(
 
 
 def _jump(left: tuple, right: tuple, grid: Grid) -> float | None:
-    """Return ln(open / close before) where it is a jump, 0 where it is none, None where the two do not meet."""
+    """Return ln(open / previous close) if it is a jump, else 0; None if the two are not adjacent."""
     reach = min(2 * (grid.end(left[1]) - left[1]), _MAX_PAUSE)
     if not 0 <= right[0] - left[1] <= reach:
         return None
@@ -312,7 +312,7 @@ def _times(log_ratio: float | None) -> str:
 
 
 def _deduplicate(checked: Checked) -> None:
-    """Drop identical duplicates; of conflicting ones drop all, until a daily file decides."""
+    """Drop identical duplicates; drop all conflicting candles, until a daily file decides."""
     rows = checked.rows
     repeated = rows.filter(rows["open_time"].is_duplicated()) if rows.height else rows
     if not repeated.height:

@@ -1,13 +1,14 @@
-"""How bytes get here over HTTP: a `requests.Session` for each host, with the environment's proxies and certificates.
+"""HTTP client of a source: a `requests.Session` per host, with the environment's proxies and certificates.
 
-tenacity tries again what may pass, all in one place: urllib3's `Retry` sees no body, waits in one thread, and obeys a
-Retry-After of any length. What no library does is done here: one pause for all threads where a server asks to wait, a
-cap on the size of every body, redirects that stay on their host; and in `wire.py` deadlines of whole answers.
+tenacity retries temporary failures, all in one place: urllib3's `Retry` does not check bodies, waits in one thread, and
+obeys a Retry-After of any length. Implemented here, because no library does it: a pause shared by all threads when a
+server requests a wait, a size cap for every body, redirects only to the same host; and in `wire.py` deadlines of
+complete responses.
 
-Credentials in a source's URL are sent to that host alone and appear in no message; cookies are not kept.
+Credentials in a source's URL are sent only to that host and appear in no message; cookies are not stored.
 
-A Session takes twice the CPU of an adapter that is given requests prepared once a host, 0.5 ms a request for 0.27:
-5 to 15 % of an ingestion from loopback, the more the smaller the files. It was not worth a hundred lines.
+A Session takes twice the CPU of an adapter with requests prepared once per host, 0.5 ms a request instead of 0.27: 5 to
+15 % of an ingestion from loopback, more for smaller files. That did not justify a hundred more lines.
 """
 
 import json
@@ -31,7 +32,7 @@ from tasks.market.layout import Remote
 from tasks.market.wire import Transport, is_unconnected, reason_of, retry_after_seconds, whole_number
 from tasks.storage.urls import public_url
 
-# It warns of what ends in a sentence of ours, with the raw path.
+# It would log failures that cpb reports itself, with the raw path.
 logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
 
 BINANCE = "https://data.binance.vision"
@@ -42,7 +43,7 @@ BINANCE_REST = {
     "cm": "https://dapi.binance.com",
 }
 CONNECTIONS = 32
-_TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 never pass
+_TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 are permanent
 _MAX_REDIRECTS = 5
 _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
     400: (Rejected, "rejected"),
@@ -51,23 +52,23 @@ _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
     418: (Refused, "banned for asking too often"),
     451: (Refused, "not available from your location"),
 }
-_LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would look on its own
-_CHUNK = 1 << 18  # bytes of one read
-_MAX_FAILURES = 24  # requests in a row without an answer: from then on each is tried once only
-_FIRST_TRIES = 2  # until anything has answered: the host is unreachable
+_LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
+_CHUNK = 1 << 18  # bytes per read
+_MAX_FAILURES = 24  # consecutive failed requests after which each request is tried only once
+_FIRST_TRIES = 2  # before the first response of a host that cannot be connected to
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How patient a client is; seconds and counts."""
+    """A client's limits, in seconds, counts and bytes."""
 
     connect: float = 5
     read: float = 30
-    deadline: float = 180  # of one whole answer, headers and body, however slowly it trickles
+    deadline: float = 180  # of a complete response, headers and body, however slowly it arrives
     tries: int = 4
     backoff: float = 0.4
-    longest_wait: float = 180  # a server that asks for more is given up for this run
-    body: int = 16 << 20  # bytes, where no size is known: a page of a thousand keys or candles is 400 KB
+    longest_wait: float = 180  # a longer Retry-After fails the request
+    body: int = 16 << 20  # bytes, if the size is unknown: a page of a thousand keys or candles is 400 KB
 
 
 _Answer = tuple[Mapping[str, str], bytes]
@@ -76,9 +77,9 @@ _Answer = tuple[Mapping[str, str], bytes]
 
 @dataclass
 class HttpSource:
-    """A server with Binance Vision's layout; counts its requests, shares pauses among all threads."""
+    """A server with Binance Vision's layout; counts requests, and shares pauses among all threads."""
 
-    base: str = field(repr=False)  # may hold credentials until they are taken out below
+    base: str = field(repr=False)  # may contain credentials until they are removed below
     listing: str = ""
     rest: str = ""
     connections: int = CONNECTIONS
@@ -97,9 +98,9 @@ class HttpSource:
         self._lock = threading.Lock()
         self._wait_until = 0.0
         self._failures = 0
-        self.clock_ahead: float | None = None  # seconds by which the server's clock is ahead of ours
+        self.clock_ahead: float | None = None  # seconds; > 0: the server's clock is ahead of the local clock
         self._retrying = Retrying(
-            retry=retry_if_exception_type((OSError, TransportError)),  # errors of `requests` are OSErrors
+            retry=retry_if_exception_type((OSError, TransportError)),  # `requests` errors are OSErrors
             stop=self._was_last_try,
             wait=wait_exponential(multiplier=self.limits.backoff) + wait_random(0, self.limits.backoff / 2),
             retry_error_callback=self._give_up,
@@ -107,7 +108,7 @@ class HttpSource:
 
     @property
     def name(self) -> str:
-        """What messages call this source."""
+        """The name of this source in messages."""
         return self.label or self.base
 
     def get(self, key: str, max_bytes: int = 0) -> bytes:
@@ -115,7 +116,7 @@ class HttpSource:
         return self._ask("GET", self.base, f"/{quote(key)}", max_bytes)[1]
 
     def head(self, key: str) -> Remote | None:
-        """Return what the server tells of a file, None if it has none."""
+        """Return the server's metadata of a file, None if missing."""
         try:
             headers, _ = self._ask("HEAD", self.base, f"/{quote(key)}")
         except NotFound:
@@ -124,7 +125,7 @@ class HttpSource:
         return Remote(key, headers.get("ETag", "").strip('"'), size, headers.get("Last-Modified", ""))
 
     def list_page(self, query: dict[str, str]) -> bytes | None:
-        """Return one page of the bucket listing, None where the server does not answer such a query."""
+        """Return a page of the bucket listing, None if the server does not support listings."""
         try:
             return self._ask("GET", self.listing, f"/?{urlencode(query)}")[1]
         except Unreachable:
@@ -133,7 +134,7 @@ class HttpSource:
             return None
 
     def klines(self, path: str, query: dict[str, str | int]) -> list[list]:
-        """Return REST candles; raises `SourceFault` when the answer is not a list of them."""
+        """Return REST candles; raises `SourceFault` if the response is not a list of candles."""
         _, body = self._ask("GET", self.rest, f"/{path}?{urlencode(query)}")
         try:
             rows = json.loads(body)
@@ -144,11 +145,11 @@ class HttpSource:
         return rows
 
     def close(self) -> None:
-        """Close the connections; a later request opens new ones."""
+        """Close the connections; a later request opens new connections."""
         self._transport.close()
 
     def _ask(self, method: str, host: str, target: str, max_bytes: int = 0) -> _Answer:
-        """Return an answer of status 200; tries again what may pass, raises the rest."""
+        """Return a response of status 200; retries temporary failures, raises other failures."""
         return self._retrying(self._try, method, host, target, max_bytes or self.limits.body)
 
     def _try(self, method: str, host: str, target: str, max_bytes: int) -> _Answer:
@@ -192,7 +193,7 @@ class HttpSource:
             self.requests += 1
 
     def _set_clock(self, headers: Mapping[str, str]) -> None:
-        """Remember the server's clock: the exchange's time decides whether a candle is finished."""
+        """Record the server's clock: the exchange's time decides whether a candle has closed."""
         if self.clock_ahead is None:
             try:
                 self.clock_ahead = parsedate_to_datetime(headers["Date"]).timestamp() - time.time()
@@ -200,7 +201,7 @@ class HttpSource:
                 self.clock_ahead = 0.0
 
     def _apply_retry_after(self, headers: Mapping[str, str]) -> None:
-        """Make every thread wait as long as the server asks."""
+        """Make every thread wait as long as the server requests."""
         if not (seconds := retry_after_seconds(headers.get("Retry-After", ""))):
             return
         note = f"server asked to wait {seconds} s"
@@ -213,7 +214,7 @@ class HttpSource:
 
 
 class _HostSession(Session):
-    """A session with one host: its proxy, certificates and credentials (of its URL, or netrc) are found out once."""
+    """A session with one host: proxy, certificates and credentials (of its URL, or netrc) are determined once."""
 
     def __init__(self, url: str, transport: Transport) -> None:
         super().__init__()
@@ -223,16 +224,16 @@ class _HostSession(Session):
         login = get_auth_from_url(url)
         self.auth = login if any(login) else get_netrc_auth(url)
         self.trust_env = False
-        self.headers["Accept-Encoding"] = "identity"  # zips; and sizes and ETags are of the bytes themselves
+        self.headers["Accept-Encoding"] = "identity"  # zips; sizes and ETags are of the unencoded bytes
         self.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self.max_redirects = _MAX_REDIRECTS
         self.mount("http://", transport)
         self.mount("https://", transport)
 
     def get_redirect_target(self, resp: Response) -> str | None:
-        """Return where an answer redirects to; raises `SourceFault` for another host, or from https to http.
+        """Return a response's redirect target; raises `SourceFault` for another host, or from https to http.
 
-        Otherwise `requests` would ask any host, and first read the body of the answer, whatever its size.
+        Otherwise `requests` would follow it to any host, after reading the response body, whatever its size.
         """
         try:
             if (target := super().get_redirect_target(resp)) is None:
@@ -240,7 +241,7 @@ class _HostSession(Session):
             with resp:
                 resp.raw.read(_CHUNK)  # a short body leaves the connection open
             url = urljoin(resp.url, target)
-            if not self.should_strip_auth(resp.url, url):  # the same host, and as safe
+            if not self.should_strip_auth(resp.url, url):  # same host, no downgrade from https
                 return target
         except ValueError as error:
             raise SourceFault("redirected to what is no URL") from error

@@ -1,16 +1,16 @@
-"""What can go wrong between a server and a stored candle, one class for each way of handling it."""
+"""Errors between a server and a stored candle, a class per way of handling them."""
 
 
 class SourceFault(Exception):
-    """A request that got no usable answer; the message is the reason shown to the user."""
+    """A request without a usable response; the message is the reason shown to the user."""
 
 
 class NotFound(SourceFault):
-    """The server says that there is no such file."""
+    """The server reports that there is no such file."""
 
 
 class Rejected(SourceFault):
-    """The server rejects the request (400): REST does so for pairs that were delisted."""
+    """The server rejects the request (400): REST does so for delisted pairs."""
 
 
 class Refused(SourceFault):
@@ -18,7 +18,7 @@ class Refused(SourceFault):
 
 
 class Unreachable(SourceFault):
-    """No answer after all tries: connection, timeout, 429 or 5xx."""
+    """No response after all tries: connection, timeout, 429 or 5xx."""
 
 
 class BadFile(Exception):

@@ -1,6 +1,6 @@
-"""When candles open and end. All intervals but the calendar month have candles of one length.
+"""Open and end times of candles. All intervals except the calendar month have candles of equal length.
 
-Times are microseconds since 1970, UTC: one integer, or an array of them.
+Times are microseconds since 1970, UTC: an integer or an array.
 """
 
 from dataclasses import dataclass
@@ -18,57 +18,57 @@ Times = TypeVar("Times", int, np.ndarray)
 
 @dataclass(frozen=True)
 class Even:
-    """Candles of one length. `anchor` is any instant at which one opens; by default the interval's `phase`."""
+    """Candles of equal length. `anchor` is the open time of any candle; default the interval's `phase`."""
 
     step: int
     phase: int = 0
 
     def end(self, opened: Times) -> Times:
-        """Return when the candle that opens at a time ends: the next one opens then."""
+        """Return the end of the candle that opens at a time: the open time of the next candle."""
         return opened + self.step
 
     def latest(self, until: Times) -> Times:
-        """Return when the last candle that ends by a time opens, or would if the time is off the grid."""
+        """Return the open time of the last candle that ends by a time, assuming the time is on the grid."""
         return until - self.step
 
     def floor(self, time: Times, anchor: int | None = None) -> Times:
-        """Return when the candle that holds a time opens."""
+        """Return the open time of the candle that contains a time."""
         anchor = self.phase if anchor is None else anchor
         return (time - anchor) // self.step * self.step + anchor
 
     def count(self, start: int, end: int) -> int:
-        """Return how many candles lie between two instants of the grid."""
+        """Return the number of candles between two times on the grid."""
         return (end - start) // self.step
 
     def opens(self, start: int, end: int) -> np.ndarray:
-        """Return the opens in `[start, end)`, `start` being one."""
+        """Return the open times in `[start, end)`; `start` must be an open time."""
         return np.arange(start, end, self.step)
 
 
 @dataclass(frozen=True)
 class Months:
-    """Candles of a calendar month: each opens on the first at 00:00 UTC, whatever the `anchor`."""
+    """Candles of a calendar month: each opens on the first day at 00:00 UTC; `anchor` is ignored."""
 
     phase: int = 0
 
     def end(self, opened: Times) -> Times:
-        """Return when the month after that of a time begins."""
+        """Return the start of the month after a time's month."""
         return _month(opened, 1)
 
     def latest(self, until: Times) -> Times:
-        """Return when the last month that ends by a time begins."""
+        """Return the start of the last month that ends by a time."""
         return _month(until, -1)
 
     def floor(self, time: Times, anchor: int | None = None) -> Times:
-        """Return when the month that holds a time begins."""
+        """Return the start of the month that contains a time."""
         return _month(time, 0)
 
     def count(self, start: int, end: int) -> int:
-        """Return how many months lie between the beginnings of two."""
+        """Return the number of months between two month starts."""
         return len(self.opens(start, end))
 
     def opens(self, start: int, end: int) -> np.ndarray:
-        """Return the beginnings of months in `[start, end)`."""
+        """Return the month starts in `[start, end)`."""
         first, last = (_month(t - 1, 1) for t in (start, end))
         return (
             np.arange(*np.array([first, last]).view("M8[us]").astype("M8[M]")).astype("M8[us]").view(np.int64)
@@ -93,7 +93,7 @@ def grid_of(interval: str) -> Grid:
 
 
 def whole_candles(grid: Grid, start: int, end: int, anchor: int) -> tuple[int, int]:
-    """Round a stretch inwards to whole candles of the grid that goes through `anchor`."""
+    """Round a time range inwards to whole candles of the grid through `anchor`."""
     first = grid.floor(start, anchor)
     first = first if first == start else grid.end(first)
     return first, max(first, grid.floor(end, anchor))

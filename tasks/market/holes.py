@@ -1,7 +1,7 @@
-"""What is missing, and why: the expected grid minus what is stored, each candle with a cause.
+"""Missing candles and their causes: the expected grid minus the stored candles, each missing candle with a cause.
 
-The exchange's outages are derived from the data: a candle that is missing in every symbol that traded. Where no
-second symbol traded at that time, a gap of at most two days strictly inside a file counts as an outage too.
+The exchange's outages are derived from the data: a candle that is missing in every symbol that traded. If no second
+symbol traded at that time, a gap of at most two days strictly inside a file also counts as an outage.
 """
 
 import itertools
@@ -32,21 +32,21 @@ LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
 _CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 RELISTING_JUMP = log(5)
-"""|ln(open / close before)| across a pause of a day or more beyond which it is another coin under the old name.
+"""|ln(open / previous close)| across a pause of a day or more above which it is another coin under the old name.
 
 Higher than `cpbmodels.data.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
-a hole in a report; the features start anew after every hole, whatever the price did.
+a hole in a report; features restart after every hole, whatever the price did.
 """
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
-# data that ends so long before the end asked for: files are published within a day or two
+# data ending this long before the requested end: files are published within a day or two
 _DELISTED_AFTER = 3 * DAY
 
 
 @dataclass(frozen=True)
 class Hole:
-    """Missing candles `[start, end)` in microseconds, of one cause."""
+    """Missing candles `[start, end)` in microseconds, with a single cause."""
 
     start: int
     end: int
@@ -56,7 +56,7 @@ class Hole:
 
 @dataclass
 class Holdings:
-    """All that is known of one series, cut to a time range."""
+    """All known data of one series, cut to a time range."""
 
     series: SeriesId
     wanted: list[SourceFile]
@@ -69,7 +69,7 @@ class Holdings:
 
     @property
     def runs(self) -> Runs:
-        """Unbroken stretches `[from, until)` inside the time range."""
+        """Contiguous runs `[from, until)` inside the time range."""
         return clip(join_runs(run for part in self.parts for run in part.runs), self.first, self.last)
 
     def spans(self, *statuses: str) -> Runs:
@@ -82,12 +82,12 @@ class Holdings:
 
     @property
     def covered(self) -> Runs:
-        """Time covered by files in good order, and by candles that came from elsewhere."""
+        """Time covered by intact files, and by candles from other sources."""
         return join_runs(sorted([*self.spans("ok", "repaired"), *self.runs]))
 
 
 def join_runs(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Join touching stretches of a sorted sequence."""
+    """Join adjacent runs of a sorted sequence."""
     joined: list[list[int]] = []
     for start, end in runs:
         if joined and start <= joined[-1][1]:
@@ -98,12 +98,12 @@ def join_runs(runs: Iterable[tuple[int, int]]) -> Runs:
 
 
 def clip(runs: Runs, first: int, last: int) -> Runs:
-    """Cut stretches to `[first, last)`."""
+    """Cut runs to `[first, last)`."""
     return [(max(a, first), min(b, last)) for a, b in runs if b > first and a < last]
 
 
 def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
-    """Return for each time whether it lies in one of the sorted stretches."""
+    """Return for each time whether it is in any of the sorted runs."""
     if not runs:
         return np.zeros(len(times), dtype=bool)
     starts, ends = np.array(runs).T
@@ -112,7 +112,7 @@ def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
 
 
 def missing(holdings: Holdings) -> Runs:
-    """Return the stretches without candles between the first expected one and the last."""
+    """Return the time ranges without candles between the first and the last expected candle."""
     runs, grid = holdings.runs, grid_of(holdings.series.timeframe)
     anchor = runs[0][0] if runs else grid.phase
     bad = clip(holdings.spans("quarantined", "failed"), holdings.first, holdings.last)
@@ -129,9 +129,9 @@ def missing(holdings: Holdings) -> Runs:
 
 
 class OutageCalendar:
-    """When the whole exchange was out: built from the gaps of all series of one market and interval.
+    """The outages of the whole exchange, derived from the gaps of all series of one market and interval.
 
-    For each time that any series lacks: how many series should have a candle then, and how many have one.
+    For each time missing in any series: how many series should have a candle then, and how many have it.
     """
 
     def __init__(self, all_series: list[Holdings]) -> None:
@@ -148,7 +148,7 @@ class OutageCalendar:
             self.present += inside(self.times, runs) | np.isin(self.times, off_grid_bars(holdings))
 
     def outages(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each time whether several symbols were out and none traded, and whether only one is known."""
+        """Return for each time whether several symbols were out and none traded, and whether it was a single symbol."""
         if not len(self.times):
             return np.zeros(len(times), dtype=bool), np.ones(len(times), dtype=bool)
         at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
@@ -157,12 +157,12 @@ class OutageCalendar:
         return silent & (self.expected[at] > 1), silent & (self.expected[at] <= 1)
 
     def is_only_witness(self, time: int) -> bool:
-        """Whether no second symbol tells if a time was an outage."""
+        """Whether no second symbol can confirm an outage at a time."""
         return bool(self.outages(np.array([time]))[1][0])
 
 
 def _gaps_in_files(holdings: Holdings) -> Runs:
-    """Gaps inside published files; months without a file are no outage."""
+    """Return the gaps inside published files; months without a file are not outages."""
     return _overlap(missing(holdings), holdings.spans("ok", "repaired"))
 
 
@@ -181,13 +181,13 @@ def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
 
 
 def off_grid_bars(holdings: Holdings) -> list[int]:
-    """Return the candles of the grid in which an off-grid one opened: there was trade, though not on the grid."""
+    """Return the grid candles in which an off-grid candle opened: the market traded, though not on the grid."""
     grid = grid_of(holdings.series.timeframe)
     return [grid.floor(o.open_time) for o in holdings.anomalies if o.kind == "off-grid"]
 
 
 def _cut_at_off_grid(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
-    """Cut the stretches where off-grid candles begin and end, so that a halt beside them gets its own cause."""
+    """Cut gaps at the start and end of off-grid candles, so that an adjacent halt gets its own cause."""
     strays = join_runs((t, grid.end(t)) for t in bars)
     cuts = [t for run in strays for t in run]
     pieces = []
@@ -200,7 +200,7 @@ def _cut_at_off_grid(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
 def _label(
     holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
 ) -> np.ndarray:
-    """Give each missing candle the code of its cause. Later assignments override earlier ones."""
+    """Assign each missing candle the code of its cause. Later assignments override earlier assignments."""
     codes = np.full(len(times), _CODE[ABSENT], dtype=np.int8)
     several, only_one = calendar.outages(times)
     within = _strictly_within(holdings, start, end) and end - start <= _MAX_OUTAGE
@@ -225,7 +225,7 @@ def _label(
 
 
 def _absorb_edges(codes: np.ndarray) -> np.ndarray:
-    """Count candles missing right beside an unpublished stretch as part of that stretch."""
+    """Count missing candles adjacent to an unpublished range as part of that range."""
     unpublished, absent = _CODE[UNPUBLISHED], (_CODE[ABSENT], _CODE[CONFIRMED])
     bounds = np.flatnonzero(np.diff(codes)) + 1
     pieces = np.split(np.arange(len(codes)), bounds)
@@ -246,14 +246,14 @@ def _split(codes: np.ndarray, times: np.ndarray, grid: Grid) -> list[Hole]:
 
 
 def _strictly_within(holdings: Holdings, start: int, end: int) -> bool:
-    """Whether a gap has candles of the same file on both sides; at the edge, the file may have been cut."""
+    """Whether a gap has candles of the same file on both sides; at an edge, the file may have been truncated."""
     return any(
         a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
     )
 
 
 def _relisted(holdings: Holdings, start: int, end: int) -> bool:
-    """Whether the price after a long pause is so far from the one before that it must be another coin's."""
+    """Whether the price after a long pause is so far from the price before it that it must be another coin."""
     if end - start < _MIN_RELISTING_PAUSE:
         return False
     before = [e[1] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[1] <= start]

@@ -1,4 +1,4 @@
-"""Ingestion: list, plan, fetch many at once, store series by series, look for what is missing, report.
+"""Ingestion: list, plan, fetch concurrently, store series by series, find missing candles, report.
 
 report = ingest(Scope.of(coins="BTC", timeframes="1h", source="FOLDER"))
 """
@@ -44,7 +44,7 @@ from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.home import check_home, mark_home
 
-_LISTINGS_AHEAD = 24  # series whose listings are asked for while earlier ones are stored
+_LISTINGS_AHEAD = 24  # series whose listings are requested while earlier series are stored
 
 
 def ingest(
@@ -55,14 +55,14 @@ def ingest(
     connections: int = CONNECTIONS,
     limits: Limits | None = None,
 ) -> IngestReport:
-    """Bring the store up to date for a scope and return what it now holds, and what it lacks.
+    """Update the store for a scope and return its contents and gaps.
 
-    `plan` only asks the source what it has: nothing is fetched or written, the report's notes name the files.
+    `plan` only queries the source's listing: nothing is fetched or written, the report's notes list the files.
     `tail` also fetches the newest closed candles from REST, stored apart as provisional.
 
     Raises:
-        CpbError: the source cannot be reached, the store cannot be written, or another writer is at work.
-        UsageError: a table is not the one that its series came from, nothing was stored; or a plan names a coin that is
+        CpbError: the source cannot be reached, the store cannot be written, or another process is writing.
+        UsageError: a table is not the source of its stored series (nothing was stored), or a plan names a coin that is
             not listed.
     """
     started = time.monotonic()
@@ -141,7 +141,7 @@ def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
 
 
 def _plans_ahead(run: Run) -> Iterator[Plan]:
-    """Yield plans in order; listings are asked for some series ahead."""
+    """Yield plans in order; the listings of the next series are requested ahead."""
     waiting: deque[Future[Plan]] = deque()
     series_left = iter(run.scope.series)
     while True:
@@ -164,7 +164,7 @@ def _list_files(run: Run, series: SeriesId) -> Plan:
 
 
 def _compare(run: Run, plan: Plan) -> Plan:
-    """Compare what the source has with the manifest (in the thread that owns the manifest)."""
+    """Compare the source's listing with the manifest (in the thread that owns the manifest)."""
     if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
         raise _unreachable(run.source, plan.fault)
     known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
@@ -183,7 +183,7 @@ def _describe_all(run: Run) -> list[SeriesReport]:
 
 
 def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesReport:
-    """Describe a series; parts found damaged on the way are set aside, and the others go on."""
+    """Describe a series; parts found damaged are set aside, and the description is repeated without them."""
     while True:
         try:
             return describe(run.home, holdings_of(run, series), calendar, _failure_reason(run, series))
@@ -197,7 +197,7 @@ def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesRep
 
 
 def _failure_reason(run: Run, series: SeriesId) -> str:
-    """Return why the source has nothing of a series; empty if it has."""
+    """Return why the source has no files of a series; empty if it has files."""
     plan = run.plans[series]
     if plan.fault:
         return f"{run.source.name} could not be asked: {plan.fault}"

@@ -1,4 +1,4 @@
-"""Names and periods: how Binance Vision calls its files and which time each one covers.
+"""Names and periods of Binance Vision's files: file names and the time that each file covers.
 
 `data/spot/monthly/klines/BTCUSDT/1h/BTCUSDT-1h-2024-01.zip` is the month of January 2024, in UTC.
 All times in this package are integers: microseconds since 1970, UTC.
@@ -30,7 +30,7 @@ def to_datetime(us: int) -> datetime:
 
 
 def text(us: int) -> str:
-    """Return `2024-01-31T12:00:00Z` for people and JSON."""
+    """Return `2024-01-31T12:00:00Z` for display and JSON."""
     return to_datetime(us).isoformat().replace("+00:00", "Z")
 
 
@@ -50,17 +50,17 @@ def period_bounds(period: str) -> tuple[int, int]:
 
 
 def opening_days(grid: Grid, start: int, end: int) -> list[str]:
-    """Return the days on which a candle opens in `[start, end)`, `start` being an open."""
+    """Return the days on which a candle opens in `[start, end)`; `start` must be an open time."""
     return [day_of(int(t)) for t in np.unique(grid.opens(start, end) // DAY * DAY)]
 
 
 def month_of(us: int) -> str:
-    """Return the month `2024-01` that holds an instant."""
+    """Return the month of a time, as `2024-01`."""
     return to_datetime(us).strftime("%Y-%m")
 
 
 def day_of(us: int) -> str:
-    """Return the day `2024-01-31` that holds an instant."""
+    """Return the day of a time, as `2024-01-31`."""
     return to_datetime(us).strftime("%Y-%m-%d")
 
 
@@ -85,7 +85,7 @@ def listing_prefix(series: SeriesId, kind: str) -> str:
 
 @dataclass(frozen=True, order=True)
 class SourceFile:
-    """One published zip: its name, the period it covers and what the listing says of it."""
+    """A published zip: its name, the period it covers and its metadata in the listing."""
 
     series: SeriesId
     kind: str
@@ -94,9 +94,9 @@ class SourceFile:
     etag: str = ""
     size: int = -1  # bytes; -1: not known
     modified: str = ""
-    since: int = -1  # where its candles begin, for a file cut from a table; -1: with its period
-    until: int = -1  # where its candles end, for a file that may grow; -1: with its period
-    table: str = ""  # the user's table that it was cut from
+    since: int = -1  # start of its candles, for a file cut from a table; -1: start of its period
+    until: int = -1  # end of its candles, for a file that may grow; -1: end of its period
+    table: str = ""  # the user's table from which it was cut
 
     def __str__(self) -> str:
         """Return the name used in messages: `BTCUSDT 1h 2024-01`."""
@@ -109,29 +109,29 @@ class SourceFile:
 
     @property
     def covered(self) -> tuple[int, int]:
-        """The time in which the file should have every candle, and replaces those stored: `[start, end)`."""
+        """The time range in which the file should be complete and replaces stored candles: `[start, end)`."""
         start, end = self.bounds
         return start if self.since < 0 else self.since, end if self.until < 0 else self.until
 
     @property
     def version(self) -> str:
-        """A text that changes when the file is published again."""
+        """A text that changes when the file is republished."""
         return f"{self.etag or self.modified}/{self.size}"
 
     @property
     def member(self) -> str:
-        """The name of the only member the zip may hold."""
+        """The name of the only member that the zip may contain."""
         return self.key.rsplit("/", 1)[-1].removesuffix(".zip") + ".csv"
 
     @property
     def rows(self) -> int:
-        """Number of candles in the file when none is missing."""
+        """The number of candles in a complete file."""
         start, end = self.bounds
         return max(1, grid_of(self.series.timeframe).count(start, end))
 
 
 def source_file(series: SeriesId, period: str) -> SourceFile:
-    """Return the file of a month or a day of a series, of which nothing but its name is known."""
+    """Return the file of a month or a day of a series, with its name only."""
     kind = "daily" if len(period) == 10 else "monthly"
     key = f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{period}.zip"
     return SourceFile(series, kind, period, key)
@@ -139,7 +139,7 @@ def source_file(series: SeriesId, period: str) -> SourceFile:
 
 @dataclass(frozen=True)
 class Remote:
-    """What a source tells of a file without sending it."""
+    """A source's metadata of a file."""
 
     key: str
     etag: str = ""
@@ -148,13 +148,13 @@ class Remote:
 
 
 def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
-    """Return the file behind a listed key, or None for CHECKSUMs and anything that is not of the series."""
+    """Return the file of a listed key, or None for CHECKSUMs and files of other series."""
     match = _NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
     if not match or (match["symbol"], match["interval"]) != (series.symbol, series.timeframe):
         return None
     found = source_file(series, match["period"])
     try:
         found.bounds  # noqa: B018
-    except (ValueError, OverflowError):  # there is no such month or day
+    except (ValueError, OverflowError):  # no such month or day
         return None
     return replace(found, **vars(remote)) if found.key == remote.key else None

@@ -1,6 +1,6 @@
-"""What a source has: the bucket's XML listing with its pages, or names asked for one by one.
+"""The files of a source: the bucket's paginated XML listing, or requests for each possible name.
 
-The listing decides what is fetched, never the calendar: files are published late, twice, or not at all.
+The listing decides which files are fetched, not the calendar: files are published late, twice, or not at all.
 """
 
 import xml.etree.ElementTree as ET
@@ -28,18 +28,18 @@ from tasks.market.sources import FolderSource, Source
 from tasks.market.tables import TableSource
 from tasks.market.wire import whole_number
 
-_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used where names must be guessed
+_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used for requests by name
 
 
 Stretch = tuple[SeriesId, int, int]
-"""A series and a time `[from, until)`."""
+"""A series and a time range `[from, until)`."""
 
 
 @dataclass
 class Catalogue:
-    """Asks a source what it has; remembers once that a source has no listing.
+    """Queries a source's files; remembers if the source has no listing.
 
-    `empty_periods` are the stretches known to hold no file, `new_empty_periods` those that this run found.
+    `empty_periods` are the time ranges known to have no file, `new_empty_periods` those found by this run.
     """
 
     source: Source
@@ -50,7 +50,7 @@ class Catalogue:
 
     def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
-        if (kind, series.timeframe) == ("daily", MONTH):  # there are none
+        if (kind, series.timeframe) == ("daily", MONTH):  # 1mo has no daily files
             return []
         if isinstance(self.source, TableSource):
             files = self.source.files(series) if kind == "monthly" else []
@@ -61,7 +61,7 @@ class Catalogue:
         return sorted(once.values())
 
     def begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
-        """Whether the first file after `start` begins before `end`: one small request, not a listing."""
+        """Whether the first file after `start` begins before `end`: a single small request, not a full listing."""
         if not isinstance(self.source, HttpSource) or series.timeframe == MONTH:
             return bool(self.files(series, kind, start, end))
         if (series, start, end) in self.empty_periods:
@@ -83,12 +83,12 @@ class Catalogue:
         return any(file.bounds[0] < end for file in named if file)
 
     def symbols(self, market: str) -> list[str]:
-        """Return every symbol the source lists in a market; empty where it has no listing.
+        """Return every symbol the source lists in a market; empty if the source has no listing.
 
-        Those listed this month have daily files only.
+        Symbols first listed this month have daily files only.
 
         Raises:
-            SourceFault: the listing breaks off, or the source cannot be asked.
+            SourceFault: the listing is incomplete, or the source cannot be reached.
         """
         names: set[str] = set()
         for kind in ("monthly", "daily"):
@@ -120,9 +120,9 @@ class Catalogue:
         return self._probe(series, kind, start, end)
 
     def _ask(self, prefix: str, marker: str, last: str) -> "list[_Page] | None":
-        """Return the listing's pages, none if there is no listing, None if this one breaks off.
+        """Return the listing's pages, an empty list if there is no listing, None if this listing is incomplete.
 
-        A bucket host that is blocked does not mean that the files are: then their names are asked for.
+        If the bucket host is blocked, the files may still be reachable: then they are requested by name.
         """
         assert isinstance(self.source, HttpSource)
         try:
@@ -135,7 +135,7 @@ class Catalogue:
             return None
 
     def _probe(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
-        """Ask for every name the files could have."""
+        """Request every possible file name."""
         assert isinstance(self.source, HttpSource)
         periods = (months if kind == "monthly" else days)(max(start, _FIRST_MONTH), end)
         keys = [source_file(series, period).key for period in periods]
@@ -153,7 +153,7 @@ def _marker(series: SeriesId, kind: str, start: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Page:
-    """One page of a bucket's listing."""
+    """A page of a bucket's listing."""
 
     files: list[Remote]
     folders: list[str]
@@ -161,10 +161,10 @@ class _Page:
 
 
 def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[_Page]:
-    """Yield the listing's pages up to the key `last`; nothing at all if the server has no listing.
+    """Yield the listing's pages up to the key `last`; nothing if the server has no listing.
 
     Raises:
-        SourceFault: it breaks off: what follows is not known.
+        SourceFault: the listing is incomplete: the following entries are unknown.
     """
     begun = False
     while True:
@@ -182,7 +182,7 @@ def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[
 
 
 def _read_page(body: bytes) -> _Page | None:
-    """Return a page of S3's XML, whatever its namespace; None if it is something else."""
+    """Return a page of S3's XML, whatever its namespace; None for other content."""
     if b"ListBucketResult" not in body:
         return None
     try:
@@ -191,7 +191,7 @@ def _read_page(body: bytes) -> _Page | None:
         return None
     files = [_remote(entry) for entry in page.findall("{*}Contents")]
     folders = [p.findtext("{*}Prefix") or "" for p in page.findall("{*}CommonPrefixes")]
-    names = [remote.key for remote in files] + folders  # NextMarker is not always there
+    names = [remote.key for remote in files] + folders  # NextMarker is optional
     following = page.findtext("{*}NextMarker") or max(names, default="")
     more = (page.findtext("{*}IsTruncated") or "").strip().lower() == "true"
     return _Page(files, folders, following if more else "")

@@ -1,6 +1,6 @@
-"""What the store holds and where each candle came from: one SQLite file beside the parquet files.
+"""The contents of the store and the source of each candle: a SQLite file beside the parquet files.
 
-A part is written first and entered here second: a part without a row here is fetched again, and a row without its
+A part is written first and recorded here second: a part without a row here is fetched again, and a row without its
 part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
 """
 
@@ -17,11 +17,11 @@ from tasks.market.layout import period_bounds
 from tasks.storage.records import set_aside
 
 MANIFEST = "manifest.db"
-VERSION = 2  # of the tables below: raise it with every change of them
+VERSION = 2  # of the tables below: increase it with every change
 REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
-"""What to do about a manifest that cannot be used."""
+"""The remedy for an unusable manifest."""
 
-# The table of anomalies has kept its first name, `oddities`, so that existing stores stay readable.
+# The table of anomalies keeps its original name, `oddities`, so that existing stores stay readable.
 _TABLES = """
 CREATE TABLE files (
   market TEXT, symbol TEXT, interval TEXT, period TEXT, key TEXT, version TEXT, sha256 TEXT, rows INTEGER,
@@ -41,7 +41,7 @@ _SERIES = "market=? AND symbol=? AND interval=?"
 
 @dataclass
 class FileRecord:
-    """A published file as last seen: `ok`, `repaired`, `quarantined` or `failed`, and why."""
+    """A published file at its last fetch: `ok`, `repaired`, `quarantined` or `failed`, with the reason."""
 
     period: str
     key: str
@@ -55,10 +55,10 @@ class FileRecord:
 
 @dataclass
 class Part:
-    """A month of a series in the store. `runs` are the unbroken stretches `[from, until)`, in microseconds.
+    """A month of a series in the store. `runs` are its contiguous runs `[from, until)`, in microseconds.
 
-    `edges` holds for each run the first open and the last close: enough to notice a relisting.
-    `digest` is of the candles' values, `bytes` the size of the file.
+    `edges` has the first open and the last close of each run: enough to detect a relisting.
+    `digest` is that of the candles' values, `bytes` the size of the file.
     """
 
     month: str
@@ -80,12 +80,12 @@ class Anomaly:
 
 
 class Manifest:
-    """The manifest of one market home; opened by one writer at a time, readable by anyone.
+    """The manifest of one market home; opened by a single writer at a time, readable by any process.
 
-    `read_only` opens it in a folder that cannot be written to (SQLite's WAL needs to).
+    `read_only` opens it in a folder that cannot be written (SQLite's WAL needs write access).
 
     Raises:
-        CpbError: the file was written by another version of cpb, or is no manifest.
+        CpbError: the file was written by another version of cpb, or is not a manifest.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -143,11 +143,11 @@ class Manifest:
         return [Anomaly(*r) for r in self._select("open_time, kind, detail", "oddities", series)]
 
     def searched(self, series: SeriesId) -> list[tuple[int, int, int]]:
-        """Return the holes `[start, until)` that no other file and no REST answer filled, and when that was tried."""
+        """Return the holes `[start, until)` that neither other files nor REST filled, and the time of the search."""
         return [row for row in self._select("start, until, asked", "searched", series) if row[0] >= 0]
 
     def empty_periods(self, series: SeriesId, start: int) -> dict[int, int]:
-        """Return up to when the source has no files after `start`, and when it was asked."""
+        """Return the ends of known periods without files after `start`, and the time of the request."""
         rows = self._select("start, until, asked", "searched", series)
         return {until: asked for begin, until, asked in rows if begin == ~start}
 
@@ -156,7 +156,7 @@ class Manifest:
         return [SeriesId(*r) for r in self._db.execute("SELECT DISTINCT market, symbol, interval FROM parts")]
 
     def problems(self) -> list[str]:
-        """Return what SQLite finds wrong with the file itself; empty if nothing."""
+        """Return SQLite's integrity errors of the file; empty if none."""
         try:
             found = [row[0] for row in self._db.execute("PRAGMA integrity_check(3)")]
         except sqlite3.DatabaseError as error:
@@ -171,10 +171,10 @@ class Manifest:
         anomalies: Iterable[Anomaly] = (),
         span: tuple[int, int] = (0, 0),
     ) -> None:
-        """Enter files, parts and anomalies in one transaction; anomalies inside `span` are replaced."""
+        """Record files, parts and anomalies in one transaction; anomalies inside `span` are replaced."""
         name, files, parts = _name(series), list(files), list(parts)
         with self._transaction():
-            for file in files:  # a monthly file in good order replaces the daily ones of its month
+            for file in files:  # an intact monthly file replaces the daily files of its month
                 if file.status == "ok" and len(file.period) == 7:
                     self._db.execute(
                         f"DELETE FROM files WHERE {_SERIES} AND period LIKE ?", (*name, f"{file.period}-%")
@@ -184,13 +184,13 @@ class Manifest:
             within = f"DELETE FROM oddities WHERE {_SERIES} AND open_time>=? AND open_time<?"
             self._db.execute(within, (*name, *span))
             self._insert("oddities", [(*name, o.open_time, o.kind, o.detail) for o in anomalies])
-            for part in parts:  # new candles: holes of that month must be searched again
+            for part in parts:  # with new candles, holes of that month must be searched again
                 start, until = period_bounds(part.month)
                 overlapping = f"DELETE FROM searched WHERE {_SERIES} AND start<? AND until>?"
                 self._db.execute(overlapping, (*name, until, start))
 
     def fail_files(self, series: SeriesId, month: str, reason: str, part_is_gone: bool = False) -> None:
-        """Let the files of a month count as failed, so that the next run fetches them."""
+        """Mark the files of a month as failed, so that the next run fetches them."""
         with self._transaction():
             if part_is_gone:
                 self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
@@ -202,15 +202,15 @@ class Manifest:
             self._insert("files", [(*_name(series), *_flat(f)) for f in failed])
 
     def save_searched(self, series: SeriesId, holes: list[tuple[int, int, int]]) -> None:
-        """Remember holes `(start, until, asked)` that were searched without result."""
+        """Record holes `(start, until, asked)` that were searched without result."""
         with self._transaction():
             self._insert("searched", [(*_name(series), *h) for h in holes])
 
     def save_empty_periods(self, found: list[tuple[SeriesId, int, int]], asked: int) -> None:
-        """Remember the stretches `[start, until)` without files.
+        """Record the time ranges `[start, until)` without files.
 
-        They share a table with the holes: `~start` is negative, as no hole's start is. A part that comes to lie
-        in such a stretch removes it, like a hole.
+        They share a table with the holes: `~start` is negative, unlike the start of a hole. A new part in such a range
+        removes it, like a hole.
         """
         rows = [(*_name(series), ~start, until, asked) for series, start, until in found]
         if rows:
@@ -239,7 +239,7 @@ class Manifest:
 
 
 def manifest_damage(path: Path, read_only: bool = False) -> str:
-    """Return what is wrong with a manifest file, empty if nothing; `read_only` and other errors as of `Manifest`."""
+    """Return the damage of a manifest file, or ""; `read_only` and other errors as in `Manifest`."""
     try:
         with Manifest(path, read_only) as manifest:
             return "; ".join(manifest.problems())
@@ -250,14 +250,14 @@ def manifest_damage(path: Path, read_only: bool = False) -> str:
 
 
 def set_manifest_aside(path: Path, reason: str) -> None:
-    """Rename a damaged manifest with its log; the caller is the only writer. What it recorded is fetched again."""
+    """Set a damaged manifest aside and delete its WAL; the caller is the only writer. Its files are fetched again."""
     set_aside(path, f"{reason}; every file of its series is fetched again")
     for ending in ("-wal", "-shm"):
         path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
 def is_corrupt(error: BaseException) -> bool:
-    """Whether SQLite says that a file is no database; being locked or full are other classes."""
+    """Whether SQLite reports that a file is not a database; locked or full databases raise other classes."""
     return type(error) is sqlite3.DatabaseError
 
 

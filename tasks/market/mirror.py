@@ -1,6 +1,6 @@
-"""Files as Binance Vision publishes them, and a loopback server that lists and serves them.
+"""Files in Binance Vision's format, and a loopback server that lists and serves them.
 
-Used by the market simulator, by the tests (with faults on top) and by the benchmarks.
+Used by the market simulator, by the tests (with injected faults) and by the benchmarks.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ class Mirror(Protocol):
 
 
 def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> bytes:
-    """Return candles as Binance prints them: 8 decimals (None: all there are), no header, microseconds from 2025 on."""
+    """Return candles in Binance's CSV format: 8 decimals (None: all), no header, microseconds from 2025 on."""
     time = pl.col("open_time").to_physical()
     ends = pl.lit(pl.Series(grid_of(interval).end(frame["open_time"].to_physical().to_numpy())))
     unit = pl.when(time >= MICROSECONDS_SINCE).then(1).otherwise(1000)
@@ -53,7 +53,7 @@ def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> byte
 
 
 def to_zip(name: str, csv: bytes, level: int = 6) -> bytes:
-    """Return a zip with one member `name` and a fixed date: equal candles give equal bytes."""
+    """Return a zip with a single member `name` and a fixed date: equal candles give equal bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
         member = zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0))
@@ -68,7 +68,7 @@ def to_checksum(name: str, payload: bytes) -> bytes:
 
 
 def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, delimiter: str) -> bytes:
-    """Return one page of S3's listing of `entries` after `marker`."""
+    """Return a page of S3's listing of `entries` after `marker`."""
     contents, folders = [], []
     for key, etag, size in entries:
         rest = key.removeprefix(prefix)
@@ -96,7 +96,7 @@ def listing_page(entries: list[tuple[str, str, int]], prefix: str, marker: str, 
 
 Answer = tuple[int, dict[str, str], bytes]
 Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Answer | bool | None]
-"""May answer a request itself (an `Answer`, or True if it wrote to the socket); None leaves it to the mirror."""
+"""May respond to a request (an `Answer`, or True if it wrote to the socket); None passes it to the mirror."""
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Which files below CPB_HOME are provably cpb's own. Nothing else there is ever moved or deleted.
+"""Identifies the files below CPB_HOME that are provably cpb's own. No other file there is ever moved or deleted.
 
-CPB_HOME may be a folder in which the user keeps other things, `reports/` or `features/` among them. A file is
-cpb's if its folder has cpb's form (`TREE/interval=…/symbol=…`) and its name is one that cpb gives in that tree.
+CPB_HOME may contain other files of the user, also in `reports/` or `features/`. A file is cpb's if its folder has cpb's
+structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb in that tree.
 """
 
 import re
@@ -23,7 +23,7 @@ TREES = {
     "forecasts": re.compile(rf"{_MONTH_FILE}|\.lock"),
     "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
 }
-"""Trees of series folders and the names of cpb's files in them."""
+"""Trees of series folders, with the names of cpb's files in them."""
 
 RECORDS = re.compile(r"index\.json|[0-9a-f]{16}-[0-9a-f]{8}\.json")
 """Names of the records beside those files: digests of a series' months, and of feature files."""
@@ -33,7 +33,7 @@ _REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip
 
 
 def series_folders(root: Path, tree: str) -> Iterator[Path]:
-    """Yield the series folders of a tree, those of futures (`klines-um`) too."""
+    """Yield the series folders of a tree, including futures (`klines-um`)."""
     for market in MARKETS:
         name = tree if market == SPOT else f"{tree}-{market}"
         for folder in sorted((root / name).glob("interval=*/symbol=*")):
@@ -50,12 +50,12 @@ def own_files(root: Path, tree: str) -> Iterator[Path]:
 
 
 def is_own(root: Path) -> bool:
-    """Whether a market home holds candles of cpb's, so that the manifest in it is cpb's too."""
+    """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
     return any(True for tree in ("klines", "offgrid", "provisional") for _ in own_files(root, tree))
 
 
 def set_aside_files(root: Path) -> Iterator[Path]:
-    """Yield cpb's own files in trees of series folders that were set aside because they were damaged."""
+    """Yield cpb's own files in trees of series folders that were set aside as damaged."""
     for tree, names in TREES.items():
         for folder in series_folders(root, tree):
             for path in sorted(folder.iterdir()):
@@ -66,7 +66,7 @@ def set_aside_files(root: Path) -> Iterator[Path]:
 
 
 def drafts(root: Path, tree: str) -> Iterator[Path]:
-    """Yield what a killed run left half-written in a tree of series folders."""
+    """Yield the drafts left by a killed run in a tree of series folders."""
     for folder in series_folders(root, tree):
         for path in folder.iterdir():
             name = _final_name(path)
@@ -75,12 +75,12 @@ def drafts(root: Path, tree: str) -> Iterator[Path]:
 
 
 def refused_drafts(root: Path) -> Iterator[Path]:
-    """Yield what a killed run left half-written in the quarantine."""
+    """Yield the drafts left by a killed run in the quarantine."""
     return (path for path in _quarantined(root) if _is_refused(path, _final_name(path)))
 
 
 def _quarantined(root: Path) -> list[Path]:
-    """Return what lies where cpb puts refused files: `…/klines/SYMBOL/INTERVAL/` and `rest/SYMBOL/INTERVAL/`."""
+    """Return the contents of cpb's quarantine folders: `…/klines/SYMBOL/INTERVAL/` and `rest/SYMBOL/INTERVAL/`."""
     folder = root / QUARANTINE
     return sorted([*folder.glob("*/**/klines/*/*/*"), *folder.glob("rest/*/*/*")])
 
@@ -92,6 +92,6 @@ def _is_refused(path: Path, name: str) -> bool:
 
 
 def _final_name(draft: Path) -> str:
-    """Return the name that a draft was to get; empty for any other file."""
+    """Return the final name of a draft; empty for any other file."""
     match = DRAFT.fullmatch(draft.name)
     return match["name"] if match else ""

@@ -1,8 +1,8 @@
-"""The pairs of `--coins exchange`: what a source lists against USDT, chosen by kind, age and turnover.
+"""The pairs of `--coins exchange`: pairs listed by a source against USDT, selected by kind, age and turnover.
 
-Everything is asked as of one instant: a pair counts from its first closed candle on, is left out once it was not traded
-in the last whole month before that instant, and its turnover is that month's. So a run with `--as-of` meets the pairs
-that it would have met then, also those that were delisted since: the source keeps their files.
+All criteria refer to a single time: a pair counts from its first closed candle, is left out if it was not traded in the
+last complete month before that time, and its turnover is that month's. So a run with `--as-of` selects the pairs of
+that time, including pairs delisted since: the source keeps their files.
 """
 
 import logging
@@ -38,18 +38,18 @@ S = TypeVar("S", bound=ScopeSpec)
 T = TypeVar("T")
 
 _KINDS = {"leveraged": "leveraged", "stablecoin": "against a stablecoin or currency"}
-"""Why pairs of a kind are left out."""
+"""Kinds of pairs that are left out, as named in the reasons."""
 
 _INTERVAL = "1d"
-"""Candles that tell age and turnover: 2 kB a month. A source without them is asked for the scope's own."""
+"""Candles used for age and turnover: 2 kB a month. Without them, the scope's own timeframes are used."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What is known of a listed pair at an instant.
+    """A listed pair at the selection time.
 
-    `first`: when its first candle opened, µs UTC. `turnover`: quote volume of the last whole month, in USDT; 0 for a
-    pair that is younger, and where it is not asked for.
+    `first`: open time of its first candle, µs UTC. `turnover`: quote volume of the last complete month, in USDT; 0 for
+    a younger pair, and if turnover is not used.
     """
 
     symbol: str
@@ -60,22 +60,22 @@ class Pair:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The chosen symbols in order, and how many pairs were left out for which reason."""
+    """The selected symbols in order, and the number of pairs left out by reason."""
 
     symbols: tuple[str, ...]
     left_out: dict[str, int]
 
     def __str__(self) -> str:
-        """Return it as one sentence."""
+        """Return the selection as one sentence."""
         total = len(self.symbols) + sum(self.left_out.values())
         return f"exchange: {len(self.symbols):,} of {count(total, 'listed pair')}{_because(self.left_out)}"
 
 
 def with_listed_pairs(spec: S) -> tuple[S, str]:
-    """Return a specification with the pairs of its source's listing, and a sentence on them; others as they are, "".
+    """Return a specification with its source's listed pairs, and a sentence on them; others unchanged, with "".
 
     Raises:
-        CpbError: the source has no listing, cannot be asked, or no pair is left.
+        CpbError: the source has no listing, cannot be reached, or no pair is left.
     """
     if not spec.whole_exchange or spec.pairs is not None:
         return spec, ""
@@ -84,7 +84,7 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
 
 
 def exchange_pairs(spec: ScopeSpec, limits: Limits | None = None) -> Pairs:
-    """Ask a specification's source for its pairs and choose; errors as `with_listed_pairs`."""
+    """Query a specification's source for its pairs and select; errors as in `with_listed_pairs`."""
     scope = spec.scope
     until = to_us(scope.as_of or datetime.now(UTC))
     with open_source(scope, limits=limits) as source, thread_pool(CONNECTIONS, "list") as pool:
@@ -99,7 +99,7 @@ def exchange_pairs(spec: ScopeSpec, limits: Limits | None = None) -> Pairs:
 
 
 class _Choice:
-    """One choice among the pairs of a source, as of `until` (µs UTC)."""
+    """A selection among the pairs of a source, as of `until` (µs UTC)."""
 
     def __init__(
         self, spec: ScopeSpec, scope: Scope, source: Source, pool: ThreadPoolExecutor, until: int
@@ -111,7 +111,7 @@ class _Choice:
         self._left_out: Counter[str] = Counter()
 
     def pairs(self) -> Pairs:
-        """Return the chosen pairs."""
+        """Return the selected pairs."""
         listed = self._catalogue.symbols(self._market)
         kinds = {symbol: pair_kind(symbol) for symbol in listed}
         self._left_out.update(_KINDS[kind] for kind in kinds.values() if kind in _KINDS)
@@ -143,7 +143,7 @@ class _Choice:
         )  # fmt: skip
 
     def _each(self, ask: Callable[[T], Pair | None], of: Sequence[T], reason: str = "") -> list[Pair]:
-        """Return what a question gives for each; None is left out for `reason`, a damaged file for being one."""
+        """Apply `ask` to each item; None is left out for `reason`, a damaged file for its damage."""
 
         def answer(one: T) -> Pair | str:
             try:
@@ -155,23 +155,23 @@ class _Choice:
         return self._kept(list(self._pool.map(answer, of)))
 
     def _kept(self, found: Sequence[Pair | str]) -> list[Pair]:
-        """Return the pairs, and count the reasons that stand in the others' places."""
+        """Return the pairs in a list of pairs and reasons, and count the reasons."""
         self._left_out.update(one for one in found if isinstance(one, str))
         return [one for one in found if isinstance(one, Pair)]
 
     def _ask(self, symbol: str) -> Pair | None:
-        """Return what the listing says of a pair; None where its first candle had not closed yet."""
+        """Return a pair from the listing; None if its first candle had not closed yet."""
         for interval in self._intervals:
             series = SeriesId(self._market, symbol, interval)
             months = self._catalogue.files(series, "monthly", 0, self._until)
-            # A pair of this month has daily files only; of an older one nobody needs them here.
+            # A pair first listed this month has daily files only; for older pairs they are not needed here.
             files = months or self._catalogue.files(series, "daily", 0, self._until)
             if files:
                 return self._dated(Pair(symbol, tuple(months), files[0].bounds[0]), files[0])
         return None
 
     def _dated(self, pair: Pair, first: SourceFile) -> Pair | None:
-        """Return a pair with its first candle's time: read where the month that holds it leaves its age open."""
+        """Return a pair with its first candle's time: read from the file if the month leaves its age open."""
         begin, end = first.bounds
         oldest = self._until - self._spec.min_days_listed * DAY
         if end <= self._until and not begin <= oldest < end:
@@ -182,7 +182,7 @@ class _Choice:
         )
 
     def _last_month(self, pairs: Sequence[Pair]) -> str:
-        """Return the newest whole month that has been published of any pair; "" where none has."""
+        """Return the newest complete month published for any pair; "" if there is none."""
         whole = (file.period for pair in pairs for file in pair.months if file.bounds[1] <= self._until)
         return max(whole, default="")
 
@@ -208,7 +208,7 @@ class _Choice:
         return float(self._candles(file)["quote_volume"].sum()) if file else 0.0
 
     def _candles(self, file: SourceFile) -> pl.DataFrame:
-        """Return a file's candles, whose checksum holds."""
+        """Return a file's candles, with a verified checksum."""
         frame, faults = read([trim(file, fetch(self._source, file).csv)])
         if faults:
             raise faults[0]
@@ -221,6 +221,6 @@ def _because(left_out: Mapping[str, int]) -> str:
 
 
 def _is_traded(pair: Pair, month: str) -> bool:
-    """Whether a pair has candles in a month, or begins after it: one that was delisted before has its last files."""
+    """Whether a pair has candles in a month, or begins after it; a pair delisted before has only earlier files."""
     periods = {file.period for file in pair.months}
     return not month or month in periods or min(periods, default="9") > month

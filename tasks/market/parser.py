@@ -1,9 +1,9 @@
-"""From CSV bytes to numbers: any bytes give a complete frame or one `BadFile`, never a silent null.
+"""Parses CSV bytes to numbers: any bytes give a complete frame or a `BadFile`, never a silent null.
 
-The files of a series are read in one call (0.75 s of CPU where file by file takes 1.19 s), without joining their bytes,
-which would take 20 MB more. Only if that fails is each read by itself, to find the one at fault. Traps of polars'
-reader that are dealt with here: a cut last line gives nulls, a BOM turns the first candle into a header, files without
-a last newline fuse two candles.
+The files of a series are read in one call (0.75 s of CPU instead of 1.19 s file by file), without joining their bytes,
+which would take 20 MB more. Only if that fails is each file read separately, to find the faulty file. Handled pitfalls
+of polars' reader: a truncated last line gives nulls, a BOM turns the first candle into a header, files without a final
+newline merge two candles.
 """
 
 import re
@@ -33,8 +33,8 @@ _HEADERS = {
     b"taker buy base asset volume,taker buy quote asset volume,ignore",
 }
 _BOM = b"\xef\xbb\xbf"
-_MICRO = 10**14  # as milliseconds the year 5138, as microseconds 1973: decided for each row by itself
-_LAST_MS = 9_000_000_000_000  # the year 2255; larger numbers below _MICRO are no time at all
+_MICRO = 10**14  # the year 5138 in milliseconds, 1973 in microseconds: decided per row
+_LAST_MS = 9_000_000_000_000  # the year 2255; larger numbers below _MICRO are not valid times
 _LAST_US = _LAST_MS * 1000
 _HEAD, _LINES = 4096, 16  # bytes and lines from which a file's number of decimals is read
 _FIRST_LINE = re.compile(rb"-?\d")
@@ -47,7 +47,7 @@ _CELL = re.compile(
 
 @dataclass
 class Block:
-    """The candle lines of one file, and notes on what was irregular in its form."""
+    """The candle lines of one file, and notes on irregularities of its format."""
 
     file: SourceFile
     body: bytes
@@ -57,14 +57,14 @@ class Block:
 
     @property
     def decimals(self) -> int:
-        """Digits after the point if all of the first prices have as many, as every exchange prints them, else -1."""
+        """Digits after the point if equal in the first prices, as in all exchange files, else -1."""
         lines = self.body[:_HEAD].split(b"\n")[:_LINES]
         counts = {len(c.partition(b".")[2]) for line in lines for c in line.split(b",", 5)[1:5]}
         return counts.pop() if len(counts) == 1 else -1
 
 
 def trim(file: SourceFile, csv: bytes) -> Block:
-    """Strip BOM, header and carriage returns, and end the last line; raises `BadFile` if no candle is left."""
+    """Strip BOM, header and carriage returns, and terminate the last line; raises `BadFile` if no candle is left."""
     block = Block(file, csv)
     if csv.startswith(_BOM):
         csv = csv[len(_BOM) :]
@@ -92,13 +92,13 @@ def read(blocks: list[Block]) -> tuple[pl.DataFrame, dict[int, BadFile]]:
 
     The frame has `COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
     end of the candle), `file` (the block's index), `line` (1 is a file's first candle) and `ms` (whether the
-    row was in milliseconds). Order is that of the files; no value has been checked yet.
+    row was in milliseconds). Rows are in file order; values are not checked yet.
     """
     try:
         lines = sum(block.lines for block in blocks)
         return _shape(_csv([b.body for b in blocks], lines), blocks, range(len(blocks))), {}
     except BadFile:
-        pass  # one of the files is at fault: read them one by one
+        pass  # a file is faulty: read the files one at a time
     frames, faults = [], {}
     for index, block in enumerate(blocks):
         try:
@@ -126,7 +126,7 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
 
 
 def _locate(bodies: list[bytes], message: str) -> str:
-    """Return where a file cannot be read: polars' message names its own options instead of the line."""
+    """Return the location of a read error: polars' message names its own options instead of the line."""
     if cell := _CELL.search(message):
         kind = "whole number" if cell["kind"].startswith("i") else "number"
         return f"{cell['column']} {cell['value'][:40]!r} is not a {kind}"

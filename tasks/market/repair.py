@@ -1,7 +1,7 @@
-"""Filling holes: what a file lacks or garbles is looked for in the daily files, then in REST.
+"""Fills holes: candles missing or damaged in a file are searched in the daily files, then in REST.
 
-Each hole is searched once; candles that neither has are remembered as confirmed absent until their file changes. Where
-REST could not be asked nothing is confirmed, and the next run asks again.
+Each hole is searched once; candles found in neither are recorded as confirmed absent until their file changes. If REST
+was not available nothing is confirmed, and the next run searches again.
 """
 
 from collections.abc import Iterable
@@ -29,12 +29,12 @@ from tasks.market.writer import store_batch
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
 
-_MAX_REST_DAYS = 400  # of one run: a request each, and Binance bans clients that ask too often
-_SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT, ENDED)  # a cut last file looks like the end of trading
+_MAX_REST_DAYS = 400  # per run: a request each, and Binance bans clients with too many requests
+_SUSPICIOUS = (ABSENT, QUARANTINED, FAILED, CONFLICT, ENDED)  # a truncated file looks like the end of trading
 
 
 def repair(run: Run) -> None:
-    """Look for the suspicious holes of every planned series elsewhere, and remember what was not found."""
+    """Search other files and REST for the suspicious holes of every planned series, and record unfilled holes."""
     mine, calendar = calendars(run)
     for series, holdings in mine.items():
         holes = [
@@ -73,7 +73,7 @@ def _is_worth_searching(run: Run, series: SeriesId, hole: Hole, calendar: dict[s
 
 
 def _wrong_days(run: Run, series: SeriesId) -> set[str]:
-    """Return the days to overlay in the months fetched just now."""
+    """Return the known wrong days in the months fetched by this run."""
     if series.market != "spot" or series.timeframe not in ("15m", "1h"):
         return set()
     fetched = {file.period for file in run.plans[series].fetch}
@@ -81,7 +81,7 @@ def _wrong_days(run: Run, series: SeriesId) -> set[str]:
 
 
 def _from_daily_files(run: Run, series: SeriesId, wanted: list[str]) -> list[str]:
-    """Store the daily files published for these days; return the days that came in good order."""
+    """Store the daily files published for these days; return the days stored without fault."""
     start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
     listed, days = run.catalogue.files(series, "daily", start, end), set(wanted)
     known = {p: r for p, r in run.manifest.files(series).items() if len(p) == 10}
@@ -96,7 +96,7 @@ def _seen(file: SourceFile, known: dict) -> bool:
 
 
 def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str], bool]:
-    """Store what REST has of these days; return the days that came, and whether all could be asked for."""
+    """Store REST's candles of these days; return the days stored, and whether all days could be requested."""
     if not available(run):
         return [], was_asked(run)
     if len(wanted) > _MAX_REST_DAYS:
@@ -112,7 +112,7 @@ def _still_missing(run: Run, series: SeriesId, calendar: OutageCalendar, holes: 
 
 
 def _explain(run: Run, series: SeriesId, used: Iterable[str], what: str) -> None:
-    """Add to the reason of each quarantined month how many files stood in for it."""
+    """Add to the reason of each quarantined month the number of files used in its place."""
     records = run.manifest.files(series)
     for month in sorted({day[:7] for day in used}):
         count = sum(day.startswith(month) for day in used)

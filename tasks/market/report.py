@@ -1,4 +1,4 @@
-"""What an ingestion reports: a record for each series, JSON for machines, a table for people."""
+"""The report of an ingestion: a record per series, as JSON and as a text table."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -21,7 +21,7 @@ _LATE_AFTER = 3 * DAY  # files are published a day or two after their candles
 
 @dataclass
 class SeriesReport:
-    """One series after a run; times are ISO 8601 in UTC, holes are `[from, to)`."""
+    """The state of a series after a run; times are ISO 8601 in UTC, holes are `[from, to)`."""
 
     series: SeriesId
     rows: int = 0
@@ -43,7 +43,7 @@ class SeriesReport:
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict:
-        """Return it for `--json`, with the parts of its name as fields of their own."""
+        """Return the report for `--json`, with the parts of the series' name as separate fields."""
         fields = asdict(self)
         return {name: fields["series"][name] for name in ("market", "symbol", "timeframe")} | {
             name: value for name, value in fields.items() if name != "series"
@@ -52,7 +52,7 @@ class SeriesReport:
 
 @dataclass
 class IngestReport:
-    """The whole run."""
+    """The report of a run."""
 
     series: list[SeriesReport]
     requests: int = 0
@@ -69,12 +69,12 @@ class IngestReport:
         )
 
     def to_dict(self) -> dict:
-        """Return what `cpb ingest --json` prints."""
+        """Return the output of `cpb ingest --json`."""
         return asdict(self) | {"series": [s.to_dict() for s in self.series], "exit": self.exit}
 
 
 def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: str = "") -> SeriesReport:
-    """Return the report of a series; `reason` is why nothing could be asked of the source."""
+    """Return the report of a series; `reason` is why the source could not be queried."""
     series = holdings.series
     report = SeriesReport(series)
     runs = holdings.runs
@@ -151,7 +151,7 @@ def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], rea
 
 
 def table(report: IngestReport) -> str:
-    """Return the summary for people: a line a series, what needs a sentence, and what the rare columns mean."""
+    """Return the text summary: a line per series, explanatory sentences, and the meaning of the rare columns."""
     rows = [_row(s) for s in report.series]
     rare = [name for name in _RARE if any(row[name] != "0" for row in rows)]
     names = [*(name for name in (rows[0] if rows else ()) if name not in _RARE), *rare]
@@ -171,7 +171,7 @@ _RARE = {
     "unverified": "files without a published CHECKSUM",
     "quarantined": "files that failed their checks and are set aside; `--report` and `cpb verify` name them",
 }
-"""Columns that are shown only where one is not 0, and what each counts."""
+"""Columns shown only if any value is not 0, with their meaning."""
 
 
 def _aligned(name: str, text: str, widths: dict[str, int]) -> str:

@@ -1,7 +1,7 @@
 """Binance's REST candles: to fill holes that no file fills, and for the newest candles (`--tail`).
 
-REST is the last resort: it is refused in some countries (451) and bans clients that ask too often (418). It is disabled
-for the rest of a run after one refusal or malformed reply.
+REST is the last resort: it is refused in some countries (451) and bans clients with too many requests (418). It is
+disabled for the rest of a run after one refusal or malformed reply.
 """
 
 import polars as pl
@@ -20,17 +20,17 @@ from tasks.market.store import write_parquet
 from tasks.market.writer import Fetched, trim_all, with_stored_columns
 
 PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
-# candles; a day of minutes is one page of futures
+# candles per page; a day of minutes fits one page of futures
 _PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
-_MAX_TAIL_DAYS = 40  # of provisional candles; an older gap is for the files to fill
+_MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
 
 
-_NAMES = {MONTH: "1M"}  # files call it 1mo: on case-insensitive disks 1M and 1m are the same name
+_NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
 NO_REST = "the source has no REST"
 
 
 def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
-    """Return a day of candles that ended before the run's end; None where REST has none, or cannot be asked."""
+    """Return a day of candles that ended before the run's end; None if REST has none or is not available."""
     file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.timeframe}/{day}.json", "rest")
     if not available(run):
         return None
@@ -52,12 +52,12 @@ def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
 
 
 def available(run: Run) -> bool:
-    """Whether REST may be asked: only servers have it, and only until they refuse."""
+    """Whether REST is available: only servers have it, until the first refusal."""
     return not run.rest_off and isinstance(run.source, HttpSource)
 
 
 def was_asked(run: Run) -> bool:
-    """Whether REST has answered, or the source has none: where it refused, what it has is not known."""
+    """Whether REST responded, or the source has no REST: after a refusal its contents are unknown."""
     return not isinstance(run.source, HttpSource) or run.rest_off in ("", NO_REST)
 
 
@@ -79,7 +79,7 @@ def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
             raise SourceFault("answered something that is not a list of candles")
         times = [row[0] * _unit(row[0]) for row in page]
-        # also keeps the loop from going on for ever
+        # also prevents an endless loop
         if times and not start <= min(times) <= max(times) < end:
             raise SourceFault("answered candles of another time than asked for")
         rows += page
@@ -90,7 +90,7 @@ def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
 
 
 def refresh_tail(run: Run) -> None:
-    """Fetch the closed candles after each series' last stored one into `provisional/`, replacing the old tail."""
+    """Fetch the closed candles after each series' last stored candle to `provisional/`, replacing the old tail."""
     for series in run.plans:
         parts = [p for p in run.manifest.parts(series).values() if p.runs]
         if not parts or not available(run):
@@ -115,7 +115,7 @@ def refresh_tail(run: Run) -> None:
 
 
 def _clean(run: Run, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
-    """Parse and check REST candles like those of a file."""
+    """Parse and check REST candles like candles of a file."""
     blocks, _ = trim_all(fetched)
     run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
     frame, faults = read(blocks)

@@ -1,6 +1,6 @@
-"""The state of one ingestion: where from, where to, what is known so far, and what to fetch.
+"""The state of one ingestion: source, target, known files, and files to fetch.
 
-Monthly files are fetched where they are published, daily ones elsewhere, nothing twice.
+Monthly files are fetched where published, daily files elsewhere, and no period twice.
 """
 
 import os
@@ -34,16 +34,16 @@ from tasks.market.sources import Source
 from tasks.market.store import part_path
 from tasks.storage.files import DiskFull, is_disk_full
 
-SEARCH_AGAIN = 7 * DAY  # what was not found is looked for again after a week: files are published late
+SEARCH_AGAIN = 7 * DAY  # missing candles are searched again after a week: files are published late
 
 
 _RETRY_QUARANTINED = 7 * 86_400  # seconds
-_DAILY_ONLY = {"1s"}  # where daily files are published: a month of seconds is 350 MB of text
+_DAILY_ONLY = {"1s"}  # if daily files are published: a month of 1s candles is 350 MB of text
 
 
 @dataclass
 class Plan:
-    """The files of one series that a run needs (`wanted`) and those it must still get (`fetch`)."""
+    """The files of one series that a run needs (`wanted`) and the files still to fetch (`fetch`)."""
 
     series: SeriesId
     wanted: list[SourceFile] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass
 class Run:
-    """One ingestion under way: where from, where to, and what has been found."""
+    """A running ingestion: source, target and findings."""
 
     scope: Scope
     source: Source
@@ -68,28 +68,28 @@ class Run:
 
     @property
     def start(self) -> int:
-        """First open time asked for."""
+        """The first requested open time."""
         return to_us(self.scope.since) if self.scope.since else 0
 
     @property
     def end(self) -> int:
-        """No candle may end after this."""
+        """The latest allowed end of a candle."""
         return min(self.now, to_us(self.scope.as_of)) if self.scope.as_of else self.now
 
     @property
     def home(self) -> Path:
-        """The store, CPB_HOME: a series knows its tree in it."""
+        """The store, CPB_HOME: a series' tree is below it."""
         return self.scope.home
 
     @property
     def root(self) -> Path:
-        """What belongs to this market alone: manifest and quarantine."""
+        """The folder of this market's manifest and quarantine."""
         return self.scope.root
 
 
 @contextmanager
 def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home, in place of a damaged one a new one; a mere plan leaves no file behind."""
+    """Open the manifest of a market home; a damaged manifest is replaced; a plan creates no files."""
     path = root / MANIFEST
     try:
         with _manifest(path, plan) as opened:
@@ -117,7 +117,7 @@ def _manifest(path: Path, plan: bool) -> Manifest:
 
 
 def holdings_of(run: Run, series: SeriesId) -> Holdings:
-    """Return what the manifest knows of a series, cut to the scope's time range."""
+    """Return the manifest's records of a series, cut to the scope's time range."""
     parts = list(run.manifest.parts(series).values())
     starts = [a for part in parts for a, _ in part.runs] or [grid_of(series.timeframe).phase]
     first, last = whole_candles(grid_of(series.timeframe), run.start, run.end, starts[0])
@@ -141,7 +141,7 @@ def holdings_of(run: Run, series: SeriesId) -> Holdings:
 
 
 def calendars(run: Run) -> tuple[dict[SeriesId, Holdings], dict[str, OutageCalendar]]:
-    """Return all holdings and one outage calendar for each interval, from every series of the store."""
+    """Return all holdings and an outage calendar per interval, from every series of the store."""
     mine = {series: holdings_of(run, series) for series in run.plans}
     others = [s for s in run.manifest.series() if s.market == run.scope.market and s not in mine]
     found = {}
@@ -153,17 +153,17 @@ def calendars(run: Run) -> tuple[dict[SeriesId, Holdings], dict[str, OutageCalen
 
 
 def _witness(run: Run, series: SeriesId) -> Holdings:
-    """A series of the store that this run does not ask for: its files are those on record."""
+    """Return the holdings of a stored series outside this run: its files are the recorded files."""
     holdings = holdings_of(run, series)
     holdings.wanted = [source_file(series, period) for period in sorted(holdings.files)]
     return holdings
 
 
 def wanted_files(catalogue: Catalogue, series: SeriesId, start: int, end: int) -> list[SourceFile]:
-    """Return the published files that cover `[start, end)` best, oldest first.
+    """Return the published files that best cover `[start, end)`, oldest first.
 
     Raises:
-        SourceFault: the source cannot be asked.
+        SourceFault: the source cannot be queried.
     """
     if series.timeframe in _DAILY_ONLY and (daily := catalogue.files(series, "daily", start, end)):
         return daily
@@ -183,14 +183,14 @@ def wanted_files(catalogue: Catalogue, series: SeriesId, start: int, end: int) -
 def to_fetch(
     home: Path, wanted: list[SourceFile], known: dict[str, FileRecord], parts: dict[str, Part]
 ) -> list[SourceFile]:
-    """Return the files that are new, were published again, failed last time, or whose part is gone."""
+    """Return the files that are new, republished, failed last time, or whose part is missing."""
     return [f for f in wanted if _is_due(f, known.get(f.period)) or _part_lost(home, f, known, parts)]
 
 
 def _is_due(file: SourceFile, record: FileRecord | None) -> bool:
     if record is None or record.version != file.version or record.status == "failed":
         return True
-    # a wrong CHECKSUM may be put right without the zip changing (binance-public-data#241)
+    # a wrong CHECKSUM may be corrected while the zip is unchanged (binance-public-data#241)
     return record.status == "quarantined" and time.time() - record.facts.get("at", 0) > _RETRY_QUARANTINED
 
 

@@ -1,7 +1,7 @@
 """The built-in market simulator: Binance Vision's layout over loopback HTTP, filled with synthetic candles.
 
-`--source sim` needs no network and no data. By default there are eight months up to 2025-06-01; `--since` and
-`--as-of` move the ends. A file is made when it is asked for.
+`--source sim` needs no network and no data. The default is eight months up to 2025-06-01; `--since` and `--as-of` move
+the ends. A file is generated when it is requested.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ from tasks.market.layout import (
 from tasks.market.synthetic import MINUTE, SMALL_PAIRS, candles
 
 UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
-"""Where the simulated market ends unless a run asks for another time."""
+"""End of the simulated market unless a run requests another time."""
 
 MONTHS = 8
 
 SYMBOLS = (*(symbol_of(coin) for coin in COINS), *SMALL_PAIRS, "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
-"""The default universe, smaller pairs as an exchange has them, and pairs that `--coins exchange` leaves out."""
+"""The default universe, smaller pairs as on an exchange, and pairs that `--coins exchange` leaves out."""
 
 _VERSION = "sim1"
 
@@ -41,15 +41,15 @@ _VERSION = "sim1"
 def serve(until: datetime | None = None, since: datetime | None = None) -> Iterator[str]:
     """Run the simulator on a free loopback port and yield its base URL.
 
-    Complete months before `until` are published as monthly files, complete days of its last month as daily
-    ones. Symbols are those of `SYMBOLS`, intervals those of a minute to a day, and months.
+    Complete months before `until` are published as monthly files, complete days of its last month as daily files.
+    Symbols are those of `SYMBOLS`, intervals from a minute to a day, and months.
     """
     with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
         yield url
 
 
 class SimulatedMirror:
-    """Files that are made when they are read."""
+    """Files that are generated when read."""
 
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]
@@ -58,7 +58,7 @@ class SimulatedMirror:
         self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if MINUTE <= s * US <= DAY} | {MONTH}
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return the files of a series, or the folders' first files where no series is named."""
+        """Return the files of a series, or the folders' first files if no series is named."""
         parts = prefix.strip("/").split("/")
         if parts[:2] != ["data", "spot"] or len(parts) < 4 or parts[3] != "klines":
             return []

@@ -1,4 +1,4 @@
-"""Where candles come from: Binance Vision, a mirror's URL or folder, a user's tables, or the market simulator."""
+"""Sources of candles: Binance Vision, a mirror's URL or folder, a user's tables, or the market simulator."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,8 +22,8 @@ from tasks.storage.urls import public_url
 class FolderSource:
     """A folder with Binance Vision's layout.
 
-    Links inside the folder are followed as long as they stay in it: a mirror that someone else fills must not make
-    cpb read, and quarantine, other files of this machine.
+    Links inside the folder are followed only within it: a mirror filled by other users must not make cpb read, and
+    quarantine, other files of this machine.
     """
 
     root: Path
@@ -45,13 +45,13 @@ class FolderSource:
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"{path} is not there") from error
-        except (OSError, RuntimeError) as error:  # RuntimeError: a link that leads to itself
+        except (OSError, RuntimeError) as error:  # RuntimeError: a link loop
             raise SourceFault(
                 f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
             ) from error
 
     def files(self, prefix: str) -> Iterable[Remote]:
-        """Yield what lies in a folder; modification time and size stand in for an ETag."""
+        """Yield the files of a folder; modification time and size are used as ETag."""
         self.requests += 1
         folder = self.root / prefix
         for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -72,7 +72,7 @@ Source = HttpSource | FolderSource | TableSource
 
 
 def check_source(scope: Scope) -> None:
-    """Raise `UsageError` where a scope's source is neither a URL nor a folder or table of this machine."""
+    """Raise `UsageError` if a scope's source is neither a URL nor a folder or table of this machine."""
     source = scope.source
     if scope.market == OWN and not is_table(source):
         raise UsageError(
@@ -92,7 +92,7 @@ def check_source(scope: Scope) -> None:
 def open_source(
     scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
 ) -> Iterator[Source]:
-    """Open Binance Vision, a mirror, a user's tables, or the simulator, as the scope says; errors as `check_source`."""
+    """Open Binance Vision, a mirror, a user's tables, or the simulator, as in `scope`; errors as in `check_source`."""
     check_source(scope)
     limits = limits or Limits()
     with ExitStack() as stack:
@@ -123,5 +123,5 @@ def _is_url(source: str) -> bool:
     try:
         parts = urlsplit(source)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets or a port that are none
+    except ValueError:  # invalid brackets or port
         return False

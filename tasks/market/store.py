@@ -1,8 +1,8 @@
-"""The parquet files: `klines/interval=15m/symbol=BTCUSDT/2024-01.parquet`, one for each month.
+"""The parquet files: `klines/interval=15m/symbol=BTCUSDT/2024-01.parquet`, a file per month.
 
-A month is the unit of source, storage and quarantine. Files appear by rename, so readers never see half of
-one; off-grid candles (`offgrid/`) and unconfirmed ones from REST (`provisional/`) lie in trees of their own.
-Each file holds the digest of its candles in its metadata.
+A month is the unit of source, storage and quarantine. Files are created by rename, so readers never see a partial file;
+off-grid candles (`offgrid/`) and unconfirmed candles from REST (`provisional/`) are in separate trees. The metadata of
+each file contains the digest of its candles.
 """
 
 import hashlib
@@ -29,11 +29,11 @@ from tasks.market.own import TREES, drafts, refused_drafts
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import acquire, open_lock
 
-DIGEST = "cpb.digest"  # in a file's metadata: of its candles' values
-SUBJECT = "cpb.of"  # in a file's metadata: tree, series and month, so that two exchanged files are found
+DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
+SUBJECT = "cpb.of"  # metadata key: tree, series and month, to detect exchanged files
 
 READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
-"""What polars raises for a damaged file; damaged lengths make it panic."""
+"""Errors of polars for a damaged file; damaged lengths make it panic."""
 
 log = logging.getLogger("cpb")
 
@@ -48,12 +48,12 @@ def read_klines(
 ) -> pl.DataFrame:
     """Return stored candles: sorted, unique, on the grid, `since <= open_time`, closed by `as_of` (UTC).
 
-    `home` is CPB_HOME: the series decides in which tree below it to look. `provisional` adds the unconfirmed candles
-    that `ingest --tail` fetched, those after the last confirmed candle only: up to there the files decide, also where
-    they lack a candle that the tail has.
+    `home` is CPB_HOME: the series determines the tree below it. `provisional` adds the unconfirmed candles fetched by
+    `ingest --tail`, only those after the last confirmed candle: before it only the files count, even if they lack a
+    candle that the tail has.
 
     Raises:
-        MemberError: the store holds nothing of this series, or a part of it is damaged.
+        MemberError: the store has no candles of this series, or a part of it is damaged.
     """
     grid = grid_of(series.timeframe)
     first = to_us(since) if since else 0
@@ -68,7 +68,7 @@ def read_klines(
     stored = _load(home, series, parts, first, last if tail is None else 1 << 62, columns)
     frame = _between(stored, first, last)
     if tail is not None:
-        confirmed = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all of them
+        confirmed = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all candles
         unconfirmed = _between(tail, max(first, confirmed + 1), last)
         frame = pl.concat([frame, unconfirmed.select(_names(columns))])
     return frame
@@ -92,7 +92,7 @@ def _load(
         return _read_parts(series, needed, columns)
     whole = _read_parts(series, parts, None)
     if whole.height <= cache.MAX_ROWS:
-        _check_digests(series, parts, whole)  # once: later reads use the cache
+        _check_digests(series, parts, whole)  # only once: later reads use the cache
         cache.save(folder, state, whole)
     return whole.select(_names(columns))
 
@@ -111,20 +111,20 @@ def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> 
     """Compare each month of a series just read with the digest in its part's metadata."""
     rows = dict(split_months(whole))
     for path in parts:
-        expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts that another program wrote have none
+        expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts written by another program have none
         if expected and digest_of(rows.get(path.stem, whole.clear())) != expected:
-            # One wrong time shifts where the months before and after it are cut: another part may be the damaged one.
+            # A wrong time shifts the cuts of the adjacent months: another part may be the damaged part.
             raise _first_damaged(series, parts, (path, "its candles are not those that were written"))
 
 
 def _first_damaged(series: SeriesId, parts: list[Path], otherwise: tuple[Path, str]) -> MemberError:
-    """Return the error about the first part that is damaged by itself, or about what was found `otherwise`."""
+    """Return the error of the first part that is damaged by itself, or of the part and reason `otherwise`."""
     found = ((path, reason) for path in parts if (reason := damage_of(path)))
     return damaged(series, *next(found, otherwise))
 
 
 def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
-    """Return the error about a part that cannot be used."""
+    """Return the error for a part that cannot be used."""
     return MemberError(
         f"{series}: {path} is damaged ({reason}); fetch it again with `cpb verify --repair`",
         code="damaged", field=str(path),
@@ -132,10 +132,10 @@ def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
 
 
 def damage_of(path: Path) -> str:
-    """Return what is wrong with a stored file, empty if nothing: its candles are compared with its own digest.
+    """Return the damage of a stored file, or "": its candles are compared with its own digest.
 
-    A file that another program wrote has none. The manifest's says nothing here: a killed run may have written a part
-    that is not on record yet.
+    A file written by another program has no digest. The manifest is not used: a killed run may have written a part that
+    is not recorded yet.
     """
     try:
         content = path.read_bytes()
@@ -152,18 +152,18 @@ def damage_of(path: Path) -> str:
 
 
 def _subject(path: Path) -> str:
-    """Return what a file is about, by its place: `klines/interval=1h/symbol=BTCUSDT/2024-01.parquet`."""
+    """Return the subject of a file, by its path: `klines/interval=1h/symbol=BTCUSDT/2024-01.parquet`."""
     return "/".join(path.parts[-4:])
 
 
 def _foreign(path: Path, metadata: dict[str, str]) -> str:
-    """Return what is wrong with a file that was written elsewhere, empty for one in its place."""
+    """Return the fault of a file written for another path, empty for a file at its own path."""
     found = metadata.get(SUBJECT, _subject(path))
     return "" if found == _subject(path) else f"it is {found}"
 
 
 def _tail(home: Path, series: SeriesId) -> pl.DataFrame | None:
-    """Return the provisional candles; a damaged file is passed over, as the next `ingest --tail` replaces it."""
+    """Return the provisional candles; a damaged file is ignored, as the next `ingest --tail` replaces it."""
     path = series.folder(home, "provisional") / "tail.parquet"
     if not path.is_file():
         return None
@@ -201,18 +201,18 @@ def _between(frame: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
 
 
 def part_path(home: Path, series: SeriesId, month: str) -> Path:
-    """Return where a month of a series is stored."""
+    """Return the path of a month of a series."""
     return series.folder(home, "klines") / f"{month}.parquet"
 
 
 def read_part(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
-    """Return a month's candles, empty if there is no such part; raises `MemberError` for a damaged one."""
+    """Return a month's candles, empty if there is no such part; raises `MemberError` if it is damaged."""
     path = part_path(home, series, month)
     return _read_parts(series, [path], None) if path.is_file() else pl.DataFrame(schema=KLINES)
 
 
 def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame, origin: dict[str, str]) -> Part:
-    """Write a month's candles and return its manifest entry; `origin` goes into the file's metadata."""
+    """Write a month's candles and return its manifest entry; `origin` is added to the file's metadata."""
     digest = digest_of(rows)
     size = write_parquet(part_path(home, series, month), rows, origin, digest)
     runs, edges = find_runs(rows, grid_of(series.timeframe))
@@ -221,8 +221,8 @@ def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame, ori
 
 
 def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str], digest: str = "") -> int:
-    """Write a parquet file so that it is there whole or not at all; return its size in bytes."""
-    buffer = io.BytesIO()  # polars writing to a full disk does not always say that it is full
+    """Write a parquet file atomically; return its size in bytes."""
+    buffer = io.BytesIO()  # polars does not always report a full disk
     metadata = metadata | {DIGEST: digest or digest_of(rows), SUBJECT: _subject(path)}
     rows.write_parquet(buffer, compression="zstd", compression_level=3, metadata=metadata)
     write_bytes(path, buffer.getbuffer())
@@ -235,7 +235,7 @@ def times_of(rows: pl.DataFrame) -> np.ndarray:
 
 
 def find_runs(rows: pl.DataFrame, grid: Grid) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
-    """Return the unbroken stretches `[from, until)` of sorted candles and each one's first open, last close."""
+    """Return the contiguous runs `[from, until)` of sorted candles, and the first open and last close of each."""
     times = times_of(rows)
     if not len(times):
         return [], []
@@ -247,7 +247,7 @@ def find_runs(rows: pl.DataFrame, grid: Grid) -> tuple[list[tuple[int, int]], li
 
 
 def digest_of(rows: pl.DataFrame) -> str:
-    """Return a digest of the candles' values, whatever file they came from."""
+    """Return a digest of the candles' values, whatever their file."""
     state = hashlib.sha256()
     for name in KLINES:
         state.update(np.ascontiguousarray(rows[name].to_numpy()).view(np.int64).data)
@@ -255,7 +255,7 @@ def digest_of(rows: pl.DataFrame) -> str:
 
 
 def series_digest(home: Path, series: SeriesId, parts: list[Part], first: int, last: int) -> str:
-    """Return a digest of the candles with `first <= open_time <= last`: whole months are known by theirs."""
+    """Return a digest of the candles with `first <= open_time <= last`: complete months contribute their digests."""
     state = hashlib.sha256()
     for part in parts:
         share = _share(part, series, first, last)
@@ -267,7 +267,7 @@ def series_digest(home: Path, series: SeriesId, parts: list[Part], first: int, l
 
 
 def zeros_of(home: Path, series: SeriesId, part: Part, first: int, last: int) -> int:
-    """Return how many of a part's candles in `[first, last]` have no volume."""
+    """Return the number of a part's candles in `[first, last]` without volume."""
     share = _share(part, series, first, last)
     if share == "some" and part.zeros:
         return int((_cut_part(home, series, part, first, last)["volume"] == 0).sum())
@@ -275,13 +275,13 @@ def zeros_of(home: Path, series: SeriesId, part: Part, first: int, last: int) ->
 
 
 def provisional_rows(home: Path, series: SeriesId, first: int, last: int) -> int:
-    """Return how many candles of the tail lie in `[first, last]`, whether or not files hold them by now."""
+    """Return the number of tail candles in `[first, last]`, whether or not files contain them by now."""
     tail = _tail(home, series)
     return 0 if tail is None else _between(tail, first, last).height
 
 
 def _share(part: Part, series: SeriesId, first: int, last: int) -> str:
-    """Return how much of a part lies in `[first, last]`: `all`, `some` or nothing (an empty text)."""
+    """Return how much of a part is in `[first, last]`: `all`, `some` or "" for nothing."""
     if not part.runs:
         return ""
     begin, newest = part.runs[0][0], grid_of(series.timeframe).latest(part.runs[-1][1])
@@ -306,7 +306,7 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 
 def sweep(root: Path) -> int:
-    """Delete what a killed run left half-written in a market home; return how many files that were."""
+    """Delete the drafts left by a killed run in a market home; return their number."""
     trees = ("cache", "klines", "offgrid", "provisional")
     leftovers = list(chain(*(drafts(root, tree) for tree in trees), refused_drafts(root)))
     for path in leftovers:
@@ -316,7 +316,7 @@ def sweep(root: Path) -> int:
 
 @contextmanager
 def writer_lock(root: Path) -> Iterator[None]:
-    """Be the only writer of a market home; another home's writer, the simulator's for one, is not in the way.
+    """Hold the write lock of a market home; writers of other homes, such as the simulator's, are not affected.
 
     Raises:
         BusyError: another process writes there. CpbError: the folder is read-only.

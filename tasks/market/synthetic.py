@@ -1,8 +1,8 @@
 """Candles of a simulated market: deterministic and realistic.
 
-A month of a symbol depends on nothing but its name and date, so any range can be generated alone and a longer
-range holds the shorter one. Volatility clusters (GARCH around a slow daily component), follows the hour of
-the week, and has Student-t shocks; a market factor correlates the coins; there is no drift to discover.
+A month of a symbol depends only on its name and date, so any range can be generated separately and a longer range
+contains the shorter. Volatility clusters (GARCH around a slow daily component), follows the hour of the week, and has
+Student-t shocks; a market factor correlates the coins; there is no drift to discover.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from schemas.klines import KLINES
 from tasks.market.grid import DAY, US
 from tasks.market.layout import month_of, period_bounds
 
-# polars takes in numpy at its first use, which fails in two threads at once
+# polars imports numpy at its first use, which fails in two threads at once
 pl.DataFrame({"any": np.empty(0)})
 
 STEP = 900 * US
-"""Candles of 15 minutes are made first; longer ones are added up from them, minutes drawn within them."""
+"""15-minute candles are generated first; longer candles are aggregated from them, minutes drawn within them."""
 
 MINUTE = 60 * US
 _PER_STEP = STEP // MINUTE
@@ -37,11 +37,11 @@ _PRICES = {
     "DOGE": 0.12,
 }
 SMALL_PAIRS = tuple(f"S{number:03}USDT" for number in range(21, 421))
-"""Pairs beside those of the default universe, each of a smaller turnover than the one before."""
+"""Pairs outside the default universe, in order of decreasing turnover."""
 
 _SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 _SMALL = frozenset(SMALL_PAIRS)
-_SIGMA_15M = 0.0028  # of the calmest coin, at the usual time
+_SIGMA_15M = 0.0028  # of the calmest coin, at a typical time
 _SHAPE = 4.0  # Student-t degrees of freedom
 
 
@@ -134,7 +134,7 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
 
 
 def _turnover(symbol: str) -> float:
-    """Return the quote volume of a usual quarter of an hour, in USDT."""
+    """Return the typical quote volume of a 15-minute candle, in USDT."""
     rank = SMALL_PAIRS.index(symbol) + 2 if symbol in _SMALL else 1
     return 3e6 / rank
 
@@ -145,7 +145,7 @@ def _monthly_price(symbol: str) -> float:
 
 @lru_cache(maxsize=8)
 def minutes(symbol: str, month: str) -> pl.DataFrame:
-    """Return a month of 1-minute candles that add up to its quarters of an hour: bridges from open to close."""
+    """Return a month of 1-minute candles that aggregate to its 15-minute candles: bridges from open to close."""
     whole, noise = quarter_hours(symbol, month), _rng("minutes", symbol, month)
     size = len(whole)
     open_, high, low, close = (whole[name].to_numpy()[:, None] for name in ("open", "high", "low", "close"))
@@ -179,9 +179,9 @@ def minutes(symbol: str, month: str) -> pl.DataFrame:
 
 
 def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame:
-    """Return the candles that open in `[start, end)`, `start` being an open.
+    """Return the candles that open in `[start, end)`; `start` must be an open time.
 
-    Longer intervals are added up from quarters of an hour, or from minutes.
+    Longer intervals are aggregated from 15-minute candles, or from minutes.
     """
     made, step = (quarter_hours, STEP) if interval_us % STEP == 0 else (minutes, MINUTE)
     time = pl.col("open_time").to_physical()

@@ -1,12 +1,12 @@
-"""A user's own tables of candles, served as the months that Binance Vision would publish of them.
+"""A user's own tables of candles, served as the monthly files that Binance Vision would publish.
 
-So they pass the same checks, and are stored, mended, reported and verified like Binance's, in a market of their own
-(`own`). A month's version says which file it came from and a digest of its candles: only months that have changed are
-stored again.
+So they pass the same checks, and are stored, repaired, reported and verified like Binance's files, in a separate market
+(`own`). A month's version contains its file name and a digest of its candles: only changed months are stored again.
 
-A series of this market belongs to one table: another table of its symbol is refused, never joined to it. A table goes
-on with what is stored where both have candles and most of these are the same: so it may grow at its ends, lose its
-oldest candles and put some right. Two exchanges' candles of one coin are hardly ever equal.
+A series of this market belongs to one table: another table of its symbol is refused, never joined to it. A table is
+recognised as the same if it overlaps with the stored candles and most of the common candles are equal: so it may grow
+at its ends, lose its oldest candles and correct some candles. Candles of the same coin from two exchanges are hardly
+ever equal.
 """
 
 import hashlib
@@ -29,12 +29,12 @@ from tasks.market.mirror import to_csv
 from tasks.market.store import damage_of, part_path, read_part
 
 _TOTAL = {"taker_buy_volume": "volume", "taker_buy_quote_volume": "quote_volume"}
-"""Amounts that mean nothing without the one that they are a part of."""
+"""Amounts that are meaningless without their total."""
 
 
 @dataclass(frozen=True)
 class Month:
-    """A month of a table: the file that it would be, and its candles with the columns of the store."""
+    """A month of a table: the corresponding source file, and its candles with the columns of the store."""
 
     file: SourceFile
     candles: pl.DataFrame = field(repr=False)
@@ -54,27 +54,27 @@ class TableSource:
         self.name, self.tables = str(self.root), tables_of(str(self.root))
 
     def holds(self, series: SeriesId) -> bool:
-        """Whether one of its tables is of a series."""
+        """Whether any of its tables contains a series."""
         return (series.symbol, series.timeframe) in self.tables.series
 
     def files(self, series: SeriesId) -> list[SourceFile]:
-        """Return a month's file for each month in which a series has candles."""
+        """Return a file for each month in which a series has candles."""
         return [month.file for month in self.months(series).values()] if self.holds(series) else []
 
     def csv(self, file: SourceFile) -> bytes:
-        """Return a month's candles as Binance prints them, with all their digits."""
+        """Return a month's candles in Binance's CSV format, with all digits."""
         month = self.months(SeriesId(OWN, file.series.symbol, file.series.timeframe))[file.period]
         return to_csv(month.candles, file.series.timeframe, decimals=None)
 
     def months(self, series: SeriesId) -> Mapping[str, Month]:
-        """Return the months of a series by their period, oldest first; errors as of `klines`."""
+        """Return the months of a series by their period, oldest first; errors as in `klines`."""
         with self._lock:
             if series.name not in self._months:
                 table = self.tables.series[series.symbol, series.timeframe]
                 candles, missing = klines(table)
                 if "volume" in missing:
                     self.waits.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
-                if table.unclosed > 1:  # one is the candle that is being made
+                if table.unclosed > 1:  # one unclosed candle is normal
                     self.waits.append(
                         f"{series}: {table.path.name} ends with {table.unclosed} candles that close after now, which "
                         "are left out: its times may be shifted, they must be those at which candles open, in UTC"
@@ -84,13 +84,13 @@ class TableSource:
 
 
 def klines(table: Table) -> tuple[pl.DataFrame, list[str]]:
-    """Return a table's candles with the columns of the store, and the names of those it lacks, which are 0.
+    """Return a table's candles with the columns of the store, and the names of missing columns, which are set to 0.
 
     Raises:
-        UsageError: the sentence names the file, the row and what to do.
+        UsageError: a value is invalid; the message names the file, the row and the remedy.
     """
     candles, _ = table.read
-    rows = table.frame.head(candles.height)  # a last candle that has not closed is left out
+    rows = table.frame.head(candles.height)  # unclosed last candles are left out
     names = {name.lower(): name for name in rows.columns}
     given = [n for n in KLINES if n in names and _TOTAL.get(n, n) in names]
     for name in (n for n in given if n not in candles.columns):
@@ -135,10 +135,10 @@ def _digest(part: pl.DataFrame) -> str:
 
 
 def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:
-    """Compare the tables of a scope with what is stored of their series, before anything is stored.
+    """Compare the tables of a scope with the stored candles of their series, before anything is stored.
 
     Raises:
-        UsageError: naming both tables and what to do: one is not the table that its series came from.
+        UsageError: a table is not the source of its stored series; the message names both tables and the remedy.
     """
     for series in scope.series:
         if not manifest.parts(series) or not source.holds(series):
@@ -156,9 +156,9 @@ def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -
 
 
 def _contradiction(source: TableSource, home: Path, series: SeriesId, stored: list[str]) -> str:
-    """Return why a table cannot go on with the stored months, empty if it does.
+    """Return why a table cannot continue the stored months, empty if it can.
 
-    Damaged months, which are stored again, speak for no table. A stored volume of 0 is one that a table did not have.
+    Damaged months, which are stored again, are not compared. A stored volume of 0 may be a missing volume.
     """
     sound = [month for month in stored if not damage_of(part_path(home, series, month))]
     if not sound:

@@ -1,8 +1,7 @@
-"""Getting files: downloads run ahead of parsing, but never by more than a fixed number of bytes.
+"""Fetches files: downloads run ahead of parsing, within a fixed memory budget.
 
-Memory does not grow with the number of files. Series are checked one after another in the calling thread; while
-one is checked, the months of the one before are written. Nothing of a zip is inflated before its directory has been
-checked.
+Memory does not grow with the number of files. Series are checked one after another in the calling thread; during a
+check, the previous series' months are written. A zip is inflated only after its directory has been checked.
 """
 
 import hashlib
@@ -25,17 +24,17 @@ from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.files import DiskFull
 
-_MAX_BATCH = 16 << 20  # bytes of one batch, zips and CSVs together
-_MAX_AHEAD = 16 << 20  # bytes of all files that are on their way or waiting to be parsed
+_MAX_BATCH = 16 << 20  # bytes per batch, zips and CSVs together
+_MAX_AHEAD = 16 << 20  # bytes of all files being downloaded or waiting to be parsed
 _GROWTH = 4  # a kline zip and its CSV together, as a multiple of the zip
-_USUAL_SIZE = 100_000  # bytes of a zip, where the listing does not tell
+_USUAL_SIZE = 100_000  # bytes of a zip, if not in the listing
 
 
 MAX_CSV = 64 << 20
 MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
-_MAX_ROW = 400  # bytes of a candle's line: a cap for the intervals whose months exceed MAX_CSV
+_MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exceed MAX_CSV
 _SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
-_SMALL = 1 << 20  # bytes that are accepted whatever was announced
+_SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -59,7 +58,7 @@ def _weight(file: SourceFile) -> int:
 
 
 def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -> list[SourceFile]:
-    """Fetch batches ahead of storing them, within the memory budget; return the files at fault."""
+    """Fetch batches ahead of storing them, within the memory budget; return the faulty files."""
     flat = (batch for group in groups for batch in group)
     flying: deque[tuple[SeriesId, list[Future[Fetched]], int]] = deque()
     bad: list[SourceFile] = []
@@ -74,7 +73,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
                 weight, following = weight + size, next(flat, None)
             series, futures, size = flying.popleft()
             batch = [future.result() for future in futures]
-            del futures  # the bytes must go as soon as they are stored
+            del futures  # free the bytes as soon as they are stored
             weight -= size
             if writing and writing.series == series:  # the checks compare with the candles just written
                 bad += _finish(run, writing)
@@ -89,7 +88,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
 
 
 def _finish(run: Run, writing: Writing) -> list[SourceFile]:
-    """Put a batch on record; return its files at fault."""
+    """Record a batch; return its faulty files."""
     try:
         outcome = writing.finish()
     except DiskFull as error:
@@ -102,7 +101,7 @@ def _finish(run: Run, writing: Writing) -> list[SourceFile]:
 
 
 def _left(run: Run) -> int:
-    """Return the megabytes that the files planned and not yet stored will take: a part is as large as its zip."""
+    """Return the megabytes needed for planned files not yet stored: a part is as large as its zip."""
     sizes = [
         file.size if file.size >= 0 else _USUAL_SIZE for plan in run.plans.values() for file in plan.fetch
     ]
@@ -110,7 +109,7 @@ def _left(run: Run) -> int:
 
 
 def fetch_one(source: Source, file: SourceFile) -> Fetched:
-    """Fetch a file; whatever goes wrong is part of the answer."""
+    """Fetch a file; an error is returned in `fault`."""
     try:
         return fetch(source, file)
     except NotFound:
@@ -120,13 +119,13 @@ def fetch_one(source: Source, file: SourceFile) -> Fetched:
 
 
 def fetch(source: Source, file: SourceFile, tries: int = 3) -> Fetched:
-    """Return a file as it arrived, with its CSV.
+    """Return a file as downloaded, with its CSV.
 
-    A month of a user's table has neither zip nor CHECKSUM: what arrives is what was read. A file that fails is fetched
-    again together with its CHECKSUM: one of them may just have been replaced.
+    A month of a user's table has neither zip nor CHECKSUM. A file that fails is fetched again together with its
+    CHECKSUM: either may just have been replaced.
 
     Raises:
-        BadFile: it failed every time; SourceFault: it could not be fetched at all.
+        BadFile: the file failed every time; SourceFault: it could not be fetched.
     """
     if isinstance(source, TableSource):
         csv = source.csv(file)
@@ -160,7 +159,7 @@ def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[by
         return _inflate(payload, file), sha, expected is not None
     except (BadFile, MemoryError):
         raise
-    except Exception as error:  # zipfile raises a dozen kinds for damage, struct.error and OSError among them
+    except Exception as error:  # zipfile raises many types for damage, including struct.error and OSError
         raise BadFile(f"damaged zip ({str(error)[:120] or type(error).__name__})", payload) from error
 
 
@@ -179,18 +178,18 @@ def _inflate(payload: bytes, file: SourceFile) -> bytes:
             raise BadFile(f"would inflate to {size >> 20} MB, more than {cap >> 20} MB", payload)
         if size > _SMALL and size / packed > MAX_RATIO:
             raise BadFile(f"would inflate {size // packed} times, more than {MAX_RATIO} times", payload)
-        return archive.read(members[0])  # reads no more than the size declared above, then checks the CRC
+        return archive.read(members[0])  # reads at most the declared size, then checks the CRC
 
 
 def _cap(file: SourceFile) -> int:
-    """Return how many bytes the CSV of a file may have."""
+    """Return the maximum size of a file's CSV in bytes."""
     return max(MAX_CSV, file.rows * _MAX_ROW)
 
 
 def _published_sha(source: HttpSource | FolderSource, file: SourceFile) -> str | None:
     """Return the sha256 of the CHECKSUM file, None if none is published.
 
-    Of several lines the one that names the file counts; a hash alone is taken as the file's.
+    Of several lines the line with the file's name is used; a lone hash is taken as the file's.
     """
     try:
         body = source.get(f"{file.key}.CHECKSUM", _SMALL)

@@ -1,7 +1,7 @@
 """Checks every stored candle against its digest, and fetches damaged months again.
 
-Reading checks what it can afford (`cache.py`, `store.py`); this checks the rest. Digests of candles are in the
-manifest and in each file's metadata; a cache file has a CRC of its bytes in its name.
+Reading performs only cheap checks (`cache.py`, `store.py`); this module checks the rest. Digests of candles are in the
+manifest and in each file's metadata; a cache file has the CRC of its bytes in its name.
 """
 
 import logging
@@ -33,18 +33,18 @@ log = logging.getLogger("cpb")
 
 
 def candles(asked: Asked) -> Iterator[Stored]:
-    """Yield the manifest of a market, its candles, the provisional and the off-grid ones, and its cache.
+    """Yield the manifest of a market, its candles, provisional and off-grid candles, and its cache.
 
     A repair sets damaged months aside, and fetches them again once all have been checked.
 
     Raises:
-        BusyError: another process writes in the market's home.
+        BusyError: another process is writing in the market's home.
     """
     root = market_home(asked.home, asked.market)
     path = root / MANIFEST
     if not path.exists() or not is_own(root):
         return
-    read_only = not os.access(root, os.W_OK)  # then nothing writes there, and SQLite needs to be told
+    read_only = not os.access(root, os.W_OK)  # then there are no writers, and SQLite must be opened read-only
     damaged: list[tuple[SeriesId, Path, str]] = []
     with nullcontext() if read_only else writer_lock(root):
         if broken := manifest_damage(path, read_only):
@@ -66,17 +66,17 @@ def candles(asked: Asked) -> Iterator[Stored]:
         found = list(group)
         if asked.repair:
             _fetch_again(asked.home, series, [month.stem for _, month, _ in found], asked.source)
-        # Without a repair an ingest does not help: by itself it looks at a file's size only.
+        # Without a repair an ingest does not help: it compares only a file's size.
         command = ingest_command(series) if asked.repair else VERIFY
         for _, month, reason in found:
             yield checked(month, reason, command, "" if damage_of(month) else REPAIRED)
 
 
 def record_damage(home: Path, series: SeriesId) -> None:
-    """Put the damaged months of a series, which a step could not read, on record: the next ingest fetches them again.
+    """Record the damaged months of a series that a step could not read: the next ingest fetches them again.
 
-    The files stay until then: without them the step after this one would go on with a hole in its candles. Where
-    another process is writing in the store, or it cannot be written, nothing is done.
+    The files stay until then: without them the next step would continue with a hole in its candles. If another process
+    is writing in the store, or it cannot be written, nothing is done.
     """
     root = market_home(home, series.market)
     try:
@@ -89,7 +89,7 @@ def record_damage(home: Path, series: SeriesId) -> None:
 
 
 def _months(asked: Asked, manifest: Manifest, series: SeriesId) -> Iterator[tuple[Path, str]]:
-    """Yield each month's candles and off-grid candles, and what is wrong with them; a repair sets them aside."""
+    """Yield each month's candles and off-grid candles with their fault; a repair sets damaged files aside."""
     for month, part in manifest.parts(series).items():
         path = part_path(asked.home, series, month)
         reason = _part_damage(path, part)
@@ -106,7 +106,7 @@ def _months(asked: Asked, manifest: Manifest, series: SeriesId) -> Iterator[tupl
 
 
 def _part_damage(path: Path, part: Part) -> str:
-    """Return what is wrong with a month; unlike a reader's check, this compares it with the manifest too."""
+    """Return the damage of a month; unlike a reader's check, this also compares it with the manifest."""
     if reason := damage_of(path):
         return reason
     own = pl.read_parquet_metadata(path).get(DIGEST)
@@ -114,7 +114,7 @@ def _part_damage(path: Path, part: Part) -> str:
 
 
 def _derived(home: Path, series: SeriesId) -> Iterator[Stored]:
-    """Yield what cpb makes again by itself: the cache, and the provisional candles."""
+    """Yield the files that cpb recreates by itself: the cache, and the provisional candles."""
     for path in _files(home, series, "cache"):
         mend = removed("removed; the next read of its series makes it anew", path)
         yield Stored(path, partial(_cache_fault, path), mend=mend)
@@ -134,7 +134,7 @@ def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:
 
 
 def _fetch_again(home: Path, series: SeriesId, months: list[str], source: str | None) -> None:
-    """Ingest the months of a series; where the source cannot be reached they stay missing, and are reported so."""
+    """Ingest the months of a series; if the source cannot be reached they stay missing and are reported as such."""
     if not months:
         return
     scope = Scope(

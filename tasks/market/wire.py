@@ -1,7 +1,7 @@
-"""A transport whose answers are complete in time; what servers write into headers; network errors as plain sentences.
+"""An HTTP transport with a deadline per response; parsing of header values; network errors as plain sentences.
 
-The timeouts of requests and urllib3 bound each read of a socket: a server that sends a byte of its headers every few
-seconds would hold a connection for days. Here the socket waits for no longer than the whole answer may still take.
+The timeouts of requests and urllib3 apply to each socket read: a server that sends a header byte every few seconds
+could hold a connection for days. Here a socket read waits at most for the time left of the whole response.
 """
 
 import math
@@ -22,13 +22,13 @@ from tasks.storage.urls import without_credentials
 
 
 class DeadlineExceeded(TimeoutError):
-    """An answer, headers and body, was not finished in time."""
+    """A response, headers and body, was not complete in time."""
 
 
 class Transport(HTTPAdapter):
-    """Connections, direct or through a proxy, that bound one read and one whole answer, both in seconds.
+    """Connections, direct or through a proxy, with time limits for a read and for a complete response, in seconds.
 
-    `count` is called for every request, redirected ones too.
+    `count` is called for every request, including redirects.
     """
 
     def __init__(self, read: float, deadline: float, connections: int, count: Callable[[], None]) -> None:
@@ -36,7 +36,7 @@ class Transport(HTTPAdapter):
         super().__init__(pool_maxsize=connections, pool_block=True)
 
     def get_connection_with_tls_context(self, *args: Any, **options: Any) -> HTTPConnectionPool:
-        """Return the pool that a request takes its connection from."""
+        """Return the connection pool of a request, and count the request."""
         self._count()
         pool = super().get_connection_with_tls_context(*args, **options)
         if pool.ConnectionCls.response_class is not self._answer:  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ class Transport(HTTPAdapter):
 
 
 def _answer(read: float, deadline: float, sock: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
-    """Return an answer, headers and body, that is read before its deadline."""
+    """Return a response whose headers and body must be read before its deadline."""
     answer = HTTPResponse(sock, *args, **options)
     raw: Any = answer.fp.raw  # type: ignore[attr-defined]
     until, readinto = time.monotonic() + deadline, raw.readinto
@@ -61,17 +61,17 @@ def _answer(read: float, deadline: float, sock: socket.socket, *args: Any, **opt
                     raise
         raise DeadlineExceeded(f"timed out: not finished in {deadline:g} s")
 
-    raw.readinto = in_time  # what `fp`, a buffered reader, calls
+    raw.readinto = in_time  # called by `fp`, a buffered reader
     return answer
 
 
 def whole_number(text: str) -> int:
-    """Return a count that a server wrote, -1 if it is none (`int` would take "²" for a digit and fail)."""
+    """Return a non-negative number from a server, -1 if invalid (`str.isdigit` would accept "²", and `int` fail)."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else -1
 
 
 def retry_after_seconds(value: str) -> int:
-    """Return the seconds of a Retry-After, which may be a date; 0 if it makes no sense."""
+    """Return the seconds of a Retry-After, which may be a date; 0 if invalid."""
     try:
         return math.ceil(Retry().parse_retry_after(value))
     except (InvalidHeader, ValueError, TypeError, OverflowError):
@@ -90,7 +90,7 @@ _REASONS = {
 
 
 def reason_of(error: BaseException | None) -> str:
-    """Return the part of a network error that helps: requests and urllib3 wrap the cause several times."""
+    """Return the useful part of a network error: requests and urllib3 wrap the cause several times."""
     causes = list(_causes(error))
     if late := [cause for cause in causes if isinstance(cause, DeadlineExceeded)]:
         return str(late[0])
@@ -108,18 +108,18 @@ def reason_of(error: BaseException | None) -> str:
 
 
 def is_unconnected(error: BaseException | None) -> bool:
-    """Whether no connection came about."""
+    """Whether no connection was established."""
     return any(isinstance(cause, ConnectTimeoutError) for cause in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that led to it, the innermost last."""
+    """Yield an error and its causes, the innermost last."""
     while error:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _text(error: BaseException) -> str:
-    """Return an error's message without the object in front that urllib3 prints."""
+    """Return an error's message without the object prefix of urllib3."""
     message = re.sub(r"^(<.*?>|\w+\(.*?\)): ", "", str(error)) or type(error).__name__
     return without_credentials(message)

@@ -1,4 +1,4 @@
-"""From downloaded files to parts of the store: parse, check, quarantine, merge, write, enter in the manifest."""
+"""From downloaded files to parts of the store: parse, check, quarantine, merge, write, record in the manifest."""
 
 import time
 from concurrent.futures import Executor, Future
@@ -27,7 +27,7 @@ WRITERS = 2  # threads: while one waits for the disk, another compresses
 
 @dataclass
 class Fetched:
-    """One file as it arrived: its CSV, or why there is none."""
+    """A downloaded file: its CSV, or its fault."""
 
     file: SourceFile
     csv: bytes = b""
@@ -39,7 +39,7 @@ class Fetched:
 
 @dataclass
 class Outcome:
-    """What a batch did: a sentence for each thing to report, and the files at fault."""
+    """The outcome of a batch: sentences to report, and the faulty files."""
 
     notes: list[str] = field(default_factory=list)
     bad: list[SourceFile] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Outcome:
 
 @dataclass
 class Writing:
-    """A checked batch whose months are on their way to disk: not in the manifest before `finish`."""
+    """A checked batch whose months are being written: not in the manifest before `finish`."""
 
     home: Path
     manifest: Manifest
@@ -63,7 +63,7 @@ class Writing:
     notes: list[str]
 
     def finish(self) -> Outcome:
-        """Wait for the months, then put all of the batch on record.
+        """Wait for the months, then record the whole batch.
 
         Raises:
             CpbError: the disk is full or the folder cannot be written.
@@ -100,7 +100,7 @@ class Writing:
 def store_batch(
     home: Path, manifest: Manifest, series: SeriesId, batch: list[Fetched], status: str = "ok"
 ) -> Outcome:
-    """Put the good candles of a batch into the store and everything else on record.
+    """Store the good candles of a batch and record everything else.
 
     Raises:
         CpbError: the disk is full or the folder cannot be written.
@@ -117,7 +117,7 @@ def start_batch(
     writers: Executor,
     status: str = "ok",
 ) -> Writing:
-    """Check a batch and begin to write its months: the next series can be checked meanwhile."""
+    """Check a batch and start writing its months, while the next series can be checked."""
     blocks, arrived = trim_all(batch)
     frame, faults = read(blocks)
     stored = [(*r, *e) for p in manifest.parts(series).values() for r, e in zip(p.runs, p.edges, strict=True)]
@@ -131,7 +131,7 @@ def start_batch(
     notes = _drop_months_with_damaged_parts(home, manifest, series, arrived, known, fill)
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
     changed = _rows_changed(home, series, checked.rows, good, known)
-    for index, item in good.items():  # free the memory: only files for the quarantine are needed as bytes
+    for index, item in good.items():  # free the memory: only quarantined files are needed as bytes
         item.csv = item.payload = blocks[index].body = b""
     parts = _write_months(home, series, checked.rows, list(good.values()), writers, fill)
     return Writing(home, manifest, series, batch, status, known, checked, good, blocks, changed, parts, notes)
@@ -145,9 +145,9 @@ def _drop_months_with_damaged_parts(
     known: dict[str, FileRecord],
     fill: bool,
 ) -> list[str]:
-    """Set damaged parts aside that new candles would join; return a sentence for each.
+    """Set aside damaged parts that new candles would join; return a sentence for each part.
 
-    Where this batch does not replace the whole month, its files count as failed: the next run fetches the month.
+    Unless this batch replaces the whole month, its files are marked as failed: the next run fetches the month.
     """
     notes = []
     months: dict[str, list[Fetched]] = {}
@@ -167,7 +167,7 @@ def _drop_months_with_damaged_parts(
 
 
 def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str, reason: str) -> str:
-    """Rename a damaged part, so that the next ingest fetches its files again; return the sentence about it."""
+    """Rename a damaged part, so that the next ingest fetches its files again; return a sentence about it."""
     path = part_path(home, series, month)
     aside = set_aside(path, reason) if path.exists() else None
     manifest.fail_files(series, month, f"stored part was damaged: {reason}", part_is_gone=True)
@@ -178,7 +178,7 @@ def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str,
 
 
 def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
-    """Return the candle lines of the files that arrived, and these files; a file without a candle gets its fault."""
+    """Return the candle lines of the downloaded files, and these files; a file without candles gets a fault."""
     blocks, arrived = [], []
     for item in batch:
         if item.fault:
@@ -199,10 +199,10 @@ def with_stored_columns(rows: pl.DataFrame) -> pl.DataFrame:
 def _write_months(
     home: Path, series: SeriesId, rows: pl.DataFrame, good: list[Fetched], writers: Executor, fill: bool
 ) -> "list[Future[Part | None]]":
-    """Begin to write each month the batch touches; candles of files that are not in the batch are kept.
+    """Start writing each month in the batch; candles of files that are not in the batch are kept.
 
-    With `fill` the new candles join the old ones and win where both exist: a daily file that lacks a candle
-    does not take it away.
+    With `fill` the new candles are added to the old candles and win where both exist: a daily file that lacks a candle
+    does not remove it.
     """
     clean = validate_klines(with_stored_columns(rows), series.timeframe)
     replaced: dict[str, list[Fetched]] = {}
@@ -220,7 +220,7 @@ def _write_months(
 
 
 def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) -> pl.DataFrame:
-    """Return `old` with everything inside the spans dropped and `new` put in, sorted; `new` wins."""
+    """Return `old` without the candles inside the spans, merged with `new` and sorted; `new` wins."""
     for start, end in spans:
         old = old.filter(~pl.col("open_time").to_physical().is_between(start, end, closed="left"))
     return (
@@ -231,7 +231,7 @@ def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) ->
 def _rows_changed(
     home: Path, series: SeriesId, rows: pl.DataFrame, good: dict[int, Fetched], known: dict[str, FileRecord]
 ) -> dict[int, int]:
-    """Count, for files published again with other bytes, the candles that are new, gone or different."""
+    """Count, for files republished with other bytes, the candles that are new, removed or different."""
     changed = {}
     for index, item in good.items():
         record = known.get(item.file.period)
@@ -241,7 +241,7 @@ def _rows_changed(
         start, end = item.file.covered
         old = read_part(home, series, item.file.period[:7])
         old = old.filter(pl.col("open_time").to_physical().is_between(start, end, closed="left"))
-        if item.file.table and old.height:  # a table grows at its ends, which changes nothing
+        if item.file.table and old.height:  # a table may grow at its ends: not a change
             new = new.filter(pl.col("open_time").is_between(old["open_time"].min(), old["open_time"].max()))
         differing = pl.concat(
             [new.join(old, on=list(KLINES), how="anti"), old.join(new, on=list(KLINES), how="anti")]
@@ -251,7 +251,7 @@ def _rows_changed(
 
 
 def _record(root: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRecord]) -> FileRecord:
-    """Put a file at fault on record; one that only failed to arrive will be asked for again."""
+    """Record a faulty file; a file that could not be downloaded will be requested again."""
     outcome.bad.append(item.file)
     reason = str(item.fault)
     outcome.notes.append(f"{item.file}: {reason}")
@@ -262,14 +262,14 @@ def _record(root: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRe
         status = "quarantined"
     else:
         status = "failed"
-    before = known.get(item.file.period)  # the stored candles stay; a later version is compared with them
+    before = known.get(item.file.period)  # the stored candles are kept; a later version is compared with them
     rows, sha = (before.rows, before.sha256) if before else (0, "")
     facts = {"at": int(time.time())}
     return FileRecord(item.file.period, item.file.key, item.file.version, sha, rows, status, reason, facts)
 
 
 def _quarantined(root: Path, file: SourceFile) -> tuple[Path, Path]:
-    """Return where a refused file lies, `quarantine/spot/monthly/…/BTCUSDT-1h-2024-01.zip`, and its reason."""
+    """Return the path of a refused file, `quarantine/spot/monthly/…/BTCUSDT-1h-2024-01.zip`, and of its reason."""
     path = root / QUARANTINE / file.key.removeprefix("data/")
     return path, path.with_name(f"{path.name}.reason.txt")
 

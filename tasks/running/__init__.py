@@ -1,1 +1,1 @@
-"""How steps run: what makes one, side by side in threads and in processes that stay, and how far they are."""
+"""Runs steps: step definition, parallel calls in threads, resident processes, and progress reports."""

@@ -1,4 +1,4 @@
-"""Calls side by side in threads, which one Ctrl-C ends within seconds."""
+"""Parallel calls in threads, which a single Ctrl-C ends within seconds."""
 
 import os
 import threading
@@ -13,23 +13,23 @@ from tasks.storage.waiting import Interrupted, check_interrupted, let_ctrl_c_end
 T = TypeVar("T")
 
 STOP_S = 2.0
-"""Seconds that interrupted calls get to end: longer than `tasks.training.runner.stop` needs, 3 s in all."""
+"""Seconds for interrupted calls to end: longer than `tasks.training.runner.stop` needs, 3 s in total."""
 
 _SLICE_S = 0.2
-"""Longest single wait of the calling thread, so that it sees an interrupt whatever handles the signal."""
+"""Maximum single wait of the calling thread, so that it notices an interrupt whatever handles the signal."""
 
 
 def usable_cores() -> int:
-    """Return the cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Exception]:
-    """Call all in up to `workers` threads and return what each returned, or the error that ended it, in order.
+    """Run all calls in up to `workers` threads and return each result, or the error that ended the call, in order.
 
-    Each call sees a copy of the caller's context variables. Where the caller is interrupted (Ctrl-C, or a
-    `run_each` around this one), calls that have not begun are dropped, running ones are asked to stop (see
-    `tasks.storage.waiting`), and the interrupt goes on as soon as they have stopped, or after `STOP_S` seconds.
+    Each call gets a copy of the caller's context variables. If the caller is interrupted (Ctrl-C, or an enclosing
+    `run_each`), calls that have not started are dropped, running calls are asked to stop (see
+    `tasks.storage.waiting`), and the interrupt is re-raised when they have stopped, or after `STOP_S` seconds.
     """
     stop = threading.Event()
     futures: list[Future[T]] = []
@@ -52,13 +52,13 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
 
 @contextmanager
 def thread_pool(workers: int, name: str, *, grace_s: float = 0.0) -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads whose waits Ctrl-C ends.
+    """Yield a thread pool whose waits can be ended by Ctrl-C.
 
-    The end of the block drops calls that have not begun and waits for those that run.
+    The end of the block drops calls that have not started and waits for running calls.
 
     Args:
-        grace_s: most seconds that an interrupt waits for running calls. 0 suits downloads, which can hang; files
-            that are being written want a moment.
+        grace_s: maximum seconds that an interrupt waits for running calls. 0 suits downloads, which can hang; file
+            writes need a moment to finish.
     """
     let_ctrl_c_end_waits()
     pool = ThreadPoolExecutor(max(1, workers), thread_name_prefix=name)
@@ -93,7 +93,7 @@ def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:
 
 
 def _wait_for(futures: Sequence[Future[T]], stop: threading.Event) -> None:
-    """Wait until all have ended, or one of them was interrupted."""
+    """Wait until all calls have ended, or any call was interrupted."""
     pending = set(futures)
     while pending and not stop.is_set():
         _, pending = wait(pending, timeout=_SLICE_S)
@@ -107,7 +107,7 @@ def _stop_all(pool: ThreadPoolExecutor, futures: Sequence[Future[T]], stop: thre
 
 
 def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
-    """Return what interrupted one of the calls; the others stopped because they were asked to."""
+    """Return the interrupt that ended the first call; the other calls stopped on request."""
     found = [future.exception() for future in futures if future.done() and not future.cancelled()]
     first = [error for error in found if error and not isinstance(error, Exception | Interrupted)]
     return first[0] if first else Interrupted("stopped because one of the calls was interrupted")

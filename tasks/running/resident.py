@@ -1,10 +1,10 @@
-"""Child processes that stay: started once, they take order after order, and die with the process that started them.
+"""Resident child processes: started once, they process order after order, and end with their parent process.
 
-A trainer imports torch and opens its device once, a judge numpy and matplotlib, and not for every shard. Orders and
-answers are lines of JSON: on the child's standard input, and on what was its standard output when it started (what
-libraries print goes to the order's log). No `ProcessPoolExecutor`: there one dead worker fails every call, and a single
-call cannot be ended. The child is `python -m tasks.running.resident MODULE LABEL`, which calls the module's
-`serve(orders)`; it watches its parent before that module's heavy imports begin.
+So a trainer imports torch and opens its device only once, a judge imports numpy and matplotlib only once, not for every
+shard. Orders and answers are lines of JSON: on the child's standard input, and on its original standard output (output
+of libraries goes to the order's log). `ProcessPoolExecutor` is not used: there one dead worker fails every call, and a
+single call cannot be ended. The child is `python -m tasks.running.resident MODULE LABEL`, which calls the module's
+`serve(orders)`; it watches its parent from before that module's heavy imports.
 """
 
 import gc
@@ -29,7 +29,7 @@ from tasks.storage.waiting import check_interrupted, let_ctrl_c_end_waits, pause
 _PARENT = "CPB_CHILD_OF"
 _POLL_S = 0.05
 _TERM_S, _KILL_S = 1.0, 0.6
-"""Seconds for a child to end after SIGTERM, and after SIGKILL: Ctrl-C takes 3 s in all."""
+"""Seconds for a child to end after SIGTERM, and after SIGKILL: Ctrl-C takes 3 s in total."""
 
 _TAIL_BYTES = 1 << 16
 
@@ -39,9 +39,9 @@ Order = dict[str, Any]
 class Orders:
     """The child's side: iterate over the orders, and `answer` each; the process ends with its parent.
 
-    Nobody waits for what a child does whose parent is dead: it must neither hold a device, nor race with the child that
-    the same command repeated starts. The kernel closes the pipe of orders however the parent dies. A process that the
-    parent forked keeps it open: hence the look at the parent's number, which changes when this process is orphaned.
+    The results of a child with a dead parent are not needed: it must neither hold a device, nor race with the child
+    started when the same command is repeated. The kernel closes the pipe of orders however the parent dies. A process
+    forked by the parent keeps it open: hence the check of the parent's pid, which changes for an orphan.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Orders:
         os._exit(1)
 
     def __iter__(self) -> Iterator[Order]:
-        """Yield orders as they come; what the process prints from then on goes to the order's log."""
+        """Yield orders as they arrive; further output of the process goes to the order's log."""
         while True:
             order = json.loads(self._orders.get())
             if log := order.pop("log", None):
@@ -73,10 +73,10 @@ class Orders:
             yield order
 
     def answer(self, value: object = None) -> None:
-        """Tell the parent that the order is done, and what came of it (JSON)."""
+        """Report to the parent that the order is done, with its result (JSON)."""
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(self._answers, json.dumps(value).encode() + b"\n")  # fits into a pipe: one write
+        os.write(self._answers, json.dumps(value).encode() + b"\n")  # fits into the pipe: a single write
 
 
 class Died(Exception):
@@ -88,10 +88,10 @@ class Died(Exception):
 
 
 class Resident:
-    """One child that runs a module's `serve`, started by `start` or its first order, and anew after its death.
+    """A child that runs a module's `serve`, started by `start` or its first order, and again after its death.
 
     Args:
-        label: for `ps`: whose child it is.
+        label: shown by `ps`, to identify the parent.
         env: added to this process's environment.
         fds: descriptors that the child inherits.
     """
@@ -105,29 +105,29 @@ class Resident:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """Whether the child was started and has not ended."""
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it where it does not run."""
+        """Start the child unless it is running."""
         if self.is_running:
             return
         self.stop()
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - of the time before the first order, and closed by `stop`
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - output before the first order; closed by `stop`
         self._process = subprocess.Popen(
             self._command, env=os.environ | self._env | {_PARENT: str(os.getpid())}, pass_fds=self._fds,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True,
         )  # fmt: skip
 
     def call(self, order: Order, log: Path | None = None, each: Callable[[], None] = lambda: None) -> Any:
-        """Give an order and return the answer.
+        """Send an order and return the answer.
 
         Args:
-            log: file to which the child's words are appended meanwhile.
-            each: called every 0.05 s while it is at work; an error that it raises ends the child.
+            log: file to which the child's output is appended meanwhile.
+            each: called every 0.05 s while the child is working; an error that it raises ends the child.
 
         Raises:
-            Died: it ended without an answer.
+            Died: the child ended without an answer.
             CpbError: the log cannot be written.
         """
         begin = 0
@@ -141,10 +141,10 @@ class Resident:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with suppress(BrokenPipeError):  # it has ended: the answer's end says so
+            with suppress(BrokenPipeError):  # it has ended: reading the answer reports that
                 process.stdin.write(json.dumps(order).encode() + b"\n")
                 process.stdin.flush()
-            ready = select.poll()  # not `select.select`, which knows no descriptor above 1023
+            ready = select.poll()  # not `select.select`, which is limited to descriptors below 1024
             ready.register(process.stdout, select.POLLIN)
             while not ready.poll(_POLL_S * 1000):
                 check_interrupted()
@@ -162,14 +162,14 @@ class Resident:
         raise end
 
     def _last_words(self, log: Path | None, begin: int) -> str:
-        """Return the last line that it wrote since the order, or else since its start."""
+        """Return the child's last output line since the order, or else since its start."""
         if log and (found := _last_line(log.open("rb"), begin)):
             return found
         assert self._words is not None
         return _last_line(self._words, 0) or "it wrote nothing"
 
     def stop(self) -> None:
-        """End the child: first a request, on which it leaves its last checkpoint in place, then by force."""
+        """End the child: first by SIGTERM, which keeps its last checkpoint, then by SIGKILL."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -177,7 +177,7 @@ class Resident:
             if process.poll() is not None:
                 break
             end()
-            # Never an untimed wait. What SIGKILL does not end hangs in a driver; it keeps its lock on the device.
+            # Never wait without timeout: a process that survives SIGKILL hangs in a driver and keeps its device lock.
             with suppress(subprocess.TimeoutExpired):
                 process.wait(seconds)
         for pipe in (process.stdin, process.stdout, self._words):
@@ -194,7 +194,7 @@ def _last_line(file: IO[bytes], begin: int) -> str:
 
 
 class Cores:
-    """The cores of this machine that trainers and judges share: what is taken never adds up to more."""
+    """The cores of this machine, shared by trainers and judges: the cores held never exceed the total."""
 
     def __init__(self, number: int) -> None:
         self.number, self._free = number, number
@@ -202,7 +202,7 @@ class Cores:
 
     @contextmanager
     def held(self, wanted: int) -> Iterator[None]:
-        """Hold so many cores (at most all) in the block, waiting for them; an interrupt ends the wait."""
+        """Hold `wanted` cores (at most all) during the block, waiting for them; an interrupt ends the wait."""
         wanted = min(wanted, self.number)
         with self._changed:
             while self._free < wanted:
@@ -218,7 +218,7 @@ class Cores:
 
 
 class Pool:
-    """Children of one kind, each lent to one caller at a time; one that runs already is lent first."""
+    """Children of one kind, each lent to one caller at a time; running children are lent first."""
 
     def __init__(self, residents: Sequence[Resident]) -> None:
         self._all = tuple(residents)
@@ -227,17 +227,17 @@ class Pool:
         let_ctrl_c_end_waits()
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of children."""
         return len(self._all)
 
     def start(self) -> None:
-        """Start all, beside what the caller does meanwhile."""
+        """Start all children, in the background."""
         for one in self._all:
             one.start()
 
     @contextmanager
     def lent(self, usable: Callable[[Resident], bool] = lambda one: True) -> Iterator[Resident]:
-        """Yield a child that nobody uses and that is `usable`, waiting for one; an interrupt ends the wait."""
+        """Yield an idle child that is `usable`, waiting for it; an interrupt ends the wait."""
         while (one := self._take(usable)) is None:
             pause(_POLL_S)
         try:
@@ -255,13 +255,13 @@ class Pool:
         return None
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all children."""
         for one in self._all:
             one.stop()
 
 
 def main() -> None:
-    """Run the child: what ends it is its last line."""
+    """Run the child; a fatal error is its last output line."""
     gc.set_threshold(5000)  # as in the command line: imports take less time
     orders = Orders()
     try:

@@ -1,7 +1,7 @@
-"""What makes a plain function a step of the DAG: its policy (retries, calls at once) and its Prefect task.
+"""Makes a plain function a step of the DAG: with a policy (retries, concurrent calls) and a Prefect task.
 
-The policy sits in the function that both ways of running call, so a run without Prefect retries, waits and limits
-itself exactly as one under a Prefect server does.
+The policy is part of the function that both ways of running call, so a run without Prefect retries, waits and limits
+itself exactly as under a Prefect server.
 """
 
 import logging
@@ -27,14 +27,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Retry:
-    """After which errors a step is tried again, how often, and after how many seconds."""
+    """The error type after which a step is retried, the number of retries, and the wait in seconds."""
 
     on: type[Exception]
     times: int
     wait_s: float
 
     def around(self, fn: Callable[P, R], name: str) -> Callable[P, R]:
-        """Return the function with these retries; each one is logged with the error's sentence."""
+        """Return the function with these retries; each retry is logged with the error message."""
 
         def tell(state: tenacity.RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
@@ -44,22 +44,22 @@ class Retry:
             retry=tenacity.retry_if_exception_type(self.on),
             stop=tenacity.stop_after_attempt(self.times + 1),
             wait=tenacity.wait_fixed(self.wait_s),
-            sleep=pause,  # which an interrupt ends
+            sleep=pause,  # interruptible
             before_sleep=tell,
             reraise=True,
         )(fn)
 
 
 class Step(Generic[P, R]):
-    """A step: call it directly, or with `in_prefect` in a Prefect flow. `workers`: calls of it at the same time."""
+    """A step: call it directly, or with `in_prefect` in a Prefect flow. `workers`: maximum concurrent calls."""
 
     def __init__(
         self, fn: Callable[P, R], name: str, run_name: str, workers: int, retry: Retry | None
     ) -> None:
         self.name, self.workers = name, workers
         self.fn: Callable[P, R] = retry.around(fn, name) if retry else fn
-        # No Prefect cache and no Prefect retries: a step finds its own finished work on disk by digest, which also
-        # holds without a server and after kill -9.
+        # No Prefect cache and no Prefect retries: a step finds its finished work on disk by digest, which also works
+        # without a server and after kill -9.
         self.task: Task[P, Any] = task(
             name=name, task_run_name=run_name or None, cache_policy=NO_CACHE, persist_result=False
         )(_showing_failures(self.fn))
@@ -70,16 +70,16 @@ class Step(Generic[P, R]):
         return self.fn(*args, **kwargs)
 
     def in_prefect(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the step as a task run of the running flow; returns and raises what `fn` does."""
+        """Run the step as a task run of the running flow; returns and raises the same as `fn`."""
         found: Any = self.task(*args, **kwargs)
         return cast(R, found.result() if isinstance(found, State) else found)
 
 
 def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
-    """Return the function with a value that holds failures put into a state, whose name Prefect's page shows.
+    """Return the function with a result that has failures wrapped in a state, whose name Prefect's page shows.
 
-    Of the type Completed all the same: the task has done what it should, and of a state of the type Failed Prefect
-    logs the whole value as an error.
+    The state's type is Completed all the same: the task has done its work, and for a state of type Failed Prefect
+    would log the whole value as an error.
     """
 
     @wraps(fn)
@@ -97,15 +97,15 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
 
 
 _RESULTS = ("series", "fleets", "members", "judgements", "rows")
-"""Fields of the records of `schemas.handover` and of a plan that hold what went well."""
+"""Fields of the records of `schemas.handover` and of a plan that contain successful results."""
 
 
 def step(
     name: str, *, run_name: str = "", workers: int = 1, retry: Retry | None = None
 ) -> Callable[[Callable[P, R]], Step[P, R]]:
-    """Turn a function into a step.
+    """Return a decorator that makes a function a step.
 
     Args:
-        run_name: how Prefect's page names one call, a template of the parameters: `features {series.name}`.
+        run_name: name of a call on Prefect's page, a template of the parameters: `features {series.name}`.
     """
     return lambda fn: Step(fn, name, run_name, workers, retry)

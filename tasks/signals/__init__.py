@@ -1,1 +1,1 @@
-"""Signals: causal feature columns, their files, and the split of time with an embargo."""
+"""Signals: causal feature columns, their files, and time splits with an embargo."""

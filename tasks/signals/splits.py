@@ -1,7 +1,7 @@
-"""Train, validation and test as instants shared by every series of a timeframe.
+"""Train, validation and test spans, shared by every series of a timeframe.
 
-Shared, because a universal model learns all coins at once: were the spans counted per coin, it would have
-seen the market's test days through another coin. Between two spans lies an embargo.
+Shared, because a universal model learns all coins at once: with separate spans per coin, it could train on the test
+days of the market through another coin. Spans are separated by an embargo.
 """
 
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from schemas.universe import INTERVAL_SECONDS
 
 
 class SplitPolicy(BaseModel):
-    """How long the spans are: a share of the history, capped in candles, so that a week is not a century.
+    """The lengths of the spans: a share of the history, with a maximum number of candles.
 
-    2880 candles are 120 days at 1h and 30 days at 15m. One month says little (that of May 2025 made 15m look worse than
-    the seven before it), so a test of less than `long_test` becomes as long where every series keeps `long_train` of
-    candles to learn from and half of its validation and test spans. The embargo is the longest rolling window (168)
-    plus the horizon (10): no feature of a test row and no target of a training row overlap.
+    2880 candles are 120 days at 1h and 30 days at 15m. One month is too short a test (May 2025 made 15m look worse than
+    the seven months before it), so a test shorter than `long_test` is extended to it if every series keeps `long_train`
+    of training candles and half of its validation and test spans. The embargo is the longest rolling window (168) plus
+    the horizon (10): no feature of a test row overlaps with a target of a training row.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -53,12 +53,12 @@ def folds(
     kind: Literal["expanding", "sliding"] = "expanding",
     policy: SplitPolicy | None = None,
 ) -> list[SplitBounds]:
-    """Return rolling-origin folds, oldest first; their test spans touch and the last is the newest.
+    """Return rolling-origin folds, oldest first; their test spans are adjacent and the last is the newest.
 
-    `expanding` trains from the first candle on, `sliding` on as many candles as the first fold has.
+    `expanding` trains from the first candle, `sliding` on as many candles as the first fold has.
 
     Raises:
-        UsageError: the history is too short for so many folds.
+        UsageError: the history is too short for `count` folds.
     """
     policy = policy or SplitPolicy()
     usual = _usual_test(max(r.rows for r in records), policy)
@@ -79,12 +79,12 @@ def folds(
 
 
 def _usual_test(rows: int, policy: SplitPolicy) -> int:
-    """Return the length of a test span in candles, for a history of so many."""
+    """Return the length of a test span in candles, for a history of `rows` candles."""
     return max(1, min(int(rows * policy.test_share), policy.max_test))
 
 
 def _is_long_enough(record: SeriesRecord, bounds: SplitBounds, policy: SplitPolicy) -> bool:
-    """Whether a series keeps enough candles for a long test span, holes counted."""
+    """Whether a series keeps enough candles for a long test span, not counting holes."""
     step = timedelta(seconds=record.series.seconds)
     return record.candles_in(bounds.train) * step >= policy.long_train and all(
         2 * record.candles_in(span) * step >= span[1] - span[0] for span in (bounds.validation, bounds.test)
@@ -98,7 +98,7 @@ def _folds(
     policy: SplitPolicy,
     test: int,
 ) -> list[SplitBounds]:
-    """Return the folds with a test span of so many candles; the first may have nothing to train on."""
+    """Return the folds with a test span of `test` candles; the first fold may have no training candles."""
     timeframe, step, start, end = _grid(records)
     validation = max(1, int(test * policy.validation_share))
     first_train = (end - start) // step - count * test - validation - 2 * policy.embargo
@@ -127,7 +127,7 @@ def check_enough(
     total: int,
     bounds: SplitBounds,
 ) -> None:
-    """Raise `MemberError` unless each span (`rows`: its name -> candles) has candles enough."""
+    """Raise `MemberError` unless each span (`rows`: span name -> candles) has enough candles."""
     policy = SplitPolicy()
     step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
     needed = (bounds.test[1] - bounds.train[1]) // step + WARMUP + policy.min_rows
@@ -148,7 +148,7 @@ def check_enough(
 
 
 def _min_rows(policy: SplitPolicy) -> int:
-    """The shortest history whose spans are all long enough: they grow with it, so there is no closed form."""
+    """Return the shortest history with long enough spans: they grow with it, so there is no closed form."""
     rows = WARMUP
     while True:
         test = _usual_test(rows, policy)
@@ -160,7 +160,7 @@ def _min_rows(policy: SplitPolicy) -> int:
 
 
 def check_windows(series: Series, bounds: SplitBounds) -> None:
-    """Raise `MemberError` unless each span holds an origin: a complete feature row and a horizon behind it."""
+    """Raise `MemberError` unless each span contains an origin: a complete feature row followed by a horizon."""
     empty = [name for name, _ in bounds.items() if not len(series.origins(name, 1, HORIZON))]
     if empty:
         span = dict(bounds.items())[empty[0]]

@@ -1,4 +1,4 @@
-"""Feature files: klines in, one parquet per series and content out; unchanged input is not computed again."""
+"""Feature files: one parquet per series and content, computed from klines; unchanged input is not recomputed."""
 
 import hashlib
 import io
@@ -29,26 +29,26 @@ from tasks.storage.records import read_record, write_record
 log = logging.getLogger("cpb")
 
 KEPT_FILES = 4
-"""Feature files kept per series: a run of another `as_of` may still be reading an older one."""
+"""Feature files kept per series: a run with another `as_of` may still be reading an older file."""
 
 
 def write_features(
     home: Path, series: SeriesId, *, since: datetime | None = None, as_of: datetime | None = None
 ) -> SeriesRecord:
-    """Compute, check and store the features of one series; return the record that says where they lie.
+    """Compute, check and store the features of one series; return their record with the path.
 
-    The file is named by the digest of its input candles and of the code that computes it: the same input
-    is found, not recomputed. Its record lies beside it; a file that does not fit its record is deleted and
-    computed again. Both are written atomically (temporary file, fsync, rename).
+    The file name contains digests of the input candles and of the code: features of unchanged input are found, not
+    recomputed. The record is beside the file; a file that does not match its record is deleted and computed again.
+    Both are written atomically (temporary file, fsync, rename).
 
     Raises:
-        MemberError: the store holds no candle of this series in the range.
+        MemberError: the store has no candle of this series in the range.
     """
     klines = _klines(home, series, since=since, as_of=as_of)
     digest = klines_digest(klines)
     path = _path(home, series, digest)
     if known := _known(home, path):
-        os.utime(path)  # the most recently used files survive the pruning
+        os.utime(path)  # pruning keeps the most recently used files
         return known
     buffer = io.BytesIO()
     frame = check_features(feature_frame(klines, series.timeframe))
@@ -73,7 +73,7 @@ def _runs(open_times: NDArray[np.int64], series: SeriesId) -> tuple[tuple[int, i
 
 
 def _known(home: Path, path: Path) -> SeriesRecord | None:
-    """Return the record of a feature file that is there and whole, else None."""
+    """Return the record of an intact feature file, else None."""
     beside = path.with_suffix(".json")
     try:
         record = read_record(beside, SeriesRecord, of=path.relative_to(home).as_posix())
@@ -96,8 +96,8 @@ def load_series(home: Path, record: SeriesRecord, bounds: SplitBounds) -> Series
     """Return the stored features as a `Series` whose spans are the bounds' rows.
 
     Raises:
-        DamagedError: the file is gone, or not the one that was written.
-        MemberError: too few candles in a span, or none that can be learnt from or judged.
+        DamagedError: the file is missing, or not the file that was written.
+        MemberError: too few candles in a span, or no usable origin in it.
     """
     return with_bounds(read_features(home, record), record.series, bounds)
 
@@ -126,7 +126,7 @@ def with_bounds(series: Series, name: SeriesId | str, bounds: SplitBounds) -> Se
 
 
 def series_of(frame: pl.DataFrame, series: SeriesId, bounds: SplitBounds) -> Series:
-    """Return a feature frame as a `Series` whose spans are the bounds' rows, however few those are."""
+    """Return a feature frame as a `Series` whose spans are the bounds' rows, however few rows there are."""
     found = Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
     assert found.times is not None
     return replace(found, spans={name: _rows(found.times, *span) for name, span in bounds.items()})
@@ -143,11 +143,11 @@ def newest_series(
 ) -> Series:
     """Return the newest rows of a series for a forecast: no spans, nothing to train on.
 
-    `provisional` includes the newest candles, which no archive has confirmed yet. Their features are not
-    stored: every hour a new file would push out the ones that a training is still reading.
+    `provisional` includes the newest candles, which no archive has confirmed yet. Their features are not stored: a new
+    file every hour would evict files that a training is still reading.
 
     Raises:
-        MemberError: the store holds no candle of this series in the range.
+        MemberError: the store has no candle of this series in the range.
     """
     klines = _klines(home, series, since=since, as_of=as_of, provisional=provisional)
     path = _path(home, series, klines_digest(klines))
@@ -188,7 +188,7 @@ def _path(home: Path, series: SeriesId, digest: str) -> Path:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the least recently used feature files; only files that carry a feature file's name are looked at."""
+    """Remove the least recently used feature files; only files named like a feature file are considered."""
     files = [path for path in folder.iterdir() if TREES["features"].fullmatch(path.name)]
     for old in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True)[KEPT_FILES:]:
         old.unlink(missing_ok=True)

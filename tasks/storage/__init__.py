@@ -1,1 +1,1 @@
-"""Files that are whole or absent, locks, records with a digest, and URLs without credentials."""
+"""Atomic files, locks, records with a digest, and URLs without credentials."""

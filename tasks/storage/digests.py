@@ -1,4 +1,4 @@
-"""Digests: of files, of values, and of the source code that decides a result."""
+"""Digests: of files, of values, and of the source code that determines a result."""
 
 import ast
 import hashlib
@@ -24,28 +24,28 @@ def value_digest(value: Any) -> str:
 
 
 def canonical(value: Any) -> bytes:
-    """Return the canonical JSON of a value; dates and paths become texts."""
+    """Return the canonical JSON of a value; dates and paths become strings."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
 def code_digest(*places: str, without: tuple[str, ...] = ()) -> str:
     """Return a digest (16 hex digits) of Python sources and of every module of this project that they import.
 
-    A stored result that was made by other code is not used. Imports are followed, because a list of files that
-    decide a result is forgotten when one is added. Comments, docstrings and layout do not count.
+    A stored result made by different code is not used. Imports are followed, because a manual list of files would not
+    be updated when a file is added. Comments, docstrings and layout do not count.
 
     Args:
-        places: files or folders, relative to the project's root. Modules that are imported by name at run time
+        places: files or folders, relative to the project's root. Modules imported by name at run time
             (`import_module`) must be named by their folder.
-        without: files or folders that decide no result; their imports are not followed.
+        without: files or folders that do not affect the result; their imports are not followed.
     """
     with _parsing:
         return _code_digest(places, without)
 
 
 _parsing = threading.Lock()
-"""Python 3.11's `ast.parse` counts its depth once for all threads: where garbage collection runs Python code in the
-middle of one, another thread's parse makes it end in a SystemError."""
+"""Python 3.11's `ast.parse` counts its depth once for all threads: if garbage collection runs Python code during a
+parse, another thread's parse makes it end in a SystemError."""
 
 
 @cache
@@ -58,7 +58,7 @@ def _code_digest(places: tuple[str, ...], without: tuple[str, ...]) -> str:
 
 
 def _with_imports(places: Iterable[str], without: Iterable[str] = ()) -> dict[Path, str]:
-    """Return the syntax tree of each source as a text, in the order of their paths."""
+    """Return the syntax tree of each source as text, ordered by path."""
     skipped = {file for place in without for file in _python_files(ROOT / place)}
     waiting = [file for place in places for file in _python_files(ROOT / place)]
     found: dict[Path, str] = {}
@@ -70,11 +70,11 @@ def _with_imports(places: Iterable[str], without: Iterable[str] = ()) -> dict[Pa
     return dict(sorted(found.items()))
 
 
-@cache  # several digests of a process share most of their files
+@cache  # the digests of a process share most of their files
 def _read(source: bytes) -> tuple[str, tuple[str, ...]]:
-    """Return a source's syntax tree as a text without docstrings, and the names that it imports.
+    """Return a source's syntax tree as text without docstrings, and the names that it imports.
 
-    One pass over the tree for both: `ast.dump`, a transformer and `ast.walk` took twice as long, in each process.
+    One pass over the tree for both: `ast.dump`, a transformer and `ast.walk` took twice as long per process.
     """
     parts: list[str] = []
     imported: list[str] = []
@@ -83,10 +83,10 @@ def _read(source: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _add(value: Any, parts: list[str], imported: list[str]) -> None:
-    """Add a part of a syntax tree: a node, a list of nodes or a constant."""
+    """Append a part of a syntax tree: a node, a list of nodes or a constant."""
     if isinstance(value, ast.AST):
         if isinstance(value, ast.Expr) and _is_text(value.value):
-            return  # a docstring, or a text below a constant that describes it
+            return  # a docstring, also of a constant
         imported += _imported(value)
         parts.append(f"({type(value).__name__}")
         for name in value._fields:
@@ -112,7 +112,7 @@ def _python_files(path: Path) -> list[Path]:
 
 
 def _imported(node: ast.AST) -> list[str]:
-    """Return the names that a node imports: `from a.b import c` may mean the module `a.b` or `a.b.c`."""
+    """Return the names that a node imports: `from a.b import c` may refer to the module `a.b` or `a.b.c`."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -121,7 +121,7 @@ def _imported(node: ast.AST) -> list[str]:
 
 
 def _module_file(name: str) -> Path | None:
-    """Return the source of one of this project's modules, None for anything else."""
+    """Return the source file of a module of this project, None for other modules."""
     path = ROOT / name.replace(".", "/")
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or the next run after a kill, never meets half of one."""
+"""Atomic file writes: a reader, or the next run after a kill, never sees a partial file."""
 
 import errno
 import json
@@ -17,11 +17,11 @@ from schemas.errors import CpbError, UsageError
 
 _STALE_S = 24 * 3600.0
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
-"""Name of a draft: the name that the file is to get, hidden, with 12 hex digits; no reader's `*.parquet` matches it."""
+"""Name of a draft: the final name, hidden, plus 12 hex digits; no reader's `*.parquet` matches it."""
 
 
 class DiskFull(CpbError):
-    """Nothing more fits on the disk, or in the user's quota; what is stored is whole."""
+    """The disk or the user's quota is full; stored files are intact."""
 
     default_code = "disk-full"
 
@@ -30,8 +30,8 @@ class DiskFull(CpbError):
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the name of a draft beside `path`; after the block it is synced and renamed over `path`.
 
-    If the block fails, the draft is deleted and `path` stays as it was. The new name itself survives a power
-    failure after a `sync` of the folder, which can be shared by many files.
+    If the block fails, the draft is deleted and `path` is unchanged. The rename survives a power failure only after a
+    `sync` of the folder, which many files can share.
 
     Raises:
         DiskFull: no space left.
@@ -53,13 +53,13 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes | memoryview) -> None:
-    """Write `data` so that `path` has the old content or the new one, never a part; errors as in `replacing`."""
+    """Write `data` so that `path` has either the old or the new content, never a part; errors as in `replacing`."""
     with replacing(path) as draft:
         draft.write_bytes(data)
 
 
 def write_secret(path: Path, text: str) -> None:
-    """Write a file that its owner alone may read, whole or not at all; one that is there already stays."""
+    """Write a file that only its owner may read, atomically; an existing file is kept."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     draft = draft_name(path)
     try:
@@ -74,11 +74,11 @@ def write_secret(path: Path, text: str) -> None:
 
 
 def read_private(path: Path, max_bytes: int, *, links: bool = False) -> str:
-    """Return the text of a file that this user alone may read and write; `links`: it may be reached by a link.
+    """Return the text of a file accessible to this user only; `links`: it may be a symbolic link.
 
     Raises:
-        FileNotFoundError: there is none.
-        OSError: it cannot be read, or is not safe to use; its `strerror` says why.
+        FileNotFoundError: the file is missing.
+        OSError: it cannot be read, or is not safe to use; `strerror` is the reason.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if links else os.O_NOFOLLOW))
     try:
@@ -98,7 +98,7 @@ def read_private(path: Path, max_bytes: int, *, links: bool = False) -> str:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -107,13 +107,13 @@ def sync(path: Path) -> None:
 
 
 def rename(path: Path, final: Path) -> None:
-    """Give a file that is on the disk its final name, in the same folder; a power failure leaves one of the two."""
+    """Rename a synced file within its folder; a power failure leaves either the old or the new name."""
     path.replace(final)
     sync(final.parent)
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether an error means that the disk is full; polars and SQLite say so in their text only."""
+    """Whether an error means that the disk is full; polars and SQLite report it in their text only."""
     number = getattr(error, "errno", None)
     return (
         number in (errno.ENOSPC, errno.EDQUOT) or "o space left" in str(error) or "disk is full" in str(error)
@@ -121,7 +121,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def check_writable(folder: Path) -> None:
-    """Make the folder and write in it, for trial; raises `UsageError`: better now than after hours of work."""
+    """Create the folder and test writing to it; raises `UsageError` before hours of work, not after them."""
     probe = draft_name(folder / "probe")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def check_writable(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write `value` as indented JSON, atomically. Paths and dates become texts."""
+    """Write `value` as indented JSON, atomically. Paths and dates become strings."""
     write_bytes(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
 
 
@@ -144,7 +144,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_json_or_none(path: Path) -> Any:
-    """Return the JSON value in `path`; None where there is no file, or none that can be read as JSON."""
+    """Return the JSON value in `path`; None if the file is missing or not JSON."""
     try:
         return read_json(path)
     except (FileNotFoundError, ValueError):
@@ -152,7 +152,7 @@ def read_json_or_none(path: Path) -> Any:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Open a log file to append to, made where missing, never through a symbolic link."""
+    """Open a log file for appending, created if missing, never through a symbolic link."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
@@ -167,12 +167,12 @@ def open_log(path: Path) -> IO[bytes]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes `path` when the block ends well, and vanishes when it does not.
+    """Yield an empty folder that becomes `path` if the block succeeds, and is removed if it fails.
 
-    `path` is the old folder or the new one, never a part of either; of two writers at once the later one stays. Where
-    `path` is a link to a folder, which may be on another disk, that folder is replaced and the link stays.
+    `path` is either the old or the new folder, never a mix; of two concurrent writers the later wins. If `path` is a
+    link to a folder, possibly on another disk, that folder is replaced and the link is kept.
     """
-    path = path.resolve()  # no rename goes from one disk to another
+    path = path.resolve()  # a rename cannot move across disks
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
     draft = draft_name(path)
@@ -185,9 +185,9 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _swap(draft: Path, path: Path) -> None:
-    """Put the draft in the place of `path`, whose old content is deleted once the new one is there."""
+    """Replace `path` by the draft; the old folder is deleted once the new folder is in place."""
     aside = draft_name(path)
-    for _ in range(100):  # another writer may put its folder there between the two steps
+    for _ in range(100):  # another writer may rename its folder there between the two renames
         try:
             with suppress(FileNotFoundError):
                 path.rename(aside)
@@ -204,20 +204,20 @@ def _swap(draft: Path, path: Path) -> None:
 
 
 def _restore(aside: Path, path: Path) -> None:
-    """Give `path` its old folder back where nothing took its place; else delete the old folder."""
+    """Restore the old folder at `path` if nothing replaced it; else delete the old folder."""
     if not path.exists():  # an error, or a Ctrl-C, between the two renames
         try:
             aside.rename(path)
         except FileNotFoundError:
             return
-        except OSError as error:  # another writer put its folder there after we looked: the later one stays
+        except OSError as error:  # another writer replaced it after the check: keep its folder
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
     shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sweep(path: Path) -> None:
-    """Delete drafts of `path` that a killed writer left behind more than a day ago."""
+    """Delete drafts of `path` left by killed writers more than a day ago."""
     for old in path.parent.glob(f".{path.name}.{'?' * 12}"):
         with suppress(FileNotFoundError):
             if time.time() - old.stat().st_mtime > _STALE_S:
@@ -225,6 +225,6 @@ def _sweep(path: Path) -> None:
 
 
 def draft_name(path: Path) -> Path:
-    """Return a new name beside `path` for what is to become it."""
-    # Not tempfile's: its files are for their owner alone, ours follow the umask like any other file.
+    """Return a new draft name beside `path`."""
+    # Not tempfile's: its files are private to their owner; drafts follow the umask like any other file.
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")

@@ -1,7 +1,7 @@
-"""The version of a home: which layout of files lies below `CPB_HOME`, checked before a command reads or writes there.
+"""The version of a home: the layout of files below `CPB_HOME`, checked before a command reads or writes there.
 
-A home of another version is refused, never migrated. Kept for ever, whatever this number becomes: forecast rows with
-their chain (`forecasts/`), and published model folders.
+A home of another version is refused, never migrated. Kept forever, whatever this version: forecast rows with their
+chain (`forecasts/`), and published model folders.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from tasks.storage.files import write_bytes
 
 VERSION = "1"
 VERSION_FILE = "cpb-version"
-_FIRST_FILE = "manifest.db"  # what ingestion writes first: a home that has it was in use
+_FIRST_FILE = "manifest.db"  # written first by ingestion: a home with it was in use
 
 
 def check_home(folder: Path) -> Path:
-    """Return a home that this version can use, also where there is no such folder yet.
+    """Return the folder if this version can use it as home, or if it does not exist yet.
 
     Raises:
         CpbError: another version of cpb wrote there (`home-version`).
@@ -38,10 +38,10 @@ def checked_home() -> Path:
 
 
 def stored_home() -> Path:
-    """Return `CPB_HOME`, for what only looks at what is stored.
+    """Return `CPB_HOME`, for read-only commands.
 
     Raises:
-        CpbError: there is no such folder (`no-home`), or another version of cpb wrote there.
+        CpbError: the folder is missing (`no-home`), or another version of cpb wrote there.
     """
     folder = checked_home()
     if not folder.is_dir():
@@ -53,13 +53,13 @@ def stored_home() -> Path:
 
 
 def mark_home(folder: Path) -> None:
-    """Write the version into a home that has none, before anything else is stored there."""
+    """Write the version to a home without a version, before anything else is stored there."""
     if not version_of(folder):
         write_bytes(folder / VERSION_FILE, f"{VERSION}\n".encode())
 
 
 def version_of(folder: Path) -> str:
-    """Return the version of a home, "" where nothing is stored yet, "none" where one in use does not say."""
+    """Return the version of a home, "" if nothing is stored yet, "none" for a home in use without version."""
     try:
         return (folder / VERSION_FILE).read_text(errors="replace").strip()[:20] or "none"
     except (FileNotFoundError, NotADirectoryError):

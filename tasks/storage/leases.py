@@ -1,8 +1,8 @@
-"""Leases: who may change what several machines share, for as long as the hold is renewed.
+"""Leases: exclusive access to data shared by several machines, for as long as the lease is renewed.
 
-A lock file (`locks.py`) holds on one machine. Between machines a server has to grant the hold, and to take it back from
-a holder that is gone: the orchestrator's, which all of them ask. This package knows no orchestrator: `use` is told how
-to get a lease. A holder that could not renew in time must write no more; `check_held` says so.
+A lock file (`locks.py`) works on one machine. Between machines a server must grant the lease, and revoke it from a
+holder that is gone: the orchestrator's server, used by all machines. This package does not import an orchestrator:
+`use` receives a function that returns leases. A holder that could not renew in time must stop writing (`check_held`).
 """
 
 from collections.abc import Callable, Iterator
@@ -12,33 +12,33 @@ from typing import Protocol
 
 
 class Lease(Protocol):
-    """A hold that ends by itself."""
+    """A lease that expires by itself."""
 
     name: str
 
     def check(self) -> None:
-        """Raise `CpbError` (code `lease-lost`) where another may hold it by now."""
+        """Raise `CpbError` (code `lease-lost`) if another machine may hold it now."""
 
 
 Grantor = Callable[[str], AbstractContextManager[Lease] | None]
-"""Returns a hold on the lease of a name, which waits for another's to end; None where there is no server to ask."""
+"""Returns a context manager that waits for and holds the named lease; None without a server."""
 
 _grantor: Grantor | None = None
 _held: ContextVar[tuple[Lease, ...]] = ContextVar("cpb_leases", default=())
 
 
 def use(grantor: Grantor | None) -> None:
-    """Say how this process gets leases."""
+    """Set the function by which this process gets leases."""
     global _grantor
     _grantor = grantor
 
 
 @contextmanager
 def leased(name: str) -> Iterator[bool]:
-    """Hold the lease of a name; yields whether other machines are kept out by it. Within a hold of it, it holds.
+    """Hold the named lease; yields whether it excludes other machines. Re-entrant within the same context.
 
     Raises:
-        CpbError: the server that grants leases cannot be asked, or the lease was lost (from `check_held`).
+        CpbError: the lease server cannot be reached, or the lease was lost (from `check_held`).
     """
     if any(lease.name == name for lease in _held.get()):
         yield True
@@ -56,6 +56,6 @@ def leased(name: str) -> Iterator[bool]:
 
 
 def check_held() -> None:
-    """Raise `CpbError` where a lease that the caller works under was lost; to be called before each write."""
+    """Raise `CpbError` if a lease held by the caller was lost; call it before each write."""
     for lease in _held.get():
         lease.check()

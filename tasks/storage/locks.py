@@ -1,4 +1,4 @@
-"""Locks between processes of one machine: `flock`, which the kernel frees when its holder dies, however it dies."""
+"""Locks between processes of one machine: `flock`, which the kernel always releases when the holder dies."""
 
 import errno
 import fcntl
@@ -17,10 +17,10 @@ from tasks.storage.waiting import pause
 log = logging.getLogger("cpb")
 
 SHARED_FOLDER = Path("/tmp")
-"""Where lock files for all users of the machine lie. Not `tempfile.gettempdir()`, which differs between users."""
+"""Folder of lock files for all users of the machine. Not `tempfile.gettempdir()`, which differs between users."""
 
 _POLL_S = 0.05
-# the last: a planted pipe must not make `open` wait
+# O_NONBLOCK: `open` must not block on a named pipe planted there
 _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
@@ -28,15 +28,15 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 def locked(
     path: Path, *, shared: bool = False, wait: bool = True, everyone: bool = False
 ) -> Iterator[IO[bytes]]:
-    """Hold the lock file at `path`, made where missing; yields the open file.
+    """Hold the lock file at `path`, created if missing; yields the open file.
 
-    The lock ends when every copy of the file's descriptor is closed: a child process that is handed the descriptor
-    holds the lock as well.
+    The lock ends when every copy of the file's descriptor is closed: a child process that inherits the descriptor
+    holds the lock too.
 
     Args:
-        shared: several holders at once, and none that is not shared.
-        wait: False to give up at once where another process (or thread) holds it.
-        everyone: other users of the machine may take the lock as well (for files that `machine_lock` names).
+        shared: allow several shared holders at once, but no exclusive holder.
+        wait: False to fail at once if another process (or thread) holds it.
+        everyone: let other users of the machine take the lock too (for files named by `machine_lock`).
 
     Raises:
         BusyError: it is held, with `wait=False`.
@@ -45,14 +45,14 @@ def locked(
     while True:
         with open_lock(path, everyone) as file:
             acquire(file, shared=shared, wait=wait)
-            if not _still_at(path, file):  # deleted while this process waited: others lock the new file
+            if not _still_at(path, file):  # deleted during the wait: other processes lock the new file
                 continue
             yield file
             return
 
 
 def acquire(file: IO[bytes], *, shared: bool = False, wait: bool = True) -> None:
-    """Take the lock of an open lock file, or turn a shared hold into an exclusive one; errors as in `locked`."""
+    """Take the lock of an open lock file, or upgrade a shared lock to an exclusive lock; errors as in `locked`."""
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     while True:  # never a blocking `flock`: a thread that waits in it cannot be interrupted
         try:
@@ -68,14 +68,14 @@ def acquire(file: IO[bytes], *, shared: bool = False, wait: bool = True) -> None
 
 
 def release(file: IO[bytes]) -> None:
-    """End the hold of an open lock file, which stays open; of all processes that were handed its descriptor."""
+    """Release the lock of an open lock file, which stays open, for all processes that inherited its descriptor."""
     fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the lock for itself now; False where there is no lock file.
+    """Whether a process holds the lock exclusively now; False if there is no lock file.
 
-    Several may look at once, a page that is reloaded for one, and do not take one another for the holder.
+    Concurrent checks, such as by a page that is reloaded, do not mistake each other for the holder.
     """
     if not path.exists():
         return False
@@ -87,7 +87,7 @@ def is_locked(path: Path) -> bool:
 
 
 def open_lock(path: Path, everyone: bool = False) -> IO[bytes]:
-    """Open a lock file for locking, never through a symbolic link, and let no child process inherit it."""
+    """Open a lock file for locking, never through a symbolic link, and not inherited by child processes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return _open_regular(path, everyone)
@@ -101,7 +101,7 @@ def open_lock(path: Path, everyone: bool = False) -> IO[bytes]:
 
 
 def machine_lock(name: str) -> Path:
-    """Return a lock file that all users of this machine lock; this user's own one where that is impossible."""
+    """Return a lock file shared by all users of this machine; if that is impossible, this user's own."""
     path = SHARED_FOLDER / name
     try:
         open_lock(path, everyone=True).close()
@@ -112,7 +112,7 @@ def machine_lock(name: str) -> Path:
 
 
 def temporary_lock(name: str) -> Path:
-    """Return a lock file in this user's own part of the temp folder, for locks that belong to no store."""
+    """Return a lock file in this user's private temp folder, for locks that belong to no store."""
     folder = Path(tempfile.gettempdir()) / f"cpb-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -134,19 +134,19 @@ def _open_regular(path: Path, everyone: bool) -> IO[bytes]:
 
 
 def _open_or_create(path: Path, everyone: bool) -> tuple[int, str]:
-    """Return a descriptor and Python's mode for it; a file that others replace meanwhile is tried again."""
+    """Return a descriptor and its Python mode; retries if other processes replace the file meanwhile."""
     for last in (False, False, False, False, True):
         try:
             return os.open(
                 path, os.O_RDWR | _OPEN_FLAGS
-            ), "r+b"  # O_CREAT is refused on others' files in /tmp
+            ), "r+b"  # O_CREAT is refused on other users' files in /tmp
         except FileNotFoundError:
             try:
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o644)
-            except FileExistsError:  # made by another process a moment ago
+            except FileExistsError:  # just created by another process
                 continue
             if everyone:
-                os.fchmod(handle, 0o644)  # whatever the umask says: reading is enough to lock
+                os.fchmod(handle, 0o644)  # regardless of the umask: read access is enough to lock
             return handle, "r+b"
         except OSError as error:
             if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -156,7 +156,7 @@ def _open_or_create(path: Path, everyone: bool) -> tuple[int, str]:
             except PermissionError:
                 if last:
                     raise
-                pause(_POLL_S)  # its maker may be about to set its permissions
+                pause(_POLL_S)  # its creator may be about to set its permissions
     raise OSError(errno.EAGAIN, "it keeps being removed and made again")
 
 

@@ -1,8 +1,8 @@
 """A model's folder: `model.safetensors` and `config.json`, with scores, reference and pictures beside them.
 
-All reading of a folder's `config.json`, and all checking of its files, happens here.
+All reading of a folder's `config.json`, and all checking of its files, is in this module.
 
-The recipe of a trained model, read from its folder: two models of one recipe differ in nothing but their candles.
+Also the recipe of a trained model, read from its folder: models of the same recipe differ only in their candles.
 """
 
 import hashlib
@@ -30,23 +30,23 @@ from tasks.storage.records import member_subject, parse_record, write_record
 WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
 REFERENCE = "reference.json"
 NEEDED = (WEIGHTS, CONFIG)
-"""What `cpbmodels.load` reads."""
+"""The files read by `cpbmodels.load`."""
 PICTURES = ("forecast.png", "confusion.png", "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
-"""Every file that a model's folder may hold."""
+"""Every file that a model folder may contain."""
 
 PICTURE_SUBJECT = "Source"
-"""Keyword of a picture's text that says what it is about (`member_subject`)."""
+"""Keyword of the PNG text chunk with a picture's subject (`member_subject`)."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 class ModelConfig(BaseModel):
-    """A model folder's `config.json`: the fields that cpb reads; dimensions, options and the rest pass through.
+    """A model folder's `config.json`: the fields that cpb reads; dimensions, options and other fields are kept as is.
 
-    `cpbmodels.fleet.config.FIELDS` says what each field can hold, and is checked first.
-    `rows`: candles of the series that it learnt. `warm_start`: the folder of the model that it continued.
+    `cpbmodels.fleet.config.FIELDS` defines the valid values of each field, and is checked first.
+    `rows`: candles of the training series. `warm_start`: the folder of the model that it continued.
     `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
     of each split (ISO, UTC).
     """
@@ -69,13 +69,13 @@ class ModelConfig(BaseModel):
     flat_band: float | None = None
 
     def span(self, split: str) -> tuple[datetime, datetime] | tuple[None, None]:
-        """Return start and end (UTC) of a split, Nones where the folder does not say."""
+        """Return start and end (UTC) of a split, or Nones if not recorded."""
         ends = [datetime.fromisoformat(text) for text in self.bounds.get(split, ())]
         return (ends[0], ends[1]) if len(ends) == 2 else (None, None)
 
     @property
     def learnt_until(self) -> datetime | None:
-        """The end (UTC) of the candles that it was fitted to, stopped by or chosen on; None where it does not say."""
+        """The end (UTC) of the candles used for fitting, early stopping or selection; None if not recorded."""
         return self.span("validation")[1]
 
 
@@ -83,7 +83,7 @@ def read_config(folder: Path) -> ModelConfig:
     """Return the configuration of the model in `folder`.
 
     Raises:
-        DamagedError: it is missing, or not what cpb writes.
+        DamagedError: it is missing or invalid.
     """
     return ModelConfig.model_validate(_config_values(folder))
 
@@ -97,9 +97,9 @@ def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> N
 
 
 def trained_file_damage(path: Path, digest: str) -> str:
-    """Return what is wrong with a file of a trained model, or "" where nothing is.
+    """Return the damage of a file of a trained model, or "".
 
-    Judging adds fields to `config.json` after its digest was taken (`JUDGED`): they are left out of the comparison.
+    Judging adds fields to `config.json` after its digest was taken (`JUDGED`): they are not compared.
 
     Args:
         digest: sha256 of the file as the trainer wrote it.
@@ -125,9 +125,9 @@ def _digest_without_metrics(config: Path) -> str:
 
 
 def metrics_damage(folder: Path) -> str:
-    """Return what is wrong with `metrics.json`, which says the same as the field `metrics` of `config.json`.
+    """Return the damage of `metrics.json`, which must equal the field `metrics` of `config.json`, or "".
 
-    Where `config.json` is damaged itself, there is nothing to compare with: "" then.
+    If `config.json` itself is damaged, there is nothing to compare with: then "".
     """
     try:
         expected = _config_values(folder).get("metrics")
@@ -140,24 +140,24 @@ def metrics_damage(folder: Path) -> str:
         return f"its scores cannot be read ({error.strerror})"
     except (ValueError, AttributeError, KeyError, TypeError):
         return "its scores cannot be read: it is not what cpb writes"
-    # As texts, since NaN is not equal to itself.
+    # As text, since NaN is not equal to itself.
     return "" if json.dumps(told) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
 
 
 def write_reference(folder: Path, reference: Reference) -> None:
-    """Write the reference of a fleet's member, in one line."""
+    """Write the reference of a fleet's member, as one line."""
     path = folder / REFERENCE
     write_record(path, reference, of=member_subject(path), compact=True)
 
 
 def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
-    """Return a model's reference; None where the folder holds none.
+    """Return a model's reference; None if missing.
 
     Args:
-        of: what it must be about (`member_subject`); None for a copy, whose files are known by their sha256.
+        of: required subject (`member_subject`); None for a copy, whose files are verified by sha256.
 
     Raises:
-        DamagedError: it is not what cpb wrote.
+        DamagedError: it is not the file that cpb wrote.
     """
     try:
         return parse_record(folder / REFERENCE, Reference, of=of)
@@ -170,7 +170,7 @@ def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
 
 
 def picture_damage(path: Path) -> str:
-    """Return what is wrong with a picture of a fleet's member, by the CRC-32 of its chunks and what it is about."""
+    """Return the damage of a picture of a fleet's member, by the CRC-32 of its chunks and its subject, or ""."""
     data = path.read_bytes()
     subject = f"{PICTURE_SUBJECT}\0{member_subject(path)}".encode()
     if not data.startswith(_PNG):
@@ -191,7 +191,7 @@ def picture_damage(path: Path) -> str:
 def write_published_config(source: Path, target: Path) -> None:
     """Write `config.json` for publication, with the digests by which `cpbmodels.load` checks it and the weights.
 
-    It may say that the model continued another, but not where that lies.
+    It may state that the model continued another model, but not that model's path.
     """
     values = _config_values(source)
     if values.get("warm_start"):
@@ -200,15 +200,15 @@ def write_published_config(source: Path, target: Path) -> None:
 
 
 def file_digests(folder: Path) -> dict[str, str]:
-    """Return the sha256 of each file in a model's folder."""
+    """Return the sha256 of each file in a model folder."""
     return {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
 def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
-    """Return what is wrong with the model in `folder`, or "" where nothing is.
+    """Return the damage of the model in `folder`, or "".
 
     Args:
-        digests: the recorded sha256 of each file. Without one a file is only checked for being readable.
+        digests: the recorded sha256 of each file. A file without a digest is only checked for being readable.
     """
     for name in NEEDED:
         path = folder / name
@@ -227,7 +227,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
 
 
 def _unreadable_weights(path: Path) -> str:
-    """Compare a safetensors file's header (8 bytes of length, then JSON) with the file's size; "" where they fit."""
+    """Compare a safetensors file's header (8 bytes of length, then JSON) with the file's size; "" if they match."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
@@ -243,7 +243,7 @@ def _unreadable_weights(path: Path) -> str:
 
 
 def _config_values(folder: Path) -> dict[str, Any]:
-    """Return all fields of `config.json` as they stand there, in their order, once they are known to be valid."""
+    """Return all validated fields of `config.json`, unchanged and in order."""
     path = folder / CONFIG
     try:
         values = parse(path.read_bytes(), CONFIG)
@@ -271,16 +271,16 @@ _HOW_IT_RUNS = (
     "mixed_precision",
     "workers",
 )
-"""Options that follow from the machine: the same preset trained on a GPU and on a CPU is one recipe."""
+"""Options that depend on the machine: the same preset trained on a GPU and on a CPU is the same recipe."""
 
 _DIGITS = 12
 
 
 def recipe_of(config: ModelConfig) -> Recipe:
-    """Return the recipe of the model that a `config.json` describes.
+    """Return the recipe of the model described by a `config.json`.
 
-    The digest is of what differs from the options' own defaults: an option that a later release adds, at its default,
-    leaves every recipe what it was. How many copies were averaged, and weights of another type, are part of it.
+    The digest covers only differences from the options' defaults: an option added by a later release, at its default,
+    leaves all recipes unchanged. The number of averaged copies, and a weight type other than float32, are included.
     """
     values: dict[str, Any] = config.model_dump(mode="json")
     standard = Preset().as_dict()

@@ -1,8 +1,8 @@
-"""Arrays of a fleet's member in one uncompressed npz file: each is stored with its CRC-32, and so is what they are
-about, so a damaged or exchanged file is always noticed.
+"""Arrays of a fleet's member in one uncompressed npz file, each with a CRC-32, together with their subject, so that a
+damaged or exchanged file is always detected.
 
-The list of entries at the end of a zip file has none: a flipped bit there can hide an entry. So the entries must also
-lie end to end.
+The central directory of a zip file has no checksum: a flipped bit there can hide an entry. So the entries must also be
+contiguous.
 """
 
 import io
@@ -20,7 +20,7 @@ from schemas.errors import DamagedError
 from tasks.storage.files import write_bytes
 from tasks.storage.records import member_subject
 
-_LOCAL_HEADER = struct.Struct("<26xHH")  # then the name and the extra field, whose lengths these are
+_LOCAL_HEADER = struct.Struct("<26xHH")  # followed by the name and extra field of these lengths
 _NO_NPZ = (
     OSError,
     ValueError,
@@ -31,11 +31,11 @@ _NO_NPZ = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What zipfile and numpy raise for bytes that are no npz file, or no whole one."""
+"""Errors of zipfile and numpy for bytes that are not a complete npz file."""
 
 
 _SUBJECT = "of"
-"""Name of the entry that says what the arrays are about (`member_subject`)."""
+"""Name of the entry with the arrays' subject (`member_subject`)."""
 
 
 def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
@@ -46,16 +46,16 @@ def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz file by name; pickled ones are refused.
+    """Return the arrays of an npz file by name; pickled arrays are refused.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedError: its bytes are not those that were written there.
+        FileNotFoundError: the file is missing.
+        DamagedError: its bytes are not those written.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content := path.read_bytes())) as file:
             _check_complete(file, content)
-            # Whole entries, because zipfile compares the CRC-32 only when it reaches an entry's end.
+            # Read entries completely: zipfile checks the CRC-32 only at an entry's end.
             entries = {name.removesuffix(".npy"): file.read(name) for name in file.namelist()}
         arrays = {
             name: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
@@ -71,7 +71,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check_complete(file: zipfile.ZipFile, content: bytes) -> None:
-    """Raise `BadZipFile` where bytes before the list of entries belong to none of them."""
+    """Raise `BadZipFile` if bytes before the central directory belong to no entry."""
     at = 0
     for entry in sorted(file.infolist(), key=lambda e: e.header_offset):
         if entry.header_offset != at:

@@ -1,7 +1,7 @@
-"""Which process did something, in a form that can be stored, and whether that process still runs.
+"""Storable process identities, and whether such a process is still running.
 
-A process number alone says little: numbers are used again, and mean nothing on another machine. So a record also
-carries the host, the boot of that host and the process's start time, and only the same host may call it dead.
+A pid alone is not enough: pids are reused, and have no meaning on another machine. So a record also contains the host,
+the boot of that host and the process's start time, and only the same host may declare it dead.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_START_FIELD = 22 - 3  # of /proc/PID/stat, counted after the name in brackets, which may hold spaces
+_START_FIELD = 22 - 3  # of /proc/PID/stat, counted after the name in parentheses, which may contain spaces
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ProcessId:
     """One process of one boot of one host.
 
     Args:
-        boot_id: the kernel's id of this boot; empty where the system has none.
-        started: seconds; since boot on Linux, where a corrected clock does not move them, else since 1970.
+        boot_id: the kernel's id of this boot; empty if the system has none.
+        started: start time in seconds: since boot on Linux, unaffected by clock changes, else since 1970.
     """
 
     host: str
@@ -37,7 +37,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> "ProcessId":
-        """Return a process of this host; raises `ProcessLookupError` where there is none."""
+        """Return a process of this host; raises `ProcessLookupError` if there is none."""
         started = _start_time(pid)
         if started is None:
             raise ProcessLookupError(f"no process {pid} runs on this host")
@@ -45,7 +45,7 @@ class ProcessId:
 
     @classmethod
     def parse(cls, text: str) -> "ProcessId":
-        """Return the process that `str` named; raises `ValueError` for any other text."""
+        """Return the process of a text made by `str`; raises `ValueError` for any other text."""
         host, boot_id, pid, started = text.split("|")
         return cls(host, boot_id, int(pid), float(started))
 
@@ -54,7 +54,7 @@ class ProcessId:
         return f"{self.host}|{self.boot_id}|{self.pid}|{self.started:.2f}"
 
     def is_alive(self) -> bool | None:
-        """Whether this process still runs; None where it ran on another host, so that this one cannot know."""
+        """Whether this process is still running; None if it belongs to another host, so that it is unknown."""
         if self.host != socket.gethostname():
             return None
         if self.boot_id != _boot_id():
@@ -64,7 +64,7 @@ class ProcessId:
 
 
 def _start_time(pid: int) -> float | None:
-    """Return when a process started, as in `ProcessId`; None where it is gone, or only waits to be reaped."""
+    """Return the start time of a process, as in `ProcessId`; None if it has ended or is a zombie."""
     stat = Path(f"/proc/{pid}/stat")
     try:
         if not _BOOT_ID.exists():

@@ -1,7 +1,7 @@
-"""The records that steps hand on, on disk: one JSON file each, with its kind, its version, its subject and a digest.
+"""The records passed between steps, on disk: one JSON file each, with its kind, version, subject and digest.
 
-All reading and writing of records happens here. The digest covers all of these: a file whose digest does not fit, or
-that is whole but about something else than its place says, is set aside, never used.
+All reading and writing of records is in this module. The digest covers all of these: a file whose digest does not
+match, or whose subject does not match its path, is set aside, never used.
 """
 
 import gzip
@@ -23,10 +23,10 @@ log = logging.getLogger("cpb")
 
 R = TypeVar("R", bound=Record)
 ASIDE = ".damaged"
-"""Ending of the name under which a damaged file is kept."""
+"""Suffix of the name of a damaged file."""
 
 SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
-"""Name of a damaged file, with the name that it had."""
+"""Name of a damaged file, with its original name."""
 
 PACKED = ".gz"
 
@@ -37,8 +37,8 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
     """Write a record atomically and return its digest.
 
     Args:
-        of: what it is about (a series, a key), which a reader asks for: two files that were exchanged are found.
-        compact: in one line, and packed where the file is called `….gz`, for those that pile up.
+        of: its subject (a series, a key), which readers check: exchanged files are detected.
+        compact: on one line, and gzipped if the file is called `….gz`, for records of which there are many.
     """
     content = {
         "record": type(record).__name__, "version": record.version, "of": of,
@@ -59,11 +59,11 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`.
 
     Args:
-        of: what it must be about; None: anything, for a copy that is known by its own sha256.
+        of: required subject; None: any, for a copy that is verified by its own sha256.
 
     Raises:
-        FileNotFoundError: there is none.
-        DamagedError: it is not what was written.
+        FileNotFoundError: the file is missing.
+        DamagedError: it is not the file that was written.
     """
     try:
         return parse_record(path, kind, of=of)
@@ -74,7 +74,7 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 
 
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
-    """Return the record in `path`; errors as in `read_record`, but the message is the bare reason."""
+    """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
     try:
         data = path.read_bytes()
         found = json.loads(gzip.decompress(data) if path.suffix == PACKED else data)
@@ -101,7 +101,7 @@ def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 
 
 def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
-    """Return the record in `path`, or None where there is none; a damaged one is set aside first."""
+    """Return the record in `path`, or None if missing or damaged; a damaged file is set aside."""
     try:
         return read_record(path, kind, of=of)
     except FileNotFoundError:
@@ -112,7 +112,7 @@ def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
 
 
 def member_subject(path: Path) -> str:
-    """Return what a file of a fleet's member is about: `KEY/BTCUSDT-1h/loss.png`, also while it lies in a draft.
+    """Return the subject of a file of a fleet's member, `KEY/BTCUSDT-1h/loss.png`, also within a draft.
 
     Args:
         path: `KEY/members/BTCUSDT-1h/FILE` or `KEY/members/BTCUSDT-1h/model/FILE`, below `fleets`.
@@ -122,7 +122,7 @@ def member_subject(path: Path) -> str:
 
 
 def set_aside(path: Path, reason: str) -> Path:
-    """Rename a damaged file or folder so that no step reads it again, and say so; return where it lies now."""
+    """Rename a damaged file or folder so that no step reads it again, and log it; return its new path."""
     target = aside_name(path)
     path.rename(target)
     log.warning("%s is set aside as %s: %s", path, target.name, reason)
@@ -130,7 +130,7 @@ def set_aside(path: Path, reason: str) -> Path:
 
 
 def aside_name(path: Path) -> Path:
-    """Return the first name that is free for a damaged file or folder to lie under: `2024-01.parquet.damaged-1`."""
+    """Return the first free name for a damaged file or folder: `2024-01.parquet.damaged-1`."""
     number = 1
     while (target := path.with_name(f"{path.name}{ASIDE}-{number}")).exists():
         number += 1

@@ -1,4 +1,4 @@
-"""URLs as they may be shown and stored: without user name, password, token or signature."""
+"""URLs for display and storage: without user name, password, token or signature."""
 
 import re
 from urllib.parse import parse_qsl, urlencode
@@ -7,15 +7,15 @@ _SECRET = re.compile(
     r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE
 )
 _NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
-"""A colon without a port behind it, outside IPv6's brackets: a `/` or `?` in a password ends the host's part early."""
+"""A colon not followed by a port, outside IPv6 brackets: a `/` or `?` in a password ends the host part early."""
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
 
 
 def public_url(url: str) -> str:
     """Return a URL (or any text, unchanged) without credentials: user info is cut, secret parameters become `***`.
 
-    A `/`, `?` or `#` in a password ends the host's part early. Where the rest holds the `@` that may end the password,
-    nothing is shown of a URL that has a user, or a number that may be a port as well as a password's beginning.
+    A `/`, `?` or `#` in a password ends the host part early. If the rest contains the `@` that may end the password,
+    the URL is hidden entirely if it has a user, or a number that may be a port or the start of a password.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -34,5 +34,5 @@ def public_url(url: str) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Return a text, such as a library's error message, with every URL in it as `public_url` gives it."""
+    """Return a text, such as a library's error message, with every URL in it replaced by its `public_url`."""
     return _URL.sub(lambda found: public_url(found[0]), text)

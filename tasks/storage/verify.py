@@ -1,7 +1,7 @@
-"""What every check of stored files shares: a manifest of files, each with the check that proves it, and one loop.
+"""The common part of all checks of stored files: a manifest of files, each with its check, and the check loop.
 
-A package that stores files has a function which yields them (`Manifest`); `tasks.verify` lists all of these. A manifest
-names only files that are provably cpb's own, so nothing else is ever moved or deleted.
+A package that stores files has a function that yields them (`Manifest`); `tasks.verify` lists all manifests. A manifest
+contains only files that are provably cpb's own, so no other file is ever moved or deleted.
 """
 
 import shlex
@@ -18,20 +18,20 @@ from tasks.storage.digests import file_digest
 from tasks.storage.records import parse_record, set_aside
 
 VERIFY = "cpb verify --repair"
-"""The command that sets damaged files aside, and makes or fetches again what can be."""
+"""The command that sets damaged files aside, and recreates or fetches them where possible."""
 
 REPAIRED = "repaired"
-"""What was done about a file that is whole again; one that was only removed or set aside has an outcome of its own."""
+"""Outcome of a file that is intact again; a file that was only removed or set aside has another outcome."""
 
 R = TypeVar("R", bound=Record)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What `cpb verify` was asked for.
+    """The request of a `cpb verify` run.
 
-    `source`: where damaged candles are fetched from; None: Binance Vision (the simulator's from itself). `rows_before`:
-    filled in by market: how many forecast and score rows the chain only found there.
+    `source`: where damaged candles are fetched from; None: Binance Vision (or the simulator). `rows_before`: filled in
+    by market: forecast and score rows stored before their chain began.
     """
 
     home: Path
@@ -46,16 +46,16 @@ class Asked:
 
 
 Mend = Callable[[str], str]
-"""Makes a damaged file good again, or sets it aside; gets the reason and returns what it did, "" for nothing."""
+"""Repairs a damaged file or sets it aside; receives the reason and returns the outcome, "" for none."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """One stored file: what proves it, and what makes it good again.
+    """One stored file: its check, and its repair.
 
-    `check` returns what is wrong, "" for nothing, or raises a `DamagedError` or an `OSError` that says so;
-    FileNotFoundError: a run has removed the file since it was listed. Without a `mend` the file stays as it is, and
-    `command` makes it again.
+    `check` returns the fault, "" for none, or raises a `DamagedError` or an `OSError` as the fault;
+    FileNotFoundError: the file was removed since it was listed. Without a `mend` the file is left as is, and `command`
+    creates it again.
     """
 
     path: Path
@@ -65,21 +65,21 @@ class Stored:
 
 
 Manifest = Callable[[Asked], Iterable[Stored]]
-"""Yields stored files. Each is checked, and mended, before the next is asked for, under the locks held meanwhile."""
+"""Yields stored files. Each is checked, and repaired, before the next is requested, under any locks held meanwhile."""
 
 Seen = Callable[[Path], None]
 """Called with each file once it is checked."""
 
 
 def verify(asked: Asked, manifest: Manifest, seen: Seen = lambda _path: None) -> Iterator[Damage]:
-    """Check every file of a manifest, and yield each damaged one; with `asked.repair` mend it."""
+    """Check every file of a manifest, and yield each damage; with `asked.repair` repair it."""
     for stored in manifest(asked):
         command, mend = stored.command, stored.mend
         try:
             reason = stored.check()
         except FileNotFoundError:
             continue
-        except PermissionError as error:  # nothing is wrong with its content: it must not be set aside
+        except PermissionError as error:  # its content may be intact: it must not be set aside
             reason = f"it cannot be read ({error.strerror})"
             command, mend = allow_reading(stored.path), None
         except OSError as error:
@@ -101,23 +101,23 @@ def allow_reading(path: Path) -> str:
 
 
 def checked(path: Path, reason: str, command: str = VERIFY, outcome: str = "") -> Stored:
-    """Return a file that its manifest had to check and mend together with others."""
+    """Return a file that its manifest has already checked and repaired, together with others."""
     return Stored(path, lambda: reason, command, lambda _reason: outcome)
 
 
 def record_file(path: Path, kind: type[Record], of: str, outcome: str) -> Stored:
-    """Return a file with a record about `of`; damaged, it is set aside, which means `outcome`."""
+    """Return the file of a record with subject `of`; if damaged, it is set aside with this `outcome`."""
     return Stored(path, partial(record_fault, path, kind, of), mend=aside(path, outcome))
 
 
 def record_fault(path: Path, kind: type[Record], of: str) -> str:
-    """Return "" for a record that is what was written; errors as in `parse_record`."""
+    """Return "" for an intact record; errors as in `parse_record`."""
     parse_record(path, kind, of=of)
     return ""
 
 
 def aside(path: Path, outcome: str) -> Mend:
-    """Return what sets a damaged file aside; `outcome` says so, and what that means."""
+    """Return a function that sets a damaged file aside; `outcome` describes it and its consequence."""
 
     def mend(reason: str) -> str:
         set_aside(path, reason)
@@ -127,7 +127,7 @@ def aside(path: Path, outcome: str) -> Mend:
 
 
 def removed(outcome: str, *paths: Path) -> Mend:
-    """Return what deletes files that are made again; `outcome` says so."""
+    """Return a function that deletes files that can be recreated; `outcome` describes it."""
 
     def mend(_reason: str) -> str:
         for path in paths:
@@ -138,7 +138,7 @@ def removed(outcome: str, *paths: Path) -> Mend:
 
 
 def sound_record(path: Path, kind: type[R], of: str) -> R | None:
-    """Return the record in `path`, None where there is none, or a damaged one."""
+    """Return the record in `path`, None if missing or damaged."""
     try:
         return parse_record(path, kind, of=of)
     except (DamagedError, OSError):
@@ -146,7 +146,7 @@ def sound_record(path: Path, kind: type[R], of: str) -> R | None:
 
 
 def digest_fault(path: Path, digest: str | None) -> str:
-    """Return what is wrong with a file of which the sha256 is recorded, "" for nothing; errors as in `open`."""
+    """Return the fault of a file with a recorded sha256, "" for none; errors as in `open`."""
     if not path.is_file():
         return "it is missing"
     is_other = digest is not None and file_digest(path) != digest
@@ -154,6 +154,6 @@ def digest_fault(path: Path, digest: str | None) -> str:
 
 
 def _place(home: Path, path: Path) -> str:
-    """Return a path relative to the home; one outside stays as it is. MLflow's paths have no links in them."""
+    """Return a path relative to the home; a path outside is unchanged. MLflow's paths have links resolved."""
     bases = (base for base in (home, home.resolve()) if path.is_relative_to(base))
     return next((path.relative_to(base) for base in bases), path).as_posix()

@@ -1,7 +1,7 @@
-"""Waiting that Ctrl-C ends, in the main thread and in the threads that work for it.
+"""Waits that Ctrl-C can end, in the main thread and in its worker threads.
 
-Python raises `KeyboardInterrupt` in the main thread alone. The other threads ask: a call that was started by
-`tasks.running.parallel.run_each` carries a stop event in its context, and `pause` and `check_interrupted` look at it.
+Python raises `KeyboardInterrupt` only in the main thread. The other threads poll: a call started by
+`tasks.running.parallel.run_each` has a stop event in its context, which `pause` and `check_interrupted` check.
 """
 
 import signal
@@ -15,7 +15,7 @@ _stop: ContextVar[threading.Event | None] = ContextVar("cpb_stop", default=None)
 
 
 class Interrupted(BaseException):
-    """This call was asked to give up. No `Exception`: it must not be taken for a failure of the work."""
+    """This call was asked to stop. Not an `Exception`: it must not be mistaken for a failure of the work."""
 
 
 def pause(seconds: float) -> None:
@@ -28,14 +28,14 @@ def pause(seconds: float) -> None:
 
 
 def check_interrupted() -> None:
-    """Raise `Interrupted` where the calling thread's work was asked to stop."""
+    """Raise `Interrupted` if the calling thread's work was asked to stop."""
     if (stop := _stop.get()) and stop.is_set():
         raise Interrupted("stopped because the run was interrupted")
 
 
 @contextmanager
 def stoppable(stop: threading.Event) -> Iterator[None]:
-    """Let `pause` and `check_interrupted` look at this event inside the block (and in copies of its context)."""
+    """Make `pause` and `check_interrupted` check this event inside the block (and in copies of its context)."""
     token = _stop.set(stop)
     try:
         yield
@@ -44,13 +44,13 @@ def stoppable(stop: threading.Event) -> Iterator[None]:
 
 
 def let_ctrl_c_end_waits() -> None:
-    """Make a Ctrl-C end system calls in which the main thread waits, such as that of an untimed `future.result()`.
+    """Make Ctrl-C end system calls in which the main thread waits, such as an untimed `future.result()`.
 
-    polars (seen with 2.1) takes over SIGINT when it is imported, in two ways that do not suit threads: its handler is
-    installed with SA_RESTART, so the kernel goes on waiting and the main thread notices the signal only when the wait
-    ends by itself; and it raises `KeyboardInterrupt` in every thread that is in a query. This puts Python's own
-    handler back, whatever function it calls. polars takes over once, so call this after its import. Only the main
-    thread can; a call from another one does nothing.
+    polars (seen with 2.1) takes over SIGINT on import, in two ways unsuitable for threads: its handler is installed
+    with SA_RESTART, so the kernel continues the wait and the main thread notices the signal only when the wait ends by
+    itself; and it raises `KeyboardInterrupt` in every thread that is in a query. This reinstalls Python's own handler,
+    whatever function it calls. polars takes over only once, so call this after its import. It works only in the main
+    thread; a call from another thread does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():

@@ -1,6 +1,6 @@
-"""The light library as a wheel, built from the source that runs here: it travels with what was trained by it.
+"""The light library as a wheel, built from the running source, stored with the models that it trained.
 
-`python -m tasks.storage.wheel FOLDER` writes it into a folder (`make wheel`).
+`python -m tasks.storage.wheel FOLDER` writes it to a folder (`make wheel`).
 """
 
 import os
@@ -18,12 +18,12 @@ from schemas.errors import CpbError
 from tasks.storage.files import write_bytes
 
 _BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-_EPOCH = "315532800"  # 1980-01-01, the first day a zip can name: the same source gives the same bytes
+_EPOCH = "315532800"  # 1980-01-01, the first date of the zip format: the same source gives the same bytes
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel: its file name, and its bytes."""
+    """A wheel: its file name and its bytes."""
 
     name: str
     data: bytes
@@ -39,7 +39,7 @@ def light_wheel() -> Wheel:
     """Build the wheel of `cpbmodels`, once per process; takes about two seconds and 0.1 MB.
 
     Raises:
-        CpbError: the build failed; its last line is in the sentence.
+        CpbError: the build failed; the message includes its last line.
     """
     source = Path(cpbmodels.__file__).parent
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +66,7 @@ def light_wheel() -> Wheel:
 
 
 def main(folder: Path) -> Path:
-    """Write the wheel into a folder and return its path."""
+    """Write the wheel to a folder and return its path."""
     wheel = light_wheel()
     path = folder / wheel.name
     write_bytes(path, wheel.data)

@@ -1,5 +1,5 @@
-"""MLflow: where runs, models and results are recorded.
+"""Records runs, models and results in MLflow.
 
-`store` opens the store (making and reconciling it), `runs` writes runs, with batch logging. `registry` has the
-champions, `leaderboard` the comparison of architectures, `views` the views of MLflow's own interface.
+`store` opens the store, creating it if missing, and reconciles it; `runs` writes runs, with batch logging. `registry`
+returns the champions, `leaderboard` compares architectures, `views` defines the views in MLflow's own interface.
 """

@@ -1,7 +1,7 @@
-"""The runs of a flow, from MLflow or from what pruning leaves of them: one file on the flow's run, with their figures.
+"""The fleets of a flow, from MLflow or, once pruned, from one archive file on the flow's run, with their figures.
 
-A bare MLflow run costs 8 kB, a member's with its model and pictures 80 kB; a member in this file costs less than half
-a kB, packed.
+A plain MLflow run takes 8 kB, a member's run with its model and pictures 80 kB; a member in this file takes less than
+half a kB compressed.
 """
 
 import logging
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 ARCHIVE = "archive.json.gz"
-"""Name of the artifact on the flow's run."""
+"""Artifact name on the flow's run."""
 
 _LEFT_OUT = (KEY, PARENT, FILES, MLFLOW_FILES, "fleet", "mlflow.user", "mlflow.runName")
-"""Tags of a run that say nothing once it is gone."""
+"""Tags that are meaningless once the run is deleted."""
 
 
 log = logging.getLogger("cpb")
 
 
 class RunArchive(Record):
-    """One run: its params, tags and last metrics, as MLflow has or had them."""
+    """One run: its params, tags and last metrics, as recorded in MLflow."""
 
     key: str
     name: str
@@ -45,7 +45,7 @@ class RunArchive(Record):
 
     @classmethod
     def of(cls, run: "Run") -> "RunArchive":
-        """Take it from MLflow's run."""
+        """Create it from an MLflow run."""
         tags = run.data.tags
         return cls(
             key=tags.get(KEY, ""),
@@ -57,20 +57,20 @@ class RunArchive(Record):
         )
 
     def rounded(self) -> "RunArchive":
-        """Return it with six significant digits of its metrics: more than any is worth, and half the space."""
+        """Return a copy with metrics rounded to six significant digits: enough precision, half the space."""
         metrics = {name: float(f"{value:.6g}") for name, value in self.metrics.items()}
         return self.model_copy(update={"metrics": metrics})
 
 
 class FleetArchive(Record):
-    """A fleet's run, with what its members share, and the runs of its members."""
+    """A fleet's run, with the params shared by its members, and its members' runs."""
 
     fleet: RunArchive
     members: tuple[RunArchive, ...]
 
 
 class FlowArchive(Record):
-    """A flow's fleets, when its members' runs were pruned; its leaderboard is made of them."""
+    """A flow's fleets, archived when its members' runs are pruned; the flow's leaderboard is built from them."""
 
     pruned_at: datetime
     fleets: tuple[FleetArchive, ...]
@@ -78,7 +78,7 @@ class FlowArchive(Record):
 
 @dataclass(frozen=True)
 class Fleet:
-    """A fleet of a flow with its members; `run_id`: of its own run, of a pruned one that of the flow."""
+    """A fleet of a flow with its members; `run_id`: of its own run, or of the flow's run if pruned."""
 
     run_id: str
     run: RunArchive
@@ -87,15 +87,15 @@ class Fleet:
 
     @property
     def architecture(self) -> str:
-        """The architecture that all its members have."""
+        """The architecture of all its members."""
         return self.run.tags.get("architecture", self.run.name)
 
 
 def fleets_of(store: Store, flow: "Run") -> Iterator[Fleet]:
-    """Yield the fleets of a flow run: those that MLflow has with their members, then those that only its archive has.
+    """Yield the fleets of a flow run: unpruned fleets from MLflow, then fleets that are only in its archive.
 
     Raises:
-        CpbError: as in `read_archive`, behind the fleets that MLflow has.
+        CpbError: as in `read_archive`, after the fleets in MLflow.
     """
     known = set()
     for run in _whole(store, flow):
@@ -110,7 +110,7 @@ def fleets_of(store: Store, flow: "Run") -> Iterator[Fleet]:
 
 
 def readable_fleets(store: Store, flow: "Run") -> list[Fleet]:
-    """Return the fleets of a flow run without those of a damaged archive, which is named in the log."""
+    """Return the fleets of a flow run; a damaged archive is skipped and logged."""
     found: list[Fleet] = []
     try:
         found.extend(fleets_of(store, flow))
@@ -122,9 +122,9 @@ def readable_fleets(store: Store, flow: "Run") -> list[Fleet]:
 
 
 def make_archive(store: Store, flow: "Run", now: datetime) -> FlowArchive | None:
-    """Return the archive of a flow run; None where nothing has changed since the last one.
+    """Return the archive of a flow run; None if nothing has changed since the last archive.
 
-    A fleet that was pruned before is taken from that archive: of its runs only some are left.
+    A fleet that was pruned before is copied from the last archive: most of its runs are deleted.
     """
     before = read_archive(store, flow)
     whole = _whole(store, flow)
@@ -138,9 +138,9 @@ def make_archive(store: Store, flow: "Run", now: datetime) -> FlowArchive | None
 
 
 def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:
-    """Put the archive on the flow's run in place of its report (2 MB), then mark the run and its fleets as pruned.
+    """Store the archive on the flow's run, replacing its report (2 MB); then mark the run and its fleets as pruned.
 
-    The marks come last: were the process killed in between, the members are all there and the archive is made again.
+    The marks are set last: after a crash in between, all members still exist and the archive is created again.
     """
     with attaching(store, flow, ARCHIVE) as path:
         write_record(path, archive, of=flow.info.run_id, compact=True)
@@ -154,10 +154,10 @@ def write_archive(store: Store, flow: "Run", archive: FlowArchive) -> None:
 
 
 def read_archive(store: Store, flow: "Run") -> FlowArchive | None:
-    """Return the archive of a flow run; None where it was never pruned.
+    """Return the archive of a flow run; None if it was never pruned.
 
     Raises:
-        CpbError: it is damaged or gone, or cannot be fetched from a tracking server.
+        CpbError: it is damaged or missing, or cannot be fetched from a tracking server.
     """
     if PRUNED not in flow.data.tags:
         return None
@@ -182,7 +182,7 @@ def _fleets(store: Store, flow: "Run") -> "list[Run]":
 
 
 def _whole(store: Store, flow: "Run") -> "list[Run]":
-    """Return the runs of a flow's fleets whose members were not pruned; of the others only champions' are left."""
+    """Return the runs of a flow's unpruned fleets; of pruned fleets only the runs of champions remain."""
     return [fleet for fleet in _fleets(store, flow) if PRUNED not in fleet.data.tags]
 
 

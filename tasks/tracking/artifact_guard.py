@@ -1,12 +1,12 @@
-"""MLflow's server confined to the artifacts of one store, whatever place a client has recorded.
+"""Restricts MLflow's server to the artifacts of one store, whatever location a client has recorded.
 
-A client of the tracking API names the places that the server reads and writes for it: an experiment's
-`artifact_location`, a logged model's, a version's `source`, a tag of a trace. MLflow opens any of them with the rights
-of whoever runs the server. Here the decision is made where an address becomes something that is opened: the registry of
-artifact repositories, and the methods of the one for local files, which see every path after all decoding.
+A client of the tracking API names the locations that the server reads and writes: an experiment's
+`artifact_location`, a logged model's, a version's `source`, a tag of a trace. MLflow opens any of them with the
+permissions of the server's user. The check here is made where a location is opened: in the registry of artifact
+repositories, and in the methods of the repository for local files, which receive every path after all decoding.
 
-Not covered: links that somebody who can already write below the root changes between the look and the opening, and
-hard links.
+Not covered: hard links, and symbolic links changed between the check and the opening by someone who can already write
+below the root.
 """
 
 import os
@@ -36,9 +36,9 @@ NOT_OFFERED = "this server makes no requests to other hosts: use a notifier of c
 
 _LOCAL = ("", "file")
 _REDIRECTS = ("runs", "models")
-"""Schemes whose repository looks up the real place and asks the registry for it."""
+"""Schemes whose repository resolves the real location and requests its repository from the registry."""
 _WEBHOOKS = ("_create_webhook", "_update_webhook", "_test_webhook")
-"""Endpoints by which a client has the server call an address of its choice."""
+"""Endpoints by which a client makes the server send requests to an address of its choice."""
 
 
 SERVED = {
@@ -48,21 +48,21 @@ SERVED = {
     "root": "_MLFLOW_SERVER_ARTIFACT_ROOT",
     "serve": "_MLFLOW_SERVER_SERVE_ARTIFACTS",
 }
-"""Variables from which the app of a server takes its options (3.17.2, `mlflow.server.constants`).
+"""Variables from which MLflow's server app takes its options (3.17.2, `mlflow.server.constants`).
 
-They are read when `mlflow.server` is imported, so they are no imports from there.
+They must be set before `mlflow.server` is imported, so the names cannot be imported from there.
 """
 
 
 def served_app(database: str, artifacts: str, *, proxied: bool = True) -> "ASGIApp":
-    """Return the app that `mlflow server` runs, with no job runner. Every server of MLflow's app is made here.
+    """Return the app that `mlflow server` runs, without job runner. Every server of MLflow's app is created here.
 
-    Its own look at Host and Origin is left out: `flows.ops.guard` looks closer. No other place is read or written.
+    MLflow's own check of Host and Origin is off: `flows.ops.guard` checks more strictly. No other location is accessed.
 
     Args:
-        artifacts: URI or path below which artifacts lie.
-        proxied: whether clients send artifacts through the server, which keeps them there; else it shows those that lie
-            there.
+        artifacts: URI or path of the root of all artifacts.
+        proxied: whether clients send artifacts through the server, which stores them there; else it only shows the
+            artifacts stored there.
 
     3.17.2: `mlflow.server.fastapi_app.app`, `mlflow.server._run_server`.
     """
@@ -75,28 +75,29 @@ def served_app(database: str, artifacts: str, *, proxied: bool = True) -> "ASGIA
     }  # fmt: skip
     install(artifacts)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that Starlette's adapter for WSGI is deprecated
+        warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated
         from mlflow.server.fastapi_app import app
 
     return app
 
 
 def install(root: str) -> None:
-    """Confine MLflow's server in this process; to be called before it answers, and only in a process that serves.
+    """Restrict MLflow's server in this process; call it before the first request, and only in a server process.
 
-    - Local artifacts are those below `root` after all symbolic links; another address is one below `root` as well, if
-      that is no local one. Anything else is refused with 403.
-    - MLflow's assistant (it runs commands and writes files of the machine) has no routes, its AI gateway (it reads keys
-      from files and sends requests to addresses of the client's) is off, and webhooks cannot be made, changed or tried.
+    - Local artifacts must be below `root` after resolving all symbolic links; with a remote root, other addresses must
+      be below `root`. Anything else is refused with 403.
+    - MLflow's assistant (it runs commands and writes local files) has no routes, its AI gateway (it reads keys from
+      files and sends requests to addresses given by the client) is off, and webhooks cannot be created, changed or
+      tested.
 
     Args:
-        root: folder or URI below which the store's artifacts lie.
+        root: folder or URI of the root of the store's artifacts.
 
     3.17.2: `_artifact_repository_registry` of `mlflow.store.artifact.artifact_repository_registry`, which all handlers
-    and stores ask; `mlflow.server.assistant.api.assistant_router`; `mlflow.server.app`.
+    and stores use; `mlflow.server.assistant.api.assistant_router`; `mlflow.server.app`.
     """
     os.environ["MLFLOW_ENABLE_AI_GATEWAY"] = "false"
-    os.environ.pop("MLFLOW_DEPLOYMENTS_TARGET", None)  # to which `gateway-proxy` hands requests on
+    os.environ.pop("MLFLOW_DEPLOYMENTS_TARGET", None)  # the target of `gateway-proxy`
     artifact_repository_registry._artifact_repository_registry = _Places(root)
     from mlflow.server import app
     from mlflow.server.assistant.api import assistant_router
@@ -110,7 +111,7 @@ def _not_offered(**_parameters: str) -> Response:
 
 
 def _refused() -> MlflowException:
-    # No path is named: that of a link's target is not for whoever asks.
+    # No path in the message: the target of a link must not be revealed to the client.
     return MlflowException(REFUSED, error_code=PERMISSION_DENIED)
 
 
@@ -124,10 +125,10 @@ class _Places(artifact_repository_registry.ArtifactRepositoryRegistry):
     def get_artifact_repository(
         self, artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None
     ) -> ArtifactRepository:
-        """Return the repository of a place.
+        """Return the repository of a location.
 
         Raises:
-            MlflowException: it is none of the store's (403).
+            MlflowException: it is not in the store (403).
         """
         scheme = get_uri_scheme(artifact_uri)
         if scheme in _LOCAL and self._folder:
@@ -140,7 +141,7 @@ class _Places(artifact_repository_registry.ArtifactRepositoryRegistry):
         except MlflowException as error:
             if error.get_http_status_code() < 500:
                 raise
-            raise _refused() from error  # an address that leads nowhere, as models:/m/1/RUN/artifacts
+            raise _refused() from error  # an invalid address, such as models:/m/1/RUN/artifacts
 
     def _is_below(self, uri: str) -> bool:
         if self._folder or {".", ".."} & set(unquote(uri).split("/")):
@@ -149,10 +150,10 @@ class _Places(artifact_repository_registry.ArtifactRepositoryRegistry):
 
 
 class Confined(LocalArtifactRepository):
-    """Artifacts in a local folder; every method that opens a path looks first where it leads.
+    """Artifacts in a local folder; every method that opens a path checks its real path first.
 
     3.17.2: `mlflow.store.artifact.local_artifact_repo`. The test of this module lists the methods of the base classes,
-    and fails for one that it does not know.
+    and fails for an unknown method.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Confined(LocalArtifactRepository):
         self._real(self.artifact_dir)
 
     def _real(self, path: str | Path) -> str:
-        """Return where a path leads, all links followed.
+        """Return a path with all symbolic links resolved.
 
         Raises:
             MlflowException: it is not below the root (403).
@@ -177,7 +178,7 @@ class Confined(LocalArtifactRepository):
         self._real(Path(self.artifact_dir, os.path.normpath(artifact_path or ".")))
 
     def get_local_path(self, artifact_path: str) -> str:
-        """Return the file's real path, which the server then sends."""
+        """Return the real path of the file that the server sends."""
         self._check(artifact_path)
         return self._real(super().get_local_path(artifact_path))
 
@@ -185,7 +186,7 @@ class Confined(LocalArtifactRepository):
         shutil.copy2(self.get_local_path(remote_file_path), local_path)
 
     def list_artifacts(self, path: str | None = None) -> list[Any]:
-        """List a folder, without the links in it that lead out of the root."""
+        """List a folder without links that point outside the root."""
         self._check(path)
         return [info for info in super().list_artifacts(path) if self._is_inside(info.path)]
 
@@ -211,14 +212,14 @@ class Confined(LocalArtifactRepository):
         return super()._get_destination_artifact_path(artifact_file_name, artifact_path)
 
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Copy a folder's files, one by one: MLflow's copy of a tree would write through links."""
+        """Copy a folder file by file: MLflow's copy of a tree would write through links."""
         for file in sorted(path for path in Path(local_dir).rglob("*") if path.is_file()):
             folder = Path(artifact_path or "", file.parent.relative_to(local_dir))
             self.log_artifact(file, None if folder == Path() else folder.as_posix())
 
     def delete_artifacts(self, artifact_path: str | None = None) -> None:
         """Delete a file or folder."""
-        # As the base class, which takes the path for a URI and decodes it, the folder for the second time.
+        # As in the base class, which treats the path as a URI and decodes it, so the folder is decoded twice.
         self._real(local_file_uri_to_path(str(Path(self.artifact_dir, artifact_path or ""))))
         super().delete_artifacts(artifact_path)
 

@@ -1,4 +1,4 @@
-"""Files of runs: kept beside the database on this machine, or at a tracking server's own place."""
+"""Artifacts of runs: beside the database on this machine, or in a tracking server's artifact store."""
 
 import os
 import re
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 COPIES = "champions"
-"""Folder of the home with champions that were fetched from a tracking server."""
+"""Folder below the home for champions fetched from a tracking server."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
 def check_place(store: Store) -> None:
-    """Raise `CpbError` where the artifacts of new runs could not be written: before the training, not after it.
+    """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it.
 
-    Nor may they lie in a folder of one machine where others use the store: a database that is no SQLite file, or a
-    server of another machine.
+    Nor may they be in a local folder if other machines use the store: a database other than SQLite, or a server on
+    another machine.
     """
     location = store.artifacts
     if location.startswith(PROXIED) and not is_server(store.uri):
@@ -58,14 +58,14 @@ def check_place(store: Store) -> None:
 
 
 def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str]:
-    """Return the sha256 of each file of a model's folder that is about to be logged.
+    """Return the sha256 of each file of a model folder before it is logged.
 
     Args:
-        expected: digests recorded when the files were written, to be checked against.
+        expected: digests recorded when the files were written, which the files must match.
 
     Raises:
-        CpbError: the folder is gone.
-        DamagedError: a file is not the one that was recorded.
+        CpbError: the folder is missing.
+        DamagedError: a file does not match its recorded digest.
     """
     if not folder.is_dir():
         raise CpbError(
@@ -89,7 +89,7 @@ def keep_files(store: Store, run: "Run", folder: Path) -> None:
     if target is None:  # a tracking server with its own artifact store
         store.client.log_artifacts(run.info.run_id, str(folder))
         return
-    # Not by MLflow, which remembers a run's place for the life of the process: a store that was moved has others.
+    # Not by MLflow, which caches a run's artifact location: it is outdated after the store was moved.
     shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
@@ -106,13 +106,13 @@ def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
 
 
 def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, str]") -> bool:
-    """Copy those files of a finished run again that lie on this machine and are not what was logged.
+    """Copy the files of a finished run again if its local artifacts differ from the logged files.
 
     Args:
-        folder: the model's folder, with the files of `digests`.
+        folder: the model folder, with the files in `digests`.
 
     Returns:
-        Whether anything had to be copied.
+        Whether anything was copied.
     """
     target = local_path(run.info.artifact_uri)
     if target is None:
@@ -124,10 +124,10 @@ def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, st
 
 
 def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") -> str:
-    """Return the first artifact of a run that is not one of cpb's files, or ""; a folder or a link is none either.
+    """Return the first artifact of a run that is not a file of cpb, or ""; folders and links are not files of cpb.
 
     Args:
-        own: names that cpb gives to this run's files.
+        own: names of cpb's files on this run.
     """
     folder = local_path(uri)
     if folder is None:
@@ -140,20 +140,20 @@ def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") ->
 
 
 def lies_elsewhere(uri: str) -> bool:
-    """Whether artifacts lie in a folder (ROOT/RUN/artifacts) whose root is on another machine, or not mounted now."""
+    """Whether the root of a local artifact folder (ROOT/RUN/artifacts) is on another machine or not mounted."""
     folder = local_path(uri)
     return folder is not None and not folder.parent.parent.is_dir()
 
 
 def files_size(uri: str) -> int:
-    """Return the bytes of a run's artifacts on this machine, without those that other runs have as well."""
+    """Return the bytes of a run's artifacts on this machine, without files shared with other runs."""
     folder = local_path(uri)
     found = [f.lstat() for f in _files(folder)] if folder else []
     return sum(f.st_size for f in found if f.st_nlink == 1)
 
 
 def remove_files(uri: str, run_id: str) -> None:
-    """Delete a run's artifacts, which `foreign_file` has found to be cpb's, and their folders where nothing else is."""
+    """Delete a run's artifacts, checked by `foreign_file` before, and their folders if empty."""
     folder = local_path(uri)
     if folder is None:
         delete_remote_files(uri)
@@ -161,7 +161,7 @@ def remove_files(uri: str, run_id: str) -> None:
     for file in _files(folder):
         file.unlink(missing_ok=True)
     for emptied in (folder / WHEELS, folder):
-        with suppress(OSError):  # it is not there, or something else has come into it since
+        with suppress(OSError):  # it is missing, or other files were added since
             emptied.rmdir()
     if folder.parent.name == run_id:
         with suppress(OSError):
@@ -169,9 +169,9 @@ def remove_files(uri: str, run_id: str) -> None:
 
 
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
-    """Return the folder of a registered model on this machine, and what is wrong with it ("" for nothing).
+    """Return the folder of a registered model on this machine, and its damage ("" for none).
 
-    From a tracking server it is fetched once per version, and again where the copy here is damaged.
+    From a tracking server it is fetched once per version, and again if the local copy is damaged.
     """
     local = local_path(version.source or "")
     if local is not None:
@@ -187,7 +187,7 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
 
 
 def stale_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
-    """Return the folders of fetched models that belong to none of these versions."""
+    """Return the folders of fetched models other than these versions."""
     known = {_copy_name(version) for version in versions}
     return [
         folder
@@ -208,7 +208,7 @@ def remove_stale_copies(folders: "Iterable[Path]") -> None:
 
 @contextmanager
 def files_at(store: Store, source: str) -> "Iterator[Path]":
-    """Yield a folder with the artifacts of a run or a version as they are kept: its own, or what a server has now.
+    """Yield a folder with the artifacts of a run or version: the local folder, or a fresh download from a server.
 
     Raises:
         CpbError: they cannot be fetched.
@@ -232,7 +232,7 @@ def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> N
         below = source.removeprefix(store.client.get_run(run_id).info.artifact_uri).strip("/")
         store.client.log_artifact(run_id, str(copy), below or None)
         return
-    # The folder of artifacts, ROOT/RUN/artifacts, may be gone; without its ROOT, a disk is not mounted.
+    # The folder of artifacts, ROOT/RUN/artifacts, may be missing; if ROOT is missing too, a disk is not mounted.
     if folder.parent.parent.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / name) as draft:
@@ -240,7 +240,7 @@ def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> N
 
 
 def _copy_name(version: "ModelVersion") -> str:
-    # The run's id, because another server has another model under the same name and number.
+    # With the run's id: another server may have a different model of the same name and number.
     return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
 
 
@@ -249,14 +249,14 @@ def _download(store: Store, version: "ModelVersion", target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as part:
         got = _fetched(store, version.source or "", part)
         with new_folder(target) as draft:
-            # What MLflow alone reads stays on the server.
+            # Files that only MLflow reads are not fetched.
             shutil.copytree(
                 got, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
             )
 
 
 def _fetched(store: Store, source: str, folder: str) -> Path:
-    """Fetch artifacts from a tracking server into a folder and return where they are.
+    """Fetch artifacts from a tracking server to a folder and return their path.
 
     Raises:
         CpbError: they cannot be fetched.
@@ -275,7 +275,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _files(folder: Path) -> "Iterator[Path]":
-    """Yield what lies in a run's folder, and in its folder of wheels in place of that."""
+    """Yield the entries of a run's folder, with the contents of its wheels folder in place of the folder."""
     for path in _inside(folder):
         if path.name == WHEELS and path.is_dir() and not path.is_symlink():
             yield from _inside(path)
@@ -284,6 +284,6 @@ def _files(folder: Path) -> "Iterator[Path]":
 
 
 def _is_own(path: Path, folder: Path, known: "Collection[str]") -> bool:
-    found = DRAFT.fullmatch(path.name) or SET_ASIDE.fullmatch(path.name)  # of a killed run, or damaged
+    found = DRAFT.fullmatch(path.name) or SET_ASIDE.fullmatch(path.name)  # a killed run's draft, or damaged
     whole = path.with_name(found["name"]) if found else path
     return path.is_file() and not path.is_symlink() and os.path.relpath(whole, folder) in known

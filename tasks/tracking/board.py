@@ -41,7 +41,7 @@ COLUMNS = {
     "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
     "all, with commas); of a pruned fleet the flow's run, whose archive.json.gz holds them",
 }
-"""The columns of a row and what they mean."""
+"""The columns of a row and their meaning."""
 
 _MEANS = {
     "crps_ratio": "test_crps_ratio",
@@ -57,19 +57,19 @@ _NO_COIN = "none"
 
 @dataclass(frozen=True)
 class BoardRow:
-    """What one flow run has of a timeframe and an architecture: its `values` by the names of `COLUMNS`.
+    """A flow run's results for one timeframe and architecture: its `values` by the names of `COLUMNS`.
 
-    symbols: the coins that were judged. Those that failed are told in `values`, and stand for nothing.
+    symbols: the judged coins. Failed coins are only counted in `values`.
     """
 
     values: dict[str, Any]
     symbols: frozenset[str]
 
     def covers(self, other: "BoardRow") -> bool:
-        """Whether this row, of a newer run, leaves nothing to show of the other.
+        """Whether this row, of a newer run, makes the other row obsolete.
 
-        It has judged all its coins, under the same recipe, and has not seen older candles only: a run on the candles of
-        last year, made today, says nothing about the newest.
+        It must cover all of its coins, under the same recipe, and must not have an earlier `as_of`: a run made today on
+        last year's candles does not replace results on newer candles.
         """
         return (
             self._is_of_same_models(other)
@@ -78,7 +78,7 @@ class BoardRow:
         )
 
     def part_of_any(self, others: "Iterable[BoardRow]") -> bool:
-        """Whether another row has all coins of this one and more, under the same recipe."""
+        """Whether another row has all coins of this row and more, under the same recipe."""
         return any(self._is_of_same_models(other) and self.symbols < other.symbols for other in others)
 
     def _is_of_same_models(self, other: "BoardRow") -> bool:
@@ -97,8 +97,8 @@ def rows_of(
     """Return the rows of one flow run's fleets.
 
     Args:
-        of_flow: the values that all rows of the flow have alike, by the names of `COLUMNS`.
-        symbols, timeframes: only members of these.
+        of_flow: the values common to all rows of the flow, by the names of `COLUMNS`.
+        symbols, timeframes: filters on members.
     """
     groups: dict[tuple[str, str], list[BoardRow]] = defaultdict(list)
     for fleet in fleets:
@@ -119,7 +119,7 @@ def _judged(members: Iterable[RunArchive]) -> frozenset[str]:
 
 
 def _by_timeframe(members: Iterable[RunArchive]) -> list[tuple[str, list[RunArchive]]]:
-    """Return the members that were judged or have failed, none that are open or were killed."""
+    """Return the judged and failed members, without running and killed members."""
     groups: dict[str, list[RunArchive]] = {}
     for member in members:
         if member.status in ("FINISHED", "FAILED"):
@@ -128,7 +128,7 @@ def _by_timeframe(members: Iterable[RunArchive]) -> list[tuple[str, list[RunArch
 
 
 def _row(fleet: Fleet, timeframe: str, members: list[RunArchive], whole: bool) -> dict[str, Any]:
-    """Return the row of a fleet's members of one timeframe; `whole`: all of them, so that pooled figures hold."""
+    """Return the row of a fleet's members of one timeframe; `whole`: no member is left out, so pooled figures apply."""
     judged = [m.metrics for m in members if _is_judged(m)]
     pooled = fleet.run.metrics if whole else {}
     ratios = [m["test_crps_ratio"] for m in judged if "test_crps_ratio" in m]
@@ -166,7 +166,7 @@ def _mean(runs: list[dict[str, float]], metric: str) -> float | None:
 def _join(parts: list[BoardRow]) -> BoardRow:
     """Join the shards of one run on several devices into one row.
 
-    Means are weighted by members. Intervals of fleets do not combine, so they are left out.
+    Means are weighted by members. Intervals of several fleets cannot be combined and are left out.
     """
     shards = [part.values for part in parts]
     symbols = frozenset().union(*(part.symbols for part in parts))
@@ -191,6 +191,6 @@ def _weighted(shards: list[dict[str, Any]], name: str) -> float | None:
 
 
 def order(row: Mapping[str, Any]) -> tuple[int, int, bool, float]:
-    """Sort key: by market and timeframe, whole boards first, in each the best CRPS ratio first."""
+    """Sort key: by market and timeframe, complete rows before partial rows, then the best CRPS ratio first."""
     ratio = row["crps_ratio"] if row["crps_ratio"] is not None else float("inf")
     return MARKETS.index(row["market"]), INTERVAL_SECONDS[row["timeframe"]], bool(row["partial"]), ratio

@@ -1,4 +1,4 @@
-"""An opened MLflow store: the client whose failures are one sentence, the experiment, and the search for runs."""
+"""An opened MLflow store: a client that reports failures in one sentence, the experiment, and the search for runs."""
 
 import logging
 import socket
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
-"""Version of the names and tags by which cpb arranges runs and models in the experiment; another one is refused."""
+"""Version of the names and tags of runs and models in the experiment; other versions are refused."""
 TAGS = {
     "mlflow.experimentKind": "custom_model_development",
     LAYOUT_TAG: LAYOUT,
 }
-"""Of a new experiment; the first: MLflow's page need not ask what it holds."""
+"""Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
 _PATIENT_S = 10.0
 _LOOKED_AT = 50
-"""Newest flow runs that are asked which machines write to the store."""
+"""Number of newest flow runs searched for the machines that write to the store."""
 
 log = logging.getLogger("cpb")
 
@@ -59,7 +59,7 @@ _warned: set[str] = set()
 class Store:
     """An opened tracking store.
 
-    `served` is the URI that MLflow reads: `uri` itself, or a snapshot of a database that may only be read.
+    `served` is the URI that MLflow reads: `uri` itself, or a snapshot of a read-only database.
     """
 
     uri: str
@@ -69,20 +69,20 @@ class Store:
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing can be stored here."""
+        """Whether the store is read-only."""
         return self.served != self.uri
 
     @property
     def artifacts(self) -> str:
-        """The place (a URI) below which artifacts of new runs lie, as it is recorded now."""
+        """The root URI of the artifacts of new runs, as currently recorded."""
         return str(self.client.get_experiment(self.experiment_id).artifact_location)
 
 
 def connect(uri: str, served: str) -> Store:
-    """Connect to a store that can be reached, and make the experiment `cpb` where missing.
+    """Connect to a reachable store, and create the experiment `cpb` if missing.
 
     Raises:
-        CpbError: it is not MLflow's, or of another version.
+        CpbError: it is not an MLflow store, or of another version.
     """
     with _making(uri, served) as client:
         experiment_id = _experiment(client, uri, served)
@@ -99,7 +99,7 @@ def connect(uri: str, served: str) -> Store:
 
 @contextmanager
 def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
-    """Yield a client that makes what is missing in a store; where that fails, the error is one sentence."""
+    """Yield a client that creates missing parts of a store; a failure is reported in one sentence."""
     quiet()
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -113,7 +113,7 @@ def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
 
 
 def existing(call: Callable[..., T], *arguments: Any) -> T | None:
-    """Return what MLflow's client answers, or None where what the call names does not exist."""
+    """Return the result of an MLflow client call, or None if the requested object does not exist."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -125,7 +125,7 @@ def existing(call: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def pages(call: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
-    """Yield all that a search of MLflow's client finds, page by page."""
+    """Yield all results of an MLflow client search, page by page."""
     token = None
     while True:
         page = call(*arguments, **options, page_token=token)
@@ -136,12 +136,12 @@ def pages(call: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator
 
 
 def find_run(store: Store, run_id: str | None) -> "Run | None":
-    """Return a run by its id, or None where there is none."""
+    """Return a run by its id, or None."""
     return existing(store.client.get_run, run_id) if run_id else None
 
 
 def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
-    """Return runs by their ids, also deleted ones, hundreds in a call; ids of no run are left out."""
+    """Return runs by their ids, including deleted runs, hundreds per call; unknown ids are left out."""
     from mlflow.entities import ViewType
 
     runs, wanted = dict[str, "Run"](), sorted(set(run_ids))
@@ -151,7 +151,7 @@ def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
             [store.experiment_id], f"attributes.run_id IN ({quoted})", ViewType.ALL, _PAGE
         )
         runs |= {run.info.run_id: run for run in page}
-    for run_id in wanted:  # of another experiment, as a model that somebody registered by hand
+    for run_id in wanted:  # runs of another experiment, such as of a model registered by hand
         if run_id not in runs and (run := find_run(store, run_id)):
             runs[run_id] = run
     return runs
@@ -173,7 +173,7 @@ def search_lazily(
     """Yield the runs that satisfy an MLflow filter, page by page, for callers that need only the first few.
 
     Args:
-        deleted: also those that MLflow has marked as deleted, whose rows and files are still there.
+        deleted: include runs marked as deleted, whose rows and files still exist.
     """
     from mlflow.entities import ViewType
 
@@ -185,18 +185,18 @@ def search_lazily(
 
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
-    """Hold the store against other processes and threads of this machine: look, then write, as one step."""
-    with exclusive(store.served):  # beside a database that may only be read there may be no place for a lock
+    """Lock the store on this machine, so that reading and then writing is one atomic step."""
+    with exclusive(store.served):  # the folder of a read-only database may not be writable
         yield
 
 
 @contextmanager
 def alone_everywhere(store: Store, what: str) -> Iterator[None]:
-    """Hold one part of the store against the processes of other machines too, where they may use it.
+    """Lock one part of the store across all machines, if other machines may use it.
 
-    A SQLite store is this machine's: who writes it holds a lock beside it already. Of any other the hold is a lock of
-    this machine and a lease of the Prefect server that all machines ask. Without one, the others are not kept out,
-    which is said once where they have written to this store.
+    A SQLite store is local: writers already hold a lock beside it. For any other store, the lock is a lock on this
+    machine and a lease of the Prefect server that all machines use. Without a Prefect server, other machines are not
+    locked out, which is logged once if they have written to this store.
 
     Args:
         what: the part: `registry` (aliases, versions, pruning) or `runs` (which run a command continues).
@@ -212,7 +212,7 @@ def alone_everywhere(store: Store, what: str) -> Iterator[None]:
 
 
 def _identity(store: Store) -> str:
-    """Return what all machines call the same store, whatever the address by which they reach it."""
+    """Return an identity of the store that is the same on all machines, whatever address they use."""
     experiment = store.client.get_experiment(store.experiment_id)
     return sha256(f"{experiment.experiment_id} {experiment.creation_time}".encode()).hexdigest()[:12]
 
@@ -236,7 +236,7 @@ def _warn_of_others(store: Store) -> None:
 
 
 class _Client:
-    """MLflow's client; where the database or server fails in the middle of a run, the error is one sentence."""
+    """MLflow's client; a database or server failure during a run is reported in one sentence."""
 
     def __init__(self, client: "MlflowClient", uri: str) -> None:
         self._client, self._uri = client, uri
@@ -263,7 +263,7 @@ class _Client:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Say once that a tracking server lets this call wait: MLflow asks it again for a minute, without a word."""
+        """Log once that a call waits for the tracking server: MLflow retries silently for a minute."""
         if not is_server(self._uri):
             yield
             return
@@ -290,17 +290,17 @@ def _experiment(client: "MlflowClient", uri: str, served: str) -> str:
 
 
 def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experiment":
-    """Make the experiment and return it; that of another machine, which was faster, counts as well.
+    """Create the experiment and return it; an experiment created by another machine meanwhile is returned too.
 
-    A server places artifacts by itself; beside a SQLite database we say where. Of any other database MLflow would
-    record a folder of this machine, for good and for everyone: it is refused.
+    A server chooses the artifact location itself; for SQLite it is the folder beside the database. For any other
+    database MLflow would permanently record a folder of this machine for all users: it is refused.
     """
     from mlflow.exceptions import MlflowException
 
     database = sqlite_path(uri)
     if database is None and not is_server(uri):
         raise no_shared_place(uri)
-    if database and served == uri:  # a copy of the store then has the folder, by which it is told
+    if database and served == uri:  # the folder identifies a moved or copied store
         artifacts_beside(database).mkdir(exist_ok=True)
     try:
         location = artifacts_beside(database).as_uri() if database else None
@@ -313,10 +313,10 @@ def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experime
 
 
 def prepare_database(uri: str) -> None:
-    """Make the schema and the experiment, whose artifacts the server keeps, where they are missing.
+    """Create the schema and the experiment if missing; the server stores the experiment's artifacts.
 
     Raises:
-        CpbError: the database cannot be used, or says that artifacts lie in a folder of one machine.
+        CpbError: the database cannot be used, or records a local folder of one machine for artifacts.
     """
     database = sqlite_path(uri)
     if database and not database.exists():

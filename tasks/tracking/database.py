@@ -1,6 +1,6 @@
-"""Whether a store's database or server can be used, found out within ten seconds and said in one sentence.
+"""Checks within ten seconds whether a store's database or server can be used; failures are reported in one sentence.
 
-MLflow itself would retry for one to two minutes, then advise to upgrade the schema. So cpb asks first, once.
+MLflow itself would retry for one to two minutes, then suggest upgrading the schema. So cpb checks first, once.
 """
 
 import os
@@ -35,20 +35,20 @@ _UNREACHABLE = {
     "name or service": "unknown host",
     "nameresolution": "unknown host",
 }
-"""What the libraries' long messages mean, by a word in them."""
+"""Short reasons for the libraries' long messages, by a word in them."""
 _CONNECT_TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "timeout"}
-"""Name of each driver family's own time limit for connecting, in seconds."""
+"""Name of each driver family's connect timeout option, in seconds."""
 _SCHEMA_LOCK = 0x637062
-"""Key of the advisory lock under which MLflow's schema is made: `cpb` in ASCII."""
+"""Key of the advisory lock held while MLflow's schema is created: `cpb` in ASCII."""
 _variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
 _PACKAGES = {"psycopg2": install_extra("postgres"), "MySQLdb": "`pip install mysqlclient`"}
-"""How a driver is installed whose package has another name."""
+"""How to install drivers whose package name differs from the module name."""
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
 DOWN = "database-down"
-"""Code of the error for a database or server that does not answer."""
+"""Code of the error for a database or server that does not respond."""
 _CAUSES = (
     ("database-locked", ("database is locked", "database table is locked")),
     ("database-refused", ("password", "authentication", "access denied", "no pg_hba.conf entry", "role \"",
@@ -63,7 +63,7 @@ _CAUSES = (
                        "max retries", "connection", "server closed")),
     ("database-unreadable", ("unable to open",)),
 )  # fmt: skip
-"""Code of each kind of failure, and what the databases' messages say (in lower case) when it happens."""
+"""Code of each kind of failure, and words of the databases' messages for it, in lower case."""
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -74,7 +74,7 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def artifacts_beside(database: Path) -> Path:
-    """Return the folder in which cpb places the artifacts of a SQLite store."""
+    """Return the artifact folder of a SQLite store."""
     return database.parent / "artifacts"
 
 
@@ -84,16 +84,16 @@ def is_server(uri: str) -> bool:
 
 
 def server_here(uri: str) -> bool:
-    """Whether a tracking server is addressed by a loopback name: on this machine, or behind a tunnel."""
+    """Whether a tracking server has a loopback address: it is on this machine, or behind a tunnel."""
     host = urlsplit(uri).hostname or ""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
-    """Return the error for a store whose artifacts would lie on one of the machines that use it.
+    """Return the error for a shared store whose artifacts would be in a folder of a single machine.
 
     Args:
-        folder: where it says that they lie; None for a database in which nothing is recorded yet.
+        folder: the recorded folder; None for a database without a record.
     """
     shown = public_url(uri)
     if is_server(uri):
@@ -111,10 +111,10 @@ def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
 
 @contextmanager
 def making_schema(uri: str) -> Iterator[None]:
-    """Let one process at a time, of all machines, open a PostgreSQL database that may be empty.
+    """Let one process at a time, across machines, open a PostgreSQL database that may be empty.
 
-    MLflow makes the schema when it first opens one, and fails where two do so together. The lock ends with its
-    connection, so also with a process that is killed.
+    MLflow creates the schema when it first opens a database, and fails if two processes do so at once. The lock is
+    released with its connection, also when the process is killed.
     """
     if urlsplit(uri).scheme.partition("+")[0] != "postgresql":
         yield
@@ -128,7 +128,7 @@ def making_schema(uri: str) -> Iterator[None]:
 
 @contextmanager
 def named_in(variable: str) -> Iterator[None]:
-    """Let sentences about a store name the environment variable that it was given in."""
+    """Make error messages about a store name the environment variable that it was given in."""
     token = _variable.set(variable)
     try:
         yield
@@ -147,10 +147,10 @@ def is_database(uri: str) -> bool:
 
 
 def check(uri: str, *, write: bool) -> None:
-    """Raise one sentence where the store cannot be used now.
+    """Raise an error if the store cannot be used now.
 
     Raises:
-        CpbError: locked, unreachable, refused, damaged; `code` says which.
+        CpbError: locked, unreachable, refused, damaged; see `code`.
     """
     if database := sqlite_path(uri):
         _check_sqlite(uri, database, write)
@@ -161,7 +161,7 @@ def check(uri: str, *, write: bool) -> None:
 
 
 def failure(uri: str, error: BaseException) -> CpbError:
-    """Return what a database, a server or MLflow reported, as one sentence without credentials."""
+    """Return an error of a database, a server or MLflow as one sentence without credentials."""
     store = f"the MLflow store {public_url(uri)}"
     reason = _first_line(error)
     lower = reason.lower()
@@ -201,7 +201,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
 
 
 def is_unavailable(error: BaseException) -> bool:
-    """Whether an exception of MLflow's client means that the store is away, not that a request was wrong."""
+    """Whether an exception of MLflow's client means that the store is unavailable, not that a request was invalid."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import InterfaceError, OperationalError
 
@@ -210,22 +210,22 @@ def is_unavailable(error: BaseException) -> bool:
         return True
     if not isinstance(error, MlflowException):
         return False
-    # The first is a database's error as MLflow wraps it, the second an HTTP request that no retry could save.
+    # First a database error wrapped by MLflow, second an HTTP request that failed after all retries.
     return isinstance(error.__cause__, away) or str(error.message).startswith("API request to ")
 
 
 def is_writable(database: Path) -> bool:
-    """Whether this process may write a SQLite database; it also makes files beside it."""
+    """Whether this process may write a SQLite database and its folder, where SQLite creates further files."""
     return os.access(database, os.W_OK) and os.access(database.parent, os.W_OK)
 
 
 def snapshot(database: Path) -> Path:
-    """Return a copy of a database that may only be read, in a temporary folder that the caller deletes.
+    """Return a copy of a read-only database, in a temporary folder that the caller deletes.
 
-    SQLite needs to write beside a database even to read it (its journal is a WAL), and MLflow knows no other way.
+    SQLite must write beside a database in WAL mode even to read it, and MLflow cannot open it read-only.
     """
     folder = Path(tempfile.mkdtemp(prefix="cpb-store-"))
-    for ending in ("", "-wal"):  # the WAL holds what was not yet moved into the database
+    for ending in ("", "-wal"):  # the WAL contains changes not yet in the database file
         source = database.with_name(database.name + ending)
         if source.exists():
             shutil.copyfile(source, folder / source.name)
@@ -233,13 +233,13 @@ def snapshot(database: Path) -> Path:
 
 
 def make_sqlite(database: Path) -> None:
-    """Create MLflow's SQLite schema at `database` in one step: it is either absent or complete.
+    """Create MLflow's SQLite schema at `database` atomically: it is either absent or complete.
 
-    MLflow's own first use corrupts the migration when two processes start together, and a kill in the middle
-    leaves a half-made schema that no later start repairs.
+    MLflow's own first use corrupts the migration if two processes start together, and a kill during it leaves a
+    partial schema that no later start repairs.
 
     Raises:
-        CpbError: its folder cannot be made or written.
+        CpbError: its folder cannot be created or written.
     """
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
@@ -255,10 +255,10 @@ def make_sqlite(database: Path) -> None:
 
 
 def shrink(database: Path) -> None:
-    """Give the space of deleted rows back to the disk where they are more than half of a SQLite file.
+    """Return the space of deleted rows to the file system if they are more than half of a SQLite file.
 
-    Below that SQLite uses their pages again, so that the file keeps its size. A reader in the middle of a query
-    prevents it; then the next call does it.
+    Below that, SQLite reuses their pages, so the file keeps its size. An active reader prevents it; then the next call
+    tries again.
     """
     with (
         suppress(sqlite3.OperationalError),
@@ -274,7 +274,7 @@ def shrink(database: Path) -> None:
 
 @contextmanager
 def exclusive(uri: str) -> Iterator[None]:
-    """Hold the store against other processes and threads of this machine; the kernel frees it when one dies."""
+    """Lock the store against other processes and threads of this machine; the kernel releases the lock on exit."""
     with locked(_lock_file(uri)):
         yield
 
@@ -288,7 +288,7 @@ def _lock_file(uri: str) -> Path:
 
 def _write_whole_schema(database: Path) -> None:
     part = draft_name(database)
-    part.touch()  # SQLite would make one for its owner alone to write, whatever the umask says
+    part.touch()  # SQLite would create it writable by its owner only, whatever the umask
     try:
         write_schema(part)
         part.rename(database)
@@ -313,7 +313,7 @@ def _check_server(uri: str) -> None:
     try:
         status = ask_server(uri, _ENDPOINT, TIMEOUT_S).status_code
     except MlflowException as error:
-        raise failure(uri, error) from None  # the cause holds the request, and with it the password
+        raise failure(uri, error) from None  # the cause contains the request and so the password
     server = f"the MLflow server {public_url(uri)}"
     if status in (401, 403):
         raise CpbError(
@@ -335,7 +335,7 @@ def _check_database(uri: str) -> None:
             pass
     except (sqlalchemy.exc.SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
-    except ValueError:  # as int() says it, with what may be a part of the password
+    except ValueError:  # from int(); its message may contain a part of the password
         raise CpbError(
             f"the port in the MLflow store's URL is no number; correct it, {_other_store()}",
             code="store", field=_variable.get(),
@@ -343,7 +343,7 @@ def _check_database(uri: str) -> None:
 
 
 def _connection(uri: str) -> "Connection":
-    """Return a connection of its own to a database server, which is given up after `TIMEOUT_S`."""
+    """Return a new connection to a database server, with connect timeout `TIMEOUT_S`."""
     import sqlalchemy
     from sqlalchemy.pool import NullPool
 
@@ -353,7 +353,7 @@ def _connection(uri: str) -> "Connection":
 
 
 def _first_line(error: BaseException) -> str:
-    """Return the first line of the innermost message: what the driver said, not how it was wrapped."""
+    """Return the first line of the innermost message: the driver's, not the wrapper's."""
     origin = getattr(error, "orig", None) or getattr(error.__cause__, "orig", None) or error
     lines = [line.strip() for line in str(origin).splitlines() if line.strip()]
     return without_credentials(lines[0] if lines else type(origin).__name__).rstrip(".")

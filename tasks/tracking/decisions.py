@@ -1,8 +1,8 @@
-"""Decisions of the gate as MLflow's registry keeps them: tags of the registered model, and of the version it is about.
+"""Decisions of the gate in MLflow's registry: tags of the registered model, and of the version concerned.
 
-The registered model's tag `decision` is the newest on its series, whatever came of it; those before it have their time
-in the tag's name. A version's tag is the decision by which it became champion, written before the alias moves: so an
-alias at a version that no decision names was moved by a person in MLflow.
+The registered model's tag `decision` is the newest decision on its series, whatever the outcome; the names of earlier
+decisions' tags end with their time. A version's tag is the decision that made it champion, written before the alias
+moves: so an alias at a version without such a decision was moved by a person in MLflow.
 """
 
 from collections.abc import Mapping
@@ -24,16 +24,16 @@ DECISION = "decision"
 """Tag of a registered model and of a version: a `Decision` as JSON."""
 _EARLIER = f"{DECISION}."
 MAX_EARLIER = 14
-"""Decisions kept of a series beside the newest: as many nights as pruning keeps whole. Listing champions reads them."""
+"""Earlier decisions kept per series: the nights that pruning keeps in full. Listing champions reads them all."""
 
 
 def decision_text(decision: Decision) -> str:
-    """Return a decision as a tag holds it."""
+    """Return the tag value of a decision."""
     return text(decision.model_dump_json(exclude_none=True))
 
 
 def keep_decision(store: Store, decision: Decision) -> None:
-    """Write a decision as the newest on its series; a kill in between loses none of those before."""
+    """Write a decision as the newest on its series; a kill in between loses no earlier decision."""
     name = decision.series.registered
     tags = store.client.get_registered_model(name).tags
     if before := decision_in(tags):
@@ -45,7 +45,7 @@ def keep_decision(store: Store, decision: Decision) -> None:
 
 
 def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
-    """Return the newest decision on each series; an alias that was moved in MLflow is one by hand."""
+    """Return the newest decision on each series; an alias moved in MLflow counts as a decision by hand."""
     found = {}
     for model in registered_models(store):
         series = series_of(model.name)
@@ -55,7 +55,7 @@ def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
 
 
 def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
-    """Return the newest `limit` decisions on a series, newest first: the last nights and every champion's."""
+    """Return the newest `limit` decisions on a series, newest first: those of the last nights and of every champion."""
     model = existing(store.client.get_registered_model, series.registered)
     if model is None:
         return []
@@ -67,10 +67,10 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
 
 
 def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | None:
-    """Return the decision in the tags of a registered model or a version; None where there is none to be read."""
+    """Return the decision in the tags of a registered model or a version; None if missing or invalid."""
     try:
         return Decision.model_validate_json(tags[name])
-    except (KeyError, ValidationError):  # none, or written by a person
+    except (KeyError, ValidationError):  # missing, or written by a person
         return None
 
 
@@ -93,5 +93,5 @@ def _newest(store: Store, series: SeriesId, model: "RegisteredModel") -> Decisio
         reason=f"it was made champion in MLflow{since}, where the alias was moved by hand",
         decided_at=max(made, recorded.decided_at)
         if recorded
-        else made,  # at the earliest: MLflow keeps no time
+        else made,  # earliest possible time: MLflow stores no time of an alias change
     )

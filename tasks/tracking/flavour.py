@@ -1,11 +1,11 @@
-"""What makes the folder of a registered model an MLflow model: `MLmodel`, an example, what to install; no pickle.
+"""Makes the folder of a registered model an MLflow model: `MLmodel`, an example, requirements; no pickle.
 
 MLflow imports `cpbmodels.mlflow`, which reads `model.safetensors` and `config.json` beside these files. The light
-library travels along as a wheel, because no package index has it. The files belong to the run, whose tag `mlflow_files`
-names them with their digests: a universal member's run serves many coins' versions.
+library is included as a wheel, because it is in no package index. The files belong to the run, whose tag
+`mlflow_files` lists their digests: a universal member's run serves the versions of many coins.
 
-What many runs have alike is stored once on this machine, `ROOT/shared/SHA256`, and linked into each: for MLflow, and
-for whoever copies a folder, a hard link is a file like any other. Where the file system has none, it is copied.
+Files common to many runs are stored once on this machine, as `ROOT/shared/SHA256`, and hard-linked into each run;
+MLflow and copy tools treat a hard link as a normal file. On file systems without hard links they are copied.
 """
 
 import errno
@@ -37,13 +37,13 @@ ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA = "MLmodel", "requirements.txt", "pyt
 EXAMPLE, SERVED_EXAMPLE = "input_example.json", "serving_input_example.json"
 NAMES = (ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA, EXAMPLE, SERVED_EXAMPLE)
 LOADED = "registered_model_meta"
-"""MLflow writes it into a registered model's folder on this machine when it loads the model from there."""
+"""Written by MLflow into a local registered model's folder when it loads the model."""
 WHEELS = "wheels"
-"""The folder beside them with the library's wheel, the one folder within a run's artifacts."""
+"""The folder with the library's wheel, the only folder within a run's artifacts."""
 
 _PINNED = ("mlflow", "numpy", "pandas", "polars", "safetensors", "torch")
 _LAST = datetime(2025, 1, 1, tzinfo=UTC)
-"""Open time of the example's last candle: long closed, whatever the timeframe."""
+"""Open time of the example's last candle: closed long ago in any timeframe."""
 
 SHARED = "shared"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -53,17 +53,17 @@ _NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EML
 def add_flavour(
     store: Store, run: "Run", source: str, folder: Path, timeframe: str, kept: Path | None = None
 ) -> dict[str, str]:
-    """Write the files beside a model, where they are missing or damaged, and return their digests by name.
+    """Write missing or damaged files beside a model, and return the digests of all files by name.
 
-    A folder whose model cannot be read gets none, nor does one with an `MLmodel` that cpb did not write: then the
-    result is empty. A kill in the middle does no harm: the names are recorded first, the next call writes the files.
+    A folder with an unreadable model, or with an `MLmodel` not written by cpb, is skipped: then the result is empty.
+    A kill in between is safe: the names are recorded first, and the next call writes the files.
 
     Args:
         source: the URI of the model's folder among the run's artifacts.
         folder: that folder on this machine, or a copy of it.
-        timeframe: of the series that it is registered for.
-        kept: where a server keeps the artifacts, a copy of all that it has of them now, which is checked. Without it,
-            what has been written there once is taken to be there.
+        timeframe: of the series for which it is registered.
+        kept: if a server stores the artifacts, a fresh copy of them, which is checked. Without it, files uploaded
+            before are assumed to exist.
     """
     digests = digests_of(run.data.tags, MLFLOW_FILES)
     here = local_path(source)
@@ -80,24 +80,24 @@ def add_flavour(
         _upload(store, run, source, {**own, **shared})
         return found
     root = local_path(run.info.artifact_uri)
-    assert root is not None  # the source lies within it
+    assert root is not None  # the source is inside it
     for name, data in shared.items():
         write_shared(root.parent.parent, here / name, data)
     for name in digests.keys() - found.keys():
         if Path(name).parent == Path(WHEELS):  # of another release
             (here / name).unlink(missing_ok=True)
-    for name, data in own.items():  # last: with it the folder is a model
+    for name, data in own.items():  # last: `MLmodel` makes the folder a model
         write_bytes(here / name, data)
     return found
 
 
 def damaged(folder: Path, digests: Mapping[str, str]) -> list[str]:
-    """Return the names of the recorded files that are missing in a folder, or not what was written."""
+    """Return the names of recorded files that are missing or damaged in a folder."""
     return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]
 
 
 def _upload(store: Store, run: "Run", source: str, files: Mapping[str, bytes]) -> None:
-    """Log the files as artifacts of a run whose artifacts a tracking server keeps."""
+    """Log the files as artifacts of a run whose artifacts are on a tracking server."""
     below = source.removeprefix(run.info.artifact_uri).strip("/")
     with tempfile.TemporaryDirectory() as folder:
         for name, data in files.items():
@@ -108,9 +108,9 @@ def _upload(store: Store, run: "Run", source: str, files: Mapping[str, bytes]) -
 
 
 def _ml_model(run: "Run") -> bytes:
-    """Return the file `MLmodel`: how the model is loaded, its signature and where its example lies.
+    """Return the file `MLmodel`: the model's loader, signature and example path.
 
-    The same run gives the same bytes, so that a damaged file can be written again.
+    The same run yields the same bytes, so a damaged file can be restored.
     """
     from mlflow.models import Model
 
@@ -136,15 +136,15 @@ def _ml_model(run: "Run") -> bytes:
         env={
             "virtualenv": ENVIRONMENT,
             "conda": CONDA,
-        },  # MLflow asks for the second before it uses the first
+        },  # MLflow requires the second even if it uses the first
     )
     return model.to_yaml().encode()
 
 
 @cache
 def _common_files(timeframe: str, context: int) -> dict[str, bytes]:
-    """Return the files that all models of this timeframe and context have alike."""
-    from tasks.storage.wheel import light_wheel  # imports cpbmodels, which `cpb --help` need not
+    """Return the files common to all models of this timeframe and context."""
+    from tasks.storage.wheel import light_wheel  # imports cpbmodels, which `cpb --help` does not need
 
     wheel = light_wheel()
     example = _example(timeframe, context)
@@ -160,18 +160,18 @@ def _common_files(timeframe: str, context: int) -> dict[str, bytes]:
 
 
 def _requirements(wheel: str) -> list[str]:
-    """Return what to install, as it is installed here; pip and MLflow take the wheel's path from the model's folder."""
+    """Return the requirements at the installed versions; the wheel's path is relative to the model folder."""
     pins = [
         f"{name}=={version(name).partition('+')[0]}" for name in _PINNED
-    ]  # +cpu: no index need have that build
+    ]  # without +cpu: an index may lack that build
     return [*pins, wheel]
 
 
 def _environment(wheel_digest: str) -> str:
-    """Return the environment that MLflow builds.
+    """Return the environment file from which MLflow builds an environment.
 
-    The comment is for MLflow, which keeps environments by the text of this file: another build of the same version of
-    the library must not get the environment of the first.
+    The comment is for MLflow, which caches environments by the text of this file: another build of the same library
+    version must not reuse the environment of the first build.
     """
     python = platform.python_version()
     return f'python: {python}\ndependencies:\n- -r {REQUIREMENTS}\n- "# cpbmodels sha256 {wheel_digest}"\n'
@@ -195,7 +195,7 @@ def _conda(needed: list[str], wheel_digest: str) -> str:
 
 
 def _example(timeframe: str, context: int) -> dict[str, Any]:
-    """Return made-up candles, enough for every column to be there in a whole context, as pandas' `split` table."""
+    """Return synthetic candles, enough to compute every column over a whole context, as pandas' `split` table."""
     import numpy as np
 
     from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
@@ -215,7 +215,7 @@ def _example(timeframe: str, context: int) -> dict[str, Any]:
 
 
 def write_shared(root: Path, path: Path, data: bytes) -> None:
-    """Give `path` this content, atomically, as a link to the shared file, which is made where missing or damaged.
+    """Atomically link `path` to the shared file with this content, which is created if missing or damaged.
 
     Args:
         root: the folder that holds the runs' folders.
@@ -231,7 +231,7 @@ def write_shared(root: Path, path: Path, data: bytes) -> None:
 
 
 def unused(root: Path) -> list[Path]:
-    """Return the shared files of a root that no run links to any more, and what kills left of drafts."""
+    """Return the shared files of a root that no run links to any more, and drafts left by killed processes."""
     folder = root / SHARED
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     return [file for file in files if _is_own(file) and file.lstat().st_nlink == 1]

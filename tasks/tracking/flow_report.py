@@ -1,6 +1,6 @@
-"""`report.html` on a flow's run: what the run found, in one file that MLflow's own page shows.
+"""`report.html` on a flow's run: the run's results in a single file that MLflow's own page displays.
 
-About 2.0 MB, nearly all of it plotly's bundle, packed: the file must show itself in a frame that may fetch nothing.
+About 2.0 MB, mostly plotly's bundle, compressed: the page is shown in a frame that may not fetch anything.
 """
 
 import json
@@ -35,7 +35,7 @@ _DECISIONS = {
 
 @dataclass(frozen=True)
 class ReportedFleet:
-    """A fleet as its report shows it: what was trained, and the scores of those members that could be judged."""
+    """A fleet in a report: the trained members, and the scores of the judged members."""
 
     architecture: str
     trained: Sequence[TrainedMember]
@@ -52,8 +52,8 @@ def keep_report(
 
     Args:
         run_id: of the flow.
-        fleets: all that were trained.
-        decisions: who serves each series after the run.
+        fleets: all trained fleets.
+        decisions: the serving version of each series after the run.
     """
     store = store or open_store()
     run = store.client.get_run(run_id)

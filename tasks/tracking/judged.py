@@ -1,4 +1,4 @@
-"""Models as they stand in MLflow now: the newest judged model of each recipe, its ratios and losses."""
+"""Judged models in MLflow: the newest model of each recipe, its ratios and losses."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 MAX_RUNS_LOOKED_AT = 300
-"""Runs of one series that are searched for architectures, the newest first: a month of nights of ten architectures."""
+"""Newest runs of a series that are searched: a month of nights with ten architectures."""
 
 MAX_HISTORIES = 7
-"""Models of a fleet whose losses are shown: a figure has so many colours."""
+"""Models of a fleet whose losses are shown: the number of colours in a figure."""
 
 _NEWEST = "attributes.start_time DESC"
 _NAMES = ("timeframe", "architecture", "preset")
@@ -43,8 +43,8 @@ _SHOWN = ("test_", "epochs_run", "windows_per_s", "train_seconds")
 class JudgedModel(BaseModel):
     """The newest judged model of one architecture and preset, with its figures on the test span.
 
-    `preset`: with a digest of what was changed in it. `data`: digest of its candles. `test_span`: the test span,
-    `from/to`; null where the model's run does not say it. Figures of different spans are not to be compared.
+    `preset`: with a digest of its changed options. `data`: digest of its candles. `test_span`: the test span,
+    `from/to`; null if the model's run does not record it. Figures of different spans must not be compared.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -64,7 +64,7 @@ class JudgedModel(BaseModel):
 
 
 def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
-    """Return the newest judged model of each architecture and recipe on a series, the best CRPS ratio first."""
+    """Return the newest judged model of each architecture and recipe on a series, best CRPS ratio first."""
     condition = (
         f"tags.`{KIND}` = '{MEMBER}' and tags.`{MARKET}` = '{series.market}' and tags.`{SYMBOL}` = '{series.symbol}' "
         f"and tags.`{TIMEFRAME}` = '{series.timeframe}' and attributes.status = 'FINISHED'"
@@ -83,7 +83,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
 
 
 def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, str]]:
-    """Return alias and name of the version that each run of a series was registered as."""
+    """Return by run the alias and name of its registered version."""
     aliases = aliases_of(store, series)
     if aliases is None:
         return {}
@@ -95,7 +95,7 @@ def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, s
 
 
 def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | None) -> JudgedModel:
-    # What all members have alike stands with their fleet.
+    # Params common to all members are stored on their fleet's run.
     tags, params = run.data.tags, {**(fleet.data.params if fleet else {}), **run.data.params}
     return JudgedModel(
         architecture=tags.get("architecture", ""),
@@ -112,10 +112,10 @@ def _model(run: "Run", fleet: "Run | None", alias: str | None, version: str | No
 
 
 def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the ratio of each coin by each model behind some rows of the leaderboard: the newest of each recipe.
+    """Return each coin's ratio per model in some leaderboard rows: of the newest model of each recipe.
 
     Returns:
-        `symbol timeframe architecture preset crps_ratio test_span`, the last as in `JudgedModel`.
+        `symbol timeframe architecture preset crps_ratio test_span`, with `test_span` as in `JudgedModel`.
     """
     rows = list(rows)
     flows = find_runs(store, {row["flow_run"] for row in rows})
@@ -147,12 +147,12 @@ def _coins(fleet: Fleet, row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _span(params: Mapping[str, str]) -> str | None:
-    """Return the span that a model was judged on, `from/to`, of its params; None where they do not say it."""
+    """Return the test span `from/to` in a model's params; None if not recorded."""
     return "/".join(json.loads(params["bounds.test"])) if "bounds.test" in params else None
 
 
 def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]]]:
-    """Return the losses per epoch of a member's run, or of the first members of a fleet's, by the runs' names.
+    """Return the losses per epoch of a member's run, or of the first members of a fleet's run, by run name.
 
     Raises:
         MemberError: there is no such run, or it is a flow's.

@@ -1,8 +1,8 @@
 """The leaderboard, from MLflow alone: architecture x timeframe against the random walk.
 
-Each row is one run's. A run replaces the rows of earlier ones whose coins it has all judged, under the same recipe;
-one of fewer coins, or with coins that failed, is a row of its own, marked `partial`, and the row of many coins keeps
-its interval.
+Each row belongs to one run. A run replaces rows of earlier runs if it has judged all their coins under the same recipe;
+a run with fewer coins, or with failed coins, gets its own row, marked `partial`, and the row of many coins keeps its
+interval.
 """
 
 import math
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _ASKED = ("coins", "timeframes", "architectures", "preset", "overrides", "seeds", "dtype")
-"""Params of a flow run that say which models it was to train."""
+"""Params of a flow run that define the models to train."""
 
 
 def leaderboard(
@@ -35,18 +35,18 @@ def leaderboard(
     symbols: Collection[str] | None = None,
     timeframes: Collection[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows by market and timeframe, whole boards before `partial` ones, the best CRPS ratio first.
+    """Return the rows by market and timeframe, complete rows before `partial` rows, the best CRPS ratio first.
 
-    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval where one fleet trained
-    all its coins: those of several do not combine.
+    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval if a single fleet trained
+    all its coins: the intervals of several fleets cannot be combined.
 
     Args:
-        parent: run id of a flow, or how one begins, for the rows of that run alone; the filters are not looked at then.
-        market: only this one; default all real ones, and where nothing real was trained the simulated one.
-        symbols, timeframes: only these; default all.
+        parent: run id of a flow, or its first characters, for the rows of that run alone; filters are then ignored.
+        market: default: all real markets, or the simulated market if nothing real was trained.
+        symbols, timeframes: filters; default all.
 
     Raises:
-        CpbError: there is no such run, several begin so, or nothing was judged.
+        CpbError: there is no such run, the id is ambiguous, or nothing was judged.
     """
     store = store or open_store(create=False)
     if parent is None:
@@ -62,13 +62,13 @@ def leaderboard(
 
 
 def board_of(store: Store, flow: "Run") -> list[dict[str, Any]]:
-    """Return the rows of one flow run, from its members' runs, and from its archive where those were pruned."""
+    """Return the rows of one flow run, from its members' runs, or from its archive for pruned members."""
     rows = rows_of(fleets_of(store, flow), _of_flow(flow))
     return sorted((row.values for row in rows), key=order)
 
 
 def _of_flow(flow: "Run") -> dict[str, Any]:
-    """Return the columns that all rows of a flow run have alike."""
+    """Return the columns common to all rows of a flow run."""
     as_of, started = age_of(flow)
     return {"market": market_of(flow), "as_of": as_of, "started_at": started, "flow_run": flow.info.run_id}
 
@@ -76,7 +76,7 @@ def _of_flow(flow: "Run") -> dict[str, Any]:
 def _current(
     store: Store, market: str | None, symbols: Collection[str] | None, timeframes: Collection[str] | None
 ) -> list[dict[str, Any]]:
-    """Return the rows of what stands now, over all finished flow runs."""
+    """Return the current rows over all finished flow runs."""
     flows = _newest_flows(store)
     trained = {of_flow["market"] for _, of_flow in flows}
     shown = {market} if market else trained - {SIM} or trained
@@ -100,18 +100,18 @@ def _current(
 
 
 def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
-    """Return the finished flow runs, the newest first; of those that were asked for the same models the newest alone.
+    """Return the finished flow runs, newest first; of runs of the same requested models only the newest.
 
-    So a year of nightly runs costs one search and the reading of one run, and coins that are traded no more leave the
-    board. One on older candles does not stand for one on newer ones, nor one in which models failed for one in which
-    more were judged.
+    So a year of nightly runs costs one search and the reading of one run, and coins no longer traded leave the board.
+    A run on older candles does not replace a run on newer candles, nor does a run with failed models replace a run in
+    which more were judged.
     """
     kept: list[tuple[Run, dict[str, Any]]] = []
     newer: dict[tuple[str | None, ...], list[tuple[str, float]]] = {}
     for run in finished_flows(store):
         of_flow = _of_flow(run)
         asked = tuple(run.data.params.get(name) for name in _ASKED)
-        # A run that does not say what it was asked for stands for itself.
+        # A run that does not record its request is its own group.
         key = (of_flow["market"], *asked) if any(asked) else (run.info.run_id,)
         as_of, judged = of_flow["as_of"], _judged(run)
         before = newer.setdefault(key, [])
@@ -122,7 +122,7 @@ def _newest_flows(store: Store) -> "list[tuple[Run, dict[str, Any]]]":
 
 
 def _judged(flow: "Run") -> float:
-    """Return how many models a run has judged; infinite where none failed: what it leaves out was not to be trained."""
+    """Return how many models a run has judged; infinite if none failed, since it then trained all requested models."""
     metrics = flow.data.metrics
     complete = flow.data.tags.get(OUTCOME, COMPLETE) == COMPLETE and not metrics.get("failed")
     return math.inf if complete else metrics.get("members", 0)

@@ -1,8 +1,8 @@
-"""What cpb uses of MLflow that MLflow does not document. Each was read and tried in the version named with it.
+"""Undocumented parts of MLflow that cpb uses. Each was read and tested in the version named with it.
 
-What starts and confines its server is in `artifact_guard.py`.
+Starting and restricting its server is in `artifact_guard.py`.
 
-Whoever raises the pin of MLflow checks this file first; `tests/tracking/test_mlflow_private.py` calls each of them.
+Check this file before changing the pinned MLflow version; `tests/tracking/test_mlflow_private.py` calls each function.
 """
 
 import logging
@@ -29,29 +29,29 @@ _PLACES = (
     ("model_versions", "source"),
     ("model_versions", "storage_location"),
 )
-"""Tables and columns that say where artifacts lie."""
+"""Tables and columns that contain artifact locations."""
 
 PROXIED = "mlflow-artifacts:"
-"""Scheme of artifacts that a tracking server keeps (3.17.2, `mlflow.store.artifact.mlflow_artifacts_repo`)."""
+"""Scheme of artifacts stored by a tracking server (3.17.2, `mlflow.store.artifact.mlflow_artifacts_repo`)."""
 
 
 def quiet() -> None:
-    """Set MLflow to send no telemetry and to print no migrations, addresses and tracebacks.
+    """Configure MLflow to send no telemetry and to print no migrations, addresses or tracebacks.
 
     3.17.2: `mlflow.store.db.utils` logs a traceback for each statement that fails.
     """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # a minute of waiting; 7 are more than four
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # waits a minute; 7 would wait over four
     for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def write_schema(path: Path) -> None:
-    """Write MLflow's current SQLite schema to an empty file, by way of memory: half the time of a migration on disk.
+    """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
 
-    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (what MLflow does to a new store).
+    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (as MLflow does for a new store).
     """
     quiet()
     from mlflow.store.db import utils
@@ -61,13 +61,13 @@ def write_schema(path: Path) -> None:
     with engine.connect() as connection, closing(sqlite3.connect(path)) as target:
         source: Any = connection.connection.driver_connection
         source.backup(target)
-        # Readers (the UI) and writers no longer wait for each other, and a commit costs one fsync, not three.
+        # Readers (the UI) and writers do not block each other, and a commit needs one fsync instead of three.
         target.execute("PRAGMA journal_mode=WAL")
     engine.dispose()
 
 
 def local_path(uri: str) -> Path | None:
-    """Return the path of an artifact URI that lies on this machine, else None.
+    """Return the path of a local artifact URI, else None.
 
     3.17.2: `mlflow.utils.uri.is_local_uri`, `mlflow.utils.file_utils.local_file_uri_to_path`.
     """
@@ -78,7 +78,7 @@ def local_path(uri: str) -> Path | None:
 
 
 def is_mlflow_database(path: Path) -> bool:
-    """Whether a SQLite file holds MLflow's tables; nothing is written beside it, as SQLite otherwise does.
+    """Whether a SQLite file has MLflow's tables; opened as immutable, so SQLite writes no files beside it.
 
     3.17.2: `mlflow.store.tracking.dbmodels.models`.
     """
@@ -88,10 +88,10 @@ def is_mlflow_database(path: Path) -> bool:
 
 
 def move_artifacts(database: Path, places: "Mapping[str, str]") -> None:
-    """Record other places for all artifacts that lie at one of `places` or below it, in one transaction.
+    """Change the recorded location of all artifacts at or below the keys of `places`, in one transaction.
 
     3.17.2: the columns of `mlflow.store.tracking.dbmodels.models` and `mlflow.store.model_registry.dbmodels.models`
-    that hold a place; no public call changes them.
+    that contain a location; no public call changes them.
     """
     with closing(sqlite3.connect(database)) as connection, connection:
         for old, new in places.items():
@@ -108,7 +108,7 @@ def _is_below(column: str) -> str:
 
 
 def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":
-    """Ask a tracking server once, with the credentials that MLflow's client would send; no retry.
+    """Send one GET request to a tracking server, with the credentials of MLflow's client; no retry.
 
     3.17.2: `mlflow.utils.credentials.get_default_host_creds`, `mlflow.utils.rest_utils.http_request`.
     """
@@ -120,10 +120,10 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
 
 
 def close_connections(uri: str, *, forget: bool = False) -> None:
-    """Close all connections to a database, as before a fork or when its file was replaced; the next call opens others.
+    """Close all connections to a database, before a fork or after its file was replaced; the next call reconnects.
 
     Args:
-        forget: nobody will read it again, as of a copy that is about to be deleted.
+        forget: also remove its engines, for a copy that is about to be deleted.
 
     3.17.2: MLflow keeps engines for the life of the process, in `_engine_map` of its SQL stores for runs and models.
     """
@@ -139,8 +139,8 @@ def close_connections(uri: str, *, forget: bool = False) -> None:
 def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:
     """Delete all rows of runs from a SQL store in one transaction; MLflow's public `delete_run` only marks them.
 
-    3.17.2: does what `SqlAlchemyStore._hard_delete_run` does, which `mlflow gc` calls for one run after another, with
-    its list of tables. That one leaves the runs' inputs and datasets; here a dataset goes with its last input.
+    3.17.2: equivalent to `SqlAlchemyStore._hard_delete_run`, which `mlflow gc` calls for each run, with its list of
+    tables. That method leaves the runs' inputs and datasets; here a dataset is deleted with its last input.
     """
     from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag, SqlRun
     from mlflow.store.tracking.sqlalchemy_store import _RUN_DELETE_CASCADE_MODELS
@@ -165,9 +165,9 @@ def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> No
 
 
 def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:
-    """Delete a model version's row and tags; MLflow's public `delete_model_version` blanks the row and keeps its tags.
+    """Delete a model version's row and tags; the public `delete_model_version` blanks the row and keeps the tags.
 
-    3.17.2: `MlflowClient._get_registry_client().store`, `_get_sql_model_version`; the tags go by SQLAlchemy's cascade.
+    3.17.2: `MlflowClient._get_registry_client().store`, `_get_sql_model_version`; tags are deleted in cascade.
     """
     store: Any = client._get_registry_client().store
     with store.ManagedSessionMaker(read_only=False) as session:
@@ -175,11 +175,11 @@ def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> 
 
 
 def delete_remote_files(uri: str, name: str | None = None, tracking_uri: str | None = None) -> None:
-    """Delete all files of a run, or the one of this name, that lie elsewhere than in a folder of this machine.
+    """Delete all remote artifacts of a run, or only the artifact `name`.
 
-    Files that a tracking server hands on (`mlflow-artifacts:`) need the server's own address in `tracking_uri`.
+    Artifacts proxied by a tracking server (`mlflow-artifacts:`) need the server's address in `tracking_uri`.
 
-    3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as `mlflow gc` does.
+    3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as in `mlflow gc`.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -187,18 +187,18 @@ def delete_remote_files(uri: str, name: str | None = None, tracking_uri: str | N
 
 
 VIEW_KEY, VIEW_TAG = "viewStateShareKey", "mlflow.sharedViewState."
-"""Parameter of the address of an experiment's page, and the tag of the experiment that it names with its value.
+"""Query parameter of an experiment's page, and the prefix of the experiment tag that its value selects.
 
-3.17.2: `server/js`, what the button "Share" stores and opens.
+3.17.2: `server/js`, the view stored and opened by the button "Share".
 """
 
-_MAX_RUNS = 20  # bars of a chart, and runs that are shown
+_MAX_RUNS = 20  # bars of a chart, and visible runs
 
 
 def view_state(
     condition: str, sort_by: str, title: str, charts: "Sequence[Mapping[str, Any]]"
 ) -> dict[str, Any]:
-    """Return a view of an experiment's runs as its page keeps it: a filter, an order and charts under a title.
+    """Return a view of an experiment's runs in its page's format: filter, sort order and charts under a title.
 
     3.17.2: `server/js`, the page's search facets and UI state.
     """

@@ -1,8 +1,8 @@
-"""`cpb prune`: removes what nightly runs pile up, so that database, artifacts and store stay level.
+"""`cpb prune`: removes the data that nightly runs accumulate, so that database, artifacts and store stay bounded.
 
-Kept are the last nights whole, then one flow run a week with its members' figures in one file; champions,
-challengers and their predecessors; whatever has an alias or the tag `keep`. Nothing goes while a run is being written.
-A kill in the middle does no harm: each step can be repeated, and the next pruning finishes it.
+Kept are the last nights in full, then one flow run a week with its members' figures in one file; champions,
+challengers and their predecessors; everything with an alias or the tag `keep`. Nothing is deleted while a run is being
+written. A kill at any point is safe: each step can be repeated, and the next pruning completes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 SET_ASIDE_DAYS = 90
-"""Days after which files that were set aside because they were damaged are deleted."""
+"""Days after which damaged files that were set aside are deleted."""
 MAX_RUNS_A_PASS = 500
-"""Runs that are deleted before others may write again: a pass takes seconds, the first pruning of a year minutes."""
+"""Runs deleted per lock: a pass takes seconds, the first pruning of a year takes minutes."""
 STATE = "retention.json"
 
 
 class RetentionState(Record):
-    """Says that a nightly run has reported once what it would delete; from then on it deletes."""
+    """Marks that a nightly run has reported once what it would delete; later runs delete."""
 
     reported_at: datetime
 
 
 @dataclass
 class PruneReport:
-    """What was deleted, or with `dry_run` would be.
+    """The deleted objects, or with `dry_run` those that would be deleted.
 
-    `archived`: flow runs whose members' figures are kept in one file; `kept`: what is old enough and stays all the
-    same, with the reason; `unfinished`: why pruning stopped early, or "".
+    `archived`: flow runs whose members' figures are kept in one file; `kept`: objects old enough for deletion but kept,
+    with the reason; `unfinished`: why pruning stopped early, or "".
     """
 
     dry_run: bool
@@ -73,7 +73,7 @@ class PruneReport:
     unfinished: str = ""
 
     def __str__(self) -> str:
-        """Return it in one sentence."""
+        """Return the report in one sentence."""
         verb = "would delete" if self.dry_run else "deleted"
         counts = {"run": self.runs, "version": len(self.versions), "fleet": len(self.fleets),
                   "other file": len(self.files)}  # fmt: skip
@@ -93,15 +93,15 @@ def prune(
     now: datetime | None = None,
     store: Store | None = None,
 ) -> PruneReport:
-    """Delete what is old, or only report it.
+    """Delete old data, or only report it.
 
     Args:
-        home: CPB_HOME: fleets, set-aside files, forecasts and ledger.
-        nights: nights of each market that are kept whole.
-        now: UTC; default the clock's time.
+        home: CPB_HOME, with fleets, set-aside files, forecasts and ledger.
+        nights: nights of each market that are kept in full.
+        now: UTC; default the current time.
 
     Raises:
-        BusyError: a run is being written, or a fleet trained; nothing was deleted.
+        BusyError: a run is being written or a fleet is training; nothing was deleted.
     """
     now = now or datetime.now(UTC)
     store = store or open_store(create=not dry_run)
@@ -125,7 +125,7 @@ def prune(
 
 
 def prune_nightly(home: Path, *, now: datetime | None = None, nights: int = NIGHTS) -> PruneReport:
-    """Prune at the end of a nightly run; the first time, as after an upgrade, only report."""
+    """Prune at the end of a nightly run; the first time, for example after an upgrade, only report."""
     first = find_record(home / STATE, RetentionState) is None
     report = prune(home, dry_run=first, now=now, nights=nights)
     if first:
@@ -135,7 +135,7 @@ def prune_nightly(home: Path, *, now: datetime | None = None, nights: int = NIGH
 
 @contextmanager
 def _alone(store: Store, home: Path) -> Iterator[None]:
-    """Keep every other writer of the store, and every training below the home, away for the length of the block."""
+    """Lock out every other writer of the store, and every training below the home, during the block."""
     with ExitStack() as held:
         held.enter_context(alone_everywhere(store, "registry"))
         held.enter_context(alone(store))
@@ -150,7 +150,7 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
 
 
 def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> bool:
-    """Add what is old to the report and delete it, runs up to `MAX_RUNS_A_PASS`; return whether runs are left.
+    """Report and delete old data, up to about `MAX_RUNS_A_PASS` runs; return whether runs are left.
 
     With `report.dry_run` nothing is deleted, and all runs are counted.
     """
@@ -178,7 +178,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
         path.unlink(missing_ok=True)
     remove_stale_copies(copies)
     if root := local_path(store.artifacts):
-        for path in unused(root):  # what runs shared, and went with the last of them
+        for path in unused(root):  # shared files whose last run was deleted
             path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
@@ -188,7 +188,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
 def _plan(
     store: Store, home: Path, nights: int, now: datetime, report: PruneReport
 ) -> "tuple[list[OldFlow], list[ModelVersion]]":
-    """Return the old flow runs and the old versions; what cannot go is added to the report.
+    """Return the old flow runs and versions; those that cannot be deleted are added to the report.
 
     Raises:
         BusyError: a run is being written.
@@ -198,7 +198,7 @@ def _plan(
         raise BusyError(
             f"run {writing[0].name} ({writing[0].id}) is being written; prune again when it has ended"
         )
-    if is_server(store.uri):  # what it has marked as deleted, only its own `mlflow gc` removes
+    if is_server(store.uri):  # runs marked as deleted are removed only by the server's `mlflow gc`
         runs = [run for run in runs if not run.deleted]
     since = first_nights(runs, nights)
     every = all_versions(store)
@@ -219,12 +219,12 @@ def _delete_version(store: Store, old: "ModelVersion") -> None:
 
 
 def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
-    """Delete runs of a flow: first it is hidden from readers, or its board archived, then files go, then rows."""
+    """Delete runs of a flow: first hide the flow from readers or archive its board, then delete files, then rows."""
     if old.archive:
         flow = store.client.get_run(old.flow)
         if archive := make_archive(store, flow, now):
             write_archive(store, flow, archive)
-    final = not is_server(store.uri)  # a server's rows and files are removed by its own `mlflow gc`
+    final = not is_server(store.uri)  # a server's rows and files are removed by its `mlflow gc`
     for run in old.runs:
         if not run.deleted and (not final or run.id == old.flow):
             store.client.delete_run(run.id)
@@ -243,7 +243,7 @@ def _count(flow: OldFlow, report: PruneReport) -> None:
 
 
 def _old_set_aside(home: Path, now: datetime) -> list[Path]:
-    """Return files that were set aside long ago: renaming leaves a file's time of change, but not that of its inode."""
+    """Return files set aside long ago, by ctime: renaming a file updates its ctime but not its mtime."""
     limit = (now - timedelta(days=SET_ASIDE_DAYS)).timestamp()
     return [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
 
@@ -254,7 +254,7 @@ def _stale_copies(store: Store, home: Path, gone: "Sequence[ModelVersion]") -> l
 
 
 def _roots(home: Path) -> list[Path]:
-    """Return the folders that hold manifests, fleets and trees: of the real markets, and of the simulator."""
+    """Return the folders with manifests, fleets and trees: of the real markets, and of the simulator."""
     return list(dict.fromkeys(market_home(home, market) for market in MARKETS))
 
 

@@ -1,7 +1,7 @@
-"""Which runs and versions pruning removes: decided from what is stored, before anything is touched.
+"""Selects the runs and versions that pruning removes: decided from the stored data, before anything is changed.
 
-Nights are counted per market, by the UTC days on which one of its flow runs finished: a machine that was off for a
-month keeps its last nights, and nightly runs on spot do not make those on the simulator old.
+Nights are counted per market, by the UTC days on which a flow run of the market finished: a machine that was off for a
+month keeps its last nights, and nightly runs on spot do not age the simulator's nights.
 """
 
 from collections import defaultdict
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 NIGHTS = 14
-"""Nights of each market that are kept whole."""
+"""Nights of each market that are kept in full."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
     FLOW: (ARCHIVE, REPORT),
@@ -47,9 +47,9 @@ _OWN_FILES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What is needed of a run to decide on it.
+    """The attributes of a run that pruning needs.
 
-    `kind` is "" for a run that cpb did not write; `uri`, `files`: where its artifacts lie, and their recorded names.
+    `kind` is "" for a run not written by cpb; `uri`, `files`: location of its artifacts, and their recorded names.
     """
 
     id: str
@@ -68,7 +68,7 @@ class StoredRun:
 
     @classmethod
     def of(cls, run: "Run") -> "StoredRun":
-        """Take it from MLflow's run."""
+        """Create it from an MLflow run."""
         info, tags = run.info, run.data.tags
         kind = tags.get(KIND, "")
         at = max(info.end_time or 0, info.start_time)
@@ -90,13 +90,13 @@ class StoredRun:
 
     @property
     def week(self) -> tuple[str, int, int]:
-        """Its market and its ISO year and week."""
+        """Market, ISO year and ISO week."""
         return self.market, *self.ended.isocalendar()[:2]
 
 
 @dataclass(frozen=True)
 class OldFlow:
-    """What goes of one old flow run, parents before children; `archive`: its members' figures are kept on `flow`."""
+    """The runs to delete of an old flow run, parents first; `archive`: keep the members' figures on `flow`."""
 
     flow: str
     runs: tuple[StoredRun, ...]
@@ -104,12 +104,12 @@ class OldFlow:
 
 
 def stored_runs(store: Store) -> list[StoredRun]:
-    """Return all runs of the experiment, also those that MLflow has marked as deleted."""
+    """Return all runs of the experiment, including runs marked as deleted."""
     return [StoredRun.of(run) for run in search_lazily(store, deleted=True)]
 
 
 def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, date]:
-    """Return the day of each market's oldest night that is kept whole; markets with fewer nights are left out."""
+    """Return the day of each market's oldest night kept in full; markets with no more than `nights` are left out."""
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:
@@ -122,8 +122,8 @@ def old_versions(
 ) -> "list[ModelVersion]":
     """Return the versions that are neither served, nor needed as a predecessor, nor kept by a tag, nor recent.
 
-    A version with any alias stays, because somebody has named it. The newest one of a model stays too: MLflow would
-    give its number to the next, under which the ledger has forecasts already.
+    A version with any alias is kept, because a person may rely on it. The newest version of a model is kept too: MLflow
+    would reuse its number, under which the ledger already has forecasts.
     """
     own = {run.id for run in runs if run.kind == MEMBER}
     models: dict[str, list[ModelVersion]] = defaultdict(list)
@@ -158,11 +158,11 @@ def plan_runs(
     needed: Collection[str],
     problem: Callable[[StoredRun], str],
 ) -> tuple[list[OldFlow], list[str]]:
-    """Return which runs go, by flow, and why runs that are old enough are kept all the same.
+    """Return the runs to delete by flow, and the reasons why other old runs are kept.
 
     Args:
-        needed: ids of runs whose files a registered version is made of.
-        problem: why a run cannot be proven to be cpb's alone, or "".
+        needed: ids of runs whose files belong to a registered version.
+        problem: returns why a run cannot be proven to be cpb's alone, or "".
     """
     by_id = {run.id: run for run in runs}
     children: dict[str, list[StoredRun]] = defaultdict(list)
@@ -171,7 +171,7 @@ def plan_runs(
     weekly = _weekly(runs)
     flows, kept = list[OldFlow](), list[str]()
     for top in runs:
-        # The top of a tree is a flow, or a run whose parent is gone.
+        # The root of a tree is a flow, or a run whose parent was deleted.
         old = top.market in since and top.ended.date() < since[top.market]
         if not top.kind or top.parent in by_id or not old:
             continue
@@ -187,7 +187,7 @@ def plan_runs(
 
 
 def problem_of(store: Store, run: StoredRun) -> str:
-    """Return why a run that is old enough cannot be removed, or ""."""
+    """Return why an old run cannot be removed, or ""."""
     if run.files and lies_elsewhere(run.uri):
         return "its artifacts lie on another machine"
     foreign = foreign_file(store, run.id, run.uri, {*_OWN_FILES[run.kind], *run.files})
@@ -201,7 +201,7 @@ def _staying(
     problem: Callable[[StoredRun], str],
     kept: list[str],
 ) -> set[str]:
-    """Return the runs of an old tree that stay, and all above them: MLflow shows no child without its parent."""
+    """Return the runs of an old tree to keep, with their ancestors: MLflow shows no child without its parent."""
     stays: set[str] = set()
     tagged: set[str] = set()
     for run in tree:  # parents first
@@ -219,7 +219,7 @@ def _staying(
 
 
 def _weekly(runs: Iterable[StoredRun]) -> set[str]:
-    """Return the run that stands for each market's week: the newest finished one, if possible of the whole universe."""
+    """Return the run kept per market and week: the newest finished run, preferably of the whole universe."""
     best: dict[tuple[str, int, int], StoredRun] = {}
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:

@@ -1,10 +1,10 @@
-"""Runs whose process died: marked KILLED by the next process that writes to the store, with the reason.
+"""Runs of dead processes: marked KILLED by the next process that writes to the store, with the reason.
 
-While a flow's run is open, a thread renews a tag on it every ten minutes, the sign of life for other machines that
-share the store: a training may take hours between two steps.
+While a flow's run is open, a thread updates a heartbeat tag on it every ten minutes, for other machines that share the
+store: a training may take hours between two steps.
 
-A flow's and a fleet's run carry the process that opened them; a member belongs to its fleet's process. A process of
-this host and boot is looked up, one of an earlier boot is dead. Of other hosts' processes only the heartbeat tells.
+A flow's or fleet's run records the process that opened it; a member belongs to its fleet's process. A process of this
+host and boot is looked up; a process of an earlier boot is dead. Other hosts' processes are judged by heartbeat only.
 """
 
 import logging
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 LEASE = timedelta(hours=1)
-"""After this long without a heartbeat a process of another host counts as dead."""
+"""Time without a heartbeat after which a process of another host counts as dead."""
 LEASE_UNKNOWN = timedelta(days=7)
-"""The same for runs that say nothing about their process, as a person makes them: counted from their start."""
+"""The same for runs without a recorded process, such as runs created by a person: counted from their start."""
 
 log = logging.getLogger("cpb")
 
 INTERVAL_S = 600.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 
 def reconcile(store: Store, now: datetime | None = None) -> list[str]:
-    """Mark the runs of dead processes as KILLED and return their ids. Costs one search where nothing runs."""
+    """Mark the runs of dead processes as KILLED and return their ids. Costs one search if no run is open."""
     dead = dead_runs(store, now)
     for run_id, why in dead.items():
-        # Read again: the process may have ended its run, and itself, since the search.
+        # Read again: the process may have ended its run and exited since the search.
         run = store.client.get_run(run_id)
         if run.info.status != "RUNNING":
             continue
@@ -46,14 +46,14 @@ def reconcile(store: Store, now: datetime | None = None) -> list[str]:
 
 
 def dead_runs(store: Store, now: datetime | None = None) -> dict[str, str]:
-    """Return the ids of runs that stand as running though their process is dead, with the reason; writes nothing."""
+    """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
     now = now or datetime.now(UTC)
     running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
     return {run_id: why for run_id, run in running.items() if (why := _death(run, running, now))}
 
 
 def _death(run: "Run", running: dict[str, "Run"], now: datetime) -> str:
-    """Return why a run that counts as running cannot be, or "" where it may be."""
+    """Return why a run marked as running cannot be running, or "" if it may be."""
     owner = run.data.tags.get(PROCESS)
     parent = run.data.tags.get(PARENT)
     if owner:
@@ -91,12 +91,12 @@ def _started(run: "Run") -> datetime:
 
 
 def heartbeat_tag(now: datetime | None = None) -> dict[str, str]:
-    """Return the tag that says when a run's process was last known to live."""
+    """Return the tag with the time at which a run's process was last known to be alive."""
     return {HEARTBEAT: (now or datetime.now(UTC)).isoformat(timespec="seconds")}
 
 
 def start_heartbeat(store: Store, run_id: str, interval_s: float = INTERVAL_S) -> None:
-    """Begin to renew the tag of a run, in a daemon thread, until `stop_heartbeat`."""
+    """Start a daemon thread that updates the heartbeat tag of a run until `stop_heartbeat`."""
     stop_heartbeat(run_id)
     stopped = _beating[run_id] = threading.Event()
 
@@ -104,17 +104,17 @@ def start_heartbeat(store: Store, run_id: str, interval_s: float = INTERVAL_S) -
         while not stopped.wait(interval_s):
             try:
                 store.client.set_tag(run_id, HEARTBEAT, heartbeat_tag()[HEARTBEAT])
-            except CpbError as error:  # the store is away: the next beat tries again
+            except CpbError as error:  # the store is unavailable: the next beat tries again
                 log.debug("no heartbeat for run %s: %s", run_id, error)
 
     threading.Thread(target=beat, name=f"cpb-heartbeat-{run_id}", daemon=True).start()
 
 
 def stop_heartbeat(run_id: str) -> None:
-    """End it; nothing happens where the run was not begun here."""
+    """Stop the heartbeat of a run, if it was started in this process."""
     if stopped := _beating.pop(run_id, None):
         stopped.set()
 
 
 _beating: dict[str, threading.Event] = {}
-"""The runs of this process whose tag is renewed, each with what ends that."""
+"""The runs with a heartbeat in this process, each with its stop event."""

@@ -1,6 +1,6 @@
-"""What the steps hand over for logging, and the entries of MLflow that it becomes, within MLflow's limits.
+"""Records that steps pass for logging, and their conversion to MLflow entities within MLflow's limits.
 
-Every text that MLflow stores passes `text` or `_public` here, which remove user names, passwords and tokens from URLs.
+Every text stored in MLflow passes `text` or `_public` here, which remove user names, passwords and tokens from URLs.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric, Param, RunTag
 
 REPORT = "report.html"
-"""Name of a flow run's report among its artifacts."""
+"""Artifact name of a flow run's report."""
 
 _CONTRACT = (
     "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
@@ -29,22 +29,22 @@ _READ = (
     "test_crps_ratio_low", "test_crps_ratio_high", "test_p", "test_p_holm", "test_n", "test_coverage_90",
     "validation_crps_ratio",
 )  # fmt: skip
-"""What the leaderboard, the page's lists, the model card and the gate read of members that are no champions."""
+"""Metrics of members other than champions that leaderboard, the page's lists, model card and gate read."""
 LOGGED = frozenset((*_CONTRACT, *_READ, *(name.replace("crps", "rps") for name in (*_CONTRACT, *_READ))))
-"""Metrics of a member's run in MLflow: those of the contract, and those that lists and gates read.
+"""Metrics of a member's run in MLflow: those of the contract, and those read by lists and gates.
 
-A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night of the whole exchange has
-thousands of members. What is left out lies beside the model all the same, in `metrics.json` and `config.json`.
+A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night over the whole exchange has
+thousands of members. All other metrics are beside the model, in `metrics.json` and `config.json`.
 """
 _CLASSIFIER = "test_accuracy"
-"""A figure that only classifiers have, of which there are few: theirs are all logged."""
+"""A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
 _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
 _DIGEST_LIMIT = 36
 
 
 @dataclass(frozen=True)
 class OpenRun:
-    """A parent or fleet run ready to be written to; `finished` says that it was already complete."""
+    """A parent or fleet run ready for writing; `finished`: it was already complete."""
 
     run_id: str
     finished: bool
@@ -52,9 +52,9 @@ class OpenRun:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Candles that a run learned from or was judged on, with their digest; `path`: the parquet file, or the folder.
+    """Candles that a run was trained or judged on, with their digest; `path`: the parquet file, or the folder.
 
-    `context`: `training` or `test`, as MLflow's interface shows it.
+    `context`: `training` or `test`, as shown in MLflow's interface.
     """
 
     name: str
@@ -67,10 +67,10 @@ class Dataset:
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """One trained and judged member, or one that failed (then `reason` says why).
+    """A trained and judged member, or a failed member with its `reason`.
 
     `history` is one dict per epoch (`train_loss val_loss lr`); `metrics` are logged once; `config` is the
-    whole resolved configuration; `folder` holds the artifacts; `tags` adds to the contract's ones.
+    whole resolved configuration; `folder` holds the artifacts; `tags` adds to the contract's tags.
     """
 
     key: str
@@ -93,14 +93,14 @@ class MemberRecord:
 
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that a member's run gets in MLflow."""
+    """Return the metrics of a member that are logged in MLflow."""
     if _CLASSIFIER in metrics:
         return dict(metrics)
     return {name: value for name, value in metrics.items() if name in LOGGED}
 
 
 def text(value: Any) -> str:
-    """Return a value as MLflow stores it, without credentials; one that is cut says its length and digest."""
+    """Return a value as MLflow text, without credentials; a truncated text ends with its length and digest."""
     out = _public(value)
     if len(out) <= _TEXT_LIMIT:
         return out
@@ -109,12 +109,12 @@ def text(value: Any) -> str:
 
 
 def _public(value: Any) -> str:
-    """Return a text as it is, anything else as JSON; URLs in it without credentials."""
+    """Return a text unchanged, anything else as JSON, without credentials in URLs."""
     return without_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one level, `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`; lists stay."""
+    """Return nested dicts as one level, `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`; lists are kept."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict) and value:
@@ -125,7 +125,7 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def param_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flattened configuration as MLflow stores it."""
+    """Return the flattened configuration as MLflow param texts."""
     return {name: text(value) for name, value in flatten(config).items()}
 
 
@@ -137,19 +137,19 @@ def param_entries(texts: Mapping[str, str]) -> list["Param"]:
 
 
 def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Return tags as MLflow stores them; None is no tag."""
+    """Return tags as MLflow texts; None values are left out."""
     return {name: text(value) for name, value in tags.items() if value is not None}
 
 
 def tag_entries(tags: Mapping[str, Any]) -> list["RunTag"]:
-    """Return tags of a run."""
+    """Return tags as MLflow run tags."""
     from mlflow.entities import RunTag
 
     return [RunTag(name, value) for name, value in tag_texts(tags).items()]
 
 
 def metric_entries(values: Mapping[str, Any], step: int = 0, timestamp: int | None = None) -> list["Metric"]:
-    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are no measurement."""
+    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out."""
     from mlflow.entities import Metric
 
     stamp = timestamp or int(time.time() * 1000)

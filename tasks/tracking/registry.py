@@ -1,10 +1,10 @@
 """The registry: one registered model per series with the aliases `champion`, `challenger` and `previous`.
 
-The registered model's name says the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so that
-models of several markets never take one another's place.
+The registered model's name contains the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so
+models of different markets never replace each other.
 
-A damaged champion is mended by a copy of the file, in a fleet or in the published folder, or else by a new training.
-Copies are known by the sha256 that the champion was registered with, so a damaged one is never taken.
+A damaged champion is repaired from a copy of the file, in a fleet or in the published folder, or else by training
+again. Copies are identified by the sha256 registered with the champion, so a damaged copy is never used.
 """
 
 import json
@@ -45,18 +45,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("cpb")
 
 _METRICS = "metrics"
-"""Tag that holds a version's scores as JSON: in tags of their own they took 5 kB of the database a version."""
+"""Tag with a version's scores as JSON: separate tags would take 5 kB of the database per version."""
 
 MAX_GROWTH = 1.1
-"""A model is continued while its series has grown by less than a tenth; after that it starts anew."""
+"""A model is continued while its series has grown by less than a tenth; then it is trained from scratch."""
 
 
 @dataclass(frozen=True)
 class Champion:
     """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    `damage` says what is wrong with the files in that folder; such a champion must not be used (`check`).
-    `source`: where MLflow has the files: that folder, or a tracking server's place, of which the folder is a copy.
+    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`). `source`: where
+    MLflow has the files: that folder, or a tracking server's location, of which the folder is a copy.
     """
 
     series: SeriesId
@@ -75,12 +75,12 @@ class Champion:
 
     @property
     def model_version(self) -> str:
-        """The text that forecasts are stored under: registered model and version, `cpb-BTCUSDT-1h/3`."""
+        """Registered model and version, `cpb-BTCUSDT-1h/3`, as stored with forecasts."""
         return f"{self.name}/{self.version}"
 
     @property
     def architecture(self) -> str:
-        """The architecture's name, "" where the version does not say."""
+        """The architecture's name, "" if not recorded."""
         return self.tags.get("architecture", "")
 
     @property
@@ -90,12 +90,12 @@ class Champion:
 
     @property
     def verdict(self) -> str:
-        """How it compares with the random walk, in one sentence."""
+        """The comparison with the random walk, in one sentence."""
         return self.tags.get("verdict", "")
 
     @property
     def selected_on(self) -> str:
-        """The span of test rows on which its recipe was chosen, `2025-02-06/2025-06-05`; "" for none."""
+        """The span of test rows on which its recipe was selected, `2025-02-06/2025-06-05`; "" for none."""
         return self.tags.get(SELECTED, "")
 
     @property
@@ -109,7 +109,7 @@ class Champion:
         return digests_of(self.tags, MLFLOW_FILES)
 
     def check(self) -> None:
-        """Raise `DamagedError` with the command that mends it with the least work, where its files are damaged."""
+        """Raise `DamagedError` with the cheapest repair command, if its files are damaged."""
         if self.damage:
             raise DamagedError(
                 f"champion {self.model_version} is damaged: {self.damage}; "
@@ -127,16 +127,16 @@ def register(
     files: Mapping[str, str] | None = None,
     store: Store | None = None,
 ) -> "ModelVersion":
-    """Make a member run a version of a series' registered model, without an alias, and return it.
+    """Register a member run as a version of a series' model, without an alias, and return the version.
 
-    The version is an MLflow model (`add_flavour`). A run that already has one keeps it, with renewed tags. `metrics`
-    are this series' own, kept with the version: a universal member serves many.
+    The version is an MLflow model (`add_flavour`). A run that already has a version keeps it, with updated tags.
+    `metrics` are this series' own, stored with the version: a universal member serves many series.
 
     Args:
-        files: the sha256 of each file of the model's folder; default: as the run's log has them.
+        files: the sha256 of each file of the model folder; default: as recorded on the run.
 
     Raises:
-        CpbError: the run is not finished, or learnt from another market than the series is of.
+        CpbError: the run is not finished, or was trained on another market than the series'.
     """
     store = store or open_store()
     run: Run = store.client.get_run(run_id)
@@ -165,11 +165,11 @@ def champions(
 ) -> list[Champion]:
     """Return the current champions, by timeframe and symbol, with their model folder on this machine.
 
-    One whose files are damaged or gone is among them, with the reason in `damage`.
+    Champions with damaged or missing files are included, with the reason in `damage`.
 
     Args:
-        series: only these.
-        market: only this market's.
+        series: filter; default all.
+        market: filter; default all.
     """
     return _aliased(ALIAS, series, market, store)
 
@@ -177,12 +177,12 @@ def champions(
 def challengers(
     series: Collection[SeriesId] | None = None, *, market: str | None = None, store: Store | None = None
 ) -> list[Champion]:
-    """Return the models that forecast beside the champions until the evidence decides; as `champions`."""
+    """Return the models that forecast beside the champions until the evidence decides; see `champions`."""
     return _aliased(CHALLENGER, series, market, store)
 
 
 def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
-    """Return a registered version of a series, champion or not; None where there is none of that number."""
+    """Return a registered version of a series by number, champion or not; None if there is none."""
     version = find_version(store, series, number)
     return _model(store, series, version, find_run(store, version.run_id)) if version else None
 
@@ -202,12 +202,12 @@ def _aliased(
 
 
 def version_metrics(version: "ModelVersion") -> dict[str, float]:
-    """Return the scores that a version was registered with."""
+    """Return the scores registered with a version."""
     return dict(json.loads(version.tags.get(_METRICS, "{}")))
 
 
 def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
-    """Return a version with its run, None where that was deleted for good."""
+    """Return a version as a `Champion`; `run` is None if it was deleted permanently."""
     own = version_metrics(version)
     tags = {
         **(run.data.tags if run else {}),
@@ -230,7 +230,7 @@ def _make_mlflow_model(
     store: Store, run: "Run", version: "ModelVersion", digests: Mapping[str, str], timeframe: str
 ) -> None:
     folder, damage = model_folder(store, version, digests)
-    with alone(store):  # pruning removes shared files that no run links to
+    with alone(store):  # pruning removes shared files without a link from a run
         made = add_flavour(store, run, version.source or "", folder, timeframe)
     if not made:
         why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
@@ -259,10 +259,10 @@ def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> 
 
 
 def find_copy(home: Path, champion: Champion, name: str) -> Path | None:
-    """Return a file with the registered digest of a champion's file `name`; None where there is none.
+    """Return a file with the registered digest of a champion's file `name`, or None.
 
-    Looked through are the published folder, the fleets of the market, trained or set aside, and what was fetched from
-    a tracking server.
+    Searched are the published folder, the fleets of the market, trained or set aside, and files fetched from a
+    tracking server.
     """
     series, digest = champion.series, champion.digests.get(name)
     published = tree_of(home, "hub", series.market) / series.label / series.timeframe / name
@@ -275,24 +275,24 @@ def find_copy(home: Path, champion: Champion, name: str) -> Path | None:
 
 
 def mending_command(home: Path, champion: Champion) -> str:
-    """Return the command that makes a damaged champion usable with the least work."""
+    """Return the cheapest command that repairs a damaged champion."""
     wrong = damaged(champion.folder, {name: champion.digests.get(name, "") for name in NEEDED})
     copied = wrong and all(find_copy(home, champion, name) for name in wrong)
     return VERIFY if copied else training_command(champion)
 
 
 def training_command(champion: Champion) -> str:
-    """Return the command that trains a champion's series again, with its architecture and preset alone."""
+    """Return the command that trains a champion's series again, with only its architecture and preset."""
     chosen = {"--architectures": champion.architecture, "--preset": champion.preset}
     options = [f"{option} {shlex.quote(value)}" for option, value in chosen.items() if value]
     return " ".join(["cpb train-all", champion.series.options, *options])
 
 
 def continued_from(spec: RunSpec, architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
-    """Return the model folder that each series continues from; empty without `warm_start`, without damaged ones.
+    """Return the model folder that each series continues from; empty without `warm_start`; without damaged champions.
 
-    A champion that was trained on exactly this data is this run's own, from before a kill: then the folder it
-    was itself continued from is returned, so that the repeated run finds its finished fleets.
+    A champion trained on exactly this data was made by this same run before a kill: then the folder that it was
+    itself continued from is returned, so that the repeated run finds its finished fleets.
     """
     if spec.warm_start is None:
         return {}

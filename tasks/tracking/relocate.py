@@ -1,8 +1,8 @@
-"""A SQLite store that was moved or copied: its database says where its artifacts lay before.
+"""Corrects the artifact location of a SQLite store that was moved or copied.
 
-MLflow records that place absolutely, in the experiment, in every run and in every registered version. Followed blindly,
-a copy would read, write and prune the files of the store that it was made of. cpb places artifacts in the folder
-`artifacts` beside the database; where the record says otherwise, what lies on the disk tells why.
+MLflow records absolute locations in the experiment, in every run and in every registered version. Used unchanged, a
+copy would read, write and prune the files of the original store. cpb places artifacts in the folder `artifacts` beside
+the database; if the record differs, the files on the disk show why.
 """
 
 import logging
@@ -20,9 +20,9 @@ log = logging.getLogger("cpb")
 
 
 def relocate(store: Store) -> bool:
-    """Let a moved or copied SQLite store use the artifacts beside its database; return whether anything was changed.
+    """Make a moved or copied SQLite store use the artifacts beside its database; return whether it was changed.
 
-    Done in one transaction. A place of the user's own, remote or without a database beside it, is left as it is.
+    Done in one transaction. A custom location, remote or without a database beside it, is left unchanged.
 
     Raises:
         CpbError: it is the copy of a database without its artifacts.
@@ -31,13 +31,13 @@ def relocate(store: Store) -> bool:
         return False
     with alone(store):
         old = _old_place(store)
-        if old is None:  # done by the process that held the store until now
+        if old is None:  # done by the process that held the lock before
             return False
         return _relocate(store, *old)
 
 
 def _old_place(store: Store) -> tuple[str, Path, Path] | None:
-    """Return the recorded place, as MLflow has it and as a path, and the one beside the database, where they differ."""
+    """Return the recorded location as URI and as path, and the folder beside the database, if they differ."""
     database = sqlite_path(store.uri)
     if database is None:
         return None
@@ -62,7 +62,7 @@ def _relocate(store: Store, recorded: str, old: Path, beside: Path) -> bool:
         if not is_moved and other is None:
             if old.exists() or store.read_only:
                 return False
-            if runs:  # MLflow would make that folder again, wherever it is
+            if runs:  # MLflow would create that folder again
                 raise CpbError(
                     f"the artifacts of the MLflow store {database} lay in {old}, which does not exist: copy or mount "
                     f"that folder; if they are lost, make an empty folder {beside} to go on without them",
@@ -88,7 +88,7 @@ def _relocate(store: Store, recorded: str, old: Path, beside: Path) -> bool:
 
 
 def _runs_below(store: Store, place: str) -> set[str]:
-    """Return the ids of the runs whose artifacts are recorded below a place (a URI)."""
+    """Return the ids of the runs whose artifacts are recorded below a location (a URI)."""
     found = search_lazily(store, deleted=True)
     return {run.info.run_id for run in found if run.info.artifact_uri.startswith(f"{place}/")}
 
@@ -98,7 +98,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _database_beside(artifacts: Path, own: Path) -> Path | None:
-    """Return a database of MLflow, other than `own`, in the folder that holds the artifacts."""
+    """Return an MLflow database, other than `own`, in the parent folder of the artifacts."""
     folder = artifacts.parent
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_file() and not path.samefile(own) and _is_sqlite(path) and is_mlflow_database(path):

@@ -1,6 +1,6 @@
 """The flow runs in MLflow, for `cpb leaderboard --list` and the page.
 
-People type ids whole, or as many characters from the start as tell one from the others.
+Ids may be typed in full or as a unique prefix.
 """
 
 import json
@@ -57,22 +57,22 @@ RUN_COLUMNS = {
     "outcome": "running, complete, partial, failed or killed",
     "reason": "why it failed or was killed",
 }
-"""The columns of the list and what they mean."""
+"""The columns of the list and their meaning."""
 
 SHORT = 8
-"""Characters of an id that are shown; git shows 7 of 40, MLflow's ids have 32."""
+"""Characters of an id that are displayed; git displays 7 of 40, MLflow's ids have 32."""
 _MIN_TYPED = 4
 _NEWEST, _PAGE = "attributes.start_time DESC", 1000
 
 
 def finished_flows(store: Store, condition: str = "") -> "list[Run]":
-    """Return the finished flow runs, newest first; `condition`: a further one, as MLflow's filters write it."""
+    """Return the finished flow runs, newest first; `condition`: a further condition in MLflow's filter syntax."""
     finished = f"tags.`{KIND}` = '{FLOW}' and attributes.status = 'FINISHED'"
     return search(store, f"{finished} and {condition}" if condition else finished, [_NEWEST])
 
 
 class FlowRunInfo(BaseModel):
-    """A run of the flow, or a search of `cpb tune`; the page's `FlowRun` says what the fields mean."""
+    """A run of the flow, or a search of `cpb tune`; the page's `FlowRun` documents the fields."""
 
     market: Market
     run_id: str
@@ -91,24 +91,24 @@ class FlowRunInfo(BaseModel):
 
 
 def list_runs(store: Store | None = None) -> list[dict[str, Any]]:
-    """Return the flow runs, the newest first, by the names of `RUN_COLUMNS`; a value that is not known is None."""
+    """Return the flow runs, newest first, by the names of `RUN_COLUMNS`; unknown values are None."""
     store = store or open_store(create=False)
     return [_entry(flow, died) for flow, died in _newest(store, (FLOW,))]
 
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest runs of the flow and searches of `cpb tune`, those at work included, newest first."""
+    """Return the newest flow runs and `cpb tune` searches, finished or running, newest first."""
     return [_info(run, died) for run, died in _newest(store, (FLOW, STUDY), limit)]
 
 
 def _newest(store: Store, kinds: Collection[str], limit: int | None = None) -> "list[tuple[Run, str | None]]":
     """Return the newest runs of some kinds, newest first.
 
-    With each stands why its process is dead, whether or not anybody has marked the run as killed; None where it is not.
+    Each with the reason why its process is dead, even if the run is not marked as killed yet; None if alive.
     """
     runs = [
         run
-        for kind in kinds  # MLflow's filters know no OR
+        for kind in kinds  # MLflow's filters have no OR
         for run in islice(
             search_lazily(store, f"tags.`{KIND}` = '{kind}'", [_NEWEST], page_size=limit or _PAGE), limit
         )
@@ -163,7 +163,7 @@ def _entry(flow: "Run", died: str | None) -> dict[str, Any]:
 
 
 def _names(text: str | None) -> list[str]:
-    """Return the names in a param: MLflow keeps texts, of a list its JSON."""
+    """Return the names in a param: MLflow stores text, a list as JSON."""
     if not text:
         return []
     return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
@@ -179,15 +179,15 @@ def _text(stamp_ms: int | None) -> str | None:
 
 
 def short_id(run_id: str) -> str:
-    """Return the start of a run's id, as commands print it and `find_flow` takes it."""
+    """Return the prefix of a run's id, as commands print it and `find_flow` accepts it."""
     return run_id[:SHORT]
 
 
 def find_flow(store: Store, text: str) -> "Run":
-    """Return the flow run of this id, or the only one whose id begins so; of a fleet's or a member's id its flow.
+    """Return the flow run with this id or unique id prefix; for a fleet's or member's id, its flow.
 
     Raises:
-        CpbError: there is none, or there are several.
+        CpbError: no run or several runs match.
     """
     run = find_run(store, text)
     while run is not None and run.data.tags.get(PARENT):

@@ -1,7 +1,7 @@
-"""Names of runs that tell them apart, and the tags by which MLflow's filters find them.
+"""Descriptive run names, and the tags by which MLflow's filters find runs.
 
 A flow is `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default · 2025-06-06`.
-Members are called `ARCH/SYMBOL/IV`. A run's candles are listed as a data set per timeframe, not one per coin.
+Members are called `ARCH/SYMBOL/IV`. A run's candles are listed as one data set per timeframe, not per coin.
 """
 
 import os
@@ -27,8 +27,8 @@ def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
 
 
 def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
-    """Return the day (UTC) before which the data ends: `--as-of`, with its time where it has one, else of the newest
-    candle.
+    """Return the day (UTC) before which the data ends: `--as-of`, with its time unless midnight, else the day of the
+    newest candle.
     """
     as_of = spec.scope.as_of
     if as_of is None:
@@ -52,7 +52,7 @@ def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]
 
 
 def source_tags(spec: RunSpec) -> dict[str, str]:
-    """Return the tags that members have as well, beside those of their series."""
+    """Return the tags that members also have, in addition to their series' tags."""
     return {SOURCE_KIND: source_kind(spec.market), SEED: str(spec.seed)}
 
 
@@ -62,7 +62,7 @@ def _timeframes(records: Iterable[SeriesRecord]) -> str:
 
 
 def learned_from(records: Iterable[SeriesRecord]) -> list[Dataset]:
-    """Return the candles of some series: `20 coins 1h (real)`, of one coin `BTCUSDT-1h`."""
+    """Return data sets of some series' candles, named `20 coins 1h (real)`, or `BTCUSDT-1h` for a single coin."""
     return [
         Dataset(_name(group), _digest(group), _place(group), sum(r.rows for r in group))
         for group in _by_timeframe(records)
@@ -102,7 +102,7 @@ def _name(group: Sequence[SeriesRecord]) -> str:
 
 
 def _digest(group: Sequence[SeriesRecord], *span: str) -> str:
-    """Return one digest for all; a single series keeps its own, as its member's run has it."""
+    """Return one digest for all; a single series keeps its own digest, as on its member's run."""
     if len(group) == 1 and not span:
         return group[0].digest
     return value_digest([sorted((r.series.name, r.digest) for r in group), span])[:16]

@@ -1,7 +1,7 @@
 """Runs: a flow is a parent, each fleet a child, each member a grandchild `ARCH/SYMBOL/IV`.
 
-Every run carries its idempotency key in the tag `cpb.key`. A finished run of that key is reused; what a
-killed process left behind under it is deleted and made anew: no key has two live runs under one parent.
+Every run has its idempotency key in the tag `cpb.key`. A finished run with the same key is reused; unfinished runs of
+killed processes are deleted and created again: no key has two live runs under one parent.
 """
 
 import subprocess
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
-"""How a flow or fleet ended; `partial` keeps good results, and the same command continues it."""
+"""Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
 
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
 
@@ -68,10 +68,10 @@ def start_parent(
     name: str = "train-all",
     store: Store | None = None,
 ) -> OpenRun:
-    """Open the flow's run: a new one, or the unfinished one of the same `key`, which is continued.
+    """Open the flow's run: a new run, or the unfinished run with the same `key`, which is continued.
 
-    The run's market is that of `tags`, else of `config`. Until `finish`, this process says every ten minutes that
-    it lives; runs of processes that died are marked as killed.
+    The run's market is that of `tags`, else of `config`. Until `finish`, this process updates a heartbeat tag every
+    ten minutes; runs of dead processes are marked as killed.
     """
     store = store or open_store()
     reconcile(store)
@@ -92,7 +92,7 @@ def start_fleet(
     name: str = "",
     store: Store | None = None,
 ) -> OpenRun:
-    """Open the run of one fleet under its parent run, whose market it shares; continued like it where unfinished."""
+    """Open the run of one fleet under its parent run, whose market it shares; an unfinished run is continued."""
     store = store or open_store()
     market = market_of(store.client.get_run(parent))
     own = {KIND: FLEET, "architecture": architecture, PARENT: parent, MARKET: market, **(tags or {})}
@@ -102,21 +102,21 @@ def start_fleet(
 def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | None = None) -> list[str]:
     """Write the members' runs (about 50 ms each on SQLite) and return their run ids in order.
 
-    What the members' configurations share is written once, as params of the fleet's run; a member's own params are
-    what differs from them. A member whose key already has a finished run under this fleet is left as it is, and
-    that id returned; of its files only those are written again that have been damaged since.
+    Params common to the members' configurations are written once, on the fleet's run; a member's own params are those
+    that differ. A member whose key already has a finished run under this fleet is not logged again, and that run's id
+    is returned; only files damaged since are written again.
 
     Raises:
-        CpbError: a member's folder is gone.
-        DamagedError: a member's files are not those that its tag `files` records.
+        CpbError: a member's folder is missing.
+        DamagedError: a member's files do not match its tag `files`.
     """
     store = store or open_store()
     records = list(records)
-    with alone(store):  # of two runs of the same command, the second finds what the first has logged
+    with alone(store):  # a concurrent run of the same command finds these members
         before = _children(store, fleet_run)
         shared = _share_params(store, fleet_run, records)
         ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
-        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members are all there again
+        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members exist again
             store.client.delete_tag(fleet_run, PRUNED)
         return ids
 
@@ -127,10 +127,10 @@ def log_metrics(
     store: Store | None = None,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> None:
-    """Add metrics to a run, as for a fleet's pooled results; None and NaN values are left out.
+    """Add metrics to a run, such as a fleet's pooled results; None and NaN values are left out.
 
     Args:
-        history: metrics of epochs, whose numbers (`epoch`, else from 0) are the steps.
+        history: metrics per epoch; the epoch (`epoch`, else counted from 0) is the step.
     """
     entries = metric_entries(metrics) + _history_entries(history)
     for start in range(0, len(entries), _BATCH_METRICS):
@@ -148,7 +148,7 @@ def finish(
 
 
 def kill(run_id: str, reason: str, store: Store | None = None) -> None:
-    """End a run that a person or the system has interrupted, and what is open below it, as KILLED.
+    """End a run interrupted by a person or the system, and its open child runs, as KILLED.
 
     The same command continues it, as after `reconcile`.
     """
@@ -173,7 +173,7 @@ def _open_run(
 
 
 def _is_anothers(store: Store, run: "Run") -> bool:
-    """Whether a living process that may be another machine's writes a run: the lock file beside SQLite holds here only.
+    """Whether another live process, possibly on another machine, writes a run: the store's lock is only local.
 
     `reconcile` has marked the runs of dead processes.
     """
@@ -184,7 +184,7 @@ def _is_anothers(store: Store, run: "Run") -> bool:
 
 
 def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
-    """Go on with a run of the same key, which now belongs to this process; a complete one stays as it is."""
+    """Continue a run with the same key, which this process takes over; a complete run is left unchanged."""
     run_id = run.info.run_id
     if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
         return OpenRun(run_id, finished=True)
@@ -193,7 +193,7 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
     for name in (
         REASON,
         WARNINGS,
-    ):  # why it failed before, and what was to be known of it; it may end well now
+    ):  # left by the failed attempt; this attempt may succeed
         if name in run.data.tags:
             store.client.delete_tag(run_id, name)
     return OpenRun(run_id, finished=False)
@@ -212,9 +212,9 @@ def _log_params(store: Store, run_id: str, texts: Mapping[str, str]) -> None:
 
 
 def _share_params(store: Store, fleet_run: str, records: Sequence[MemberRecord]) -> dict[str, str]:
-    """Write the params that all members have alike to the fleet's run, and return all that stand there.
+    """Write the params common to all members to the fleet's run, and return all params of the fleet's run.
 
-    Params never change: where the fleet's run says something else already, a member keeps its own.
+    Params never change: if the fleet's run already has a different value, a member keeps its own.
     """
     stored: dict[str, str] = dict(store.client.get_run(fleet_run).data.params)
     configs = [param_texts(r.config) for r in records if r.config]
@@ -248,7 +248,7 @@ def _log_one(
 
 
 def log_datasets(run_id: str, datasets: Sequence[Dataset], store: Store | None = None) -> None:
-    """Add what a run learned from and was judged on; what is there already is not added again."""
+    """Add the data sets that a run was trained and judged on; existing entries are not added again."""
     from mlflow.exceptions import MlflowException
 
     client, inputs = (store or open_store()).client, [dataset_input(dataset) for dataset in datasets]
@@ -257,7 +257,7 @@ def log_datasets(run_id: str, datasets: Sequence[Dataset], store: Store | None =
     except MlflowException as error:
         if "constraint" not in str(error):
             raise
-        # MLflow looks, then inserts: of two processes with the same dataset one collides, and finds it now.
+        # MLflow checks, then inserts: of two processes with the same dataset one collides; its retry finds the dataset.
         client.log_inputs(run_id, datasets=inputs)
 
 
@@ -282,7 +282,7 @@ def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str
 
 
 def _log_values(store: Store, run_id: str, record: MemberRecord, shared: Mapping[str, str]) -> None:
-    """Write params and metrics in as few batches as MLflow's limits allow (one, for 50 epochs)."""
+    """Write params and metrics in as few batches as MLflow's limits allow (a single batch for 50 epochs)."""
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
     params = param_entries(texts)
     metrics = metric_entries(logged(record.metrics)) + _history_entries(record.history)
@@ -308,7 +308,7 @@ def _children(store: Store, parent: str) -> dict[str, list["Run"]]:
 
 
 def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
-    """Keep the newest finished run and delete the others, which killed processes left behind."""
+    """Keep the newest finished run and delete the others, left by killed processes."""
     finished = [r for r in runs if r.info.status == "FINISHED"]
     kept = max(finished, key=lambda r: r.info.start_time).info.run_id if finished else None
     for run in runs:
@@ -325,7 +325,7 @@ def _quoted(value: str) -> str:
 
 @cache
 def git_commit() -> str:
-    """Return the commit of the code in use, `-dirty` where changed, `unknown` outside a git checkout."""
+    """Return the commit of the code in use, `-dirty` if changed, `unknown` outside a git checkout."""
     root = Path(__file__).parent
     try:
         commit = _git(root, "rev-parse", "HEAD")

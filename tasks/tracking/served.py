@@ -1,8 +1,8 @@
-"""The models that forecasts are made with, also while the MLflow server is away.
+"""The models used for forecasts, available also while the MLflow server is down.
 
-While it answers, the registry says who serves. What it said last lies in `HOME/champions/served.json`, beside the model
-folders that were fetched: a view of the registry, made anew whenever that answers, read only when it does not. A SQLite
-store lies on this machine as the home does, and nothing of it is kept twice.
+While the server is up, the registry is the source. Its last state is cached in `HOME/champions/served.json`, beside the
+fetched model folders; the cache is updated on each successful read and used only when the server is down. A SQLite
+store is on the same machine as the home and is not cached.
 """
 
 import json
@@ -28,14 +28,14 @@ log = logging.getLogger("cpb")
 
 
 class Serving(NamedTuple):
-    """The models of some series by role; a challenger may have lost its trial since (`promotion.trial.on_trial`)."""
+    """The models of some series by role; a challenger may have lost its trial already (`promotion.trial.on_trial`)."""
 
     champions: list[Champion]
     challengers: list[Champion]
 
 
 class KeptModel(Record):
-    """A version that had an alias: its run, the name of its folder here, and the sha256 of each file in that."""
+    """A cached version with an alias: its run, the name of its local folder, and the sha256 of each file in it."""
 
     series: SeriesId
     number: str
@@ -45,7 +45,7 @@ class KeptModel(Record):
 
 
 class KeptServing(Record):
-    """The aliases of a server's registry when it was last asked for them; `store`: its address."""
+    """The aliases of a server's registry as last read; `store`: its address."""
 
     store: str
     champions: tuple[KeptModel, ...] = ()
@@ -53,14 +53,14 @@ class KeptServing(Record):
 
 
 def serving(series: Collection[SeriesId] | None = None, *, market: str | None = None) -> Serving:
-    """Return champions and challengers; those last seen where the tracking server is away, with a warning.
+    """Return champions and challengers; if the tracking server is down, return the last known models, with a warning.
 
     Args:
-        series: only these.
-        market: only this market's.
+        series: filter; default all.
+        market: filter; default all.
 
     Raises:
-        CpbError: the store cannot be read, and nothing of it was kept.
+        CpbError: the store cannot be read, and nothing was cached.
     """
     uri, path = tracking_uri(), home_folder() / COPIES / "served.json"
     kept = find_record(path, KeptServing) if is_server(uri) else None
@@ -100,7 +100,7 @@ def _kept(model: Champion) -> KeptModel:
 
 
 def _read(copies: Path, kept: KeptModel) -> Champion:
-    """Return a kept model as the registry would, but for its scores and tags."""
+    """Return a cached model as a `Champion`, without scores and tags other than `FILES`."""
     folder = (copies / kept.folder).absolute()
     return Champion(
         series=kept.series, version=kept.number, run_id=kept.run_id, folder=folder,

@@ -1,4 +1,4 @@
-"""Where runs are kept: MLflow's store, made safely on first use; relocated and reconciled when opened."""
+"""Opens MLflow's store: created safely on first use, relocated and reconciled when opened."""
 
 import os
 import shutil
@@ -20,14 +20,14 @@ _opened_for_writing: set[str] = set()
 _files: dict[str, tuple[int, int] | None] = {}
 """Device and inode of each SQLite database when it was opened."""
 _snapshots: dict[str, tuple[float, ...]] = {}
-"""When the files of a read-only database were last changed, as of its snapshot."""
+"""Modification times of a read-only database's files at its snapshot."""
 
 
 def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` of this folder.
+    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` in the current directory.
 
-    SQLite paths come back absolute: MLflow keeps one engine per URI, and a relative one would go on pointing
-    at the old file after a change of folder.
+    SQLite paths are made absolute: MLflow caches one engine per URI, and a relative path would still refer to the old
+    file after a change of directory.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DEFAULT_DATABASE}"
     database = sqlite_path(uri)
@@ -35,11 +35,11 @@ def tracking_uri() -> str:
 
 
 def open_store(uri: str | None = None, *, create: bool = True) -> Store:
-    """Open the store and the experiment `cpb`, creating both where missing; cached per process.
+    """Open the store and the experiment `cpb`, creating both if missing; cached per process.
 
     Args:
         uri: the store's URI; default `tracking_uri()`.
-        create: False to only read, which a store that cannot be written allows too; a missing one is not made.
+        create: False opens for reading only, also a read-only store; a missing store is not created.
 
     Raises:
         CpbError: the store is missing (with `create=False`), not MLflow's, locked, too old, unreachable, or the copy
@@ -72,7 +72,7 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
 
 
 def _file(database: Path) -> tuple[int, int] | None:
-    """Return which file bears this name now."""
+    """Return the device and inode of the file at this path now."""
     try:
         found = database.stat()
     except FileNotFoundError:
@@ -81,7 +81,7 @@ def _file(database: Path) -> tuple[int, int] | None:
 
 
 def _let_go_if_replaced(uri: str, database: Path) -> None:
-    """Close a database that was deleted or replaced since: MLflow would go on writing to the file without a name."""
+    """Close a database that was deleted or replaced: MLflow would keep writing to the unlinked file."""
     if uri in _files and _files[uri] != _file(database):
         _opened_for_writing.discard(uri)
         _snapshots.pop(uri, None)
@@ -91,7 +91,7 @@ def _let_go_if_replaced(uri: str, database: Path) -> None:
 
 
 def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
-    """Open a copy of a database that may only be read, taken anew when the database has changed."""
+    """Open a copy of a read-only database, copied again when the database has changed."""
     if create:
         raise CpbError(
             f"the MLflow store {public_url(uri)} cannot be written; allow writing there, "
@@ -109,7 +109,7 @@ def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
         except BaseException:
             _drop(served, copy.parent)
             raise
-        # A process that shows a store while another writes it makes many copies: each goes with its last reader.
+        # A process that displays a store written by another makes many copies: each is deleted with its last reader.
         weakref.finalize(store.client, _drop, served, copy.parent)
         relocate(store)
         _opened[uri], _snapshots[uri] = store, state

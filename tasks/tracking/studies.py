@@ -1,6 +1,6 @@
 """Studies of `cpb tune` in MLflow: one parent run, a run per trial below it, figures and the report as artifacts.
 
-Their kind is their own, so that no board takes a trial for a model that was trained to be used.
+They have separate kinds, so that no board includes a trial among the trained models.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,12 +19,12 @@ from tasks.tracking.tags import KIND, OUTCOME, PARENT, STUDY, TRIAL
 def start_study(
     key: str, config: Mapping[str, Any], tags: Mapping[str, Any], store: Store | None = None
 ) -> OpenRun:
-    """Open the parent run of a study; the same command finds it again."""
+    """Open the parent run of a study; the same command reopens it."""
     return start_parent(key, config, {KIND: STUDY, **tags}, "tune", store)
 
 
 def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None = None) -> None:
-    """Write a run for each trial that has none yet."""
+    """Write a run for each trial without a run."""
     store = store or open_store()
     condition = f"tags.`{PARENT}` = '{parent}' and tags.`{KIND}` = '{TRIAL}'"
     known = {run.info.run_name for run in search(store, condition)} if trials else set()

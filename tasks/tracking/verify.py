@@ -1,8 +1,8 @@
-"""Checks the files of champions against the digests that were recorded when they were registered.
+"""Checks the files of champions against the digests recorded at registration.
 
-A champion cannot be made again without a training. But the folder of the fleet it comes from, or a copy that this
-machine fetched, may still hold its files: those are copied back where their sha256 is the recorded one. What makes
-the folder an MLflow model is written again. Of a tracking server's champions all files are fetched to be checked.
+A champion cannot be recreated without training. But the folder of its fleet, or a copy fetched to this machine, may
+still contain its files: they are copied back if their sha256 matches. The files that make the folder an MLflow model
+are written again. From a tracking server, all files of champions are fetched for the check.
 """
 
 from collections.abc import Iterator
@@ -34,11 +34,11 @@ from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
     """Yield each file of a market's champions, and its runs' reports and archives.
 
-    Of runs, files on this machine are checked. A repair copies a champion's files back from the fleet that it comes
-    from, or from the published folder, and sets reports aside.
+    Runs' files are checked if they are on this machine. A repair copies a champion's files back from its fleet or from
+    the published folder, and sets damaged reports aside.
 
     Raises:
-        CpbError: the MLflow store cannot be read (but not where there is none yet).
+        CpbError: the MLflow store cannot be read (a missing store is not an error).
     """
     try:
         store = store or open_store(create=False)
@@ -56,8 +56,8 @@ def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Sto
 
 
 def _of_run(run_id: str, folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
-    """Yield the files of a flow's run; pruning takes some away."""
-    # An archive is all that is left of the runs that it is about: a backup of it takes its place.
+    """Yield the files of a flow's run that exist; pruning removes some."""
+    # An archive is the only record of its pruned runs: it can only be restored from a backup.
     archive = record_file(folder / ARCHIVE, FlowArchive, run_id, "")
     yield Stored(archive.path, archive.check, "restore it from a backup")
     for path, digest in ((folder / name, digest) for name, digest in digests.items()):
@@ -67,10 +67,10 @@ def _of_run(run_id: str, folder: Path, digests: dict[str, str]) -> Iterator[Stor
 
 
 def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:
-    """Yield each file of a champion's model; a damaged one is copied back where there is an intact one.
+    """Yield each file of a champion's model; a damaged file is restored from an intact copy if there is one.
 
     Args:
-        folder: what is kept at the champion's source now.
+        folder: the current contents of the champion's source.
     """
     digests = champion.digests
     faults = {name: digest_fault(folder / name, digests.get(name)) for name in (*NEEDED, *digests)}
@@ -87,7 +87,7 @@ def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> I
 
 
 def _of_mlflow(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:
-    """Yield each file that MLflow alone reads; such files are written anew, by the library of today."""
+    """Yield each file that only MLflow reads; a repair writes them again with the installed library."""
     faults = {name: digest_fault(folder / name, digest) for name, digest in champion.mlflow_files.items()}
     again = asked.repair and any(faults.values()) and _write_again(store, champion, folder)
     for name, reason in faults.items():
@@ -107,6 +107,6 @@ def _write_again(store: Store, champion: Champion, folder: Path) -> bool:
 
 
 def _place(champion: Champion, name: str) -> Path:
-    """Return where a file of a champion is kept: a path, or a server's URI, as people are shown it."""
+    """Return the location of a champion's file for display: a path, or a server's URI."""
     local = local_path(champion.source)
     return (local or Path(champion.source)) / name

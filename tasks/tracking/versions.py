@@ -1,4 +1,4 @@
-"""Registered models and their versions, as MLflow holds them."""
+"""Registered models and their versions, as stored in MLflow."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ ALIAS = "champion"
 CHALLENGER = "challenger"
 """Alias of the version that forecasts beside the champion until the evidence decides."""
 PREVIOUS = "previous"
-"""Alias of the champion before the present one."""
+"""Alias of the previous champion."""
 
 
 def series_with_champion(store: Store) -> list[SeriesId]:
@@ -24,7 +24,7 @@ def series_with_champion(store: Store) -> list[SeriesId]:
 
 
 def registered_models(store: Store) -> "list[RegisteredModel]":
-    """Return every registered model whose name begins like cpb's, with its aliases and tags."""
+    """Return every registered model whose name starts with `cpb-`, with its aliases and tags."""
     return list(pages(store.client.search_registered_models, "name LIKE 'cpb-%'", max_results=1000))
 
 
@@ -32,7 +32,7 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
     """Return the version that an alias points at for every series that has it, by timeframe, symbol and market.
 
     The registry is read in pages of a thousand models, each with its newest version; only an alias that points at an
-    older one costs a call of its own.
+    older version needs a separate call.
     """
     versions = {}
     for model in registered_models(store):
@@ -45,9 +45,9 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
 
 
 def succeed(store: Store, version: "ModelVersion") -> None:
-    """Make a version the champion; the one before becomes `previous`, and a challenger that has won is none any more.
+    """Make a version the champion; the old champion becomes `previous`, and a winning challenger loses its alias.
 
-    The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in its place.
+    The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in place.
     """
     name, number = version.name, str(version.version)
     aliases = {k: str(v) for k, v in store.client.get_registered_model(name).aliases.items()}
@@ -61,24 +61,24 @@ def succeed(store: Store, version: "ModelVersion") -> None:
 
 
 def aliases_of(store: Store, series: SeriesId) -> dict[str, str] | None:
-    """Return alias -> version number of a series' registered model; None where there is no such model."""
+    """Return alias -> version number of a series' registered model; None without such a model."""
     model = existing(store.client.get_registered_model, series.registered)
     return {alias: str(number) for alias, number in model.aliases.items()} if model else None
 
 
 def find_version(store: Store, series: SeriesId, number: str) -> "ModelVersion | None":
-    """Return a version of a series' registered model by its number; None where there is none."""
+    """Return a version of a series' registered model by its number, or None."""
     return existing(store.client.get_model_version, series.registered, number)
 
 
 def versions_of(store: Store, series: SeriesId) -> "list[ModelVersion]":
-    """Return all versions of a series' registered model, newest first; none where there is no such model."""
+    """Return all versions of a series' registered model, newest first; empty without such a model."""
     versions = store.client.search_model_versions(f"name = '{series.registered}'")
     return sorted(versions, key=lambda v: int(v.version), reverse=True)
 
 
 def make_model(store: Store, series: SeriesId) -> None:
-    """Make a series' registered model where it is missing."""
+    """Create a series' registered model if it is missing."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -89,17 +89,17 @@ def make_model(store: Store, series: SeriesId) -> None:
 
 
 def all_versions(store: Store) -> list["ModelVersion"]:
-    """Return every version of every registered model, also of those that are not cpb's."""
+    """Return every version of every registered model, including models not made by cpb."""
     return list(pages(store.client.search_model_versions, max_results=1000))
 
 
 def full_name(version: "ModelVersion") -> str:
-    """Return a version as forecasts name it: `cpb-BTCUSDT-1h/3`."""
+    """Return a version as stored with forecasts: `cpb-BTCUSDT-1h/3`."""
     return f"{version.name}/{version.version}"
 
 
 def series_of(name: str) -> SeriesId | None:
-    """Return the series of a registered model; None for one that somebody else named `cpb-…`."""
+    """Return the series of a registered model; None for a name `cpb-…` not made by cpb."""
     try:
         return SeriesId.parse(name)
     except UsageError:

@@ -1,7 +1,7 @@
-"""Two views of MLflow's interface: the newest run's architectures side by side, and one architecture's nights.
+"""Two views of MLflow's interface: the newest run's architectures, and the runs of its best architecture over time.
 
-Each is a filter and a handful of charts. MLflow keeps such a view as a tag of the experiment and opens it by its key:
-a link shows what it says, whatever the browser showed last. Real and simulated runs are never in one view.
+Each view is a filter and a few charts. MLflow stores such a view as a tag of the experiment and opens it by its key: a
+link always shows this view, whatever the browser showed before. Real and simulated runs are never in the same view.
 """
 
 import json
@@ -26,7 +26,7 @@ NEWEST_KEY, NIGHTS_KEY = "cpb-newest", "cpb-nights"
 
 @dataclass(frozen=True)
 class View:
-    """Runs that a filter finds, best or newest first, with charts; `about` says in words what they are."""
+    """Runs selected by a filter and sorted by a metric, with charts; `about` describes them in words."""
 
     key: str
     about: str
@@ -35,22 +35,22 @@ class View:
     charts: tuple[dict[str, Any], ...]
 
     def link(self, url: str, store: Store) -> str:
-        """Return the address of the view at MLflow's interface."""
+        """Return the address of the view in MLflow's interface."""
         runs = f"{url}/#/experiments/{store.experiment_id}/runs?compareRunsMode=CHART"
-        if store.read_only:  # the charts cannot be kept: MLflow draws one for every metric
+        if store.read_only:  # the charts cannot be stored: MLflow draws a chart for every metric
             # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
             order_by = f"orderByKey={quote(self.sort_by)}&orderByAsc=false"
             return f"{runs}&searchFilter={quote(self.filter)}&{order_by}"
         return f"{runs}&{VIEW_KEY}={self.key}"
 
     def keep(self, store: Store) -> None:
-        """Store the view in the experiment, in place of the one that had its key before."""
+        """Store the view in the experiment, replacing the view with the same key."""
         state = view_state(self.filter, self.sort_by, _TITLE, self.charts)
         store.client.set_experiment_tag(store.experiment_id, f"{VIEW_TAG}{self.key}", json.dumps(state))
 
 
 def views(store: Store) -> list[View]:
-    """Return the views of real data, of simulated where nothing else was trained; none before the first run."""
+    """Return the views of real data, or of simulated data if nothing else was trained; empty before the first run."""
     flow = _newest_flow(store)
     if flow is None:
         return []
@@ -70,10 +70,10 @@ _TITLE = "Percent below the random walk's CRPS"
 
 
 def _newest_flow(store: Store) -> "Run | None":
-    """Return the newest finished run of real data, if possible one that has several architectures to compare."""
+    """Return the newest finished run of real data, preferably with several architectures to compare."""
     flows = finished_flows(store)
     real = [flow for flow in flows if market_of(flow) != SIM]
-    return max(real or flows, key=_has_several, default=None)  # the first, which is the newest, of the best
+    return max(real or flows, key=_has_several, default=None)  # max returns the first match: the newest
 
 
 def _has_several(flow: "Run") -> bool:

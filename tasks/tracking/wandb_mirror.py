@@ -1,9 +1,9 @@
-"""A copy of a finished flow's params and metrics for Weights & Biases, made from what MLflow holds of it.
+"""Copies a finished flow's params and metrics from MLflow to Weights & Biases.
 
-MLflow stays the record; this is a mirror of it, made after the work in a process of its own
-(`python -m tasks.tracking.wandb_mirror RUN_ID FOLDER`), so that nothing of W&B can slow, change or end a training. One
-W&B run per fleet, in a group per flow. Its own environment variables say where to: `WANDB_API_KEY` (read by W&B
-alone), `WANDB_PROJECT` (default `cpb`), `WANDB_ENTITY`, `WANDB_MODE=offline`, `WANDB_DIR`.
+MLflow remains the record; this mirror is made after the run in a separate process
+(`python -m tasks.tracking.wandb_mirror RUN_ID FOLDER`), so that W&B cannot slow, change or end a training. One W&B run
+per fleet, in a group per flow. The target is set by W&B's environment variables: `WANDB_API_KEY` (read by W&B only),
+`WANDB_PROJECT` (default `cpb`), `WANDB_ENTITY`, `WANDB_MODE=offline`, `WANDB_DIR`.
 """
 
 import os
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SWITCH = "CPB_WANDB"
-"""Environment variable: 1 asks for the mirror, as `--wandb` does."""
+"""Environment variable: 1 enables the mirror, like `--wandb`."""
 
 TIMEOUT_S = 300
 _INIT_TIMEOUT_S = 30
@@ -29,12 +29,12 @@ _ONCE = "test_"  # metrics of a finished model; all others are per epoch
 
 
 def is_wanted(asked: bool) -> bool:
-    """Whether the mirror was asked for, by the option or by the environment."""
+    """Whether the mirror is enabled, by the option or by the environment."""
     return asked or os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "on")
 
 
 def check_installed() -> None:
-    """Raise `UsageError` where wandb is missing: better before hours of training than after."""
+    """Raise `UsageError` if wandb is missing: before hours of training, not after."""
     if find_spec("wandb") is None:
         raise UsageError(
             f"wandb is not installed: run {install_extra('wandb')}, or leave --wandb out",
@@ -44,11 +44,11 @@ def check_installed() -> None:
 
 
 def mirror(run_id: str, root: Path, timeout_s: float = TIMEOUT_S) -> str:
-    """Copy a flow's run to W&B; return "" or, in one sentence, why there is no (whole) copy.
+    """Copy a flow's run to W&B; return "" or, in one sentence, why the copy is missing or incomplete.
 
     Args:
         run_id: of the flow's run in MLflow.
-        root: the market's home, in which W&B's own files are kept unless `WANDB_DIR` says otherwise.
+        root: the market's home, the folder of W&B's own files unless `WANDB_DIR` is set.
     """
     command = [sys.executable, "-m", __name__, run_id, os.environ.get("WANDB_DIR") or str(root)]
     try:

@@ -1,1 +1,1 @@
-"""Training: the plan of a fleet, the process that trains it, the device slots, and the files it leaves."""
+"""Training: the plan of a fleet, the process that trains it, the device slots, and its files."""

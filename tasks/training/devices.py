@@ -1,6 +1,6 @@
-"""Where shards may run at the same time, and the locks that keep two trainings off one GPU.
+"""Device slots for concurrent shards, and the locks that prevent two trainings on the same GPU.
 
-A GPU's slot is a file lock under the device's UUID, which is the same for every process however
+A GPU's slot is a file lock named by the device's UUID, which is the same for every process, however
 `CUDA_VISIBLE_DEVICES` renumbers the devices, and for every user of the machine. A CPU slot counts only within this
 process.
 """
@@ -27,7 +27,7 @@ log = logging.getLogger("cpb")
 
 @dataclass(frozen=True)
 class Slots:
-    """Where shards may run at the same time: GPUs by UUID, or a number of CPU processes."""
+    """Slots for concurrent shards: GPUs by UUID, or a number of CPU processes."""
 
     gpus: tuple[str, ...]
     workers: int
@@ -35,10 +35,11 @@ class Slots:
 
 
 def plan_slots(device: str, shards: int) -> Slots:
-    """Return the slots for a plan of so many shards: one per GPU, else one process per core.
+    """Return the slots for a plan of `shards` shards: one per GPU, else one process per core.
 
-    Where there is more than one shard, each has one thread on a CPU, however many cores there are: a CPU result's last
-    bits depend on it, and must depend neither on the machine nor on what is left to do. One shard alone has all cores.
+    With more than one shard, each has one CPU thread, however many cores there are: the last bits of a CPU result
+    depend on the thread count, and must depend neither on the machine nor on the remaining work. A single shard uses
+    all cores.
     """
     gpus = gpus_of(device)
     if not gpus and device != "cpu" and (unused := visible_gpus()) and torch_cuda() is None:
@@ -52,7 +53,7 @@ def plan_slots(device: str, shards: int) -> Slots:
 
 
 def check_device(device: str) -> None:
-    """Raise `UsageError` where `device` asks for a GPU that is not there."""
+    """Raise `UsageError` if `device` names a GPU that is not available."""
     if device.startswith("cuda") and not gpus_of(device):
         count = len(visible_gpus())
         if count and torch_cuda() is None:
@@ -73,7 +74,7 @@ def check_device(device: str) -> None:
 def torch_cuda() -> str | None:
     """Return the CUDA version that the installed torch was built for, None for a CPU build.
 
-    Read from its file: importing torch takes seconds, and only trainers need it.
+    Read from torch's version file: importing torch takes seconds, and only trainers need it.
     """
     spec = find_spec("torch")
     assert spec is not None
@@ -91,7 +92,7 @@ def _cpu_build(gpus: int) -> str:
 def visible_gpus() -> tuple[str, ...]:
     """Return the UUIDs of the NVIDIA GPUs (MIG: of their instances) that `CUDA_VISIBLE_DEVICES` leaves visible.
 
-    Numbers count as in `nvidia-smi`. Like CUDA, an entry that names no device hides those after it.
+    Numbers are those of `nvidia-smi`. As in CUDA, an entry that matches no device hides all later entries.
     """
     import pynvml
 
@@ -111,7 +112,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 @contextmanager
 def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
-    """Hold one of these GPUs for the length of the block, waiting for it; an interrupt ends the wait. None: no wait."""
+    """Lock one of these GPUs during the block, waiting for it (interruptible); with no GPUs, do nothing."""
     paths = [machine_lock(f"cpb-{gpu}.lock") for gpu in gpus]
     with ExitStack() as stack:
         told = False
@@ -138,7 +139,7 @@ class _Device:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What can train: the instances where MIG divides the GPU, else the GPU."""
+        """The usable devices: the instances if MIG divides the GPU, else the GPU."""
         return self.instances or (self.uuid,)
 
     @classmethod
@@ -151,17 +152,17 @@ def _mig_instances(nvml: ModuleType, handle: object) -> Iterator[str]:
     try:
         current, _pending = nvml.nvmlDeviceGetMigMode(handle)
         count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if current else 0
-    except nvml.NVMLError:  # most GPUs know no MIG
+    except nvml.NVMLError:  # most GPUs do not support MIG
         return
     for index in range(count):
         try:
             yield nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-        except nvml.NVMLError:  # no instance was made in this place
+        except nvml.NVMLError:  # no instance at this index
             continue
 
 
 def _chosen(wanted: str, devices: Sequence[_Device]) -> Iterator[str]:
-    """Yield the UUIDs that a value of `CUDA_VISIBLE_DEVICES` names: numbers, UUIDs, or unique beginnings of them."""
+    """Yield the UUIDs selected by a value of `CUDA_VISIBLE_DEVICES`: numbers, UUIDs, or unique prefixes of UUIDs."""
     for entry in (part.strip() for part in wanted.split(",")):
         if re.fullmatch(r"\d+", entry):
             found = [device.parts[0] for device in devices[int(entry) :][:1]]
@@ -177,9 +178,9 @@ def _chosen(wanted: str, devices: Sequence[_Device]) -> Iterator[str]:
 
 
 def gpus_of(device: str) -> tuple[str, ...]:
-    """Return the GPUs that `device` may use: auto and cuda all visible ones, cuda:N the N-th of them.
+    """Return the GPUs that `device` may use: auto and cuda all visible GPUs, cuda:N the N-th of them.
 
-    None where torch is a CPU build: a GPU's slot would be one process where the CPU has room for one per core.
+    Empty if torch is a CPU build: a GPU slot would run a single process, while the CPU has a slot per core.
     """
     if device == "cpu" or torch_cuda() is None:
         return ()

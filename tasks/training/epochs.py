@@ -1,7 +1,7 @@
-"""What every epoch of a fleet has cost, kept beside its checkpoints so that a resumed training has all of them.
+"""The cost of every epoch of a fleet, stored beside its checkpoints so that a resumed training keeps all epochs.
 
-On a CPU a job's members train in several fleets side by side, on a GPU perhaps one after the other: each reports its
-own epochs, and `epoch_costs` joins what belongs to one epoch.
+On a CPU a job's members train in several fleets concurrently, on a GPU possibly one after another: each fleet reports
+its own epochs, and `epoch_costs` joins the reports of the same epoch.
 """
 
 import json
@@ -22,7 +22,7 @@ _SUMMED = ("epoch", "members_training", "lr", "epoch_seconds", "epoch_windows_pe
 
 
 class EpochReports:
-    """The reports of a job's epochs, one JSON object a line; a line left unfinished by a killed process is dropped."""
+    """The reports of a job's epochs, one JSON object per line; a partial line of a killed process is dropped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,34 +33,34 @@ class EpochReports:
         self._found = [json.loads(line) for line in whole]
 
     def add(self, record: cpbmodels.EpochRecord) -> None:
-        """Keep what an epoch of one fleet has cost."""
+        """Store the cost of an epoch of one fleet."""
         report = _report(record, time.time())
         self._found.append(report)
         with self._path.open("a") as file:
             file.write(json.dumps(report) + "\n")
 
     def costs(self) -> list[dict[str, float]]:
-        """Return what each epoch has cost, all fleets together; see `epoch_costs`."""
+        """Return the cost of each epoch over all fleets; see `epoch_costs`."""
         return epoch_costs(self._found)
 
 
 def epoch_costs(reports: Iterable[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return one dict per epoch, with the names of its metrics in MLflow.
+    """Return one dict per epoch, with its metrics' names in MLflow.
 
     `epoch` from 1; `train_loss`, `val_loss` means over the `members_training`; `epoch_seconds` in which any fleet
-    trained it, and `epoch_windows_per_s` in those; memory in MB at its highest, utilisation in percent on average.
+    trained it, and `epoch_windows_per_s` over those seconds; peak memory in MB, mean utilisation in percent.
     """
     by_epoch: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
     for one in reports:
-        by_epoch[one["epoch"]][one["first"]] = one  # an epoch that was repeated after a kill counts once
+        by_epoch[one["epoch"]][one["first"]] = one  # an epoch repeated after a kill counts once
     return [_joined([found[first] for first in sorted(found)]) for _, found in sorted(by_epoch.items())]
 
 
 def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
-    """Join the epoch costs of a fleet's shards, which trained at times and on devices of their own.
+    """Join the epoch costs of a fleet's shards, which trained at different times and on different devices.
 
-    Seconds are added up, and windows/s counted in those; losses are means over all members, memory in MB the highest
-    of any device, utilisation in percent the average over the shards.
+    Seconds are summed, and windows/s computed over that sum; losses are means over all members, memory in MB the
+    maximum over devices, utilisation in percent the mean over the shards.
     """
     by_epoch: dict[float, list[dict[str, Any]]] = defaultdict(list)
     for shard in shards:
@@ -70,10 +70,10 @@ def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str,
 
 
 def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
-    """Return `device_busy_share`: how much of the time from the first batch to the last one devices were at work.
+    """Return `device_busy_share`: the share of time from the first batch to the last in which devices were busy.
 
-    Of GPUs the seconds in which a batch was in flight, the mean over those that trained; of a CPU the trainers'
-    processor time, over its cores.
+    For GPUs, the seconds with a batch in flight, averaged over the GPUs that trained; for a CPU, the trainers' CPU
+    time divided by its cores.
     """
     span = max(one.end for one in work) - min(one.begin for one in work)
     gpus = {one.device for one in work if one.device}
@@ -101,7 +101,7 @@ def _summed(
     losses: Sequence[Mapping[str, Any]],
     usage: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
-    """Return an epoch of several parts as one; `first` gives its number and rate, `members` weigh the losses."""
+    """Join the parts of an epoch; `first` has its number and learning rate, `members` weights the losses."""
     joined: dict[str, float] = {
         "epoch": first["epoch"],
         "members_training": sum(members),
@@ -120,7 +120,7 @@ def _summed(
 
 
 def _report(record: cpbmodels.EpochRecord, ended: float) -> dict[str, Any]:
-    """Return an epoch's figures. `first` tells the fleets of a job apart; `ended` in seconds since 1970."""
+    """Return an epoch's figures. `first` identifies the fleet within the job; `ended` in seconds since 1970."""
     losses = {name: _mean([one[name] for one in record.members]) for name in _LOSSES}
     return {
         "epoch": record.epoch,
@@ -147,7 +147,7 @@ def _joined(reports: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Return the length of what some spans of time cover together."""
+    """Return the length of the union of time spans."""
     total, reached = 0.0, -math.inf
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, reached))

@@ -1,8 +1,8 @@
-"""Where a shard of a fleet lies: `ROOT/fleets/KEY` with its job, its result, its log and a folder per member.
+"""The files of a fleet's shard: `ROOT/fleets/KEY` with its job, its result, its log and a folder per member.
 
-ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets apart from Binance's (`Scope.root`).
+ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets other than Binance's (`Scope.root`).
 
-Going on from a checkpoint that lies anywhere: another machine's, a backup's, or an earlier epoch's.
+Also resuming from a given checkpoint: another machine's, a backup's, or an earlier epoch's.
 """
 
 import os
@@ -23,7 +23,7 @@ from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 EPOCHS = "epochs.jsonl"
-"""Of a fleet in training: what each of its epochs has cost, a line per report (`epochs.py`)."""
+"""Of a fleet in training: the cost of each epoch, a line per report (`epochs.py`)."""
 KERNELS = "CPB_KERNELS"
 """Environment of a trainer: the fleets whose kernels it compiles before its first order, as JSON."""
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -35,23 +35,23 @@ def fleet_folder(root: Path, job: ShardJob) -> Path:
 
 
 def fleet_folders(root: Path) -> list[Path]:
-    """Return the folders below a market's home that carry a fleet's name, in order; links are left out."""
+    """Return the fleet folders below a market's home, sorted by name; links are left out."""
     fleets = root / "fleets"
     found = fleets.iterdir() if fleets.is_dir() else ()
     return sorted(p for p in found if _KEY.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
 
 
 def prepare(root: Path, job: ShardJob) -> Path:
-    """Make the fleet's folder and write its job; the result of an earlier run is set aside where a file is damaged.
+    """Create the fleet's folder and write its job; if a file is damaged, the result of an earlier run is set aside.
 
-    Without a result the fleet is trained again, and all its members are replaced.
+    Without a result the fleet is trained again and all its members are replaced.
     """
     folder = fleet_folder(root, job)
     folder.mkdir(parents=True, exist_ok=True)
     if find_record(folder / JOB, ShardJob, of=folder.name) != job:
         write_record(folder / JOB, job, of=folder.name)
     else:
-        os.utime(folder / JOB)  # the most recently used fleets survive the pruning
+        os.utime(folder / JOB)  # pruning keeps the most recently used fleets
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
         set_aside(folder / RESULT, f"{path} is damaged, so this fleet is trained again")
@@ -59,7 +59,7 @@ def prepare(root: Path, job: ShardJob) -> Path:
 
 
 def damaged_files(folder: Path, result: ShardResult) -> Iterator[tuple[Path, str]]:
-    """Yield each file of the fleet's models that is not what its trainer wrote, and the reason."""
+    """Yield each damaged file of the fleet's models, and the reason."""
     for member in result.members:
         for name, digest in member.files.items():
             path = folder / "members" / member.name / "model" / name
@@ -78,7 +78,7 @@ def read_result(folder: Path) -> ShardResult:
 
 
 def progress_so_far(folder: Path) -> str:
-    """Return how far the fleet had come before: trained, begun, or "" for not at all."""
+    """Return the progress of earlier runs in words: trained, started, or "" for none."""
     if (folder / RESULT).exists():
         return "trained before by the same command"
     checkpoints = folder / "checkpoints"
@@ -86,23 +86,23 @@ def progress_so_far(folder: Path) -> str:
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a trainer is at work in this fleet's folder."""
+    """Whether a trainer is active in this fleet's folder."""
     return is_locked(folder / "lock")
 
 
 def home_of(folder: Path, job: ShardJob) -> Path:
-    """Return `CPB_HOME` as seen from a fleet's folder: records hold paths relative to it."""
+    """Return `CPB_HOME`, derived from a fleet's folder: paths in records are relative to it."""
     root = folder.absolute().parents[1]  # not resolved: `fleets` may be a link to another disk
     return root.parent if job.members[0].model.series.market in APART else root
 
 
 def earlier_copy(continues: str) -> Path:
-    """Return where below a node's home the copy lies of a model to start from (`JobMember.continues`)."""
+    """Return the path below a node's home of the copy of a model to start from (`JobMember.continues`)."""
     return Path("earlier") / value_digest(continues)[:16]
 
 
 def earlier_model(home: Path, continues: str) -> Path:
-    """Return the folder of a model to start from: the copy that came to this node, else where the job says."""
+    """Return the folder of a model to start from: the copy on this node if present, else the job's path."""
     copy = home / earlier_copy(continues)
     return copy if copy.is_dir() else home / continues
 
@@ -118,7 +118,7 @@ def member_folder(folder: Path, name: str) -> Path:
 
 
 LATEST = "latest"
-"""The value of `--resume` that means what the same command has left."""
+"""The value of `--resume` that continues from the same command's own checkpoints."""
 
 _CHECKPOINT = re.compile(r"epoch-(?P<epoch>[0-9]{6})-[0-9a-f]{8}\.safetensors")
 
@@ -128,20 +128,20 @@ _FLEET = re.compile(r"fleet-[0-9]{4}")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The newest state of each part of a training, in memory: its folder may be the one that is trained in anew.
+    """The newest state of each part of a training, in memory: its folder may be the folder to train in again.
 
-    `files`: by the name below a fleet's `checkpoints`. Whether they belong to the training that goes on from them, the
-    trainer checks: options, seeds and windows must agree.
+    `files`: by name below a fleet's `checkpoints`. The trainer checks whether they match the training: options, seeds
+    and windows must agree.
     """
 
     files: Mapping[str, bytes]
 
     @classmethod
     def at(cls, path: Path) -> "Checkpoint":
-        """Return the checkpoint in a file, or the newest one of a fleet's folder or one below it.
+        """Return the checkpoint in a file, or the newest checkpoint in or below a folder.
 
         Raises:
-            UsageError: there is none, or it cannot be read.
+            UsageError: there is no checkpoint, or it cannot be read.
         """
         found = [path] if path.is_file() else sorted(path.rglob("epoch-*.safetensors"))
         newest = {_part(file): file for file in found if _CHECKPOINT.fullmatch(file.name)}
@@ -160,18 +160,18 @@ class Checkpoint:
             ) from error  # fmt: skip
 
     def put_into(self, fleet: Path) -> None:
-        """Write it where the fleet's trainer looks for its newest checkpoints."""
+        """Write it to the fleet's folder of checkpoints."""
         for name, content in self.files.items():
             path = fleet / "checkpoints" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content)
 
     def take_out_of(self, fleet: Path) -> None:
-        """Remove what `put_into` wrote, so that a training that could not go on from it leaves it to no other."""
+        """Remove the files of `put_into` after a training failed to resume from them: no later run must use them."""
         for name in self.files:
             (fleet / "checkpoints" / name).unlink(missing_ok=True)
 
 
 def _part(file: Path) -> str:
-    """Return the name of the folder that a checkpoint lies in; one copied elsewhere is that of the first part."""
+    """Return a checkpoint's part folder; a checkpoint copied elsewhere counts as the first part's."""
     return file.parent.name if _FLEET.fullmatch(file.parent.name) else "fleet-0000"

@@ -1,4 +1,4 @@
-"""Trains the models of a job: copies of every member for the ensemble, universal models, and what they continue from.
+"""Trains the models of a job: seed copies of members for the ensemble, universal models, and warm starts.
 
 A job of E seeds trains every member E times in the same fleet; the copies' quantiles are averaged, and the average is
 the registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
@@ -33,7 +33,7 @@ def train_members(
         loaded: the members that can be trained, with their series.
         home: `CPB_HOME`, to which the folders in `JobMember.continues` are relative.
         checkpoint: folder for checkpoints.
-        how: passed on to `cpbmodels.train_fleet`.
+        how: passed to `cpbmodels.train_fleet`.
     """
     if not is_universal(job):
         return _averaged(
@@ -41,7 +41,7 @@ def train_members(
         )
     served: dict[str, Member] = {}
     for part in _universal_parts(loaded):
-        # The first planned member's seeds, whoever could be loaded.
+        # Seeds of the first planned member, even if it could not be loaded.
         first = next(m for m in job.members if _part(m) == _part(part[0][0]))
         folder = (
             checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
@@ -55,7 +55,7 @@ def train_members(
 
 
 def _universal_parts(loaded: Loaded) -> Iterator[Loaded]:
-    """Yield what is trained together: all of a job without folds, else each fold's timeframes one by one."""
+    """Yield the groups trained together: all of a job without folds, else each fold's timeframes separately."""
     parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
     for member, series in loaded:
         parts[_part(member)].append((member, series))
@@ -84,7 +84,7 @@ def _train(
 
 
 def _averaged(job: ShardJob, trained: list[Member]) -> list[Member]:
-    """Return one model per group of copies; one that diverged in any copy keeps that in its report."""
+    """Return one model per group of copies; its report records if any copy diverged."""
     copies = (trained[i : i + job.seeds] for i in range(0, len(trained), job.seeds))
     return [one[0] if len(one) == 1 else cpbmodels.ensemble(one) for one in copies]
 
@@ -94,11 +94,11 @@ def _seeds(member: JobMember, job: ShardJob) -> list[int]:
 
 
 def _earlier_rows(job: ShardJob, loaded: Loaded, home: Path) -> list[Member | None] | None:
-    """Return the registered model that each new member continues, None for those that start anew."""
+    """Return the registered model that each new member continues, None for members trained from scratch."""
     if not any(m.continues for m in job.members):
         return None
     folders = [m.continues for m, _ in loaded]
-    if is_universal(job):  # any of a timeframe's folders: they hold the same model
+    if is_universal(job):  # any folder of a timeframe: they contain the same model
         timeframes = dict.fromkeys(m.model.series.timeframe for m, _ in loaded)
         folders = [
             next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes
@@ -107,7 +107,7 @@ def _earlier_rows(job: ShardJob, loaded: Loaded, home: Path) -> list[Member | No
 
 
 def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
-    """Return the rows of a registered model, one per copy; None for each where it does not fit the new one."""
+    """Return the rows of a registered model, one per copy; all None if its shape differs from the new model's."""
     if folder is None:
         return [None] * job.seeds
     old = cpbmodels.load(folder)

@@ -1,21 +1,21 @@
-"""What a fleet is to learn, shard by shard, written down so completely that a shard's digest names its result.
+"""The shards of a fleet, specified so completely that a shard's digest identifies its result.
 
-How a fleet is cut into shards, each trained and judged by a process of its own.
+A fleet is cut into shards, each trained and judged in separate processes.
 
-A shard should be long beside what starting its process costs (2 to 3 s: Python, torch, the columns), and short beside
-the whole night, so that many devices share the work and little is lost with one of them. The size follows from what is
-trained alone, never from what is left to train or from how many devices there are: products of another number of
-members round differently, and the same plan must give the same bits on one device and on eight.
+A shard should take long compared with starting its process (2 to 3 s: Python, torch, the columns), and short compared
+with the whole night, so that many devices share the work and losing a device loses little. Its size depends only on the
+models, never on the remaining work or the number of devices: matrix products over another number of members round
+differently, and the same plan must give the same bits on one device and on eight.
 
-On CPUs a shard is to take at most `CPU_SHARD_S` on one core, by a model of the cost of a member:
+On CPUs a shard should take at most `CPU_SHARD_S` on one core, by this cost model of a member:
 
     seconds = copies x epochs x windows x (WINDOW_S + candles x layers x width^2 / CPU_RATE)
 
-with the number of columns as the width of architectures without a hidden one. It is right within a factor of three.
-Measured, with early stop: 6.7 s a member of the preset default (`har`) and 0.14 s (`robust-har`), where it says 7.6 and
-0.15; of the seeds' presets 105 s (gru), 175 (transformer) and 1,400 (lstm), where it says 260, 130 and 2,900. On a GPU
-a step takes about as long for one member as for as many as are trained at once (`fleet_size` of the profile), so a
-shard holds at least that many.
+with the number of columns as width for architectures without hidden layers. It is accurate within a factor of three.
+Measured seconds per member, with early stopping (cost model in brackets): 6.7 (7.6) for `har` and 0.14 (0.15) for
+`robust-har` of preset default; 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm of the seeds'
+presets. On a GPU a step takes about as long for one member as for all members trained at once (`fleet_size` of the
+profile), so a shard has at least that many.
 
 | preset | architectures | CPU | GPU |
 | --- | --- | --- | --- |
@@ -40,39 +40,39 @@ from schemas.run import UNIVERSAL, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
-"""Fields of a job that say where its data lies, not what it is."""
+"""Fields of a job that are locations of its data, not its contents."""
 
 
 _TRAINING = ("cpbmodels", "tasks/training/trainer.py", "tasks/signals")
-"""What trains, and what computes the features; with all that it imports, but for:"""
+"""Code that trains and that computes the features, with all its imports, except:"""
 
 _NOT_TRAINING = (
-    # The light library beside training: other people's frames, published models, other programs.
+    # Parts of the light library not used in training: user frames, published models, other programs.
     "cpbmodels/__init__.py", "cpbmodels/data/candles.py", "cpbmodels/errors.py", "cpbmodels/fleet/files.py",
     "cpbmodels/freqtrade.py", "cpbmodels/adapters", "cpbmodels/mlflow.py",
     "cpbmodels/data/rows.py",
-    # Measures a device. It also chooses the profile, which like the device itself says how a model is trained.
+    # Measures a device and chooses the profile: they set how a model is trained, like the device itself.
     "cpbmodels/device",
-    # Records and contracts: a job holds their values. Candles: a job holds the digest of those that are learnt from.
+    # Records and contracts: a job contains their values. Candles: a job contains the digest of its training candles.
     "schemas", "tasks/market", "tasks/storage",
-    # Plans jobs, whose digest covers what is planned; keeps and starts them, and reports on them.
+    # Plans jobs, whose digest covers the plan; stores, starts and reports them.
     "tasks/training/epochs.py", "tasks/training/files.py", "tasks/training/plan.py", "tasks/training/progress.py",
     "tasks/running",
 )  # fmt: skip
 
 
 def training_code() -> str:
-    """Return a digest of the source that decides a trained model; a change makes older fleets stale."""
+    """Return a digest of the source code that determines a trained model; a change makes older fleets stale."""
     return code_digest(*_TRAINING, without=_NOT_TRAINING)
 
 
 def job_key(job: ShardJob) -> str:
-    """Return the digest (16 hex digits) of everything that decides the result: the name of the fleet's folder."""
+    """Return the digest (16 hex digits) of everything that determines the result: the name of the fleet's folder."""
     return value_digest(job.model_dump(mode="json", exclude=_NOT_DECISIVE))[:16]
 
 
 def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -> int:
-    """Return a member's own seed: it must not depend on which other members are in the fleet.
+    """Return a member's seed: it must not depend on the other members of the fleet.
 
     `fold`: number of a backtest's fold, from 1; 0 for a training without folds.
     """
@@ -81,7 +81,7 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
 
 
 def recipe_of(spec: RunSpec, architecture: str) -> str:
-    """Return how a model is made, as one word: the preset, with a digest of what was changed in it."""
+    """Return the recipe of a model as one word: the preset, with a digest of the changed options."""
     changed = {"overrides": spec.overrides, "seeds": spec.copies(architecture), "dtype": spec.dtype}
     plain = RunSpec(preset=spec.preset)
     standard = {"overrides": {}, "seeds": plain.copies(architecture), "dtype": plain.dtype}
@@ -89,16 +89,16 @@ def recipe_of(spec: RunSpec, architecture: str) -> str:
 
 
 def is_universal(job: ShardJob) -> bool:
-    """Whether one model learns all series of a timeframe."""
+    """Whether a single model is trained on all series of a timeframe."""
     return job.architecture.endswith(UNIVERSAL)
 
 
 def plan_fleet(
     spec: RunSpec, architecture: str, members: Sequence[JobMember], *, gpu: bool = False
 ) -> FleetPlan:
-    """Return the fleet that trains `architecture` on `members`, in shards (`tasks/training/plan.py` says which).
+    """Return the fleet that trains `architecture` on `members`, in shards (see the module's docstring).
 
-    `gpu`: the plan is for GPUs, whichever machine has them.
+    `gpu`: the plan is for GPUs, on this machine or in a cluster.
     """
     if architecture.endswith(UNIVERSAL):
         parts = cut_universal(members)
@@ -112,7 +112,7 @@ def plan_fleet(
 
 
 def shards_of(fleets: Iterable[FleetPlan]) -> list[ShardJob]:
-    """Return the shards of all fleets as they are queued: the dearest first, so that none is left for the end."""
+    """Return the shards of all fleets in queue order: largest first, so that no long shard is left for the end."""
     return sorted((shard for fleet in fleets for shard in fleet.shards), key=shard_seconds, reverse=True)
 
 
@@ -133,26 +133,26 @@ def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> 
 
 
 MIN_MEMBERS, MAX_MEMBERS = 4, 128
-"""Members of a CPU shard. Above: candles of 128 series of two years at 15m are 2 GB in memory."""
+"""Bounds of a CPU shard's members. The maximum: candles of 128 series over two years at 15m take 2 GB of memory."""
 
 CPU_SHARD_S = 120.0
-"""Seconds that a CPU shard takes at most on one core, unless it holds the fewest members; starting it takes 2 to 3."""
+"""Maximum seconds of a CPU shard on one core, unless it has `MIN_MEMBERS`; starting a shard takes 2 to 3 s."""
 
 WINDOW_S, CPU_RATE = 3.5e-6, 5e9
-"""Of the cost model: seconds of a window in the head and the optimizer, multiplications a second of one core."""
+"""Cost model: seconds per window in head and optimizer, and multiplications per second of one core."""
 
 CLOSED_FORM_S = 0.15
-"""Seconds of a member that is solved at once."""
+"""Seconds of a member solved in closed form."""
 
 TRAINER_BYTES, ROW_BYTES = 1.0e9, 320
-"""Of memory, for a trainer without data, and for a candle: its columns, as they are read and as they are trained on."""
+"""Memory of a trainer without data, and of a candle: its columns, as read and as trained on."""
 
 _USUAL_WINDOWS = 20_000
-"""Windows of a series where the preset limits neither its rows nor its steps."""
+"""Assumed windows of a series if the preset limits neither rows nor steps."""
 
 
 def shard_size(options: Preset, architecture: str, copies: int, *, gpu: bool) -> int:
-    """Return the most members of a shard, by the rule above; `gpu`: the plan is for GPUs."""
+    """Return the maximum number of members of a shard; `gpu`: the plan is for GPUs."""
     wanted = CPU_SHARD_S / member_seconds(options, architecture, copies)
     size = MIN_MEMBERS
     while size * 2 <= min(wanted, MAX_MEMBERS):
@@ -161,40 +161,40 @@ def shard_size(options: Preset, architecture: str, copies: int, *, gpu: bool) ->
 
 
 def shard_seconds(job: ShardJob) -> float:
-    """Return about how long one core would train a job: what the queue of shards is ordered by."""
+    """Return the estimated training time of a job on one core: the sort key of the shard queue."""
     options = resolved(job.preset, job.architecture, job.profile, job.overrides)
     return len(job.members) * member_seconds(options, job.architecture, job.seeds)
 
 
 def memory_bytes(job: ShardJob) -> int:
-    """Return about how much memory the trainer of a job takes: torch and what it judges with, and the candles."""
+    """Return the estimated memory of a job's trainer: torch and the libraries for judging, and the candles."""
     rows = {member.features.path: member.features.rows for member in job.members}
     return round(TRAINER_BYTES + ROW_BYTES * sum(rows.values()))
 
 
 def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, Any]) -> Preset:
-    """Return a preset with its overrides and, where one is named, its hardware profile."""
+    """Return a preset with its overrides and its hardware profile, if named."""
     named = None if profile == "auto" else profile
     return cpbmodels.preset(preset, base_of(architecture), profile=named, **overrides)
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:
-    """Return about how long one core trains a member of so many copies."""
+    """Return the estimated seconds to train a member with `copies` copies on one core."""
     spec = find(base_of(architecture)).spec
     if spec.closed_form:
         return CLOSED_FORM_S
     windows = options.steps_per_epoch * options.batch_size or options.max_train_rows or _USUAL_WINDOWS
     width = options.hidden_dim if "hidden_dim" in spec.sizes else len(options.features)
-    layers = 2 * options.n_layers if "n_layers" in spec.sizes else 1  # of encoder and decoder
+    layers = 2 * options.n_layers if "n_layers" in spec.sizes else 1  # encoder and decoder
     candles = options.context + options.horizon if options.context > 1 else 1
     window = WINDOW_S + candles * layers * width**2 / CPU_RATE
     return copies * options.epochs * -(-windows // options.stride) * window
 
 
 def cut(members: Iterable[JobMember], size: int) -> list[tuple[JobMember, ...]]:
-    """Return the members in shards of at most `size`, as equal as can be.
+    """Return the members in shards of at most `size`, as equal as possible.
 
-    Their order does not matter: series of the same timeframe, whose histories are of similar length, come together.
+    Independent of the input order: series of the same timeframe, with histories of similar length, are grouped.
     """
     ordered = sorted(members, key=lambda m: (m.fold, m.model.series.seconds, m.name))
     number = -(-len(ordered) // size)
@@ -203,7 +203,7 @@ def cut(members: Iterable[JobMember], size: int) -> list[tuple[JobMember, ...]]:
 
 
 def cut_universal(members: Iterable[JobMember]) -> list[tuple[JobMember, ...]]:
-    """Return a shard for each model of a universal architecture: all series of a timeframe, in a fold."""
+    """Return a shard for each model of a universal architecture: all series of a timeframe in a fold."""
     parts: dict[tuple[int, str], list[JobMember]] = defaultdict(list)
     for member in members:
         parts[member.fold, member.model.series.timeframe].append(member)

@@ -1,11 +1,10 @@
-"""How far a training is: `progress.json`, which its trainer writes, and what is told of it (`tasks.running.progress`).
+"""Progress of a training: `progress.json`, written by its trainer, and the reports made from it.
 
-Fields: architecture; stage (`training`, then `forecasting`: the spans to be judged, with `forecasts` of `to_forecast`
-members done); since, the start of this training (ISO, UTC); device in
-words; data, the candles on it; members; share of all members' epochs that is done, and eta_s, the seconds left at the
-pace so far (null: not known); epoch of epochs and batch of batches, of the rows that trained last; train_loss and
-val_loss, means over the members of the last whole epoch; and what `cpbmodels.EpochRecord` holds (lr, windows_per_s,
-seconds, memory, and its members as `last`).
+Fields: architecture; stage (`training`, then `forecasting` of the spans to be judged, with `forecasts` of `to_forecast`
+members done); since, the start of this training (ISO, UTC); device in words; data, the candles on it; members; share of
+all members' epochs that is done, and eta_s, the estimated seconds left (null: unknown); epoch of epochs and batch of
+batches, of the rows trained last; train_loss and val_loss, means over the members of the last complete epoch; and the
+fields of `cpbmodels.EpochRecord` (lr, windows_per_s, seconds, memory, and its members as `last`).
 """
 
 import json
@@ -30,7 +29,7 @@ _EVERY_S = 0.25
 
 
 class ProgressFile:
-    """Keeps a fleet's `progress.json`: `on_step` and `on_epoch` are what `cpbmodels.train_fleet` calls."""
+    """Writes a fleet's `progress.json`: `on_step` and `on_epoch` are callbacks of `cpbmodels.train_fleet`."""
 
     def __init__(self, folder: Path, architecture: str) -> None:
         self._path, self._written = folder / PROGRESS, 0.0
@@ -43,7 +42,7 @@ class ProgressFile:
         }  # fmt: skip
 
     def on_step(self, record: "cpbmodels.StepRecord") -> None:
-        """Take in how far an epoch is."""
+        """Record the progress within an epoch."""
         first = self._state["device"] is None
         if first:
             (rows, columns), mb = record.data, record.data_mb
@@ -60,7 +59,7 @@ class ProgressFile:
         self._write(now=first)
 
     def on_epoch(self, record: "cpbmodels.EpochRecord") -> None:
-        """Take in a whole epoch."""
+        """Record a complete epoch."""
         self._count(
             {one["index"]: 1.0 if one["stopped"] else record.epoch / record.epochs for one in record.members}
         )
@@ -75,7 +74,7 @@ class ProgressFile:
         self._write(now=all(one["stopped"] for one in last))
 
     def forecasting(self, done: int, total: int) -> None:
-        """Tell that the training is over, and how many members have forecast the spans to be judged."""
+        """Record the end of training, and the number of members with forecasts of the spans to be judged."""
         self._state |= {
             "stage": "forecasting",
             "share": 1.0,
@@ -95,11 +94,11 @@ class ProgressFile:
         self._done |= done
         members = members or self._state["members"]
         share = sum(self._done.values()) / max(members, len(self._done), 1)
-        self._pace.take(share, 1, now)  # a universal model of the next fold begins anew
+        self._pace.take(share, 1, now)  # a universal model of the next fold starts again
         self._state |= {"members": members, "share": share, "eta_s": self._pace.left(now)}
 
     def _write(self, *, now: bool) -> None:
-        """Replace the file, without waiting for the disk: it is worth nothing after a power failure."""
+        """Replace the file without fsync: it is not needed after a power failure."""
         if not now and time.monotonic() - self._written < _EVERY_S:
             return
         self._written = time.monotonic()
@@ -121,18 +120,18 @@ def describe_device(name: str) -> str:
 
 
 def _mean(members: list[dict[str, Any]], key: str) -> float | None:
-    """Return the mean loss of the members that have a finite one."""
+    """Return the mean of the members' finite losses."""
     values = [one[key] for one in members if one.get(key) is not None and abs(one[key]) < float("inf")]
     return sum(values) / len(values) if values else None
 
 
 def plain(value: Any) -> Any:
-    """Return numbers of numpy and torch as Python's."""
+    """Convert numbers of numpy and torch to Python's."""
     return json.loads(json.dumps(value, default=float))
 
 
 class FleetProgress:
-    """Adds up how far a fleet's shards are, and tells it; its methods are called from the shards' threads."""
+    """Sums up and reports the progress of a fleet's shards; its methods are called from the shards' threads."""
 
     def __init__(self, plan: FleetPlan) -> None:
         self._name = plan.architecture
@@ -144,16 +143,16 @@ class FleetProgress:
         self._lock = threading.Lock()
 
     def waiting(self, what: str) -> None:
-        """Tell what a shard waits for, unless others are at work: then those are what is shown."""
+        """Report what a shard waits for, unless other shards are running and shown instead."""
         if not any(self._shares.values()):
             tell(self._training, 0, 0, "epochs", what)
 
     def starting(self) -> None:
-        """Tell that the trainer has a place to train in; until it has loaded its libraries it says nothing itself."""
+        """Report that the trainer is starting; it reports nothing itself until its libraries are loaded."""
         self.waiting("starting its trainer")
 
     def ended(self, job: ShardJob) -> None:
-        """Take in the end of a shard, whatever became of it; with the last one the fleet's is told."""
+        """Record the end of a shard, whatever its outcome; with the last shard, report the fleet's end."""
         with self._lock:
             self._shares[job_key(job)] = 1.0
             self._ended.add(job_key(job))
@@ -163,7 +162,7 @@ class FleetProgress:
                 tell(step, 1, 1, "epochs")
 
     def take(self, job: ShardJob, state: Mapping[str, Any]) -> None:
-        """Take in a shard's `progress.json` whenever it has changed: tell each device once, then every change."""
+        """Record a shard's changed `progress.json`: report each device once, then every change."""
         device, whole = state["device"], len(self._members) == 1
         with self._lock:
             is_new = bool(device) and device not in self._devices
@@ -192,7 +191,7 @@ class FleetProgress:
 
 
 def _facts(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a bar shows beside the epochs, the most important first."""
+    """Yield the facts that a bar shows beside the epochs, most important first."""
     if state["train_loss"] is not None:
         yield _losses("loss {} / {}", state)
     if state["batches"] > 1:
@@ -219,7 +218,7 @@ def _losses(form: str, state: Mapping[str, Any]) -> str:
 
 
 def _megabytes(memory: Mapping[str, float]) -> tuple[float, float]:
-    """Return the memory in use and its peak: the GPU's where there is one, else the process's."""
+    """Return the memory in use and its peak: of the GPU if used, else of the process."""
     for now, peak in (("gpu_mem_allocated_mb", "gpu_mem_allocated_peak_mb"), ("rss_mb", "rss_peak_mb")):
         if now in memory or peak in memory:
             return memory.get(now, memory.get(peak, 0.0)), memory.get(peak, memory.get(now, 0.0))

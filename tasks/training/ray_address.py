@@ -1,7 +1,7 @@
-"""`RAY_ADDRESS` and Ray's token, looked at before anything is fetched, and whether a cluster's head still answers.
+"""Checks `RAY_ADDRESS` and Ray's token before anything is fetched, and whether a cluster's head still responds.
 
-Ray itself waits minutes for a missing cluster, and ends a process by force 60 s after its head was lost. Whoever reads
-the token runs code on every machine of the cluster, so its file is its owner's alone.
+Ray itself waits minutes for a missing cluster, and kills a process 60 s after its head was lost. Anyone with the token
+can run code on every machine of the cluster, so its file must be readable by its owner only.
 """
 
 import os
@@ -16,30 +16,30 @@ from schemas.errors import CpbError, UsageError
 from tasks.storage.files import write_secret
 
 ADDRESS = "RAY_ADDRESS"
-"""Ray's own variable, HOST:PORT of a cluster's head: where it is set, runs that name no engine train there.
+"""Ray's variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.
 
-Ray's `auto` is not used: it tries every cluster of the machine, other people's and those that have died.
+Ray's `auto` is not used: it tries every cluster on the machine, including those of other users and dead clusters.
 """
 
 AUTH_MODE, TOKEN, TOKEN_FILE = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 HERE = ("", "local")
-"""Addresses by which a cluster is started on this machine, for one command."""
+"""Addresses for a cluster started on this machine for one command."""
 
 _PLACE = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>[0-9]{1,5})", re.IGNORECASE)
 _ANSWER_WITHIN_S = 5.0
 _OTHERS = 0o077
 
 ASK_S, SILENT_S = 2.0, 20.0
-"""Seconds between two questions to a head, and how long none may be answered until it counts as lost."""
+"""Seconds between two checks of a head, and seconds without a response after which it counts as lost."""
 
 
 def check_cluster() -> None:
-    """Look at what names the cluster, and whether something listens there.
+    """Check the cluster's address and token, and whether something listens there.
 
     Raises:
-        UsageError: the address is none.
-        CpbError: nothing answers at the address, or others may read the token.
+        UsageError: the address is invalid.
+        CpbError: nothing responds at the address, or other users can read the token.
     """
     address = os.environ.get(ADDRESS, "")
     if address not in HERE:
@@ -53,7 +53,7 @@ def check_cluster() -> None:
 
 
 def unreachable(address: str, reason: str) -> CpbError:
-    """Return the sentence for a cluster that cannot be used."""
+    """Return the error for a cluster that cannot be used."""
     return CpbError(
         f"the Ray cluster {address} cannot be used ({reason}); start it as docs/scale.md says, with the same Ray, "
         "Python and token on every machine, or train with --engine local",
@@ -74,7 +74,7 @@ def _place(address: str) -> tuple[str, int]:
 
 
 def _check_token(address: str) -> None:
-    """Refuse a token that others may read, and that of a cluster elsewhere which is missing; make one for here."""
+    """Refuse a token readable by others, or a missing token of a remote cluster; create a missing local token."""
     path = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()
     if not path.exists():
         if address not in HERE:
@@ -83,7 +83,7 @@ def _check_token(address: str) -> None:
                 "(mode 600)",
                 code="ray-token", field=str(path),
             )  # fmt: skip
-        write_secret(path, secrets.token_hex(32))  # Ray would let all read it
+        write_secret(path, secrets.token_hex(32))  # Ray would make it readable by all users
         return
     if path.stat().st_mode & _OTHERS:
         raise CpbError(
@@ -103,7 +103,7 @@ class Head:
         self._silent_since: float | None = None
 
     def is_lost(self) -> bool:
-        """Whether it has answered nothing for `SILENT_S`; may be called often, from any thread."""
+        """Whether it has not responded for `SILENT_S`; may be called often, from any thread."""
         with self._lock:
             now = time.monotonic()
             if now - self._asked >= ASK_S:

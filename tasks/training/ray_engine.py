@@ -1,8 +1,8 @@
-"""A Ray cluster as the place where shards are trained: found, checked before anything is fetched, and left.
+"""A Ray cluster as the engine that trains shards: connected, checked before anything is fetched, and disconnected.
 
-Ray places tasks, retries them and gives out GPUs; Prefect stays the orchestrator. The command runs on a machine of the
-cluster, on its head as a rule. Without `RAY_ADDRESS` one is started for the command, without a dashboard. Requests
-carry Ray's token (`RAY_AUTH_MODE=token`), so a cluster that was started with one lets nobody else in.
+Ray places tasks, retries them and assigns GPUs; Prefect remains the orchestrator. The command runs on a machine of the
+cluster, usually its head. Without `RAY_ADDRESS` a cluster without dashboard is started for the command. Requests carry
+Ray's token (`RAY_AUTH_MODE=token`), so a cluster started with a token rejects other users.
 """
 
 import io
@@ -30,40 +30,40 @@ from tasks.training.ray_executor import RayExecutor
 log = logging.getLogger("cpb")
 
 PROBE_S = 120.0
-"""Longest time in which every node must tell its versions."""
+"""Seconds within which every node must report its versions."""
 
 GPU, CPU, MEMORY = "GPU", "CPU", "memory"
 """Ray's names of resources; memory in bytes."""
 
 
 MIN_CALLS, MAX_CALLS = 64, 1024
-"""Shards that are handed to Ray at once: twice as many as its nodes train, within these bounds. Each has a thread here,
+"""Shards submitted to Ray at once: twice as many as its nodes can train, within these bounds. Each has a thread here,
 and its features in Ray's object store."""
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """A cluster that this process is connected to. `nodes`: each one's resources, by Ray's names."""
+    """A cluster that this process is connected to. `nodes`: each node's resources, by Ray's names."""
 
     ray: Any
     spec: RunSpec
     home: Path
     nodes: list[dict[str, float]]
     cores: Cores = field(default_factory=lambda: Cores(usable_cores()))
-    """Of this machine, which judges: a node only trains and predicts."""
+    """Cores of this machine, which judges: nodes only train and predict."""
 
     @property
     def largest(self) -> dict[str, float]:
-        """Of each resource, the most that one node has."""
+        """The maximum of each resource on any single node."""
         return {name: max(node.get(name, 0.0) for node in self.nodes) for name in (GPU, CPU, MEMORY)}
 
     @property
     def gpus(self) -> bool:
-        """Whether shards train on GPUs: some node has one, and the device does not ask for the CPU."""
+        """Whether shards train on GPUs: some node has a GPU, and `device` is not cpu."""
         return self.spec.device != "cpu" and self.largest[GPU] >= 1
 
     def executor(self, shards: int) -> RayExecutor:
-        """Return who runs a plan of so many shards on the cluster."""
+        """Return the executor for a plan of `shards` shards on the cluster."""
         threads = min(plan_slots("cpu", shards).threads, max(1, int(self.largest[CPU])))
         places = sum(
             int(node.get(GPU, 0) if self.gpus else node.get(CPU, 0) // threads) for node in self.nodes
@@ -74,22 +74,22 @@ class RayEngine:
         )  # fmt: skip
 
     def leave(self) -> None:
-        """Leave the cluster, whose head may be lost from now on without ending this process."""
+        """Disconnect: from now on, losing the head does not end this process."""
         self.ray.shutdown()
 
 
 @contextmanager
 def connected(spec: RunSpec) -> Iterator[RayEngine]:
-    """Connect to the cluster, check its nodes, and leave it at the end of the block: tasks still at work end.
+    """Connect to the cluster, check its nodes, and disconnect at the end of the block, which ends running tasks.
 
     Raises:
-        UsageError: no node has the GPU that the device names.
+        UsageError: no node has the GPU that `device` names.
         CpbError: Ray is not installed, the cluster cannot be reached, or its nodes have other versions.
     """
     ray = _ray()
     with redirect_stdout(
         _DebugLog()
-    ):  # Ray prints there, with tracebacks, what `RayExecutor` tells in cpb's words
+    ):  # Ray prints tracebacks there of errors that `RayExecutor` reports itself
         with _own_signals():
             _init(ray)
         try:
@@ -112,10 +112,10 @@ def connected(spec: RunSpec) -> Iterator[RayEngine]:
 
 
 class _DebugLog(io.TextIOBase):
-    """Where Ray's own words go: stdout is for results."""
+    """Redirects Ray's own output to the debug log: stdout is for results."""
 
     def write(self, text: str) -> int:
-        """Log one piece of text."""
+        """Log a piece of text."""
         if text.strip():
             log.debug("Ray: %s", text.strip())
         return len(text)
@@ -123,7 +123,7 @@ class _DebugLog(io.TextIOBase):
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's way to end on SIGTERM: Ray's prints stacks of machine code and exits with 15."""
+    """Keep this process's SIGTERM handler: Ray's handler prints native stack traces and exits with 15."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -158,13 +158,13 @@ def _init(ray: Any) -> None:
     except (ray.exceptions.RayError, RuntimeError, ValueError, OSError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0].rstrip(".:") if lines else type(error).__name__
-        # Something listens there (`check_cluster`), and to a stranger Ray says no more than this.
+        # Something listens there (`check_cluster`), and without a valid token Ray gives no more details.
         hint = "" if here else "; is its token the one of that cluster?"
         raise unreachable(address or "of this machine", f"{reason}{hint}") from error
 
 
 def _checked_nodes(ray: Any) -> list[dict[str, Any]]:
-    """Ask every node for its versions; return those that answer."""
+    """Request the versions of every node; return the nodes that respond."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     own, ask = ray_node.versions(), ray.remote(num_cpus=0, max_retries=1)(ray_node.node_facts)
@@ -183,7 +183,7 @@ def _checked_nodes(ray: Any) -> list[dict[str, Any]]:
 
 
 def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str]) -> bool:
-    """Whether a node answers as it should; False where it was lost meanwhile; raises `CpbError` for another answer."""
+    """Whether a node has the right versions; False if it was lost meanwhile; raises `CpbError` if versions differ."""
     try:
         facts = ray.get(answer, timeout=PROBE_S)
     except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):

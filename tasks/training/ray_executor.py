@@ -1,8 +1,8 @@
-"""Shards as Ray tasks: with as many CPUs as the trainer has threads, memory, and a GPU where the plan is for GPUs.
+"""Shards as Ray tasks: with one CPU per trainer thread, memory, and a GPU if the plan is for GPUs.
 
-A shard's own features go to its node by Ray's object store, its files come back as the task's result, and this process
-alone writes them into the home. A node that is lost, or a trainer that dies, is retried by Ray, on whichever node has
-room, from the newest checkpoint that the home has.
+A shard's features go to its node through Ray's object store, its files return as the task's result, and only this
+process writes them into the home. After a lost node or a dead trainer, Ray retries the shard on any node with free
+resources, from the newest checkpoint in the home.
 """
 
 import logging
@@ -43,27 +43,27 @@ from tasks.training.runner import EngineLost, TrainerDied
 log = logging.getLogger("cpb")
 
 MAX_RETRIES = 3
-"""How often Ray trains a shard again whose node was lost or whose trainer died; each goes on from its checkpoints."""
+"""Ray's retries of a shard whose node was lost or whose trainer died; each continues from its checkpoints."""
 
 CHECKPOINT_S = 60.0
-"""Seconds between two checkpoints that a node sends; a lost node costs its shard this much and one epoch."""
+"""Seconds between two checkpoints sent by a node; a lost node costs its shard this time plus one epoch."""
 
 TAKE_S = 0.3
-"""Shortest time between two questions to the board, of all waiting threads together."""
+"""Minimum seconds between two reads of the board, over all waiting threads."""
 
 _CANCEL_S = 1.5
-"""Longest wait for a cancelled task to end its trainer: Ctrl-C takes 3 s in all."""
+"""Maximum seconds for a cancelled task to end its trainer: Ctrl-C takes 3 s in total."""
 
 
 class RayExecutor:
     """Trains shards on the cluster that `ray` is connected to; see `Executor`.
 
     Args:
-        home: this machine's, absolute.
-        largest: of each of Ray's resources, the most that one node has.
-        threads: of each shard.
-        gpu: a shard takes a GPU.
-        calls: shards that are handed to Ray at once, with their features; each has a thread here.
+        home: this machine's home, an absolute path.
+        largest: the maximum of each Ray resource on any single node.
+        threads: CPU threads per shard.
+        gpu: whether a shard uses a GPU.
+        calls: shards submitted to Ray at once, with their features; each has a thread here.
     """
 
     retries = 0
@@ -82,10 +82,10 @@ class RayExecutor:
         self._full: set[str] = set()
         """Ids of nodes whose disk was full."""
         self._started: set[str] = set()
-        """Keys of shards that a node has begun with."""
+        """Keys of shards that a node has started."""
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train and judge a shard on the cluster; see `Executor`."""
+        """Train a shard on the cluster; see `Executor`."""
         folder = prepare(root, job)
         if not (folder / RESULT).exists():
             self._check_fits(job)
@@ -98,7 +98,7 @@ class RayExecutor:
         return read_result(folder)
 
     def _check_fits(self, job: ShardJob) -> None:
-        """Raise `CpbError` where no node is large enough: Ray would wait for one for ever."""
+        """Raise `CpbError` if no node is large enough: Ray would wait forever."""
         needed, most = memory_bytes(job), self._largest["memory"]
         if needed > most:
             raise CpbError(
@@ -108,8 +108,8 @@ class RayExecutor:
             )
 
     def _train(self, order: ray_node.Order, job: ShardJob, progress: FleetProgress) -> Files:
-        """Let Ray train it; once more elsewhere where a node's disk was full."""
-        # One by one: the files of a shard are read into this process's memory first.
+        """Train a shard on Ray; if a node's disk was full, train it again on another node."""
+        # One at a time: the files of a shard are first read into this process's memory.
         with self._putting, self._noticing_loss():
             inputs = self._ray.put(shard_inputs(self._home, order.key, job))
         while True:
@@ -123,7 +123,7 @@ class RayExecutor:
                     raise
                 log.warning("%s; the shard goes to another node", error)
                 self._started.discard(order.key)
-            except EngineLost:  # Ray could cancel nothing
+            except EngineLost:  # Ray could not cancel anything
                 raise
             except BaseException:
                 self._cancel(task)
@@ -135,7 +135,7 @@ class RayExecutor:
             "num_gpus": 1 if self._gpu else 0,
             "memory": memory_bytes(job),
             "max_retries": MAX_RETRIES,
-            "retry_exceptions": [TrainerDied],  # a lost node it retries anyway
+            "retry_exceptions": [TrainerDied],  # lost nodes are always retried
             "name": f"train {job.architecture} {order.key.rpartition('/')[2]}",
         }
         if self._full:
@@ -144,12 +144,12 @@ class RayExecutor:
         return train.remote(order, inputs, self._reader.board)
 
     def _other_nodes(self, full: str) -> bool:
-        """Leave out a node from now on; whether others are left."""
+        """Exclude a node from now on; return whether other nodes are left."""
         self._full.add(full)
         return any(n["Alive"] and n["NodeID"] not in self._full for n in self._ray.nodes())
 
     def _wait(self, task: Any, key: str, job: ShardJob, progress: FleetProgress) -> Files:
-        """Return what a task returns, telling what its node reports meanwhile; raises the task's own error."""
+        """Return a task's result, passing on its node's reports meanwhile; raises the task's own error."""
         errors = self._ray.exceptions
         while not self._ray.wait([task], timeout=0)[0]:
             pause(TAKE_S)
@@ -175,7 +175,7 @@ class RayExecutor:
 
     @contextmanager
     def _noticing_loss(self) -> Iterator[None]:
-        """Raise `EngineLost` for what Ray itself meets in the block: its head, or this machine's part, has ended."""
+        """Raise `EngineLost` for Ray's own errors in the block: its head, or its local process, has ended."""
         try:
             yield
         except self._ray.exceptions.RayTaskError:  # the task's own error, a defect of cpb
@@ -190,7 +190,7 @@ class RayExecutor:
             raise _lost(type(error).__name__) from error
 
     def _tell(self, key: str, job: ShardJob, progress: FleetProgress) -> None:
-        """Tell what the node has reported of a shard since the last time."""
+        """Pass on the node's new reports of a shard."""
         for kind, value in self._reader.take(key):
             if kind == "start":
                 if key in self._started:
@@ -221,7 +221,7 @@ def _lost(reason: str) -> EngineLost:
 
 
 class BoardReader:
-    """The driver's side of a `Board`: gives each thread what is new of its own shard, and asks for all together."""
+    """The driver's side of a `Board`: fetches all reports at once and gives each thread those of its own shard."""
 
     def __init__(self, ray: Any, home: Path) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -234,7 +234,7 @@ class BoardReader:
         self._found: dict[str, list[Report]] = defaultdict(list)
 
     def take(self, key: str) -> list[Report]:
-        """Return what is new of one shard, oldest first."""
+        """Return the new reports of one shard, oldest first."""
         with self._lock:
             if time.monotonic() - self._asked >= TAKE_S:
                 for one, reports in self._ray.get(self.board.take.remote()).items():
@@ -244,9 +244,9 @@ class BoardReader:
 
 
 def shard_inputs(home: Path, key: str, job: ShardJob) -> Files:
-    """Return what a node needs of a home for a shard: its job, its series' features, and models to start from.
+    """Return the files that a node needs for a shard: its job, its series' features, and models to start from.
 
-    A file that is missing is left out: then the trainer names it, as it does on this machine.
+    A missing file is left out: the trainer then reports it, as on this machine.
     """
     files = read_files(home, [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})])
     for folder in {member.continues for member in job.members if member.continues}:
@@ -256,13 +256,13 @@ def shard_inputs(home: Path, key: str, job: ShardJob) -> Files:
 
 
 def keep_result(folder: Path, files: Files) -> None:
-    """Write a finished shard, as its node sent it, into its folder of the home: with its result, whole or not at all.
+    """Write a finished shard's files from its node into its folder, complete with the result or not at all.
 
     Raises:
-        DamagedError: a file is not what the node's trainer wrote.
+        DamagedError: a file differs from the file that the node's trainer wrote.
         DiskFull: no space left in the home.
     """
-    with locked(folder / "lock"):  # a trainer of this machine may be at work on the same shard
+    with locked(folder / "lock"):  # a trainer of this machine may be training the same shard
         if (folder / RESULT).exists():
             return
         with new_folder(folder / "members") as draft:

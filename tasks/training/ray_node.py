@@ -1,8 +1,8 @@
-"""What a node of a Ray cluster does with a shard: the same trainer process as on one machine, in a temporary folder.
+"""The part that runs on a node of a Ray cluster: the same trainer process as on one machine, in a temporary folder.
 
-A node keeps nothing. Job and features come as the task's argument, checkpoints of an earlier try from the driver's home
-by way of the `Board`, and the finished shard's files go back as the task's result; then the folder, below the node's
-`TMPDIR`, is removed. Runs in Ray's worker process, which imports no torch.
+A node stores nothing permanently. Job and features arrive as the task's argument, checkpoints of an earlier try from
+the driver's home through the `Board`, and the finished shard's files return as the task's result; then the folder,
+below the node's `TMPDIR`, is removed. Runs in Ray's worker process, which does not import torch.
 """
 
 import errno
@@ -38,19 +38,19 @@ from tasks.training.runner import DISK_FULL, LOG, run_trainer
 log = logging.getLogger("cpb")
 
 Files = dict[str, NDArray[np.uint8]]
-"""Contents of files by their path below a folder: arrays, because Ray moves these without a copy in memory."""
+"""Contents of files by path below a folder, as arrays: Ray transfers arrays without copying."""
 
 Kind = Literal["start", "progress", "line"]
 Report = tuple[Kind, Any]
 
 _TELL_S = 0.5
-"""Shortest time between two reports of a shard's progress: the board serves hundreds of shards."""
+"""Minimum seconds between two progress reports of a shard: the board serves hundreds of shards."""
 
 _LAST_S = 30.0
-"""Longest wait until the board has kept the last checkpoint of a trainer that failed."""
+"""Maximum seconds until the board has stored the last checkpoint of a failed trainer."""
 
 _MAX_CHECKPOINTS = 2
-"""Of each part of a shard in the home, as its trainer keeps them: the older one in case the newer is damaged."""
+"""Checkpoints kept per part of a shard, as its trainer does: the older in case the newer is damaged."""
 
 _CHECKPOINTS = "checkpoints"
 
@@ -59,8 +59,8 @@ _CHECKPOINTS = "checkpoints"
 class Order:
     """A shard to be trained on a node.
 
-    key: where it lies below any home, as in `sim/fleets/KEY`. home: the driver's, to name its log there. versions:
-    those of the driver. checkpoint_s: seconds between two checkpoints that the node sends.
+    key: its path below any home, such as `sim/fleets/KEY`. home: the driver's, to name its log there. versions: those
+    of the driver. checkpoint_s: seconds between two checkpoints sent by the node.
     """
 
     key: str
@@ -73,14 +73,14 @@ class Order:
 
 
 def versions() -> dict[str, str]:
-    """Return what must be equal on all machines: cpb and its code, torch (whatever it was built for) and Python."""
+    """Return the versions that must be equal on all machines: cpb and its code, torch (any build) and Python."""
     major, minor, _ = platform.python_version_tuple()
     torch = version("torch").partition("+")[0]
     return {"cpb": f"{__version__}, code {training_code()}", "torch": torch, "python": f"{major}.{minor}"}
 
 
 def difference(own: Mapping[str, str], others: Mapping[str, str]) -> str:
-    """Return how a node's versions differ from the driver's, as in `torch 2.8.0 instead of 2.9.1`; "" if not."""
+    """Return the differences of a node's versions, such as `torch 2.8.0 instead of 2.9.1`; "" for none."""
     return "; ".join(
         f"{name} {others[name]} instead of {own[name]}" for name in own if own[name] != others[name]
     )
@@ -92,7 +92,7 @@ def node_facts() -> dict[str, Any]:
 
 
 def read_files(folder: Path, names: Iterable[str]) -> Files:
-    """Return the files of these names below a folder; those that are not there (any more) are left out."""
+    """Return the files of these names below a folder; missing files are left out."""
     found = {}
     for name in names:
         with suppress(FileNotFoundError):
@@ -101,7 +101,7 @@ def read_files(folder: Path, names: Iterable[str]) -> Files:
 
 
 def write_files(folder: Path, files: Files) -> None:
-    """Write files below a folder that nobody reads yet."""
+    """Write files, not atomically, below a folder that has no readers yet."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -109,9 +109,9 @@ def write_files(folder: Path, files: Files) -> None:
 
 
 class Board:
-    """A Ray actor on the driver's node, so that no other node's loss loses it. Methods are called from anywhere.
+    """A Ray actor on the driver's node, so that it survives the loss of other nodes. Methods are called from any node.
 
-    It keeps what nodes report until the driver takes it, and their checkpoints in the driver's home (`home`).
+    It buffers the nodes' reports until the driver takes them, and stores checkpoints in the driver's home (`home`).
     """
 
     def __init__(self, home: str) -> None:
@@ -119,30 +119,30 @@ class Board:
         self._new: dict[str, list[Report]] = defaultdict(list)
 
     def start(self, key: str) -> None:
-        """Take in that a shard has its place."""
+        """Record that a shard has started."""
         self._new[key].append(("start", None))
 
     def progress(self, key: str, state: dict[str, Any]) -> None:
-        """Take in how far a shard is; only the newest report is kept."""
+        """Record a shard's progress; only the newest report is kept."""
         self._new[key] = [one for one in self._new[key] if one[0] != "progress"] + [("progress", state)]
 
     def line(self, key: str, level: int, text: str) -> None:
-        """Take in a line of a shard's log, with its level."""
+        """Record a line of a shard's log, with its level."""
         self._new[key].append(("line", (level, text)))
 
     def take(self) -> dict[str, list[Report]]:
-        """Return what is new, by shard, and forget it."""
+        """Return the new reports by shard, and clear them."""
         new, self._new = dict(self._new), defaultdict(list)
         return new
 
     def begun(self, key: str) -> Files:
-        """Return what the home has of a shard that is not finished: checkpoints, or the trained models to be judged."""
+        """Return the files in the home of an unfinished shard: its checkpoints and epoch reports."""
         folder = self._home / key
         names = [name for part in _checkpoints(folder) for name in part] + [EPOCHS]
         return read_files(folder, names)
 
     def keep(self, key: str, files: Files) -> None:
-        """Keep a shard's newest checkpoints in the home; those of a shard that is finished or gone are dropped."""
+        """Store a shard's newest checkpoints in the home; those of a finished or removed shard are dropped."""
         folder = self._home / key
         if not (folder / JOB).exists() or (folder / RESULT).exists():
             return
@@ -152,12 +152,12 @@ class Board:
             for part in _checkpoints(folder):
                 for name in part[:-_MAX_CHECKPOINTS]:
                     (folder / name).unlink(missing_ok=True)
-        except (CpbError, OSError) as error:  # the training goes on; the next checkpoint may fit
+        except (CpbError, OSError) as error:  # training continues; the next checkpoint may fit
             self.line(key, logging.WARNING, f"a checkpoint of {folder.name} is not kept: {error}")
 
 
 def train_on_node(order: Order, inputs: Files, board: Any) -> Files:
-    """Train and judge a shard on this node; return the files of its folder, the result among them.
+    """Train a shard on this node; return the files of its folder, including the result.
 
     Args:
         inputs: job, features and models to start from, by their path below a home.
@@ -165,8 +165,8 @@ def train_on_node(order: Order, inputs: Files, board: Any) -> Files:
 
     Raises:
         TrainerDied: another try may succeed.
-        DiskFull: of this node's temporary folder; `field` is the node's id.
-        CpbError: the shard failed, or this node cannot take it; it names the node.
+        DiskFull: this node's temporary folder is full; `field` is the node's id.
+        CpbError: the shard failed, or this node cannot train it; the message names the node.
     """
     reports = _Reports(board, order)
     with reports.hearing_log():
@@ -191,16 +191,16 @@ def _train(home: Path, order: Order, reports: "_Reports") -> Files:
         run_trainer(folder, slots, order.timeout_s, reports)
     except CpbError as error:
         reports.send_last()
-        if error.code == DISK_FULL:  # another try on this node would end in the same way
+        if error.code == DISK_FULL:  # another try on this node would fail too
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        text = str(error).replace(str(home), order.home)  # where its log lies from now on
+        text = str(error).replace(str(home), order.home)  # the new location of its log
         raise type(error)(text, code=error.code, field=error.field) from error
     return read_files(folder, [*_files_below(folder, "members"), LOG, RESULT])
 
 
 @contextmanager
 def _own_disk() -> Iterator[None]:
-    """Turn what the system says of this node's temporary folder into a sentence."""
+    """Convert system errors of this node's temporary folder to `CpbError`."""
     try:
         yield
     except OSError as error:
@@ -219,9 +219,9 @@ def _own_disk() -> Iterator[None]:
 
 @contextmanager
 def _own_home() -> Iterator[Path]:
-    """Yield an empty folder for one shard, removed at the end; those that killed tasks left behind go first.
+    """Yield an empty folder for one shard, removed at the end; folders left by killed tasks are removed first.
 
-    A lock file beside it, which the task's process holds, tells whose folder is in use.
+    A lock file beside it, held by the task's process, marks a folder in use.
     """
     place = temporary_lock("shards").parent
     name = f"shard-{uuid.uuid4().hex[:12]}"
@@ -240,7 +240,7 @@ def _own_home() -> Iterator[Path]:
 
 
 def _remove_home(lock: Path) -> None:
-    """Remove a shard's folder, then its lock; the trainer of a killed task may be writing there for half a second."""
+    """Remove a shard's folder, then its lock; the trainer of a killed task may write there for another half second."""
     folder = lock.with_suffix("")
     shutil.rmtree(folder, ignore_errors=True)
     if not folder.exists():
@@ -260,9 +260,9 @@ def _checkpoints(folder: Path) -> list[list[str]]:
 
 
 def _answer(asked: Any, timeout_s: float | None = None) -> Any:
-    """Return what an actor answers; raises Ray's errors.
+    """Return an actor's result; raises Ray's errors.
 
-    In a thread of its own: while a task waits for Ray in its main thread, Ray gives its cores to another task (seen
+    In a separate thread: while a task waits for Ray in its main thread, Ray assigns its cores to another task (seen
     with 2.60, also with a timeout of 0), and two trainers share them.
     """
     import ray
@@ -272,7 +272,7 @@ def _answer(asked: Any, timeout_s: float | None = None) -> Any:
 
 
 class _Reports(logging.Handler):
-    """Sends a shard's progress, log lines and checkpoints to the driver's board, and waits for no answer."""
+    """Sends a shard's progress, log lines and checkpoints to the driver's board without waiting for a reply."""
 
     def __init__(self, board: Any, order: Order) -> None:
         super().__init__(logging.INFO)
@@ -280,15 +280,15 @@ class _Reports(logging.Handler):
         self._told, self._sent_at = 0.0, time.monotonic()
         self._folder = Path()
         self._sent: set[str] = set()
-        """Names of the checkpoints that the home has."""
+        """Names of the checkpoints stored in the home."""
         self._on_its_way: Any = None
 
     def start(self) -> None:
-        """Tell that the shard has its place."""
+        """Report that the shard has started."""
         self._board.start.remote(self._key)
 
     def fetch(self, folder: Path) -> None:
-        """Write into the shard's folder what the home has of it: this try goes on from there."""
+        """Write the home's files of the shard into its folder: this try continues from there."""
         files: Files = _answer(self._board.begun.remote(self._key))
         write_files(folder, files)
         self._folder, self._sent = folder, set(files)
@@ -296,7 +296,7 @@ class _Reports(logging.Handler):
             log.info("%s goes on from its newest checkpoint", folder.name)
 
     def __call__(self, state: dict[str, Any]) -> None:
-        """Tell what `progress.json` says, and send a checkpoint where it is time."""
+        """Report the contents of `progress.json`, and send a checkpoint when due."""
         now = time.monotonic()
         if now - self._told >= _TELL_S:
             self._told = now
@@ -306,7 +306,7 @@ class _Reports(logging.Handler):
             self._send()
 
     def send_last(self) -> None:
-        """Send what a failed trainer has left, with its log, and wait until it is kept for the next try."""
+        """Send a failed trainer's last files, with its log, and wait until they are stored for the next try."""
         from ray.exceptions import RayError
 
         self._send(LOG)
@@ -314,12 +314,12 @@ class _Reports(logging.Handler):
             _answer(self._on_its_way, _LAST_S)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell a line of the log."""
+        """Report a line of the log."""
         self._board.line.remote(self._key, record.levelno, f"{socket.gethostname()}: {record.getMessage()}")
 
     @contextmanager
     def hearing_log(self) -> Iterator[None]:
-        """Send what cpb logs in the block."""
+        """Report cpb's log lines in the block."""
         log.addHandler(self)
         level = log.level
         log.setLevel(logging.INFO)
@@ -330,7 +330,7 @@ class _Reports(logging.Handler):
             log.setLevel(level)
 
     def _is_sending(self) -> bool:
-        """Whether the board has not yet kept the last checkpoint: a slow link or disk gets fewer."""
+        """Whether the board has not stored the last checkpoint yet: a slow link or disk gets fewer checkpoints."""
         from ray.exceptions import GetTimeoutError
 
         try:
@@ -342,7 +342,7 @@ class _Reports(logging.Handler):
 
     def _send(self, *more: str) -> None:
         new = [part[-1] for part in _checkpoints(self._folder) if part[-1] not in self._sent]
-        if new or more:  # what the epochs have cost is read last: it must cover those of the checkpoint
+        if new or more:  # epoch costs are read last: they must cover the checkpoint's epochs
             files = read_files(self._folder, [*new, EPOCHS, *more])
             self._on_its_way = self._board.keep.remote(self._key, files)
             self._sent |= set(new)

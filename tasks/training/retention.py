@@ -1,7 +1,7 @@
-"""Which fleets stay on disk: about 10 MB per architecture and run would otherwise pile up every night.
+"""Selects the fleets that stay on disk: otherwise about 10 MB per architecture and run would accumulate every night.
 
-What champions need lies in MLflow's artifacts. A fleet's folder serves the run that makes it, the same command
-repeated (after a kill, say), and a user who was given its model folder: so the last few of each kind are kept.
+Champions' files are in MLflow's artifacts. A fleet's folder is used by its own run, by the same command repeated (for
+example after a kill), and by users who were given its model folder: so the last few fleets of each kind are kept.
 """
 
 import logging
@@ -22,10 +22,10 @@ from tasks.storage.records import SET_ASIDE
 from tasks.training.files import EPOCHS, JOB, RESULT, fleet_folders, read_job
 
 MAX_FLEETS_PER_KIND = 3
-"""Fleets kept of each kind (architecture, preset and members), the most recently used first."""
+"""Fleets kept per kind (architecture, preset and members): the most recently used."""
 
 MAX_UNUSED_DAYS = 90
-"""Fleets of kinds that no run has used for so long go altogether: with every coin that is listed, the kinds change."""
+"""Days without use after which all fleets of a kind are removed: the kinds change with every newly listed coin."""
 
 _RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, "progress.json")))
 _TOP = re.compile(rf"{_RECORDS}|worker\.log(\.\d+)?|lock")
@@ -35,27 +35,27 @@ log = logging.getLogger("cpb")
 
 
 class FleetsInUse:
-    """A run's hold on `ROOT/fleets`: while any run has one, nothing there is removed. Ends with the process."""
+    """A run's shared lock on `ROOT/fleets`: while any run holds it, nothing there is removed. Ends with the process."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "fleets"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open_lock(root / "fleets.lock")  # beside the folder, which holds fleets only
+        self._lock = open_lock(root / "fleets.lock")  # beside the folder, which contains fleets only
         acquire(self._lock, shared=True)
 
     def release(self) -> list[Path]:
-        """End the hold; the last run to do so removes old fleets. Returns what was removed."""
+        """Release the lock; the last run to release it removes old fleets. Returns the removed folders."""
         with self._lock as lock:
             try:
                 acquire(lock, wait=False)
-            except BusyError:  # another run is at work; it will remove them when it ends
+            except BusyError:  # another run is active; it will remove them at its end
                 return []
             return remove_old_fleets(self._folder)
 
 
 @contextmanager
 def no_fleets_in_use(root: Path) -> Iterator[None]:
-    """Hold off trainings below `root` for the length of the block; raises `BusyError` where one is at work."""
+    """Prevent trainings below `root` during the block; raises `BusyError` if a training is active."""
     if not (root / "fleets").is_dir():
         yield
         return
@@ -64,15 +64,15 @@ def no_fleets_in_use(root: Path) -> Iterator[None]:
 
 
 def remove_old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
-    """Remove old fleets and return the folders that were removed; see `old_fleets`."""
+    """Remove old fleets and return the removed folders; see `old_fleets`."""
     return [folder for folder in old_fleets(fleets, now) if _remove(folder)]
 
 
 def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
     """Return all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and those unused for `MAX_UNUSED_DAYS`.
 
-    A folder that cpb cannot prove to be a fleet of its own is left out: its job must be cpb's, and every file in it one
-    that cpb writes.
+    A folder that may not be a fleet of cpb is left out: its job must be cpb's, and it must contain only files written
+    by cpb.
     """
     kinds: dict[tuple[str, ...], list[tuple[float, Path, set[str]]]] = defaultdict(list)
     unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
@@ -96,25 +96,25 @@ def _kind(job: ShardJob) -> tuple[str, ...]:
 
 
 def _is_foreign(folder: Path, members: set[str]) -> bool:
-    """Whether a fleet's folder holds something that cpb did not write, which is logged."""
+    """Whether a fleet's folder contains a file not written by cpb, which is logged."""
     if foreign := _foreign_file(folder, members):
         log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
     return foreign is not None
 
 
 def _remove(folder: Path) -> bool:
-    """Remove one fleet, unless a trainer is at work in it."""
+    """Remove one fleet, unless a trainer is active in it."""
     try:
         with locked(folder / "lock", wait=False):
             shutil.rmtree(folder)
-    except (OSError, CpbError) as error:  # in use, or of another user: the next run tries again
+    except (OSError, CpbError) as error:  # in use, or owned by another user: the next run tries again
         log.info("%s could not be removed: %s", folder, error)
         return False
     return True
 
 
 def _foreign_file(folder: Path, members: set[str]) -> Path | None:
-    """Return the first file of a fleet's folder that cpb does not write there, or None."""
+    """Return the first file of a fleet's folder that is not a file of cpb, or None."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (
             path.is_dir() or _is_fleet_file(path.relative_to(folder).parts, members)
@@ -140,6 +140,6 @@ def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
 
 
 def _final_name(name: str) -> str:
-    """Return the name that a draft is to get, or that a file had which was set aside as damaged."""
+    """Return the final name of a draft, or the original name of a file set aside as damaged."""
     found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
     return found["name"] if found else name

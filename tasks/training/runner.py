@@ -1,9 +1,9 @@
-"""Who runs the shards: this machine's resident trainers (here), or a cluster (`ray_executor.py`).
+"""The executors of shards: this machine's resident trainers (here), or a cluster (`ray_executor.py`).
 
-A trainer is a process of its own (`trainer.py`), because a long device call cannot be interrupted from within, because
-one CPU fleet per core is faster than one fleet on all cores, and because a device is opened by whoever trains on it
-alone. It stays: importing torch and opening a GPU takes up to 10 s. Its GPU is locked for a shard, just before it is
-ordered, until it is predicted, so that another command can train in between.
+A trainer is a separate process (`trainer.py`), because a long device call cannot be interrupted from within, because
+one CPU fleet per core is faster than one fleet on all cores, and so that only the training process opens a device. It
+is resident: importing torch and opening a GPU takes up to 10 s. Its GPU is locked per shard, from just before the order
+until the predictions are done, so that another command can train in between.
 """
 
 import json
@@ -39,11 +39,11 @@ TRAINER = "tasks.training.trainer"
 """The module that trains."""
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
-"""glibc keeps memory that was freed; read when a process starts, so set from outside. Otherwise every large temporary
-is mapped and page-faulted anew in each step (up to 30 % slower)."""
+"""Make glibc keep freed memory; read when a process starts, so set from outside. Otherwise every large temporary is
+mapped and page-faulted again in each step (up to 30 % slower)."""
 
 OUT_OF_MEMORY, DISK_FULL = "out-of-memory", "disk-full"
-"""Codes of `TrainerDied` for two causes that the user can mend."""
+"""Codes of `TrainerDied` for two causes that the user can fix."""
 
 _FULL_BYTES = 1 << 20
 
@@ -51,30 +51,30 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class EngineLost(CpbError):
-    """What trains the shards is gone, for this shard and all others: the run ends, and what is finished stays."""
+    """The engine is lost for all shards: the run ends, and finished shards are kept."""
 
     default_code = "engine-lost"
 
 
 class TrainerDied(CpbError):
-    """The training process ended without a result; what it had checkpointed stays."""
+    """The training process ended without a result; its checkpoints are kept."""
 
     default_code = "trainer-died"
 
 
 class TrainingTimeout(CpbError):
-    """The training ran past its time limit and was stopped; what it had checkpointed stays."""
+    """The training exceeded its time limit and was stopped; its checkpoints are kept."""
 
     default_code = "timeout"
 
 
 class Trainers:
-    """Resident trainers, one per GPU or as many as the plan has CPU slots; each is lent to one shard at a time.
+    """Resident trainers, one per GPU or per CPU slot of the plan; each trains one shard at a time.
 
     Args:
-        label: for `ps`: where they train.
-        cores: on a CPU, what they share with judges.
-        env_on_gpu: added to the environment of those that have a GPU.
+        label: shown by `ps`: the folder they train in.
+        cores: on a CPU, the cores shared with judges.
+        env_on_gpu: added to the environment of trainers that have a GPU.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Trainers:
         if slots.gpus:
             env |= env_on_gpu or {}
             files = {gpu: open_lock(machine_lock(f"cpb-{gpu}.lock"), everyone=True) for gpu in slots.gpus}
-            # The descriptor goes to the trainer: the GPU is free when the trainer has ended as well.
+            # The trainer inherits the descriptor: the GPU is released only after the trainer has ended too.
             trainers = [
                 Resident(TRAINER, str(label), env | {"CUDA_VISIBLE_DEVICES": gpu}, [file.fileno()])
                 for gpu, file in files.items()
             ]
             self._locks = dict(zip(trainers, files.values(), strict=True))
-        else:  # sees no GPU: it would use one without its lock
+        else:  # hide all GPUs: a trainer would use them without their locks
             trainers = [
                 Resident(TRAINER, str(label), env | {"CUDA_VISIBLE_DEVICES": ""})
                 for _ in range(slots.workers)
@@ -104,7 +104,7 @@ class Trainers:
         self._pool = Pool(trainers)
 
     def start(self) -> None:
-        """Let them import their libraries and open their devices beside what the caller does meanwhile."""
+        """Start them, so that they import libraries and open devices in the background."""
         self._pool.start()
 
     def train(
@@ -114,7 +114,7 @@ class Trainers:
         on_progress: Report | None = None,
         on_start: Callable[[], None] | None = None,
     ) -> None:
-        """Train the job in `folder` to its `result.json`; return at once where that is there already.
+        """Train the job in `folder` to its `result.json`; return at once if it exists already.
 
         Waits for a free trainer first; `timeout_s` counts from then. An interrupt ends the trainer.
 
@@ -123,8 +123,8 @@ class Trainers:
             on_start: called when a trainer is free.
 
         Raises:
-            TrainerDied: the process failed or was killed; the next shard gets a new one.
-            TrainingTimeout: it ran past `timeout_s` seconds.
+            TrainerDied: the process failed or was killed; the next shard gets a new process.
+            TrainingTimeout: it took longer than `timeout_s` seconds.
         """
         if (folder / RESULT).exists():
             return
@@ -151,7 +151,7 @@ class Trainers:
             yield trainer
 
     def _locked(self, trainer: Resident) -> bool:
-        """Whether the trainer's GPU, if it has one, could be locked."""
+        """Whether the trainer's GPU, if any, could be locked."""
         try:
             if trainer in self._locks:
                 acquire(self._locks[trainer], wait=False)
@@ -160,7 +160,7 @@ class Trainers:
         return True
 
     def stop(self) -> None:
-        """End the trainers, and give their devices' memory back."""
+        """End the trainers and release their devices' memory."""
         self._pool.stop()
         for file in self._locks.values():
             file.close()
@@ -173,7 +173,7 @@ def run_trainer(
     on_progress: Report | None = None,
     on_start: Callable[[], None] | None = None,
 ) -> None:
-    """Train one job with a trainer of its own; see `Trainers.train`."""
+    """Train one job with a new trainer; see `Trainers.train`."""
     trainers = Trainers(slots, folder)
     try:
         trainers.train(folder, timeout_s, on_progress, on_start)
@@ -182,7 +182,7 @@ def run_trainer(
 
 
 def _watch(folder: Path, timeout_s: float, on_progress: Report | None) -> Callable[[], None]:
-    """Return what is called while a trainer is at work: it tells progress, and ends what takes too long."""
+    """Return a callback for a running trainer: it reports progress and raises `TrainingTimeout`."""
     deadline, seen = time.monotonic() + timeout_s, _stamp(folder / PROGRESS)
 
     def look() -> None:
@@ -210,7 +210,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _death(folder: Path, end: Died, kills: int) -> TrainerDied:
-    """Return the error that names the cause: the last line of the log tells more than an exit code."""
+    """Return an error with the cause: the last line of the log is more specific than an exit code."""
     log, last, returncode = f"(log: {folder / LOG})", end.last, end.returncode
     if _is_full(folder) or re.search(r"No space left on device|Disk quota exceeded", last):
         return TrainerDied(
@@ -232,13 +232,13 @@ def _death(folder: Path, end: Died, kills: int) -> TrainerDied:
 
 
 def _is_full(folder: Path) -> bool:
-    """Whether next to nothing can be written: then the log lacks the line that would say so."""
+    """Whether the disk is almost full: then the log may lack the line that would report it."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize < _FULL_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
 
 
 def _oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory since it started; 0 where it does not say."""
+    """Return the number of OOM kills by the kernel since boot; 0 if unknown."""
     try:
         found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
@@ -251,12 +251,12 @@ class Executor(Protocol):
 
     @property
     def calls(self) -> int:
-        """How many shards are handed over at the same time, in as many threads."""
+        """Number of shards passed to `run` concurrently, each in a thread."""
         ...
 
     @property
     def retries(self) -> int:
-        """How often a shard whose trainer died is handed over once more; 0 where the executor does that itself."""
+        """Number of retries of a shard whose trainer died; 0 if the executor retries itself."""
         ...
 
     @property
@@ -265,17 +265,17 @@ class Executor(Protocol):
         ...
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped where it is done.
+        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
 
         Raises:
-            CpbError: the shard failed as a whole; `TrainerDied` where another try may succeed.
-            EngineLost: no shard can be trained any more.
+            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
+            EngineLost: no more shards can be trained.
         """
         ...
 
 
 class Engine(Protocol):
-    """What a run plans for, and who trains its shards."""
+    """The resources that a run plans for, and the source of its executor."""
 
     @property
     def gpus(self) -> bool:
@@ -284,15 +284,15 @@ class Engine(Protocol):
 
     @property
     def cores(self) -> Cores:
-        """The cores of this machine that judges may take beside what trains here."""
+        """The cores of this machine shared by trainers and judges."""
         ...
 
     def executor(self, shards: int) -> Executor:
-        """Return who runs a plan of so many shards."""
+        """Return the executor for a plan of `shards` shards."""
         ...
 
     def leave(self) -> None:
-        """Let go of what trains shards: nothing else of the run is trained."""
+        """Release the training resources: the run trains no further shards."""
         ...
 
 
@@ -308,10 +308,10 @@ def kernel_environment(spec: RunSpec) -> dict[str, str]:
 
 
 class LocalEngine:
-    """This machine, also the executor of its shards. Further shards wait in the order in which they are handed over.
+    """This machine, also the executor of its shards. Further shards wait in the order of submission.
 
-    Where there are GPUs their trainers start at once, beside ingestion. On a CPU they would only take its cores, and
-    how many threads each has follows from the plan: they start with the first shard that is not trained yet.
+    With GPUs, the trainers start at once, concurrently with ingestion. On a CPU they would only occupy its cores, and
+    their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
 
     retries = 1
@@ -331,14 +331,14 @@ class LocalEngine:
 
     @property
     def gpus(self) -> bool:
-        """Whether this machine has GPUs that the device names."""
+        """Whether this machine has GPUs selected by the device."""
         return bool(self._gpus)
 
     on_gpus = gpus
 
     @property
     def calls(self) -> int:
-        """One for each trainer: the queue is in the caller, who gives the largest shards first."""
+        """One per trainer: the caller queues the shards, largest first."""
         return self._slots.workers
 
     def executor(self, shards: int) -> "LocalEngine":
@@ -356,16 +356,16 @@ class LocalEngine:
         return read_result(folder)
 
     def leave(self) -> None:
-        """End the trainers, which gives their memory back."""
+        """End the trainers, which releases their memory."""
         self._trainers.stop()
 
 
 def check_engine(spec: RunSpec) -> None:
-    """Look at the engine's settings, before anything is fetched.
+    """Check the engine's settings before anything is fetched.
 
     Raises:
-        UsageError: a setting is none, or the device is not there.
-        CpbError: Ray is not installed, nothing answers at the cluster's address, or others may read its token.
+        UsageError: a setting is invalid, or the device is not available.
+        CpbError: Ray is not installed, nothing responds at the cluster's address, or other users can read its token.
     """
     if _name(spec) == LOCAL:
         check_device(spec.device)
@@ -384,10 +384,10 @@ def _name(spec: RunSpec) -> str:
 
 @contextmanager
 def opened_engine(spec: RunSpec) -> Iterator[Engine]:
-    """Yield the engine that the run names, or else the cluster of `RAY_ADDRESS`, or else this machine.
+    """Yield the engine named by the run, or else the cluster of `RAY_ADDRESS`, or else this machine.
 
     Raises:
-        UsageError: the device is not there.
+        UsageError: the device is not available.
         CpbError: Ray's cluster cannot be used.
     """
     if _name(spec) != LOCAL:

@@ -1,8 +1,8 @@
-"""What runs in a resident process (`tasks.running.resident`) that trains shards and predicts the spans to be judged.
+"""The resident process (`tasks.running.resident`) that trains shards and predicts the spans to be judged.
 
-An order names a shard's folder: the trainer reads `job.json`, leaves a folder per member, and then the record of what
-was trained; a checkpoint per epoch lets a killed process be continued to the same bits. An error ends it: what a device
-does after one is not to be relied on, and its last words say why. Knows no orchestrator and no MLflow.
+An order contains a shard's folder: the trainer reads `job.json`, writes a folder per member, and then the record of the
+result; a checkpoint per epoch lets a killed process be continued with bit-identical results. An error ends the process:
+a device is not reliable after an error, and the last output line states the cause. Does not import Prefect or MLflow.
 """
 
 import ctypes
@@ -46,11 +46,11 @@ from tasks.training.progress import ProgressFile, plain
 log = logging.getLogger("cpb")
 
 _MEMBERS_AT_ONCE = 8
-"""Members whose forecasts are made and written together."""
+"""Members whose forecasts are computed and written together."""
 
 
 def serve(orders: Orders) -> None:
-    """Open the device, then train shard after shard as they are ordered."""
+    """Open the device, then train the ordered shards one after another."""
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()
@@ -84,18 +84,18 @@ def compile_kernels(wanted: dict[str, Any]) -> None:
 
 
 def forget_peaks() -> None:
-    """Give memory back and forget its peaks, so that a shard's figures are its own whatever was trained before it."""
+    """Release memory and reset its peaks, so that a shard's figures do not depend on earlier shards."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    with suppress(OSError, AttributeError):  # glibc's, on Linux: what was freed goes back to the system
+    with suppress(OSError, AttributeError):  # glibc only: return freed memory to the system
         ctypes.CDLL(None).malloc_trim(0)
     with suppress(OSError):  # the peak of resident memory (proc(5), clear_refs)
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def train_once(folder: Path) -> None:
-    """Train the job in `folder` unless that is done; raises `CpbError` where none of its members can be trained."""
+    """Train the job in `folder` unless it is done; raises `CpbError` if none of its members can be trained."""
     with locked(folder / "lock"):
         if not (folder / RESULT).exists():
             train_job(folder)
@@ -117,7 +117,7 @@ def train_job(folder: Path) -> ShardResult:
         epochs.add(record)
         progress.on_epoch(record)
 
-    device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees that GPU alone
+    device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
     with watch.running():
         models = train_members(
             job, loaded, home, checkpoint=folder / "checkpoints", resume=True, device=device,
@@ -139,13 +139,13 @@ def train_job(folder: Path) -> ShardResult:
         epochs=tuple(epochs.costs()),
     )
     write_record(folder / RESULT, result, of=folder.name)
-    (folder / EPOCHS).unlink(missing_ok=True)  # the result holds it all
+    (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return result
 
 
 class Stopwatch:
-    """How long the device was at work for one shard: batches of training and prediction, not files and candles."""
+    """Measures the device's busy time for one shard: training and prediction batches, not file access."""
 
     def __init__(self) -> None:
         self._began, self._ended = math.inf, 0.0
@@ -160,7 +160,7 @@ class Stopwatch:
         self._busy_s += self._ended - begin
 
     def work(self) -> DeviceWork:
-        """Return what was counted."""
+        """Return the measured work."""
         return DeviceWork(
             device=os.environ.get("CUDA_VISIBLE_DEVICES", "") if torch.cuda.is_available() else "",
             begin=self._began, end=self._ended, busy_s=self._busy_s, cpu_s=time.process_time() - self._cpu,
@@ -168,7 +168,7 @@ class Stopwatch:
 
 
 def _profile(asked: str, device: str) -> str | None:
-    """Return the hardware profile: as asked, or by the GPU's memory; on a CPU the preset stands as it is."""
+    """Return the hardware profile: as requested, or by the GPU's memory; None on a CPU."""
     if asked != "auto":
         return asked
     if device == "cpu" or not torch.cuda.is_available():
@@ -195,7 +195,7 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
 
 
 def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:
-    """A model that never had a finite epoch would be saved with its initial weights: it is a failure instead."""
+    """Return a failure: a model without a finite epoch would be saved with its initial weights."""
     why = model.report.get("reason") or "the loss was not finite in the first epoch"
     reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
     return Failure(step="train", reason=reason, code="diverged", series=spec.model.series, model=spec.model)
@@ -207,7 +207,7 @@ Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
 def _write_members(
     draft: Path, job: ShardJob, trained: Trained, progress: ProgressFile, predict: "_Predictor"
 ) -> list[TrainedMember]:
-    """Write every member's folder, a few at a time: the forecasts of 40 members would fill half a gigabyte."""
+    """Write every member's folder, a few at a time: the forecasts of 40 members would take half a gigabyte."""
     found: list[TrainedMember] = []
     for start in range(0, len(trained), _MEMBERS_AT_ONCE):
         progress.forecasting(start, len(trained))
@@ -239,7 +239,7 @@ def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predict
 
 
 class _Predictor:
-    """Forecasts on the device that trained; where its memory is short, on the CPU from then on."""
+    """Forecasts on the device that trained; after running out of its memory, on the CPU."""
 
     def __init__(self, device: str, watch: Stopwatch) -> None:
         self._device, self._watch = device, watch
@@ -264,7 +264,7 @@ class _Predictor:
 
 
 def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
-    """Keep a split's forecasts for judging: float32 is plenty for log-returns and half the disk."""
+    """Store a split's forecasts for judging: float32 is precise enough for log-returns and halves the size."""
     arrays: dict[str, Any] = {"quantiles": forecasts.quantiles, "candle": forecasts.candle}
     if forecasts.probabilities is not None:
         arrays["probabilities"] = forecasts.probabilities

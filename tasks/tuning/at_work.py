@@ -1,4 +1,4 @@
-"""The searches of a market by their folders, `tuning/STUDY`: for the page, which must not need Optuna."""
+"""The running searches of a market, found by their folders `tuning/STUDY`: for the page, without importing Optuna."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,13 +11,13 @@ from tasks.storage.locks import is_locked
 from tasks.storage.records import read_record
 
 SEARCH = "search.json"
-"""Name of a search's record; the trainings of its batches tell their progress beside it, as a fleet's does."""
+"""File name of a search's record; the trainings of its batches write progress beside it, like a fleet's."""
 
 LOCK = "lock"
 
 
 class Search(Record):
-    """What one call of `cpb tune` searches."""
+    """The subject of one call of `cpb tune`."""
 
     market: Market
     architecture: str
@@ -28,8 +28,8 @@ class Search(Record):
 
 
 def searches_at_work(root: Path) -> Iterator[tuple[Path, Search]]:
-    """Yield the folders of the searches that are at work in a market's part of the home, with their records."""
+    """Yield the folders of the running searches in a market's part of the home, with their records."""
     for path in sorted((root / "tuning").glob(f"*/{SEARCH}")):
         if is_locked(path.with_name(LOCK)):
-            with suppress(DamagedError, FileNotFoundError):  # its own next call writes it anew
+            with suppress(DamagedError, FileNotFoundError):  # the search's next call writes it again
                 yield path.parent, read_record(path, Search)

@@ -1,4 +1,4 @@
-"""What a search is told as: one sentence, a report with its pictures, and figures for MLflow."""
+"""Outputs of a search: a summary sentence, a report with its pictures, and figures for MLflow."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from tasks.storage.files import write_bytes, write_json
 
 
 def write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
-    """Write `report.md` and `report.json` into the search's folder."""
+    """Write `report.md` and `report.json` to the search's folder."""
     test = "\n".join(f"- {timeframe}: {one['verdict']}" for timeframe, one in answer["test"].items())
     pictures = "\n".join(f"![{Path(path).stem}](figures/{Path(path).name})" for path in answer["figures"])
     text = f"""# cpb tune: {spec.names[0]}, {count(answer["trials"], "trial")}
@@ -43,7 +43,7 @@ reality check).
 
 
 def metrics(answer: dict[str, Any]) -> dict[str, float]:
-    """Return the figures that MLflow keeps of a search."""
+    """Return the figures of a search that are logged in MLflow."""
     luck = answer["luck"]
     found = {
         "trials": answer["trials"], "pruned": answer["pruned"], "failed": answer["failed"],
@@ -54,7 +54,7 @@ def metrics(answer: dict[str, Any]) -> dict[str, float]:
 
 
 def sentence(answer: dict[str, Any]) -> str:
-    """Return the winner beside luck, and its ratio on the test span."""
+    """Return a summary: the winner compared with luck, and its ratio on the test span."""
     luck, winner = answer["luck"], answer["winner"]
     tested = ", ".join(f"{one['test_crps_ratio']:.4f} at {t}" for t, one in answer["test"].items())
     return (

@@ -1,6 +1,6 @@
-"""The loop of a search: batch after batch of trials, then the winner beside luck and on the test span.
+"""The loop of a search: batch after batch of trials, then the winner compared with luck and on the test span.
 
-A search knows no MLflow: what is finished goes to the function that is handed in, a `TrialRecord` each.
+A search does not import MLflow: finished trials are passed to a callback, as `TrialRecord`s.
 """
 
 import time
@@ -23,7 +23,7 @@ from tasks.tuning.trials import prepare, sums_by_block, train_batch
 from tasks.tuning.winner import best_of_null_trials, score_on_test, write_preset
 
 _FIRST_BATCH = 16
-"""Trials of a call's first batch under a budget: it tells how many fit into the rest."""
+"""Trials of a call's first batch under a budget: its time determines how many fit into the rest."""
 
 Say = Callable[[str], None]
 
@@ -37,12 +37,12 @@ def run_trials(
     log: Callable[[Sequence[TrialRecord]], None],
     say: Say,
 ) -> None:
-    """Train and score batch after batch until there are enough trials or the budget, which begins here, is used up.
+    """Train and score batch after batch until there are enough trials or the budget, which starts here, is used up.
 
     Args:
-        folds: the series on which trials are chosen.
+        folds: the series on which trials are compared.
         how: device, dtype and profile of every training.
-        folder: of the search; the page reads there how far a batch is.
+        folder: of the search; the page reads a batch's progress there.
         log: called with the trials of each batch, once they are stored.
     """
     deadline = None if spec.budget_s is None else time.monotonic() + spec.budget_s
@@ -63,7 +63,7 @@ def run_trials(
             seed=spec.seed,
             prune=_pruner(study, trials),
             deadline=deadline,
-            progress=ProgressFile(folder, name),  # of its own: the batch before has another pace
+            progress=ProgressFile(folder, name),  # a new file: the previous batch had another pace
             **how,
         )
         finished = [one for one in results if one is not None]
@@ -95,7 +95,7 @@ def run_trials(
 
 
 def _next_batch(spec: TuneSpec, done: int, deadline: float | None, each: float | None) -> int:
-    """Trials of the next batch: as many as the time that is left is enough for; the first batch is a small one."""
+    """Return the trials of the next batch: as many as fit into the time left; the first batch is small."""
     wanted = min(spec.batch, spec.trials - done)
     if deadline is None:
         return wanted
@@ -115,7 +115,7 @@ def conclude(
     folder: Path,
     say: Say,
 ) -> dict[str, Any]:
-    """Return the winner beside luck and on the test span, with its preset and its pictures.
+    """Return the winner compared with luck and on the test span, with its preset and its pictures.
 
     Args:
         newest: the fold whose test span no trial has seen; a winner is scored there once.

@@ -1,8 +1,8 @@
-"""The study: Optuna's sampler and pruner, asked for batches; finished trials in Optuna's own storage (SQLite).
+"""The study: Optuna's sampler and pruner, used in batches; finished trials in Optuna's own storage (SQLite).
 
-Trials at work live in memory and reach the storage when their batch is done, in one go: written one value at a time,
-256 trials cost more seconds than their training. What is killed loses the batch that was being trained, and no trial of
-the storage is ever half done. This module alone imports Optuna.
+Running trials are in memory and are written to the storage together when their batch is done: written one value at a
+time, 256 trials took longer than their training. A kill loses the batch being trained, and the storage never contains
+incomplete trials. Only this module imports Optuna.
 """
 
 import warnings
@@ -21,14 +21,14 @@ BLOCKS = "losses_by_block"
 """Attribute of a trial: sums of its losses per block of time, in units of the reference's mean loss."""
 
 _ASKED = "asked"
-"""Attribute of a study: trials that were proposed, those that the budget ended before they had a result included."""
+"""Attribute of a study: number of proposed trials, including trials ended by the budget without a result."""
 
-_RUNGS = 2  # epochs after which trials are compared for the first time
+_RUNGS = 2  # epochs before the first comparison of trials
 _REDUCTION = 3
 
 
 class Study:
-    """One study: asked for trials, told their results. `trials` counts those that are finished."""
+    """A study: proposes trials and receives their results. `trials` counts the finished trials."""
 
     def __init__(self, path: Path, name: str, spec: TuneSpec) -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -44,12 +44,12 @@ class Study:
         self.asked = int(self.stored.user_attrs.get(_ASKED, 0))
         self._skip_points()
         self.live.add_trials(earlier)
-        self.trials = len(earlier)  # finished ones, whatever became of them
+        self.trials = len(earlier)  # finished trials, whatever their outcome
 
     def _skip_points(self) -> None:
-        """Go on in the sequence of the sampler `qmc`: how far it has come is known to the study in memory alone.
+        """Continue the sequence of the sampler `qmc`: its position is known only to the study in memory.
 
-        The first trial of all is not of the sequence (Optuna draws it at random).
+        The very first trial is not part of the sequence (Optuna draws it at random).
         """
         if isinstance(self.live.sampler, optuna.samplers.QMCSampler):
             place = optuna.trial.create_trial(state=TrialState.RUNNING)
@@ -62,12 +62,12 @@ class Study:
         return [self.live.ask(self.space) for _ in range(count)]
 
     def should_prune(self, trial: Trial, epoch: int, loss: float) -> bool:
-        """Report a trial's loss after an epoch (from 1); whether Optuna's pruner gives it up."""
+        """Report a trial's loss after an epoch (from 1); return whether Optuna's pruner stops it."""
         trial.report(loss, epoch)
         return trial.should_prune()
 
     def tell(self, trial: Trial, value: float | None, pruned: bool, attributes: dict[str, Any]) -> None:
-        """End a trial: with its value, as pruned, or (None) as failed, with attributes that the storage keeps."""
+        """End a trial: with its value, as pruned, or (None) as failed, with attributes for the storage."""
         for name, content in attributes.items():
             trial.set_user_attr(name, content)
         if value is None:
@@ -79,13 +79,13 @@ class Study:
             self.live.tell(trial, value)
 
     def save(self) -> list[FrozenTrial]:
-        """Write the trials finished since the last call into the storage, and return them as it numbers them.
+        """Write the trials finished since the last call to the storage, and return them with its numbers.
 
-        Trials that were asked for and are at work still are left out: no batch may follow them.
+        Trials that are still running are left out: no further batch may follow them.
         """
         self.stored.set_user_attr(
             _ASKED, self.asked
-        )  # first: after a kill in between, points are left out and none comes twice
+        )  # first: after a kill in between, points are skipped but never repeated
         done = [one for one in self.live.get_trials(deepcopy=False)[self.trials :] if one.state.is_finished()]
         self.stored.add_trials(done)
         new = self.stored.get_trials(deepcopy=False)[self.trials :]
@@ -93,22 +93,22 @@ class Study:
         return new
 
     def finished(self) -> list[FrozenTrial]:
-        """All trials of the storage."""
+        """Return all trials of the storage."""
         return self.stored.get_trials(deepcopy=False)
 
     def best(self) -> FrozenTrial | None:
-        """The completed trial with the lowest value."""
+        """Return the completed trial with the lowest value."""
         done = [one for one in self.finished() if one.state == TrialState.COMPLETE]
         return min(done, key=lambda one: one.value if one.value is not None else float("inf"), default=None)
 
 
 def state_of(trial: FrozenTrial) -> str:
-    """complete, pruned or failed."""
+    """Return complete, pruned or failed."""
     return {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
 
 
 def figures(study: Study, folder: Path) -> list[Path]:
-    """Draw Optuna's plots of the study into the folder as PNG; importances need some completed trials."""
+    """Save Optuna's plots of the study to the folder as PNG; importances need several completed trials."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -139,7 +139,7 @@ def figures(study: Study, folder: Path) -> list[Path]:
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """Leave out notes on parts that have been experimental for years, and on axes of plots with one trial."""
+    """Suppress warnings about long-standing experimental features, and about axes of plots of a single trial."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         warnings.simplefilter("ignore", UserWarning)
@@ -147,15 +147,15 @@ def _without_notices() -> Iterator[None]:
 
 
 def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
-    """Seeded by the run's seed and how many trials there are, so that a study that goes on draws others."""
+    """Return a sampler seeded by the seed plus the number of earlier trials: a continued study draws new points."""
     seed = spec.seed + earlier
     if spec.sampler == "random":
         return optuna.samplers.RandomSampler(seed=seed)
     if spec.sampler == "qmc":
         with _without_notices():
-            first = optuna.samplers.RandomSampler(seed=seed)  # draws while no trial has succeeded yet
+            first = optuna.samplers.RandomSampler(seed=seed)  # draws until a trial has succeeded
             return optuna.samplers.QMCSampler(seed=spec.seed, independent_sampler=first)
-    # constant_liar: trials of a batch that are still at work keep the next ones away from their place.
+    # constant_liar: running trials of a batch repel the next proposals from their location.
     return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=16)
 
 
@@ -168,7 +168,7 @@ def _pruner(spec: TuneSpec) -> optuna.pruners.BasePruner:
 
 
 def distribution(values: Range | Choice) -> BaseDistribution:
-    """Return what Optuna draws an option from."""
+    """Return the Optuna distribution of an option."""
     if isinstance(values, Range) and values.whole:
         return IntDistribution(int(values.low), int(values.high), log=values.log)
     if isinstance(values, Range):
@@ -177,5 +177,5 @@ def distribution(values: Range | Choice) -> BaseDistribution:
 
 
 def parameters(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The proposed options of each trial."""
+    """Return the proposed options of each trial."""
     return [dict(one.params) for one in trials]

@@ -1,6 +1,6 @@
-"""A batch of trials: every trial on every series and fold, all rows of fleets; scored on the folds' own test spans.
+"""A batch of trials: each trial on all series and folds as rows of fleets, scored on the folds' own test spans.
 
-The folds are those of a backtest with one more: the newest one, whose test span no trial sees, is the winner's.
+The folds are those of a backtest with one more fold: the newest fold, whose test span no trial sees, is for the winner.
 """
 
 import time
@@ -26,12 +26,12 @@ _TRAINING = "train trials"
 
 Array = NDArray[np.float64]
 Prune = Callable[[int, int, float], bool]
-"""(trial of the batch, epoch from 1, mean loss of its members) -> whether it is given up."""
+"""(trial of the batch, epoch from 1, mean loss of its members) -> whether to prune the trial."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """One fold of a series: where forecasts are scored, and the reference's losses there.
+    """One fold of a series: the scored origins, and the reference's losses there.
 
     origins: every horizon-th origin of the fold's test span, so that targets do not overlap.
     truth: [N, H]. mean: the reference's mean CRPS, the unit of all losses. blocks: block of time of each origin.
@@ -48,9 +48,9 @@ class Scored:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """ratio: mean CRPS over the reference's, None where a member diverged. losses: sums per block of time.
+    """ratio: mean CRPS over the reference's, None if a member diverged. losses: sums per block of time.
 
-    epochs: the most that one of its members has trained.
+    epochs: maximum trained by any of its members.
     """
 
     ratio: float | None
@@ -60,7 +60,7 @@ class TrialResult:
 
 
 def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scored]:
-    """Return each fold with its reference and its blocks of calendar time, which all series share."""
+    """Return each fold with its reference and its blocks of calendar time, shared by all series."""
     horizon, context = options.horizon, options.context
     found, start = [], None
     for one in folds:
@@ -87,12 +87,12 @@ def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scor
 
 
 def blocks_of(scored: Sequence[Scored]) -> int:
-    """Number of blocks of time that the folds span."""
+    """Return the number of blocks of time that the folds span."""
     return 1 + max(int(one.blocks.max()) for one in scored)
 
 
 def sums_by_block(scored: Sequence[Scored], losses: Sequence[Array]) -> Array:
-    """Sum of the losses per block [blocks], every series and fold with the same weight."""
+    """Return the sums of the losses per block [blocks], every series and fold with the same weight."""
     total = np.zeros(blocks_of(scored))
     for one, own in zip(scored, losses, strict=True):
         total += np.bincount(one.blocks, own / len(own), minlength=len(total))
@@ -112,15 +112,15 @@ def train_batch(
     progress: ProgressFile,
     **how: Any,
 ) -> list[TrialResult | None]:
-    """Train all trials on all folds at once and score them; None for one that the deadline left without a whole epoch.
+    """Train all trials on all folds at once and score them; None for a trial without a complete epoch at the deadline.
 
-    Every trial has the same seeds: they start from the same weights and see the same windows.
+    All trials have the same seeds: they start from the same weights and see the same windows.
 
     Args:
-        trials: the options of each trial, the same names in all.
-        prune: asked after epochs 1, 2, 4, 8 .. once all members of a trial have reported.
-        progress: what the page reads, of this batch alone.
-        deadline: on `time.monotonic`'s clock: members still training then stop at once, with their best epoch so far.
+        trials: the options of each trial, with the same names in all trials.
+        prune: called after epochs 1, 2, 4, 8 … once all members of a trial have reported.
+        progress: progress file of this batch, read by the page.
+        deadline: in `time.monotonic`'s clock: members still training then stop at once, keeping their best epoch.
     """
     width = len(scored)
     series = [one.fold.series for _ in trials for one in scored]
@@ -164,7 +164,7 @@ def train_batch(
 
 
 class _Watch:
-    """Follows a batch epoch by epoch: which trials all of whose members have come far enough are given up."""
+    """Watches a batch epoch by epoch: prunes trials whose members have all reached a comparison epoch."""
 
     def __init__(
         self, trials: int, width: int, prune: Prune, deadline: float | None, progress: ProgressFile
@@ -175,10 +175,10 @@ class _Watch:
         self.best = np.full((trials, width), np.inf)
         self.asked = np.zeros(trials, np.int64)
         self.pruned: set[int] = set()
-        self.context = copy_context()  # fleets side by side report from threads that know no listener
+        self.context = copy_context()  # concurrent fleets report from threads without a listener
 
     def on_step(self, record: cpbmodels.StepRecord) -> bool:
-        """Tell how far the batch is; whether the time is up."""
+        """Report the batch's progress; return whether the time is up."""
         self.progress.on_step(record)
         done = min(self.progress.share, 0.999) * record.epochs
         facts = [f"{len(self.pruned)} pruned", f"on {record.device}"]

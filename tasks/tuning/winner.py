@@ -1,9 +1,9 @@
-"""The winner: trained as `train-all` would, scored on the test span that no trial has seen, written as a preset.
+"""The winner: trained as by `train-all`, scored on the test span that no trial has seen, written as a preset.
 
-What luck alone would have given: the best of as many trials of which none is better than the reference.
+Also the result expected from luck alone: the best of equally many trials, none of which is better than the reference.
 
-White's reality check (Econometrica 2000): resample blocks of time; in each resample every trial's loss is taken minus
-its own skill, so that its expected ratio to the reference is 1, and the best of them is noted. Trials share their
+White's reality check (Econometrica 2000): resample blocks of time; in each resample subtract each trial's own skill
+from its loss, so that its expected ratio to the reference is 1, and record the lowest ratio. Trials share their
 candles, so they are resampled together and their correlation is kept.
 """
 
@@ -87,7 +87,7 @@ def write_preset(path: Path, spec: TuneSpec, options: dict[str, Any], about: str
 
 
 def _toml(value: Any) -> str:
-    """A number, text, truth value or list as TOML, which writes them as JSON does (ASCII, so no escape differs)."""
+    """Return a number, text, boolean or list as TOML, which equals JSON here (ASCII, so escapes do not differ)."""
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
@@ -96,7 +96,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Luck:
-    """best: median over resamples of the lowest ratio among null trials; low: its 5 % quantile.
+    """best: median over resamples of the lowest ratio among null trials; low: the 5 % quantile of that ratio.
 
     p: share of resamples in which luck alone is at least as good as the winner.
     """
@@ -108,16 +108,16 @@ class Luck:
 
 
 def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: int = 0) -> Luck:
-    """Return what the best of len(losses) trials without skill would have scored.
+    """Return the score expected from the best of len(losses) trials without skill.
 
     Args:
         losses: [trials, blocks], sums of each trial's losses.
-        reference: [blocks], of the reference's, on the same origins.
+        reference: [blocks], sums of the reference's losses, on the same origins.
         observed: the winner's ratio.
-        seed: of the resamples.
+        seed: seed of the resamples.
     """
     share = losses.sum(1, keepdims=True) / reference.sum()
-    null = losses - (share - 1) * reference  # each trial's ratio is now 1, its noise is what it was
+    null = losses - (share - 1) * reference  # each trial's ratio is now 1, its noise is unchanged
     weights = bootstrap_weights(len(reference), seed=seed)
     best = ratio_draws(null.T, reference[:, None], weights).min(1)
     return Luck(
