@@ -229,8 +229,7 @@ class ShardResult(Record):
 class Judgement(Record):
     """A model's metrics on its test span and its MLflow run; the metric `validation_crps_ratio` ranks the recipes.
 
-    `shard`: key of the job that trained the model; that job's folder holds the model's files. `files` maps the file
-    names in the model folder to their sha256 at the time of logging.
+    `shard`: key of the job that trained the model; that job's folder holds the model's files.
     """
 
     model: ModelId
@@ -238,7 +237,6 @@ class Judgement(Record):
     run_id: str
     metrics: dict[str, float]
     verdict: str
-    files: dict[str, str] = {}
 
 
 class FleetJudgement(Record):

@@ -23,7 +23,7 @@ from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.judges import Judges
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
-from tasks.storage.model_folder import WEIGHTS, file_digests, read_config
+from tasks.storage.model_folder import WEIGHTS, read_config
 from tasks.storage.urls import public_url
 from tasks.tracking.records import MemberRecord
 from tasks.tracking.run_names import judged_on, learned_from, run_name, scope_tags, source_tags
@@ -117,7 +117,6 @@ def _log(
             run_id=run_id,
             metrics=score.members[one.result.name].metrics,
             verdict=score.members[one.result.name].verdict,
-            files=file_digests(one.model_folder(root)),
         )
         for one, run_id in zip(trained, ids, strict=False)
     ]

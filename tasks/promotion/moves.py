@@ -140,9 +140,7 @@ def _registered(store: Store, candidate: Candidate, tags: Mapping[str, str]) -> 
         "verdict": judged.verdict, **tags,
     }  # fmt: skip
     series = candidate.model.series
-    return register(
-        series, judged.run_id, metrics=judged.metrics, tags=known, files=judged.files, store=store
-    )
+    return register(series, judged.run_id, metrics=judged.metrics, tags=known, store=store)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from tasks.tracking.connection import Store
 from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
 from tasks.tracking.mlflow_private import PROXIED, delete_remote_files, local_path
+from tasks.tracking.tags import digests_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -105,22 +106,23 @@ def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
         store.client.log_artifact(run.info.run_id, str(Path(part) / name))
 
 
-def mend_files(store: Store, run: "Run", folder: Path, digests: "Mapping[str, str]") -> bool:
-    """Copy the files of a finished run again if its local artifacts differ from the logged files.
+def mend_files(store: Store, run: "Run", folder: Path) -> bool:
+    """Copy the files of a finished run again if any of them is not the file that its tag `files` records.
+
+    Intact files stay, also if the same training was repeated: its `config.json` then differs, by seconds and memory,
+    and versions are registered with the digest of the first.
 
     Args:
-        folder: the model folder, with the files in `digests`.
+        folder: the model's folder.
 
     Returns:
-        Whether anything was copied.
+        Whether the files were copied.
     """
     target = local_path(run.info.artifact_uri)
-    if target is None:
+    if target is None or not damaged(target, digests_of(run.data.tags)):
         return False
-    wrong = damaged(target, digests)
-    if wrong:
-        keep_files(store, run, folder)
-    return bool(wrong)
+    keep_files(store, run, folder)
+    return True
 
 
 def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") -> str:

@@ -233,7 +233,7 @@ def _log_one(
     known = _settle(store, before)
     if known:
         finished = next(run for run in before if run.info.run_id == known)
-        if record.folder and mend_files(store, finished, record.folder, digests):
+        if record.folder and mend_files(store, finished, record.folder):
             store.client.set_tag(known, FILES, text(digests))
         return known
     run = store.client.create_run(

@@ -284,6 +284,20 @@ def test_logging_again_mends_damaged_files_of_a_finished_run(store, folder):
     assert (kept / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
 
 
+def test_a_training_that_is_repeated_leaves_the_files_of_its_finished_run(store, folder):
+    """The seconds in `config.json` differ; versions are registered with the digests of the first."""
+    fleet = fleet_of()
+    run_id = log_member(fleet.run_id, member(folder))
+    before = store.client.get_run(run_id).data.tags["files"]
+    kept = Path(store.client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+    first = (kept / "config.json").read_bytes()
+    (folder / "config.json").write_bytes(first.replace(b"{", b'{"train_seconds": 2.5,', 1))
+
+    assert log_member(fleet.run_id, member(folder)) == run_id
+    assert (kept / "config.json").read_bytes() == first
+    assert store.client.get_run(run_id).data.tags["files"] == before
+
+
 def test_a_key_cannot_break_the_filter(store):
     with pytest.raises(CpbError, match="quotes"):
         start_parent("x' or '1' = '1", {})
