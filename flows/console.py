@@ -10,11 +10,34 @@ from typing import Any, NoReturn
 
 def say(text: str) -> None:
     """Print a line on stderr (stdout is for results), and log it to the Prefect run, if any."""
-    print(f"{text}\n", end="", file=sys.stderr, flush=True)  # a single write: other threads print too
+    _write(f"{text}\n")
     if "prefect.context" in sys.modules:  # not imported here: most commands do not need it
         from flows.prefect_page import log_to_run
 
         log_to_run(text)
+
+
+def _write(text: str) -> None:
+    try:
+        print(text, end="", file=sys.stderr, flush=True)  # a single write: other threads print too
+    except BrokenPipeError:
+        _drop_output()
+
+
+def _drop_output(_console: Any = None) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(null, descriptor)
+
+
+def continue_without_reader() -> None:
+    """Let this process continue if the reader of its output ends, as does a flow run whose worker is killed.
+
+    A `rich` console, through which Prefect logs, would end the process (`Console.on_broken_pipe`).
+    """
+    from rich.console import Console
+
+    Console.on_broken_pipe = _drop_output  # type: ignore[assignment, method-assign]
 
 
 def emit(value: Any) -> None:
@@ -39,7 +62,7 @@ class ConsoleHandler(logging.Handler):
         """Print a record; credentials in URLs are removed."""
         from tasks.storage.urls import without_credentials
 
-        print(without_credentials(f"cpb: {self.format(record)}\n"), end="", file=sys.stderr, flush=True)
+        _write(without_credentials(f"cpb: {self.format(record)}\n"))
 
 
 def log_to_console() -> None:

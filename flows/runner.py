@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 from prefect.states import Failed, State
 from pydantic.fields import FieldInfo
 
+from flows.console import continue_without_reader
 from flows.leases import share_leases
 from flows.prefect_page import logged_to_run
 from flows.prefect_server import check_server
@@ -95,6 +96,7 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
         share_leases()
+        continue_without_reader()
         with logged_to_run(), shown_progress("flow"):
             try:
                 return flow(*args, **kwargs)

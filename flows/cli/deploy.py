@@ -25,11 +25,15 @@ app = typer.Typer(
 
 Port = Annotated[
     int | None,
-    typer.Option(min=1, max=65535, help="default: that of the last `up`, else 4200", show_default=False),
+    typer.Option(
+        min=1, max=65535, help="default: that of the last `up`, until `down`; else 4200", show_default=False
+    ),
 ]
 Workers = Annotated[
     int | None,
-    typer.Option(min=1, help="flow runs at the same time; default: as before, else 2", show_default=False),
+    typer.Option(
+        min=1, help="flow runs at the same time; default: as before, until `down`; else 2", show_default=False
+    ),
 ]
 
 

@@ -126,11 +126,13 @@ def conclude(
     best, trials = study.best(), study.finished()
     states = [state_of(one) for one in trials]
     if best is None or best.value is None:
-        raise CpbError(
+        why = (
             f"none of {count(len(trials), 'trial')} was completed ({states.count('failed')} diverged, "
-            f"{states.count('pruned')} pruned): give it more budget, or a smaller lr",
-            code="no-trial",
+            f"{states.count('pruned')} pruned): give it more budget, or a smaller lr"
         )
+        if not trials:
+            why = "no trial had a whole epoch within the budget: give it more, or fewer coins or a smaller --batch"
+        raise CpbError(why, code="no-trial")
     made = [one for one, state in zip(trials, states, strict=True) if state != "failed"]
     losses = np.array([one.user_attrs[BLOCKS] for one in made])
     luck = best_of_null_trials(losses, np.array(study.stored.user_attrs["reference"]), best.value, spec.seed)

@@ -187,6 +187,7 @@ def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, 
     with pytest.raises(CpbError) as error:
         tune(trials=4, budget="10m")
     assert error.value.code == "no-trial"
+    assert "no trial had a whole epoch" in str(error.value)
     monkeypatch.undo()
     (_, search), shown = at_work
     assert (search.architecture, shown.architecture, shown.market) == ("gru", "search of gru", "sim")
