@@ -70,13 +70,13 @@ def shared_bytes(device: torch.device) -> int:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
     """Run a kernel on the current stream; within `listening`, only report the launch.
 
-    args: tensors, the first argument among them, and numbers. constants: its `constexpr` arguments, num_warps and
-    num_stages.
+    args: tensors, of which some may be None, and numbers. constants: the `constexpr` arguments, num_warps, num_stages.
     """
     if _listener is not None:
         _listener(kernel, args, constants)
         return
-    with torch.cuda.device_of(args[0]):  # Triton launches on the current device, whichever the tensors are on
+    # Triton launches on the current device, whichever the tensors are on.
+    with torch.cuda.device_of(next(one for one in args if isinstance(one, torch.Tensor))):
         kernel[grid](*args, **constants)
 
 

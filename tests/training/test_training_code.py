@@ -34,6 +34,9 @@ COMPUTING = {
         "__init__", "bank", "checkpoint", "closed_form", "config", "export", "fleet", "graphs", "job", "loop", "member",
         "model", "net", "plan", "prediction", "reporting", "training",
     },
+    "cpbmodels/kernels": {
+        "__init__", "attention", "blocks", "decoder", "dropout", "optimizer", "recurrent", "support", "transformer",
+    },
     "tasks/signals": {"__init__", "splits", "store"},
     "tasks/training": {"members", "trainer"},
 }  # fmt: skip
