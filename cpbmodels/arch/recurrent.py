@@ -84,7 +84,11 @@ def lstm(
 def input_gates(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     """x [K, T, B, in] -> [K, T, B, gates x H]: the part of the gates that needs no state, for all steps at once."""
     K, T, B, _ = x.shape
-    return torch.baddbmm(bias, x.reshape(K, T * B, -1), weight.transpose(1, 2)).view(K, T, B, -1)
+    flat, weight = x.reshape(K, T * B, -1), weight.transpose(1, 2)
+    gates = (
+        torch.bmm(flat, weight).add_(bias) if on_gpu(x) else torch.baddbmm(bias, flat, weight)
+    )  # as in `linear`
+    return gates.view(K, T, B, -1)
 
 
 class GruSequence(torch.autograd.Function):

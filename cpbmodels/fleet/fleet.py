@@ -350,6 +350,9 @@ class Fleet:
         state += self.differing.values()
         for tensor in state:
             tensor.copy_(tensor[order])
+        for count, prefix in self.prefixes.items():  # in place: captured graphs hold the addresses
+            for name, limit in zip(("clip", "weight_decay"), prefix.limits, strict=True):
+                limit.copy_(self._per_row(name, count))
         self.grad.zero_()  # clipping a diverged row fills the gaps of its layout with NaN, and no step writes gaps
 
 

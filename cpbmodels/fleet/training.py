@@ -226,7 +226,10 @@ def _out_of_memory(error: BaseException | None) -> bool:
     """Whether memory ran out, also where that ended a graph's capture, which then fails with an error of its own."""
     if error is None:
         return False
-    named = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error)
+    said = str(error)  # the last as Triton says it, of a kernel that is loaded
+    named = isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(
+        words in said for words in ("can't allocate memory", "Error [CUDA]: out of memory")
+    )
     return named or _out_of_memory(error.__context__)
 
 

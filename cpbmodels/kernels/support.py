@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -51,7 +52,26 @@ def off_reason(
         return f"they know the head point, not {options.head}"
     if windows % ROWS:
         return f"{windows} windows a member and step are no multiple of {ROWS}"
-    return find(architecture).no_kernels(options)
+    own = find(architecture)
+    reason = own.no_kernels(options)
+    if not reason and "no_kernels" not in vars(own):
+        reason = "a subclass may compute something else"
+    return reason or driver_fault()
+
+
+@cache
+def driver_fault() -> str:
+    """Why Triton cannot run kernels in this process, "" where it can.
+
+    At its first use it builds its driver: that takes a C compiler, Python's headers and a cache that can be written.
+    """
+    try:
+        import triton
+
+        _ = triton.runtime.driver.active.utils
+    except Exception as error:  # noqa: BLE001 - torch's path trains without it
+        return f"triton cannot compile here: {' '.join(str(error).split())[:200]}"
+    return ""
 
 
 def described(reason: str) -> str:

@@ -302,7 +302,8 @@ def kernel_environment(spec: RunSpec) -> dict[str, str]:
     Triton's folders below `TRITON_CACHE_DIR` are named by chip, versions and source.
     """
     kept = os.environ.get("TRITON_CACHE_DIR") or str(home().absolute() / "triton")
-    names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL)] if spec.kernels else []
+    used = spec.kernels and spec.dtype == "float32"
+    names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL)] if used else []
     wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
     return {"TRITON_CACHE_DIR": kept, KERNELS: json.dumps(wanted)}
 

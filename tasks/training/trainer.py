@@ -55,6 +55,7 @@ def serve(orders: Orders) -> None:
     if torch.cuda.is_available():
         torch.cuda.init()
         compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"))
+        forget_peaks()  # a trainer that waits for a busy GPU keeps no memory of it
     for order in orders:
         forget_peaks()
         train_once(Path(order["folder"]))

@@ -19,6 +19,7 @@ def chip(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
     monkeypatch.setattr(support, "shared_bytes", lambda _: found.shared)
+    monkeypatch.setattr(support, "driver_fault", lambda: "")
     return found
 
 
@@ -65,3 +66,22 @@ def test_without_triton_torchs_path_is_taken(chip, monkeypatch):
 
 def test_an_architecture_without_kernels_keeps_torchs_path(chip):
     assert "has none" in support.off_reason("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
+
+
+def test_a_machine_on_which_triton_cannot_build_its_driver_keeps_torchs_path(chip, monkeypatch):
+    monkeypatch.setattr(support, "driver_fault", lambda: "triton cannot compile here: no C compiler")
+    assert support.described(_reason()) == "off (triton cannot compile here: no C compiler)"
+
+
+def test_a_fault_of_tritons_driver_is_named_and_raises_nothing():
+    assert torch.cuda.is_available() or support.driver_fault.__wrapped__().startswith(
+        "triton cannot compile here"
+    )
+
+
+def test_a_subclass_keeps_torchs_path(chip, monkeypatch):
+    class Other(support.find("gru")):
+        """Computes something else."""
+
+    monkeypatch.setattr(support, "find", lambda _: Other)
+    assert "subclass" in _reason("gru")
