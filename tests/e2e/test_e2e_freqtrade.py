@@ -298,7 +298,6 @@ def test_recursive_analysis_finds_no_variance_and_no_lookahead(trader):
     assert "No lookahead bias on indicators found" in said
 
 
-@pytest.mark.parametrize("trader", ["sim"], indirect=True)  # whether they can fail depends on no candles
 def test_the_analyses_would_find_a_bias_and_too_few_startup_candles(trader):
     """Guards the two tests above: both must be able to fail here."""
     path = trader.user / "strategies" / STRATEGY.name

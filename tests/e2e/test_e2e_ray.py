@@ -1,4 +1,4 @@
-"""The main job on real candles on a Ray cluster of two nodes: the members of the local engine, bit for bit."""
+"""The main job on real candles on a Ray cluster of two nodes: the 200 members of the local engine, bit for bit."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,7 +40,7 @@ def models(home):
     }
 
 
-def test_the_members_of_the_preset_smoke(cpb, cluster, tmp_path):
+def test_the_200_members_of_the_preset_smoke(cpb, cluster, tmp_path):
     answers, found = {}, {}
     for engine in ("ray", "local"):
         env = ENVIRONMENT | {
@@ -54,8 +54,6 @@ def test_the_members_of_the_preset_smoke(cpb, cluster, tmp_path):
             "train-all",
             "--source",
             MARKET,
-            "--coins",
-            "BTC,ETH,DOGE,SOL",
             "--as-of",
             "2025-06-06",
             "--preset",
@@ -67,7 +65,7 @@ def test_the_members_of_the_preset_smoke(cpb, cluster, tmp_path):
         found[engine] = models(tmp_path / engine / "data")
     for answer in answers.values():
         wanted = ("series", "members", "champions", "forecast_rows")
-        assert [answer[name] for name in wanted] == [8, 40, 8, 80]
+        assert [answer[name] for name in wanted] == [40, 200, 40, 400]
         assert answer["failures"] == []
-    assert len(found["local"]) == 120
+    assert len(found["local"]) == 600
     assert found["ray"] == found["local"]
