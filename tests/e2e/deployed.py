@@ -38,12 +38,13 @@ import random
 import time
 from pathlib import Path
 
-from prefect import flow, task
+from prefect import flow, get_run_logger, task
 from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 from prefect.concurrency.sync import concurrency
 from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 
+from flows.console import continue_without_reader, say
 from flows.deploy.liveness import claim_run
 
 
@@ -58,7 +59,12 @@ def hold(seconds):
     holder = ConcurrencyLeaseHolder(type="flow_run", id=FlowRunContext.get().flow_run.id)
     with concurrency("gpu", occupy=1, strict=True, holder=holder):
         Path("holding").write_text(str(os.getpid()))
-        time.sleep(seconds)
+        continue_without_reader()  # as cpb's flows do
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:  # a run that prints, through both ways
+            say("holding")
+            get_run_logger().info("holding")
+            time.sleep(0.5)
 
 
 @flow(on_running=[claim_run])
