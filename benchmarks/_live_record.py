@@ -11,8 +11,8 @@ import polars as pl
 from cpbmodels.data.rows import forecast_rows
 from cpbmodels.data.student_t import QUANTILES
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from schemas.klines import KLINES
 from tasks.market.store import split_months, write_part
 
 SIGMA, STEPS, HOUR = 0.005, 10, timedelta(hours=1)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tasks.market import mirror
 from tasks.market.layout import SeriesId, months, period_bounds, source_file, step_us
-from tasks.market.synthetic import candles
+from tasks.market.simulator import candles
 
 
 def build(root: Path, symbols: list[str], intervals: list[str], first: str, last: str) -> int:

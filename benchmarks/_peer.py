@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.naive import CONTEXT, HORIZON, RECIPES
-from schemas.wording import install_extra
+from schemas.errors import install_extra
 
 
 def missing() -> str:

@@ -18,7 +18,7 @@ from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
-from tasks.training.retention import FleetsInUse
+from tasks.training.files import FleetsInUse
 from tasks.training.runner import Engine, check_engine, opened_engine
 
 

@@ -7,21 +7,20 @@ from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
-from flows.notices import Outcome, tell_outcome
 from flows.prefect_page import show_failures
 from flows.runner import Runner, plain_failures, takes, with_pairs
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
-from schemas.errors import COMPLETE, PARTIAL, CpbError
+from schemas.errors import COMPLETE, PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.run import ForecastSpec
 from schemas.scope import Scope
-from schemas.wording import count
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.store import stored
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
+from tasks.notices.services import Outcome, tell_outcome
 from tasks.score import score
 from tasks.tracking.registry import Champion
 from tasks.tracking.served import serving

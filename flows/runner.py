@@ -14,17 +14,14 @@ from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 from prefect.states import Failed, State
 from pydantic.fields import FieldInfo
 
-from flows.console import continue_without_reader
-from flows.leases import share_leases
+from flows.console import continue_without_reader, shown_progress
 from flows.prefect_page import logged_to_run
-from flows.prefect_server import check_server
-from flows.progress import shown_progress
+from flows.prefect_server import check_server, share_leases
 from flows.summary import Say, Summary
-from schemas.errors import CpbError
+from schemas.errors import CpbError, count
 from schemas.handover import Failure, SeriesRecord
 from schemas.run import ScopeSpec
 from schemas.spec import Spec
-from schemas.wording import count
 from tasks.features import features
 from tasks.ingest import ingest
 from tasks.market.pairs import with_listed_pairs

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from flows.console import say
-from schemas.errors import UsageError
-from schemas.wording import count
+from schemas.errors import UsageError, count
 
 _GAP = 3
 _FOLDED = 23

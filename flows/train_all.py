@@ -10,20 +10,19 @@ from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
-from flows.notices import Outcome, tell_outcome
 from flows.prefect_page import show_run
 from flows.runner import Runner, plain_failures, takes, with_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.tracked_run import mirror_to_wandb, run_of
 from flows.training import Training, report_training, run_training
-from schemas.errors import BusyError, CpbError
+from schemas.errors import BusyError, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import tree_of
 from schemas.run import RunSpec
-from schemas.wording import count
 from tasks.forecast import forecast
 from tasks.hub.publish import check_ready
 from tasks.hub.tree import check_replaceable
+from tasks.notices.services import Outcome, tell_outcome
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.tracking.prune import prune_nightly

@@ -16,11 +16,10 @@ from flows.console import say as say_to_people
 from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of, start_run
-from schemas.errors import CpbError
+from schemas.errors import CpbError, count
 from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
-from schemas.wording import count
 from tasks.evaluate import evaluate
 from tasks.judging.fleet import read_scores
 from tasks.judging.judges import Judges
@@ -35,11 +34,9 @@ from tasks.tracking.runs import log_metrics
 from tasks.tracking.store import open_store
 from tasks.tracking.wandb_mirror import check_installed, is_wanted
 from tasks.train import train
-from tasks.training.epochs import busy_share
-from tasks.training.files import Checkpoint, fleet_folder, is_training, progress_so_far
+from tasks.training.files import Checkpoint, FleetsInUse, fleet_folder, is_training, progress_so_far
 from tasks.training.plan import job_key, shards_of
-from tasks.training.progress import FleetProgress
-from tasks.training.retention import FleetsInUse
+from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.runner import Engine, EngineLost, check_engine, opened_engine
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint

@@ -9,9 +9,8 @@ import cpbmodels
 from flows.runner import Runner, series_records, with_pairs
 from flows.summary import Say, Summary
 from flows.tracked_run import run_of
-from schemas.errors import COMPLETE, PARTIAL, CpbError
+from schemas.errors import COMPLETE, PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
-from schemas.wording import count, install_extra
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked

@@ -1,4 +1,4 @@
-"""Errors shown to users. Each message is a single sentence: what happened, where, and what to do next."""
+"""Errors shown to users, and phrases of messages. An error is a sentence: what happened, where, what to do next."""
 
 from functools import partial
 
@@ -48,3 +48,21 @@ class DamagedError(CpbError):
     """A stored file differs from what was written; the message names the file and the command that recreates it."""
 
     default_code = "damaged"
+
+
+def count(number: int, noun: str) -> str:
+    """Return the number with its noun: `1 member`, `2 members`, `1,200 windows`, `3 series`."""
+    plural = noun if noun.endswith("series") else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
+def install_extra(extra: str) -> str:
+    """Return the command that installs an extra, from the clone because the project is on no package index."""
+    return f"`pip install -e '.[{extra}]'` in the project's folder"
+
+
+def p_value(p: float | None) -> str:
+    """Return a p-value as `.553` or `<.001`, never as zero."""
+    if p is None or p != p:
+        return "-"
+    return "<.001" if p < 0.001 else f"{p:.3f}".removeprefix("0")

@@ -29,9 +29,9 @@ from tasks.tracking.records import MemberRecord
 from tasks.tracking.run_names import judged_on, learned_from, run_name, scope_tags, source_tags
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES
-from tasks.training.epochs import fleet_epochs
 from tasks.training.files import fleet_folder, member_folder
 from tasks.training.plan import job_key, member_seed, recipe_of
+from tasks.training.progress import fleet_epochs
 
 
 @step("evaluate", run_name="evaluate {fleet.architecture}")

@@ -21,7 +21,7 @@ from tasks.forecasting.daily import DAILY
 from tasks.forecasting.verify import forecasts
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import published
-from tasks.market.own import TREES
+from tasks.market.store import TREES
 from tasks.market.verify import candles
 from tasks.promotion.pairs import Pair, about, pair_files
 from tasks.signals.store import write_features

@@ -10,8 +10,8 @@ import polars as pl
 
 from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from schemas.klines import KLINES
 
 SIGMA, HORIZON = 0.005, 10
 _NORMAL = np.array([NormalDist().inv_cdf(level / 20) for level in range(1, 20)])

@@ -141,7 +141,7 @@ def main() -> None:
     atexit.register(gc.freeze)
     # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
     gc.set_threshold(5000)
-    from flows.leases import share_leases
+    from flows.prefect_server import share_leases
 
     log_to_console()
     share_leases()

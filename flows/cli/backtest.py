@@ -5,13 +5,12 @@ from typing import Any
 import typer
 
 from flows.cli.options import Json, Shown, takes
-from flows.console import emit, quiet_libraries, say
+from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.prefect_server import server_in_use
-from flows.progress import shown_progress
 from flows.tables import Column, finding, print_table
+from schemas.errors import p_value
 from schemas.run import BacktestSpec
 from schemas.tuning import TuneSpec
-from schemas.wording import p_value
 
 _COLUMNS = (
     Column("", text=True, stays=True), Column("model", text=True, stays=True), Column("CRPS ratio", stays=True),

@@ -9,10 +9,9 @@ from flows.cli.options import Json, Shown, takes
 from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
-from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
+from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError, count
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
 from schemas.universe import check_known
-from schemas.wording import count
 from tasks.storage.home import checked_home
 
 if TYPE_CHECKING:

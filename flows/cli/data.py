@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.options import Json, Shown, takes
-from flows.console import emit, quiet_libraries, say
-from flows.progress import shown_progress
-from schemas.errors import COMPLETE, FATAL, UsageError
+from flows.console import emit, quiet_libraries, say, shown_progress
+from schemas.errors import COMPLETE, FATAL, UsageError, count
 from schemas.identity import MARKETS, SPOT
 from schemas.run import IngestSpec
 from schemas.scope import home
-from schemas.wording import count
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
 

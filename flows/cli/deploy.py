@@ -10,8 +10,8 @@ import typer
 
 from flows.cli.options import Json
 from flows.console import emit, quiet_libraries, say
+from schemas.errors import count
 from schemas.scope import home
-from schemas.wording import count
 from tasks.notices.event import Event
 from tasks.notices.services import services
 
@@ -117,7 +117,7 @@ def status(
     for line in _lines(found):
         say(line)
     if notify:
-        from flows.notices import tell_problems
+        from tasks.notices.services import tell_problems
 
         for name, problem in tell_problems(found.home, found.problems).items():
             say(f"{name}: {problem or 'was told'}")
@@ -245,7 +245,7 @@ def notify(
 
     Example: cpb notify --test
     """
-    from flows.notices import try_services
+    from tasks.notices.services import try_services
 
     if not test:
         names = [one.name for one in services(home())]

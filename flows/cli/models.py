@@ -5,14 +5,12 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json, takes
-from flows.console import emit, quiet_libraries, say
-from flows.progress import shown_progress
+from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.tables import Column, check_one_form, print_csv, print_table
-from schemas.errors import UsageError
+from schemas.errors import UsageError, count
 from schemas.identity import SIM, SPOT
 from schemas.run import BoardSpec, ForecastSpec
 from schemas.universe import check_known
-from schemas.wording import count
 from tasks.storage.home import stored_home
 
 

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_
 import typer
 from pydantic.fields import FieldInfo
 
-from flows.progress import shown_progress
+from flows.console import shown_progress
 from schemas.errors import UsageError
 from schemas.spec import Spec
 

@@ -8,13 +8,11 @@ import typer
 
 from flows.cli.models import print_board
 from flows.cli.options import Json, ModelOption, Shown, takes
-from flows.console import emit, quiet_libraries, say
+from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.prefect_server import server_in_use
-from flows.progress import shown_progress
-from schemas.errors import COMPLETE, UsageError
+from schemas.errors import COMPLETE, UsageError, count
 from schemas.presets import is_file
 from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
-from schemas.wording import count
 from tasks.storage.urls import public_url
 
 FLEET_OPTIONS = {

@@ -12,9 +12,9 @@ import cpbmodels
 from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.series import RETURNS, Series
 from cpbmodels.fleet.bank import Bank, make_task
+from schemas.errors import count
 from schemas.handover import Failure
 from schemas.run import BacktestSpec, base_of
-from schemas.wording import count
 from tasks.backtesting import lookahead
 from tasks.backtesting.fleets import plan_folds
 from tasks.backtesting.folds import FoldSeries
@@ -26,7 +26,7 @@ from tasks.judging.scores import Array
 from tasks.market.store import read_klines
 from tasks.running.progress import tell
 from tasks.signals.store import series_of
-from tasks.training.members import train_members
+from tasks.training.trainer import train_members
 
 log = logging.getLogger("cpb")
 

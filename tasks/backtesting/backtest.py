@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import COMPLETE, PARTIAL
+from schemas.errors import COMPLETE, PARTIAL, count
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.run import BacktestSpec
-from schemas.wording import count
 from tasks.backtesting import output
 from tasks.backtesting.audit import audit
 from tasks.backtesting.fleets import TrainedFleet, plan_folds

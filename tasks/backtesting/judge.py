@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import MemberError
+from schemas.errors import MemberError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId
-from schemas.wording import count
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecasts, Model
 from tasks.judging import inference, scores

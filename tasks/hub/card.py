@@ -8,7 +8,7 @@ from typing import Any
 
 from schemas.identity import OWN, SIM, SPOT
 from tasks.market.client import BINANCE_REST
-from tasks.market.rest import PATHS
+from tasks.market.repair import PATHS
 from tasks.storage.model_folder import read_config
 from tasks.storage.urls import without_credentials
 from tasks.storage.wheel import Wheel

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cpbmodels.data.series import Series
-from schemas.errors import CpbError
-from schemas.wording import install_extra
+from schemas.errors import CpbError, install_extra
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]

@@ -18,11 +18,11 @@ from operator import itemgetter
 import numpy as np
 import polars as pl
 
+from cpbmodels.data.columns import PRICES
+from schemas.frames import KLINES, TAKER_SLACK
 from schemas.identity import SeriesId
-from schemas.klines import KLINES, PRICES, TAKER_SLACK
 from tasks.market.faults import BadFile
-from tasks.market.grid import DAY, Grid, grid_of
-from tasks.market.layout import period_bounds, text, to_datetime
+from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text, to_datetime
 from tasks.market.parser import Block
 
 OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])

@@ -12,8 +12,7 @@ from math import log
 import numpy as np
 
 from schemas.identity import SeriesId
-from tasks.market.grid import DAY, Grid, grid_of, whole_candles
-from tasks.market.layout import SourceFile
+from tasks.market.layout import DAY, Grid, SourceFile, grid_of, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
 Runs = list[tuple[int, int]]

@@ -12,33 +12,31 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.errors import CpbError, MemberError
+from schemas.errors import CpbError, MemberError, count
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.universe import check_known
-from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
 from tasks.market.layout import to_us
-from tasks.market.listing import Catalogue
-from tasks.market.repair import repair
+from tasks.market.repair import refresh_tail, repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
-from tasks.market.rest import refresh_tail
 from tasks.market.run import (
     SEARCH_AGAIN,
     Plan,
     Run,
+    batches,
     calendars,
     holdings_of,
     open_manifest,
+    store_all,
     to_fetch,
     wanted_files,
 )
-from tasks.market.sources import Source, open_source
+from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.store import sweep, writer_lock
 from tasks.market.tables import TableSource, refuse_other_tables
-from tasks.market.transfer import batches, store_all
 from tasks.market.writer import set_part_aside
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell

@@ -15,20 +15,16 @@ from typing import TypeVar
 
 import polars as pl
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, count
 from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
 from schemas.scope import Scope
 from schemas.universe import INTERVAL_SECONDS, pair_kind
-from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import BadFile, SourceFault
-from tasks.market.grid import DAY
-from tasks.market.layout import SourceFile, step_us, to_us
-from tasks.market.listing import Catalogue
-from tasks.market.parser import read, trim
-from tasks.market.sources import Source, open_source
-from tasks.market.transfer import fetch
+from tasks.market.layout import DAY, SourceFile, step_us, to_us
+from tasks.market.parser import fetch, read, trim
+from tasks.market.sources import Catalogue, Source, open_source
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 

@@ -1,14 +1,22 @@
-"""Fills holes: candles missing or damaged in a file are searched in the daily files, then in REST.
+"""Fills holes with candles of the daily files and then of REST, and fetches the newest candles.
 
 Each hole is searched once; candles found in neither are recorded as confirmed absent until their file changes. If REST
 was not available nothing is confirmed, and the next run searches again.
+
+REST also has the newest candles (`--tail`). It is the last resort: it is refused in some countries (451) and bans
+clients with too many requests (418). It is disabled for the rest of a run after one refusal or malformed reply.
 """
 
 from collections.abc import Iterable
 
+import polars as pl
+
+from schemas.frames import validate_klines
 from schemas.identity import SeriesId
-from tasks.market.faults import SourceFault
-from tasks.market.grid import grid_of
+from schemas.universe import MONTH
+from tasks.market.checks import check
+from tasks.market.client import HttpSource
+from tasks.market.faults import NotFound, Rejected, SourceFault
 from tasks.market.holes import (
     ABSENT,
     CONFLICT,
@@ -20,11 +28,11 @@ from tasks.market.holes import (
     OutageCalendar,
     find_holes,
 )
-from tasks.market.layout import SourceFile, opening_days, period_bounds
-from tasks.market.rest import available, fetch_day, was_asked
-from tasks.market.run import SEARCH_AGAIN, Run, calendars, holdings_of
-from tasks.market.transfer import batches, store_all
-from tasks.market.writer import store_batch
+from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
+from tasks.market.parser import Fetched, read
+from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
+from tasks.market.store import write_parquet
+from tasks.market.writer import store_batch, trim_all, with_stored_columns
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
@@ -121,3 +129,108 @@ def _explain(run: Run, series: SeriesId, used: Iterable[str], what: str) -> None
         if month in records and records[month].reason:
             records[month].reason += f"; {note}"
             run.manifest.save(series, [records[month]])
+
+
+PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
+# candles per page; a day of minutes fits one page of futures
+_PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
+_MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
+
+
+_NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
+NO_REST = "the source has no REST"
+
+
+def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
+    """Return a day of candles that ended before the run's end; None if REST has none or is not available."""
+    file = SourceFile(series, "rest", day, f"rest/{series.symbol}/{series.timeframe}/{day}.json", "rest")
+    if not available(run):
+        return None
+    try:
+        rows = _ask(run, series, *period_bounds(day))
+    except Rejected:
+        return None
+    except NotFound:
+        run.rest_off = NO_REST
+        return None
+    except SourceFault as fault:
+        run.rest_off = f"REST {fault}"
+        run.notes.append(f"REST not available: {fault}")
+        return None
+    end = min(run.end, run.now + int(1e6 * min(0, getattr(run.source, "clock_ahead", None) or 0)))
+    closed = [row for row in rows if grid_of(series.timeframe).end(row[0] * _unit(row[0])) <= end]
+    csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
+    return Fetched(file, csv.encode(), "rest") if closed else None
+
+
+def available(run: Run) -> bool:
+    """Whether REST is available: only servers have it, until the first refusal."""
+    return not run.rest_off and isinstance(run.source, HttpSource)
+
+
+def was_asked(run: Run) -> bool:
+    """Whether REST responded, or the source has no REST: after a refusal its contents are unknown."""
+    return not isinstance(run.source, HttpSource) or run.rest_off in ("", NO_REST)
+
+
+def _unit(time: int) -> int:
+    return 1 if time >= 10**14 else 1000
+
+
+def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
+    assert isinstance(run.source, HttpSource)
+    rows: list[list] = []
+    page_size = _PAGE[series.market]
+    while start < end:
+        query: dict[str, str | int] = {
+            "symbol": series.symbol,
+            "interval": _NAMES.get(series.timeframe, series.timeframe),
+        }
+        query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": page_size}
+        page = run.source.klines(PATHS[series.market], query)
+        if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
+            raise SourceFault("answered something that is not a list of candles")
+        times = [row[0] * _unit(row[0]) for row in page]
+        # also prevents an endless loop
+        if times and not start <= min(times) <= max(times) < end:
+            raise SourceFault("answered candles of another time than asked for")
+        rows += page
+        if len(page) < page_size:
+            break
+        start = grid_of(series.timeframe).end(max(times))
+    return rows
+
+
+def refresh_tail(run: Run) -> None:
+    """Fetch the closed candles after each series' last stored candle to `provisional/`, replacing the old tail."""
+    for series in run.plans:
+        parts = [p for p in run.manifest.parts(series).values() if p.runs]
+        if not parts or not available(run):
+            continue
+        last = parts[-1].runs[-1][1]
+        if run.end - last > _MAX_TAIL_DAYS * DAY:
+            run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
+            continue
+        fetched = [
+            f
+            for day in opening_days(grid_of(series.timeframe), last, run.end)
+            if (f := fetch_day(run, series, day))
+        ]
+        rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
+        path = series.folder(run.home, "provisional") / "tail.parquet"
+        if rows.height:
+            write_parquet(path, rows, {"cpb.provisional": f"REST, up to {day_of(run.end)}"})
+        else:
+            path.unlink(missing_ok=True)
+    if run.rest_off:
+        run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
+
+
+def _clean(run: Run, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
+    """Parse and check REST candles like candles of a file."""
+    blocks, _ = trim_all(fetched)
+    run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
+    frame, faults = read(blocks)
+    checked, more = check(series, blocks, frame) if blocks else (None, {})
+    run.notes += [f"{blocks[index].file}: {fault}" for index, fault in (faults | more).items()]
+    return validate_klines(with_stored_columns(checked.rows if checked else frame), series.timeframe)

@@ -4,12 +4,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from schemas.errors import COMPLETE, PARTIAL
+from schemas.errors import COMPLETE, PARTIAL, count
 from schemas.identity import SeriesId
-from schemas.wording import count
-from tasks.market.grid import DAY, grid_of
 from tasks.market.holes import LACKING, RELISTING, Holdings, Hole, OutageCalendar, find_holes
-from tasks.market.layout import text
+from tasks.market.layout import DAY, grid_of, text
 from tasks.market.store import provisional_rows, series_digest, zeros_of
 from tasks.storage.files import write_bytes
 

@@ -1,13 +1,16 @@
-"""The state of one ingestion: source, target, known files, and files to fetch.
+"""One ingestion: its source, target and known files, the files to fetch, and fetching and storing them.
 
-Monthly files are fetched where published, daily files elsewhere, and no period twice.
+Monthly files are fetched where published, daily files elsewhere, and no period twice. Downloads run ahead of parsing,
+within a fixed memory budget: memory does not grow with the number of files. Series are checked one after another in the
+calling thread; during a check, the previous series' months are written.
 """
 
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,10 +19,17 @@ from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
-from tasks.market.grid import DAY, grid_of, whole_candles
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.layout import SourceFile, months, period_bounds, source_file, to_us
-from tasks.market.listing import Catalogue
+from tasks.market.layout import (
+    DAY,
+    SourceFile,
+    grid_of,
+    months,
+    period_bounds,
+    source_file,
+    to_us,
+    whole_candles,
+)
 from tasks.market.manifest import (
     MANIFEST,
     REBUILD,
@@ -30,13 +40,21 @@ from tasks.market.manifest import (
     manifest_damage,
     set_manifest_aside,
 )
-from tasks.market.sources import Source
+from tasks.market.parser import Fetched, fetch_one
+from tasks.market.sources import Catalogue, Source
 from tasks.market.store import part_path
+from tasks.market.writer import WRITERS, Writing, start_batch
+from tasks.running.parallel import thread_pool
+from tasks.running.progress import tell
 from tasks.storage.files import DiskFull, is_disk_full
 
 SEARCH_AGAIN = 7 * DAY  # missing candles are searched again after a week: files are published late
 
 
+_MAX_BATCH = 16 << 20  # bytes per batch, zips and CSVs together
+_MAX_AHEAD = 16 << 20  # bytes of all files being downloaded or waiting to be parsed
+_GROWTH = 4  # a kline zip and its CSV together, as a multiple of the zip
+_USUAL_SIZE = 100_000  # bytes of a zip, if not in the listing
 _RETRY_QUARANTINED = 7 * 86_400  # seconds
 _DAILY_ONLY = {"1s"}  # if daily files are published: a month of 1s candles is 350 MB of text
 
@@ -200,3 +218,73 @@ def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts
     month = file.period[:7]
     path = part_path(home, file.series, month)
     return month not in parts or not path.is_file() or path.stat().st_size != parts[month].bytes
+
+
+Batch = tuple[SeriesId, list[SourceFile]]
+
+
+def batches(series: SeriesId, files: list[SourceFile]) -> Iterator[Batch]:
+    """Cut a series' files into batches of bounded size."""
+    batch: list[SourceFile] = []
+    for file in files:
+        if batch and sum(map(_weight, batch)) + _weight(file) > _MAX_BATCH:
+            yield series, batch
+            batch = []
+        batch.append(file)
+    if batch:
+        yield series, batch
+
+
+def _weight(file: SourceFile) -> int:
+    return (file.size if file.size >= 0 else _USUAL_SIZE) * _GROWTH
+
+
+def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -> list[SourceFile]:
+    """Fetch batches ahead of storing them, within the memory budget; return the faulty files."""
+    flat = (batch for group in groups for batch in group)
+    flying: deque[tuple[SeriesId, list[Future[Fetched]], int]] = deque()
+    bad: list[SourceFile] = []
+    weight, following = 0, next(flat, None)
+    writing: Writing | None = None
+    with thread_pool(WRITERS, "write", grace_s=1.5) as writers:
+        while flying or following:
+            while following and (not flying or weight < _MAX_AHEAD):
+                series, files = following
+                size = sum(map(_weight, files))
+                flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
+                weight, following = weight + size, next(flat, None)
+            series, futures, size = flying.popleft()
+            batch = [future.result() for future in futures]
+            del futures  # free the bytes as soon as they are stored
+            weight -= size
+            if writing and writing.series == series:  # the checks compare with the candles just written
+                bad += _finish(run, writing)
+                writing = None
+            started = start_batch(run.home, run.manifest, series, batch, writers, status)
+            if writing:
+                bad += _finish(run, writing)
+            writing = started
+        if writing:
+            bad += _finish(run, writing)
+    return bad
+
+
+def _finish(run: Run, writing: Writing) -> list[SourceFile]:
+    """Record a batch; return its faulty files."""
+    try:
+        outcome = writing.finish()
+    except DiskFull as error:
+        raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
+    run.fetched_files += len(writing.batch)
+    run.notes += outcome.notes
+    due = sum(len(p.fetch) for p in run.plans.values())
+    tell("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
+    return outcome.bad
+
+
+def _left(run: Run) -> int:
+    """Return the megabytes needed for planned files not yet stored: a part is as large as its zip."""
+    sizes = [
+        file.size if file.size >= 0 else _USUAL_SIZE for plan in run.plans.values() for file in plan.fetch
+    ]
+    return max(1, sum(sizes[run.fetched_files :]) >> 20)

@@ -2,21 +2,33 @@
 
 `--source sim` needs no network and no data. The default is eight months up to 2025-06-01; `--since` and `--as-of` move
 the ends. A file is generated when it is requested.
+
+A month of a symbol depends only on its name and date, so any range can be generated separately and a longer range
+contains the shorter. Volatility clusters (GARCH around a slow daily component), follows the hour of the week, and has
+Student-t shocks; a market factor correlates the coins; there is no drift to discover.
 """
 
+import hashlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 
+import numpy as np
+import polars as pl
+
+from schemas.frames import KLINES
 from schemas.identity import SeriesId
 from schemas.universe import COINS, INTERVAL_SECONDS, MONTH, symbol_of
 from tasks.market import mirror
-from tasks.market.grid import DAY, US, grid_of
 from tasks.market.layout import (
+    DAY,
+    US,
     Remote,
     day_of,
     days,
+    grid_of,
     listed_file,
     month_of,
     months,
@@ -24,7 +36,195 @@ from tasks.market.layout import (
     source_file,
     to_us,
 )
-from tasks.market.synthetic import MINUTE, SMALL_PAIRS, candles
+
+# polars imports numpy at its first use, which fails in two threads at once
+pl.DataFrame({"any": np.empty(0)})
+
+STEP = 900 * US
+"""15-minute candles are generated first; longer candles are aggregated from them, minutes drawn within them."""
+
+MINUTE = 60 * US
+_PER_STEP = STEP // MINUTE
+
+_ORIGIN = period_bounds("2017-01")[0]
+_PRICES = {
+    "BTC": 60_000,
+    "ETH": 3_000,
+    "BNB": 500,
+    "SOL": 120,
+    "LTC": 80,
+    "PEPE": 1e-5,
+    "SHIB": 2e-5,
+    "DOGE": 0.12,
+}
+SMALL_PAIRS = tuple(f"S{number:03}USDT" for number in range(21, 421))
+"""Pairs outside the default universe, in order of decreasing turnover."""
+
+_SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
+_SMALL = frozenset(SMALL_PAIRS)
+_SIGMA_15M = 0.0028  # of the calmest coin, at a typical time
+_SHAPE = 4.0  # Student-t degrees of freedom
+
+
+def _rng(*name: object) -> np.random.Generator:
+    digest = hashlib.sha256("/".join(map(str, ("cpb-sim-1", *name))).encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
+
+
+@lru_cache(maxsize=64)
+def _slow_volatility(name: str) -> np.ndarray:
+    """Return the log of the volatility level for each day since 2017: an AR(1) around zero."""
+    shocks = _rng("slow", name).standard_normal(8000) * 0.08
+    level, path = 0.0, np.empty(len(shocks))
+    for day, shock in enumerate(shocks):
+        level = 0.97 * level + shock
+        path[day] = level
+    return path
+
+
+def _season(times: np.ndarray) -> np.ndarray:
+    """Return the volatility factor of the hour of the week: busy New York afternoons, quiet weekends."""
+    hour = (times // (3600 * US)) % 24
+    weekend = ((times // DAY) + 3) % 7 >= 5  # 1970-01-01 was a Thursday; Monday is 0
+    day = 1 + 0.35 * np.exp(-(((hour - 14.5) / 3.5) ** 2)) - 0.2 * np.exp(-(((hour - 5) / 3) ** 2))
+    return day * np.where(weekend, 0.75, 1.0)
+
+
+def _shocks(name: str, month: str, size: int) -> np.ndarray:
+    """Return clustered, heavy-tailed returns of unit size: a GARCH(1,1) with Student-t innovations."""
+    innovations = _rng("shock", name, month).standard_t(_SHAPE, size) * math.sqrt((_SHAPE - 2) / _SHAPE)
+    variance, returns = 1.0, np.empty(size)
+    for i, z in enumerate(np.clip(innovations, -7, 7).tolist()):
+        r = math.sqrt(variance) * z
+        returns[i] = r
+        variance = min(25.0, 0.04 + 0.07 * r * r + 0.89 * variance)
+    return returns
+
+
+@lru_cache(maxsize=64)
+def _factor(month: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the month's candle times, the market's unit returns and the expected volatility."""
+    start, end = period_bounds(month)
+    times = np.arange(start, end, STEP)
+    at = (times - _ORIGIN) / DAY
+    slow = np.interp(at, np.arange(8000), _slow_volatility("market"))
+    return times, _shocks("market", month, len(times)), np.exp(slow) * _season(times)
+
+
+@lru_cache(maxsize=256)
+def _monthly_levels(symbol: str) -> np.ndarray:
+    """Return the log price at the start of each month since 2017: the anchor of every month's path."""
+    market = _rng("levels", "market").standard_normal(400) * 0.14
+    own = _rng("levels", symbol).standard_normal(400) * 0.10
+    path = np.concatenate([[0.0], np.cumsum(0.9 * market + own)])
+    coin = symbol.removesuffix("USDT")
+    today = _month_index("2025-01")
+    start = _PRICES.get(coin) or 10 ** _rng("price", symbol).uniform(-0.5, 1.5)
+    return path - path[today] + math.log(start)
+
+
+def _month_index(month: str) -> int:
+    year, number = month.split("-")
+    return (int(year) - 2017) * 12 + int(number) - 1
+
+
+@lru_cache(maxsize=64)
+def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
+    """Return a month of 15-minute candles with the columns of `KLINES`."""
+    times, market, level = _factor(month)
+    size, noise = len(times), _rng("candle", symbol, month)
+    sigma = _SIGMA_15M * (1 + 0.6 * _rng("size", symbol).random()) * level
+    returns = sigma * (0.7 * market + 0.7 * _shocks(symbol, month, size))
+    anchors = _monthly_levels(symbol)[_month_index(month) :][:2]
+    path = anchors[0] + np.cumsum(returns + (anchors[1] - anchors[0] - returns.sum()) / size)
+    close = np.exp(path)
+    open_ = np.concatenate([[np.exp(anchors[0])], close[:-1]])
+    reach = np.abs(returns) * 0.25 + sigma * 0.35
+    high = np.maximum(open_, close) * np.exp(reach * noise.exponential(1, size))
+    low = np.minimum(open_, close) * np.exp(-reach * noise.exponential(1, size))
+    tick = 10.0 ** max(-8, math.floor(math.log10(open_[0])) - 4)
+    open_, high, low, close = (np.maximum(np.round(x / tick), 1) * tick for x in (open_, high, low, close))
+    activity = np.exp(0.6 * noise.standard_normal(size)) * (0.5 + np.abs(returns) / sigma) * level**1.5
+    volume = np.round(_turnover(symbol) / _monthly_price(symbol) * activity, 5)
+    share = np.clip(0.5 + 0.08 * noise.standard_normal(size), 0.05, 0.95)
+    count = np.maximum(1, np.round(activity * 4000)).astype(np.int64)
+    quote = volume * (high + low + close) / 3
+    columns = (times, open_, high, low, close, volume, quote, count, volume * share, quote * share)
+    frame = pl.DataFrame(dict(zip(KLINES, columns, strict=True)))
+    return frame.with_columns(pl.col("open_time").cast(KLINES["open_time"]), pl.col(pl.Float64).round(8))
+
+
+def _turnover(symbol: str) -> float:
+    """Return the typical quote volume of a 15-minute candle, in USDT."""
+    rank = SMALL_PAIRS.index(symbol) + 2 if symbol in _SMALL else 1
+    return 3e6 / rank
+
+
+def _monthly_price(symbol: str) -> float:
+    return float(np.exp(_monthly_levels(symbol)[_month_index("2025-01")]))
+
+
+@lru_cache(maxsize=8)
+def minutes(symbol: str, month: str) -> pl.DataFrame:
+    """Return a month of 1-minute candles that aggregate to its 15-minute candles: bridges from open to close."""
+    whole, noise = quarter_hours(symbol, month), _rng("minutes", symbol, month)
+    size = len(whole)
+    open_, high, low, close = (whole[name].to_numpy()[:, None] for name in ("open", "high", "low", "close"))
+    tick = 10.0 ** max(-8, math.floor(math.log10(open_[0, 0])) - 4)
+    walk = noise.standard_normal((size, _PER_STEP)).cumsum(axis=1)
+    at = np.arange(1, _PER_STEP + 1) / _PER_STEP
+    bridge = (walk - at * walk[:, -1:]) / math.sqrt(_PER_STEP)
+    ends = open_ + at * (close - open_) + 0.6 * (high - low) * bridge
+    ends = np.clip(np.round(ends / tick) * tick, low, high)
+    ends[:, -1:] = close
+    starts = np.concatenate([open_, ends[:, :-1]], axis=1)
+    top, bottom = np.maximum(starts, ends), np.minimum(starts, ends)
+    reach = 0.1 * (high - low) * noise.exponential(1, (2, size, _PER_STEP))
+    highs = np.minimum(np.round((top + reach[0]) / tick) * tick, high)
+    lows = np.maximum(np.round((bottom - reach[1]) / tick) * tick, low)
+    each = np.arange(size)
+    highs[each, top.argmax(axis=1)], lows[each, bottom.argmin(axis=1)] = high[:, 0], low[:, 0]
+    highs, lows = np.maximum(highs, top), np.minimum(lows, bottom)
+    share = noise.uniform(0.5, 1.5, (size, _PER_STEP))
+    edges = np.concatenate(
+        [np.zeros((size, 1)), share.cumsum(axis=1) / share.sum(axis=1, keepdims=True)], axis=1
+    )
+    times = whole["open_time"].to_physical().to_numpy()[:, None] + np.arange(_PER_STEP) * MINUTE
+    columns = {"open_time": times, "open": starts, "high": highs, "low": lows, "close": ends}
+    for name in _SUMS:
+        digits = 0 if name == "count" else 8
+        columns[name] = np.diff(np.round(edges * whole[name].to_numpy()[:, None], digits), axis=1)
+    frame = pl.DataFrame({name: columns[name].ravel() for name in KLINES})
+    kinds = [pl.col(name).cast(KLINES[name]) for name in ("open_time", "count")]
+    return frame.with_columns(kinds).with_columns(pl.col(pl.Float64).round(8))
+
+
+def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame:
+    """Return the candles that open in `[start, end)`; `start` must be an open time.
+
+    Longer intervals are aggregated from 15-minute candles, or from minutes.
+    """
+    made, step = (quarter_hours, STEP) if interval_us % STEP == 0 else (minutes, MINUTE)
+    time = pl.col("open_time").to_physical()
+    frame = made(symbol, month_of(start)).filter(time.is_between(start, end, closed="left"))
+    if interval_us == step:
+        return frame
+    return (
+        frame.group_by(
+            ((time - start) // interval_us * interval_us + start).cast(KLINES["open_time"]).alias("open_time")
+        )
+        .agg(
+            pl.col("open").first(),
+            pl.col("high").max(),
+            pl.col("low").min(),
+            pl.col("close").last(),
+            pl.col(_SUMS).sum(),
+        )
+        .with_columns(pl.col(pl.Float64).round(8))
+        .sort("open_time")
+        .select(list(KLINES))
+    )
+
 
 UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
 """End of the simulated market unless a run requests another time."""

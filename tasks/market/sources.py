@@ -1,6 +1,12 @@
-"""Sources of candles: Binance Vision, a mirror's URL or folder, a user's tables, or the market simulator."""
+"""Sources of candles: Binance Vision, a mirror's URL or folder, a user's tables, or the simulator; and their files.
 
+The files are those of the bucket's paginated XML listing, or of requests for each possible name. The listing decides
+which files are fetched, not the calendar: files are published late, twice, or not at all.
+"""
+
+import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
@@ -8,12 +14,32 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from schemas.errors import UsageError
-from schemas.identity import APART, OWN, SIM
+from schemas.identity import APART, OWN, SIM, SeriesId
 from schemas.scope import Scope
 from schemas.tables import is_table
-from tasks.market.client import BINANCE, BINANCE_BUCKET, BINANCE_REST, CONNECTIONS, HttpSource, Limits
-from tasks.market.faults import NotFound, SourceFault
-from tasks.market.layout import Remote
+from schemas.universe import MARKET_FOLDERS, MONTH, SYMBOL
+from tasks.market.client import (
+    BINANCE,
+    BINANCE_BUCKET,
+    BINANCE_REST,
+    CONNECTIONS,
+    HttpSource,
+    Limits,
+    whole_number,
+)
+from tasks.market.faults import NotFound, SourceFault, Unreachable
+from tasks.market.layout import (
+    Remote,
+    SourceFile,
+    day_of,
+    days,
+    listed_file,
+    listing_prefix,
+    month_of,
+    months,
+    period_bounds,
+    source_file,
+)
 from tasks.market.tables import TableSource
 from tasks.storage.urls import public_url
 
@@ -125,3 +151,179 @@ def _is_url(source: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # invalid brackets or port
         return False
+
+
+_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used for requests by name
+
+
+Stretch = tuple[SeriesId, int, int]
+"""A series and a time range `[from, until)`."""
+
+
+@dataclass
+class Catalogue:
+    """Queries a source's files; remembers if the source has no listing.
+
+    `empty_periods` are the time ranges known to have no file, `new_empty_periods` those found by this run.
+    """
+
+    source: Source
+    probe_with: Executor | None = None
+    lists: bool | None = field(default=None)
+    empty_periods: set[Stretch] = field(default_factory=set)
+    new_empty_periods: list[Stretch] = field(default_factory=list)
+
+    def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
+        """Return the published files of a series that overlap `[start, end)`, oldest first."""
+        if (kind, series.timeframe) == ("daily", MONTH):  # 1mo has no daily files
+            return []
+        if isinstance(self.source, TableSource):
+            files = self.source.files(series) if kind == "monthly" else []
+        else:
+            found = self._listed(self.source, series, kind, start, end)
+            files = [f for r in found if (f := listed_file(series, r))]
+        once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
+        return sorted(once.values())
+
+    def begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
+        """Whether the first file after `start` begins before `end`: a single small request, not a full listing."""
+        if not isinstance(self.source, HttpSource) or series.timeframe == MONTH:
+            return bool(self.files(series, kind, start, end))
+        if (series, start, end) in self.empty_periods:
+            return False
+        begins = self._begins_before(series, kind, start, end)
+        if not begins:
+            self.new_empty_periods.append((series, start, end))
+        return begins
+
+    def _begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
+        assert isinstance(self.source, HttpSource)
+        prefix = listing_prefix(series, kind)
+        query = {"delimiter": "/", "prefix": prefix, "max-keys": "2"} | _marker(series, kind, start)
+        body = self.source.list_page(query) if self.lists is not False else None
+        page = _read_page(body) if body is not None else None
+        if page is None:
+            return self.source.head(source_file(series, day_of(end - 1)).key) is not None
+        named = (listed_file(series, r) for r in page.files)
+        return any(file.bounds[0] < end for file in named if file)
+
+    def symbols(self, market: str) -> list[str]:
+        """Return every symbol the source lists in a market; empty if the source has no listing.
+
+        Symbols first listed this month have daily files only.
+
+        Raises:
+            SourceFault: the listing is incomplete, or the source cannot be reached.
+        """
+        names: set[str] = set()
+        for kind in ("monthly", "daily"):
+            prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
+            if isinstance(self.source, TableSource):
+                names |= set(self.source.tables.symbols)
+            elif isinstance(self.source, FolderSource):
+                names |= set(self.source.folders(prefix))
+            else:
+                found = (folder for page in _pages(self.source, prefix, "", "") for folder in page.folders)
+                names |= {folder.removeprefix(prefix).strip("/") for folder in found}
+        return sorted(name for name in names if SYMBOL.fullmatch(name))
+
+    def _listed(
+        self, source: HttpSource | FolderSource, series: SeriesId, kind: str, start: int, end: int
+    ) -> list[Remote]:
+        prefix = listing_prefix(series, kind)
+        if isinstance(source, FolderSource):
+            return list(source.files(prefix))
+        marker = _marker(series, kind, start).get("marker", "")
+        last = f"{prefix}{series.symbol}-{series.timeframe}-{day_of(end)}"
+        if self.lists is not False:
+            pages = self._ask(prefix, marker, last)
+            if pages:
+                self.lists = True
+                return [remote for page in pages for remote in page.files]
+            if pages is not None:
+                self.lists = False
+        return self._probe(series, kind, start, end)
+
+    def _ask(self, prefix: str, marker: str, last: str) -> "list[_Page] | None":
+        """Return the listing's pages, an empty list if there is no listing, None if this listing is incomplete.
+
+        If the bucket host is blocked, the files may still be reachable: then they are requested by name.
+        """
+        assert isinstance(self.source, HttpSource)
+        try:
+            return list(_pages(self.source, prefix, marker, last))
+        except Unreachable:
+            if self.source.listing == self.source.base:
+                raise
+            return []
+        except SourceFault:
+            return None
+
+    def _probe(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
+        """Request every possible file name."""
+        assert isinstance(self.source, HttpSource)
+        periods = (months if kind == "monthly" else days)(max(start, _FIRST_MONTH), end)
+        keys = [source_file(series, period).key for period in periods]
+        ask = self.probe_with.map if self.probe_with else map
+        return [remote for remote in ask(self.source.head, keys) if remote]
+
+
+def _marker(series: SeriesId, kind: str, start: int) -> dict[str, str]:
+    """Return the part of a query that skips the files before `start`."""
+    if start <= _FIRST_MONTH:
+        return {}
+    name = month_of(start) if kind == "monthly" else day_of(start)
+    return {"marker": f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{name}"}
+
+
+@dataclass(frozen=True)
+class _Page:
+    """A page of a bucket's listing."""
+
+    files: list[Remote]
+    folders: list[str]
+    following: str  # the marker of the next page; empty if this is the last
+
+
+def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[_Page]:
+    """Yield the listing's pages up to the key `last`; nothing if the server has no listing.
+
+    Raises:
+        SourceFault: the listing is incomplete: the following entries are unknown.
+    """
+    begun = False
+    while True:
+        query = {"delimiter": "/", "prefix": prefix} | ({"marker": marker} if marker else {})
+        body = source.list_page(query)
+        page = _read_page(body) if body is not None else None
+        if page is None and not begun:
+            return
+        if page is None or "" < page.following <= marker:
+            raise SourceFault(f"the listing breaks off after {marker or prefix}")
+        yield page
+        if not page.following or (last and page.following > last):
+            return
+        begun, marker = True, page.following
+
+
+def _read_page(body: bytes) -> _Page | None:
+    """Return a page of S3's XML, whatever its namespace; None for other content."""
+    if b"ListBucketResult" not in body:
+        return None
+    try:
+        page = ET.fromstring(body)
+    except ET.ParseError:
+        return None
+    files = [_remote(entry) for entry in page.findall("{*}Contents")]
+    folders = [p.findtext("{*}Prefix") or "" for p in page.findall("{*}CommonPrefixes")]
+    names = [remote.key for remote in files] + folders  # NextMarker is optional
+    following = page.findtext("{*}NextMarker") or max(names, default="")
+    more = (page.findtext("{*}IsTruncated") or "").strip().lower() == "true"
+    return _Page(files, folders, following if more else "")
+
+
+def _remote(entry: ET.Element) -> Remote:
+    key, etag, size, modified = (
+        (entry.findtext(f"{{*}}{n}") or "") for n in ("Key", "ETag", "Size", "LastModified")
+    )
+    return Remote(key, etag.strip('"'), whole_number(size), modified)

@@ -17,13 +17,13 @@ from threading import Lock
 
 import polars as pl
 
+from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
+from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId
-from schemas.klines import KLINES, PRICES
 from schemas.scope import Scope
 from schemas.tables import Table, tables_of
-from tasks.market.grid import grid_of
-from tasks.market.layout import SourceFile, period_bounds, source_file, text
+from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file, text
 from tasks.market.manifest import Manifest
 from tasks.market.mirror import to_csv
 from tasks.market.store import damage_of, part_path, read_part

@@ -23,8 +23,16 @@ from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
-from tasks.market.own import is_own, own_files
-from tasks.market.store import DIGEST, damage_of, ingest_command, part_path, part_paths, writer_lock
+from tasks.market.store import (
+    DIGEST,
+    damage_of,
+    ingest_command,
+    is_own,
+    own_files,
+    part_path,
+    part_paths,
+    writer_lock,
+)
 from tasks.market.writer import set_part_aside
 from tasks.storage.records import set_aside
 from tasks.storage.verify import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed

@@ -7,34 +7,28 @@ from pathlib import Path
 
 import polars as pl
 
+from schemas.errors import count
+from schemas.frames import KLINES, validate_klines
 from schemas.identity import SeriesId, market_home
-from schemas.klines import KLINES, validate_klines
-from schemas.wording import count
 from tasks.market.checks import Checked, check
 from tasks.market.faults import BadFile, SourceFault
-from tasks.market.grid import grid_of
-from tasks.market.layout import SourceFile, text
+from tasks.market.layout import SourceFile, grid_of, text
 from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
-from tasks.market.own import QUARANTINE
-from tasks.market.parser import Block, read, trim
-from tasks.market.store import damage_of, part_path, read_part, split_months, write_parquet, write_part
+from tasks.market.parser import Block, Fetched, read, trim
+from tasks.market.store import (
+    QUARANTINE,
+    damage_of,
+    part_path,
+    read_part,
+    split_months,
+    write_parquet,
+    write_part,
+)
 from tasks.running.parallel import thread_pool
 from tasks.storage.files import sync, write_bytes
 from tasks.storage.records import set_aside
 
 WRITERS = 2  # threads: while one waits for the disk, another compresses
-
-
-@dataclass
-class Fetched:
-    """A downloaded file: its CSV, or its fault."""
-
-    file: SourceFile
-    csv: bytes = b""
-    sha256: str = ""
-    verified: bool = True
-    payload: bytes = b""
-    fault: BadFile | SourceFault | None = None
 
 
 @dataclass

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from schemas.errors import count
 from schemas.handover import Alarm, Decision, Failure
 from schemas.identity import SeriesId
-from schemas.wording import count
 from tasks.forecasting.staleness import find_stale
 from tasks.market.manifest import MANIFEST, FileRecord, Manifest
 from tasks.notices.event import Event, Kind

@@ -13,14 +13,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from cpbmodels.data.columns import feature_frame
+from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.series import Series
 from schemas.errors import DamagedError, MemberError
-from schemas.features import PRICES, check_features
+from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
-from tasks.market.own import TREES
-from tasks.market.store import read_klines
+from tasks.market.store import TREES, read_klines
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from schemas.errors import CpbError
-from schemas.wording import install_extra
+from schemas.errors import CpbError, install_extra
 from tasks.storage.files import draft_name
 from tasks.storage.locks import locked, temporary_lock
 from tasks.storage.urls import public_url, without_credentials

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import BusyError
 from schemas.handover import Record
 from schemas.identity import MARKETS, market_home
-from tasks.market.own import set_aside_files
+from tasks.market.store import set_aside_files
 from tasks.storage.leases import check_held
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.archive import make_archive, write_archive
@@ -36,7 +36,7 @@ from tasks.tracking.prune_plan import (
 from tasks.tracking.reconcile import reconcile
 from tasks.tracking.store import open_store
 from tasks.tracking.versions import all_versions, full_name
-from tasks.training.retention import no_fleets_in_use, old_fleets, remove_old_fleets
+from tasks.training.files import no_fleets_in_use, old_fleets, remove_old_fleets
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

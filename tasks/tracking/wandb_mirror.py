@@ -13,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import UsageError
-from schemas.wording import install_extra
+from schemas.errors import UsageError, install_extra
 from tasks.storage.urls import without_credentials
 
 if TYPE_CHECKING:

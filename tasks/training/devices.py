@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 
 from schemas.errors import BusyError, UsageError
-from schemas.wording import count as named
+from schemas.errors import count as named
 from tasks.running.parallel import usable_cores
 from tasks.storage.locks import locked, machine_lock
 from tasks.storage.waiting import pause

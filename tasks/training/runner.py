@@ -19,11 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from schemas.errors import BusyError, CpbError
+from schemas.errors import BusyError, CpbError, install_extra
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, UNIVERSAL, RunSpec, base_of
 from schemas.scope import home
-from schemas.wording import install_extra
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from schemas.errors import count, p_value
 from schemas.tuning import TuneSpec
-from schemas.wording import count, p_value
 from tasks.storage.files import write_bytes, write_json
 
 

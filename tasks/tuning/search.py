@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 import cpbmodels
-from schemas.errors import CpbError
+from schemas.errors import CpbError, count
 from schemas.presets import own_presets_folder
 from schemas.tuning import TrialRecord, TuneSpec
-from schemas.wording import count
 from tasks.backtesting.folds import FoldSeries
 from tasks.running.progress import tell
 from tasks.training.progress import ProgressFile

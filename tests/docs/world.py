@@ -19,9 +19,8 @@ from inbox import inbox
 from snippets import ROOT
 
 from schemas.universe import INTERVAL_SECONDS
-from tasks.market import mirror, simulator, synthetic
-from tasks.market.grid import DAY, grid_of
-from tasks.market.layout import day_of, period_bounds, to_us
+from tasks.market import mirror, simulator
+from tasks.market.layout import DAY, day_of, grid_of, period_bounds, to_us
 
 HERE = Path(__file__).parent
 NOT_CLONED = {".git", ".venv", ".venv-freqtrade", "data", "mlruns", "build", "dist", ".cpb"}
@@ -164,7 +163,7 @@ def rest(_handler, key, query):
     rows = []
     for day in range(first // 86_400_000, last // 86_400_000 + 1):
         start, end = period_bounds(day_of(day * 86_400_000_000))
-        frame = synthetic.candles(query["symbol"], grid_of(interval).end(start) - start, start, end)
+        frame = simulator.candles(query["symbol"], grid_of(interval).end(start) - start, start, end)
         rows += [row for row in frame.rows(named=True) if first <= to_us(row["open_time"]) // 1000 <= last]
     return 200, {"Content-Type": "application/json"}, json.dumps([_row(row, step) for row in rows]).encode()
 
@@ -237,7 +236,7 @@ def _files(made):
         to_us(datetime.now(UTC)) // DAY * DAY
     )  # a table that ends long ago is stale, which `cpb forecast` says
     spans = [(day, day + DAY) for day in range(today - 150 * DAY, today, DAY)]
-    candles = pl.concat([synthetic.candles("BTCUSDT", 3_600_000_000, *span) for span in spans])
+    candles = pl.concat([simulator.candles("BTCUSDT", 3_600_000_000, *span) for span in spans])
     plain = candles.select(pl.col("open_time").dt.epoch("ms"), "open", "high", "low", "close", "volume")
     named = plain.with_columns(symbol=pl.lit("BTCUSDT"), timeframe=pl.lit("1h"))
     named.write_csv(made.folder / "candles.csv")

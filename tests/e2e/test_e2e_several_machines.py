@@ -223,7 +223,7 @@ def test_flow_runs_work_on_a_prefect_server_over_postgres(world):
 HOLD = """
 import sys, time
 from pathlib import Path
-from flows.leases import share_leases
+from flows.prefect_server import share_leases
 from schemas.errors import CpbError
 from tasks.promotion.moves import promotion_lock
 from tasks.tracking.connection import alone_everywhere

@@ -15,7 +15,7 @@ from mlflow.tracking import MlflowClient
 
 from schemas.universe import INTERVAL_SECONDS
 from tasks.market.mirror import serve, to_checksum, to_csv, to_zip
-from tasks.market.synthetic import quarter_hours
+from tasks.market.simulator import quarter_hours
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

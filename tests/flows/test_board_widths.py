@@ -5,7 +5,7 @@ import pytest
 from flows.cli.backtest import _COLUMNS, _print_board
 from flows.cli.models import BOARD
 from flows.tables import fitting
-from schemas.wording import p_value
+from schemas.errors import p_value
 
 ROW = [
     "15m",

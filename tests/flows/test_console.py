@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from flows.console import emit
-from schemas.wording import count
+from schemas.errors import count
 
 
 @pytest.mark.parametrize(

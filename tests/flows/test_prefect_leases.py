@@ -6,24 +6,24 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from flows import leases, prefect_server
+from flows import prefect_server
 from schemas.errors import CpbError
 
 
 @pytest.fixture
 def now(monkeypatch):
     clock = SimpleNamespace(s=1000.0)
-    monkeypatch.setattr(leases, "clock", lambda: clock.s)
+    monkeypatch.setattr(prefect_server, "clock", lambda: clock.s)
     return clock
 
 
 def lease():
-    return leases.PrefectLease("cpb-registry-1", "id", 1000.0, "http://cpb:hunter2@head:4200/api")
+    return prefect_server.PrefectLease("cpb-registry-1", "id", 1000.0, "http://cpb:hunter2@head:4200/api")
 
 
 def test_a_lease_that_was_not_renewed_in_time_stops_its_holder(now):
     one = lease()
-    now.s += leases.LEASE_S - leases._MARGIN_S
+    now.s += prefect_server.LEASE_S - prefect_server._MARGIN_S
     one.check()
     now.s += 1
     with pytest.raises(CpbError) as caught:  # also of a process that slept: nothing had to run meanwhile
@@ -56,9 +56,9 @@ def answering(monkeypatch, *statuses):
         def __exit__(self, *error):
             return self.errors.__exit__(*error)
 
-    monkeypatch.setattr(leases, "client_of_settings", lambda *_: Settings())
-    monkeypatch.setattr(leases, "_RENEW_S", 0.01)
-    monkeypatch.setattr(leases, "_POLL_S", 0.01)
+    monkeypatch.setattr(prefect_server, "client_of_settings", lambda *_: Settings())
+    monkeypatch.setattr(prefect_server, "_RENEW_S", 0.01)
+    monkeypatch.setattr(prefect_server, "_POLL_S", 0.01)
     return ended, left
 
 
@@ -66,9 +66,9 @@ def test_renewals_move_the_end_and_a_server_that_is_away_for_a_moment_is_asked_a
     one = lease()
     ended, left = answering(monkeypatch, 0, 503, 200)
     now.s += 30
-    leases._renew(one, ended)
+    prefect_server._renew(one, ended)
     assert left == []
-    now.s += leases.LEASE_S - leases._MARGIN_S
+    now.s += prefect_server.LEASE_S - prefect_server._MARGIN_S
     one.check()
 
 
@@ -76,7 +76,7 @@ def test_renewals_move_the_end_and_a_server_that_is_away_for_a_moment_is_asked_a
 def test_a_lease_that_the_server_does_not_know_any_more_is_lost_at_once(now, monkeypatch, status):
     one = lease()
     ended, left = answering(monkeypatch, status, 200)
-    leases._renew(one, ended)
+    prefect_server._renew(one, ended)
     assert left == [200]
     with pytest.raises(CpbError):
         one.check()

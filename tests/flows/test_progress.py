@@ -7,14 +7,14 @@ import sys
 import pytest
 from terminal import Terminal
 
-from flows.progress import Display, Lines, Work, clock, fitting, shown_progress
+from flows.console import Display, Lines, Work, clock, fitting, shown_progress
 from schemas.errors import UsageError
 from tasks.running.parallel import run_each
 from tasks.running.progress import Pace, Progress, heard_by, tell, tell_line, telling
 
 PROGRAM = """
 import time
-from flows.progress import shown_progress
+from flows.console import shown_progress
 from tasks.running.progress import tell, tell_line
 with shown_progress("train"):
     input()
@@ -124,7 +124,7 @@ def test_without_a_terminal_lines_are_printed():
 
 
 def test_lines_come_by_themselves_as_long_as_the_block_lasts(capsys, monkeypatch):
-    monkeypatch.setattr("flows.progress.LINE_EVERY_S", 0.01)
+    monkeypatch.setattr("flows.console.LINE_EVERY_S", 0.01)
     with shown_progress("train"), shown_progress("flow"):
         for _ in range(2000):
             if (seen := capsys.readouterr().err) or _wait():

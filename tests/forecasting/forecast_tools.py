@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError
+from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from schemas.klines import KLINES
 from tasks.forecasting import chain
 from tasks.forecasting.store import forecast_rows
 

@@ -11,11 +11,11 @@ from live_record import made_forecasts
 
 from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
-from schemas.features import _holds, _schema
+from schemas.frames import _holds, _schema
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.lines import chain_path, parse_line
-from tasks.market.synthetic import candles
+from tasks.market.simulator import candles
 
 FIRST = datetime(2024, 1, 31, 20, tzinfo=UTC)
 SERIES = [SeriesId("spot", f"C{i}USDT", "1h") for i in range(12)]

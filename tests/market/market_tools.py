@@ -12,9 +12,8 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market import mirror
 from tasks.market.client import Limits
-from tasks.market.grid import grid_of
-from tasks.market.layout import source_file
-from tasks.market.synthetic import candles
+from tasks.market.layout import grid_of, source_file
+from tasks.market.simulator import candles
 from tasks.storage.files import DRAFT
 
 FAST = Limits(connect=2, read=2, deadline=0.8, tries=3, backoff=0.01, longest_wait=5)

@@ -8,7 +8,7 @@ from folder_mirror import FolderMirror
 from market_tools import FAST, build, csv_of, key, lines, put, rows_of, scope
 
 from schemas.errors import CpbError
-from schemas.klines import KLINES
+from schemas.frames import KLINES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file, step_us

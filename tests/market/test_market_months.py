@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from market_tools import FAST, csv_of, key, lines, put, scope, stored
 
 from schemas.errors import UsageError
-from schemas.klines import KLINES
+from schemas.frames import KLINES
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 from schemas.universe import INTERVAL_SECONDS, MONTH, parse_timeframes
 from tasks.market import mirror
-from tasks.market.grid import DAY, Months, grid_of, whole_candles
 from tasks.market.ingest import ingest
-from tasks.market.layout import months, period_bounds, source_file, to_us
+from tasks.market.layout import DAY, Months, grid_of, months, period_bounds, source_file, to_us, whole_candles
 from tasks.market.store import read_klines
 from webapp.reading import all_series
 

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from market_tools import csv_of, key, lines
 
-from schemas.klines import KLINES, validate_klines
+from schemas.frames import KLINES, validate_klines
 from tasks.market import mirror
 from tasks.market.checks import check
 from tasks.market.faults import BadFile

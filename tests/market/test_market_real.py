@@ -9,8 +9,8 @@ from schemas.identity import SeriesId
 from tasks.market.faults import BadFile
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
+from tasks.market.parser import open_zip
 from tasks.market.store import read_klines
-from tasks.market.transfer import open_zip
 
 MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
 pytestmark = pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market")

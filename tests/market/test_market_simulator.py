@@ -11,11 +11,10 @@ from polars.testing import assert_frame_equal
 
 from schemas.universe import COINS, symbol_of
 from tasks.market import simulator
-from tasks.market.grid import US
 from tasks.market.ingest import ingest
-from tasks.market.layout import period_bounds
+from tasks.market.layout import US, period_bounds
+from tasks.market.simulator import STEP, candles, quarter_hours
 from tasks.market.store import read_klines
-from tasks.market.synthetic import STEP, candles, quarter_hours
 
 HOUR = 4 * STEP
 START = datetime(2025, 4, 1, tzinfo=UTC)

@@ -11,15 +11,15 @@ from market_tools import build, key, scope
 
 from cpbmodels.data.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
+from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from schemas.klines import KLINES
 from schemas.run import BacktestSpec, RunSpec, ScopeSpec
 from schemas.scope import Scope
 from schemas.tables import is_table, tables_of
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.layout import period_bounds
+from tasks.market.simulator import candles
 from tasks.market.store import read_klines
-from tasks.market.synthetic import candles
 from tasks.market.tables import TableSource, klines
 
 START = datetime(2024, 1, 30, tzinfo=UTC)

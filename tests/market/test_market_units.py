@@ -10,9 +10,8 @@ import pytest
 from market_tools import key, rows_of
 
 from schemas.errors import CpbError, UsageError
-from schemas.klines import KLINES, validate_klines
+from schemas.frames import KLINES, validate_klines
 from schemas.scope import Scope
-from tasks.market.grid import grid_of
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
 from tasks.market.layout import (
@@ -20,6 +19,7 @@ from tasks.market.layout import (
     SeriesId,
     day_of,
     days,
+    grid_of,
     listed_file,
     month_of,
     months,

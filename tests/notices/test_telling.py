@@ -10,16 +10,15 @@ import pytest
 from inbox import inbox as serve_inbox
 from registering import register_champion
 
-from flows.notices import tell, tell_outcome, try_services
 from schemas.errors import CpbError, UsageError
+from schemas.frames import KLINES
 from schemas.handover import Alarm, Decision, Failure, ModelRef
 from schemas.identity import ModelId, SeriesId
-from schemas.klines import KLINES
 from schemas.run import ScopeSpec
 from tasks.market.manifest import MANIFEST, FileRecord, Manifest
 from tasks.notices import findings
 from tasks.notices.event import Event, claim, message, release
-from tasks.notices.services import beat, senders, services, within
+from tasks.notices.services import beat, senders, services, tell, tell_outcome, try_services, within
 from tasks.tracking.runs import finish, log_members
 from tasks.tracking.store import open_store
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels.data.columns import FLOOR, WINSOR, feature_frame
-from schemas.features import FEATURES, check_features
+from schemas.frames import FEATURES, check_features
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
 

@@ -31,7 +31,7 @@ from tasks.tracking.registry import champions
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KEEP, PRUNED
-from tasks.training.retention import FleetsInUse
+from tasks.training.files import FleetsInUse
 from webapp import registry
 
 prune_module = import_module("tasks.tracking.prune")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from cpbmodels import EpochRecord
-from tasks.training import epochs
-from tasks.training.epochs import EpochReports, epoch_costs
+from tasks.training import progress
+from tasks.training.progress import EpochReports, epoch_costs
 
 
 def record(epoch, first=0, losses=(1.0,), **changes):
@@ -25,7 +25,7 @@ def record(epoch, first=0, losses=(1.0,), **changes):
 def told(path, monkeypatch, *records_and_ends):
     reports = EpochReports(path)
     for one, ended in records_and_ends:
-        monkeypatch.setattr(epochs.time, "time", lambda ended=ended: ended)
+        monkeypatch.setattr(progress.time, "time", lambda ended=ended: ended)
         reports.add(one)
     return reports
 

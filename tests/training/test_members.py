@@ -10,8 +10,8 @@ from cpbmodels import Series, ensemble, predict, train_fleet
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.training.members import train_members
 from tasks.training.plan import member_seed, plan_job
+from tasks.training.trainer import train_members
 
 TINY = {"epochs": 1}
 

@@ -13,7 +13,7 @@ from shard_tools import SERIES, home_with_job, trained_shard
 from cpbmodels.errors import ModelError
 from schemas.errors import CpbError, DamagedError
 from tasks.storage.locks import locked
-from tasks.training import members, ray_node
+from tasks.training import ray_node, trainer
 from tasks.training.files import EPOCHS, RESULT, prepare, read_result
 from tasks.training.ray_executor import keep_result, shard_inputs
 from tasks.training.ray_node import Board, Order, difference, read_files, train_on_node, versions, write_files
@@ -206,10 +206,10 @@ def test_a_model_to_start_from_goes_to_the_node(tmp_path, monkeypatch):
         loaded.append(place)
         raise ModelError("enough")
 
-    monkeypatch.setattr(members.cpbmodels, "load", load)
+    monkeypatch.setattr(trainer.cpbmodels, "load", load)
     for home in (node, tmp_path):
         with pytest.raises(ModelError):
-            members._earlier_rows(job, [(member, None)], home)
+            trainer._earlier_rows(job, [(member, None)], home)
     assert loaded[0].is_relative_to(node)
     assert loaded[1] == champion
     assert (loaded[0] / "config.json").read_text() == "config.json"

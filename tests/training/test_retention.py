@@ -13,7 +13,7 @@ from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
-from tasks.training.retention import MAX_FLEETS_PER_KIND, MAX_UNUSED_DAYS, FleetsInUse, remove_old_fleets
+from tasks.training.files import MAX_FLEETS_PER_KIND, MAX_UNUSED_DAYS, FleetsInUse, remove_old_fleets
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -109,7 +109,7 @@ def test_nothing_goes_while_another_run_is_at_work(tmp_path, nights):
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
-    code = "import sys, time; from pathlib import Path; from tasks.training.retention import FleetsInUse; "
+    code = "import sys, time; from pathlib import Path; from tasks.training.files import FleetsInUse; "
     code += "hold = FleetsInUse(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     root = Path(__file__).resolve().parents[2]
     other = subprocess.Popen(

@@ -38,7 +38,7 @@ COMPUTING = {
         "__init__", "attention", "blocks", "decoder", "dropout", "optimizer", "recurrent", "support", "transformer",
     },
     "tasks/signals": {"__init__", "splits", "store"},
-    "tasks/training": {"members", "trainer"},
+    "tasks/training": {"trainer"},
 }  # fmt: skip
 
 EXECUTED_BESIDE = {
@@ -46,12 +46,12 @@ EXECUTED_BESIDE = {
     "cpbmodels/device/monitor.py": "measures the device",
     "cpbmodels/device/host.py": "asks what the processor can do; the result names the precision that follows",
     "cpbmodels/fleet/files.py": "writes files",
-    "schemas/features.py": "refuses features that break their contract, and changes none",
+    "schemas/frames.py": "refuses features that break their contract, and changes none",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",
     "schemas/run.py": "the suffix of universal models",
     "tasks/market/cache.py": "reads candles, whose digest the job holds",
-    "tasks/market/grid.py": "reads candles",
+    "tasks/market/layout.py": "reads candles",
     "tasks/market/store.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",
     "tasks/running/progress.py": "how long the training still takes",
@@ -59,10 +59,9 @@ EXECUTED_BESIDE = {
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/npz.py": "writes forecasts of the spans to be judged",
     "tasks/storage/records.py": "reads and writes records",
-    "tasks/training/epochs.py": "what epochs cost",
     "tasks/training/files.py": "where a fleet's files lie",
     "tasks/training/plan.py": "tells universal models from others",
-    "tasks/training/progress.py": "how far the training is",
+    "tasks/training/progress.py": "how far the training is, and what epochs cost",
 }
 """Modules whose functions run in a training or in making its features, and why they do not decide its result."""
 
@@ -114,7 +113,7 @@ def project(tmp_path, monkeypatch):
 
 def test_a_comment_leaves_every_stored_fleet_as_it_is(project):
     before = project()
-    assert project("schemas/wording.py", "def count", "# a comment\ndef count") == before
+    assert project("schemas/errors.py", "def count", "# a comment\ndef count") == before
     assert project("cpbmodels/adapters/onnx.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
     assert project("cpbmodels/arch/heads.py", '"""', '"""Another docstring. ') == before
     assert project("cpbmodels/data/figures.py", "HORIZON = 10", "HORIZON = 11  # steps") != before

@@ -7,8 +7,8 @@ import polars as pl
 from live_record import made_forecasts, write_walk
 from registering import register_champion
 
+from schemas.frames import KLINES
 from schemas.identity import ModelId, SeriesId
-from schemas.klines import KLINES
 from tasks.forecasting.chain import append
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.store import forecast_rows
