@@ -22,14 +22,11 @@ from cpbmodels.data.columns import PRICES
 from schemas.frames import KLINES, TAKER_SLACK
 from schemas.identity import SeriesId
 from tasks.market.faults import BadFile
-from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text, to_datetime
+from tasks.market.layout import DAY, MICROSECONDS_SINCE, Grid, grid_of, period_bounds, text, to_datetime
 from tasks.market.parser import Block
 
 OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
 """After the halt of February 2018 Binance's candles opened 28 minutes past the hour (binance-public-data#14, #77)."""
-
-MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
-"""From this time on spot files are in microseconds; futures files are still in milliseconds."""
 
 FILE_JUMP = 1.1
 """|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.

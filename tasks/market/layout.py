@@ -137,6 +137,10 @@ def period_bounds(period: str) -> tuple[int, int]:
     return to_us(first), to_us((first + timedelta(days=32)).replace(day=1))
 
 
+MICROSECONDS_SINCE = period_bounds("2025-01-01")[0]
+"""From this time on spot files are in microseconds; futures files are still in milliseconds."""
+
+
 def opening_days(grid: Grid, start: int, end: int) -> list[str]:
     """Return the days on which a candle opens in `[start, end)`; `start` must be an open time."""
     return [day_of(int(t)) for t in np.unique(grid.opens(start, end) // DAY * DAY)]

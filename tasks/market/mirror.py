@@ -18,8 +18,7 @@ from xml.sax.saxutils import escape
 import polars as pl
 
 from schemas.frames import KLINES
-from tasks.market.checks import MICROSECONDS_SINCE
-from tasks.market.layout import grid_of
+from tasks.market.layout import MICROSECONDS_SINCE, grid_of
 
 PAGE = 1000  # keys on one page of S3's listing
 
