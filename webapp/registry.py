@@ -12,10 +12,10 @@ from schemas.errors import CpbError
 from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
-from tasks.tracking.board import COLUMNS
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
 from tasks.tracking.judged import JudgedModel, coin_ratios, judged_models, loss_histories
+from tasks.tracking.leaderboard import COLUMNS
 from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.registry import champions
 from tasks.tracking.run_list import newest_flow_runs

@@ -26,8 +26,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server
 from tasks.tracking.mlflow_private import PROXIED
-from tasks.tracking.reconcile import reconcile
-from tasks.tracking.store import open_store
+from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.views import views
 
 FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
@@ -123,11 +122,8 @@ def _look(store: Store) -> None:
 
 
 def address(url: str, store: Store, sign_in: str = "", auth_file: Path | None = None) -> Address:
-    """Return the URLs of the interface at `url`; also store its views unless the store is read-only."""
-    found = views(store)
-    for view in found if not store.read_only else ():
-        view.keep(store)
+    """Return the URLs of the interface at `url`."""
     runs = f"{url}/#/experiments/{store.experiment_id}/runs"
     members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
-    links = {view.about: view.link(url, store) for view in found}
+    links = {view.about: view.link(url, store) for view in views(store)}
     return Address(url, links, f"{runs}?{members}", sign_in, auth_file)

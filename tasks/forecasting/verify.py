@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from schemas.errors import DamagedError
-from schemas.identity import SeriesId, market_home, tree_of
+from schemas.identity import SeriesId, market_home
 from tasks.forecasting.chain import chain_lock, quarantine, register_rows, restart
 from tasks.forecasting.commit import below, pending_path
 from tasks.forecasting.index import INDEX, MonthIndex, index_subject, month_files, record_missing
@@ -25,7 +25,6 @@ from tasks.forecasting.months import (
     read_bytes,
 )
 from tasks.forecasting.read_isolated import Finding, compare, compare_isolated
-from tasks.storage.files import write_bytes
 from tasks.storage.verify import (
     REPAIRED,
     VERIFY,
@@ -33,7 +32,6 @@ from tasks.storage.verify import (
     Stored,
     allow_reading,
     checked,
-    digest_fault,
     record_file,
     sound_record,
 )
@@ -57,7 +55,7 @@ class _Fault(NamedTuple):
 
     month: _Month
     reason: str
-    remedy: Literal["quarantine", "copied", "register", "allow reading"] = "quarantine"
+    remedy: Literal["quarantine", "register", "allow reading"] = "quarantine"
 
 
 def forecasts(asked: Asked) -> Iterator[Stored]:
@@ -90,7 +88,6 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
                 months = [month for month in months if month.name not in sound]
                 faults = [fault for _, fault in _look(months, chain, explain=True) if fault]
             if asked.repair:
-                faults = [_copied_back(asked, fault, chain) for fault in faults]
                 _repair(asked, damage, faults)
     if damage:
         outcome = "a new chain begins with the rows that are whole"
@@ -184,17 +181,6 @@ def _explained(month: _Month, record: FileRecord) -> Finding:
     return found if found.reason else Finding(same, is_whole=True)
 
 
-def _copied_back(asked: Asked, fault: _Fault, chain: Chain | None) -> _Fault:
-    """Restore a month from the published folder, if that copy matches the digest in the chain."""
-    month = fault.month
-    record = chain.files.get(month.name) if chain and not chain.fault else None
-    copy = tree_of(asked.home, "hub", asked.market) / "ledger" / month.name
-    if fault.remedy != "quarantine" or record is None or digest_fault(copy, record.file_sha256):
-        return fault
-    write_bytes(month.path, copy.read_bytes())
-    return fault._replace(remedy="copied")
-
-
 def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     """Repair what can be repaired; the caller holds the chain's lock."""
     home, market = asked.home, asked.market
@@ -215,8 +201,6 @@ def _stored(asked: Asked, fault: _Fault) -> Stored:
     _, path, series, tree = fault.month
     if fault.remedy == "allow reading":
         return checked(path, fault.reason, allow_reading(path))
-    if fault.remedy == "copied":
-        return checked(path, fault.reason, VERIFY, REPAIRED)
     if fault.remedy == "register":
         return checked(
             path, fault.reason, VERIFY, "a line of the chain says that its rows were there before it"

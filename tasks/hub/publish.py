@@ -50,6 +50,7 @@ def publish(
     token: str | None = None,
     attempts: int = 5,
     pause: float = 1.0,
+    record: Path | None = None,
     check_head: Callable[[bytes], None] | None = None,
 ) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
@@ -60,6 +61,7 @@ def publish(
         tree: folder written by `build_tree`.
         repo: `USER/NAME`; created (public) if missing.
         token: default `HF_TOKEN` or the Hub login. It does not appear in any log or message.
+        record: folder written by `copy_ledger`, committed as `ledger`.
         attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
         check_head: called with the head of a chain that the commit would replace; an exception stops the commit.
 
@@ -81,7 +83,7 @@ def publish(
         wait=wait_exponential(pause), reraise=True,
     )  # fmt: skip
     try:
-        return patiently(_commit, api, tree, repo, check_head)
+        return patiently(_commit, api, tree, repo, record, check_head)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause contains the request and therefore the token.
         status = _status(error)
@@ -129,15 +131,19 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 
 
-def _commit(api: "HfApi", tree: Path, repo: str, check_head: Callable[[bytes], None] | None) -> Published:
+def _commit(
+    api: "HfApi", tree: Path, repo: str, record: Path | None, check_head: Callable[[bytes], None] | None
+) -> Published:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     parent, there = _head(api, repo)
-    if check_head and _LEDGER_HEAD in there and (tree / _LEDGER_HEAD).is_file():
+    if check_head and _LEDGER_HEAD in there and record and (record / HEAD).is_file():
         check_head(_content(api, repo, _LEDGER_HEAD, parent))
     additions = [
-        CommitOperationAdd(path.relative_to(tree).as_posix(), path)
-        for path in sorted(tree.rglob("*"))
+        CommitOperationAdd(f"{below}{path.relative_to(folder).as_posix()}", path)
+        for folder, below in ((tree, ""), (record, f"{FOLDER}/"))
+        if folder
+        for path in sorted(folder.rglob("*"))
         if path.is_file()
     ]
     removals = [CommitOperationDelete(name) for name in _old_wheels(api, repo, parent, tree, there)]

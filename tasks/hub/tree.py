@@ -1,7 +1,8 @@
-"""The published folder: model folders `SYMBOL/IV/`, the card, the light library, the record in `ledger/`, checksums.
+"""The published folder: model folders `SYMBOL/IV/`, the card, the light library, checksums.
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
-that users can install the version with which the models were made, by a URL with its hash.
+that users can install the version with which the models were made, by a URL with its hash. A commit to the Hub adds the
+record of forecasts and scores (`tasks.hub.ledger`), which is not copied within the home.
 """
 
 import itertools
@@ -13,9 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import SPOT, is_series_name, market_home, tree_of
+from schemas.identity import SPOT, is_series_name, tree_of
 from tasks.hub.card import is_card, model_card
-from tasks.hub.ledger import FOLDER, copy_ledger, is_ledger_file
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
@@ -44,14 +44,11 @@ _PICTURE = PICTURES[0]
 log = logging.getLogger("cpb")
 
 
-def build_tree(
-    champions: Sequence[Champion], folder: Path, repo: str | None = None, home: Path | None = None
-) -> Path:
+def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = None) -> Path:
     """Write the tree to publish into `folder`, atomically, and return the folder.
 
     The same champions and the same source of the library give the same bytes, so publishing twice finds nothing to
-    send. `repo` (USER/NAME) is used in the card's example. With a `home`, its record of the market's forecasts and
-    scores is included (`tasks.hub.ledger`).
+    send. `repo` (USER/NAME) is used in the card's example.
 
     Raises:
         CpbError: there are no champions, the library cannot be built, or `folder` contains files not written by cpb.
@@ -74,8 +71,6 @@ def build_tree(
         picture = next((name for name in pictures if (draft / name).is_file()), "")
         card = model_card(ordered, repo or "USER/NAME", wheel, picture)
         (draft / CARD).write_text(card, encoding="utf-8")
-        if home is not None:
-            copy_ledger(home, champions[0].series.market, draft / FOLDER)
         _write_sums(draft)
     return folder
 
@@ -152,16 +147,14 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
             return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
         case [label, timeframe, name]:
             return name in FILES and is_series_name(f"{label}-{timeframe}")
-        case parts:
-            return is_ledger_file("/".join(parts))
     return False
 
 
 def published(asked: Asked) -> Iterator[Stored]:
-    """Yield each file of the published folder: models, card, library, record.
+    """Yield each file of the published folder: models, card, library.
 
-    The folder is a copy of the champions and their record, from which a repair rebuilds it, unless any of them is
-    damaged or missing, since the published files may then be the last copy.
+    The folder is a copy of the champions, from which a repair rebuilds it, unless any of them is damaged or missing,
+    since the published files may then be the last copy.
     """
     tree = tree_of(asked.home, "hub", asked.market)
     if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
@@ -175,14 +168,8 @@ def published(asked: Asked) -> Iterator[Stored]:
 
 
 def _build_again(asked: Asked, tree: Path) -> bool:
-    record, home = tree / "ledger", market_home(asked.home, asked.market)
-    if lacking := [
-        path for path in record.rglob("*.parquet") if not (home / path.relative_to(record)).exists()
-    ]:
-        log.warning("%s is not made again: it alone holds %s", tree, lacking[0].relative_to(record))
-        return False
     try:
-        build_tree(champions(market=asked.market), tree, home=asked.home)
+        build_tree(champions(market=asked.market), tree)
     except CpbError as error:
         log.warning("%s is not made again: %s", tree, error)
         return False

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
-from tasks.tracking.archive import Fleet, readable_fleets
 from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
+from tasks.tracking.leaderboard import Fleet, fleets_of
 from tasks.tracking.tags import (
     FLEET,
     KIND,
@@ -119,12 +119,12 @@ def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[st
     """
     rows = list(rows)
     flows = find_runs(store, {row["flow_run"] for row in rows})
-    fleets = {run_id: readable_fleets(store, flow) for run_id, flow in flows.items()}
+    fleets = {run_id: fleets_of(store, flow) for run_id, flow in flows.items()}
     models = (
         ((one["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), one)
         for row in rows
         for fleet in fleets.get(row["flow_run"], ())
-        if fleet.run_id in row["run_id"].split(",") and fleet.architecture == row["architecture"]
+        if fleet.run.info.run_id in row["run_id"].split(",") and fleet.architecture == row["architecture"]
         for one in _coins(fleet, row)
     )
     return list(newest_of(models).values())
@@ -134,15 +134,15 @@ def _coins(fleet: Fleet, row: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = {name: row[name] or "" for name in _NAMES}
     return [
         {
-            "symbol": member.tags.get(SYMBOL, ""),
+            "symbol": member.data.tags.get(SYMBOL, ""),
             **names,
-            "crps_ratio": member.metrics["test_crps_ratio"],
-            "test_span": _span(fleet.run.params | member.params),
+            "crps_ratio": member.data.metrics["test_crps_ratio"],
+            "test_span": _span(fleet.run.data.params | member.data.params),
         }
         for member in fleet.members
-        if member.tags.get(TIMEFRAME) == row["timeframe"]
-        and member.status == "FINISHED"
-        and "test_crps_ratio" in member.metrics
+        if member.data.tags.get(TIMEFRAME) == row["timeframe"]
+        and member.info.status == "FINISHED"
+        and "test_crps_ratio" in member.data.metrics
     ]
 
 

@@ -77,16 +77,6 @@ def local_path(uri: str) -> Path | None:
     return Path(local_file_uri_to_path(uri)) if is_local_uri(uri) else None
 
 
-def is_mlflow_database(path: Path) -> bool:
-    """Whether a SQLite file has MLflow's tables; opened as immutable, so SQLite writes no files beside it.
-
-    3.17.2: `mlflow.store.tracking.dbmodels.models`.
-    """
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    return {table for table, _ in _PLACES} <= tables
-
-
 def move_artifacts(database: Path, places: "Mapping[str, str]") -> None:
     """Change the recorded location of all artifacts at or below the keys of `places`, in one transaction.
 
@@ -174,59 +164,11 @@ def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> 
         session.delete(store._get_sql_model_version(session, name, int(version)))
 
 
-def delete_remote_files(uri: str, name: str | None = None, tracking_uri: str | None = None) -> None:
-    """Delete all remote artifacts of a run, or only the artifact `name`.
-
-    Artifacts proxied by a tracking server (`mlflow-artifacts:`) need the server's address in `tracking_uri`.
+def delete_remote_files(uri: str) -> None:
+    """Delete all remote artifacts of a run.
 
     3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as in `mlflow gc`.
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    get_artifact_repository(uri, tracking_uri).delete_artifacts(name)
-
-
-VIEW_KEY, VIEW_TAG = "viewStateShareKey", "mlflow.sharedViewState."
-"""Query parameter of an experiment's page, and the prefix of the experiment tag that its value selects.
-
-3.17.2: `server/js`, the view stored and opened by the button "Share".
-"""
-
-_MAX_RUNS = 20  # bars of a chart, and visible runs
-
-
-def view_state(
-    condition: str, sort_by: str, title: str, charts: "Sequence[Mapping[str, Any]]"
-) -> dict[str, Any]:
-    """Return a view of an experiment's runs in its page's format: filter, sort order and charts under a title.
-
-    3.17.2: `server/js`, the page's search facets and UI state.
-    """
-    section = {"name": title, "uuid": "cpb", "display": True, "isReordered": True, "deleted": False,
-               "isGenerated": False}  # fmt: skip
-    return {
-        "searchFilter": condition,
-        "orderByKey": sort_by,
-        "orderByAsc": False,
-        "startTime": "ALL",
-        "lifecycleFilter": "Active",
-        "modelVersionFilter": "All Runs",
-        "datasetsFilter": [],
-        "compareRunCharts": [{**chart, "uuid": f"cpb-{i}"} for i, chart in enumerate(charts)],
-        "compareRunSections": [section],
-        "isAccordionReordered": True,
-        "runsHiddenMode": f"FIRST_{_MAX_RUNS}_RUNS",
-    }
-
-
-def chart(metric: str, *, by_epoch: bool = False) -> dict[str, Any]:
-    """Return a chart with a bar per run, or with a line per run over the epochs.
-
-    3.17.2: `server/js`, `RunsChartsBarCardConfig` and `RunsChartsLineCardConfig`.
-    """
-    line = {"selectedMetricKeys": [metric], "xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear",
-            "lineSmoothness": 0, "range": {}, "yAxisKey": "metric", "yAxisExpressions": [], "ignoreOutliers": False,
-            "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True, "selectedXAxisMetricKey": ""}  # fmt: skip
-    shared = {"metricKey": metric, "runsCountToCompare": _MAX_RUNS, "metricSectionId": "cpb", "deleted": False,
-              "isGenerated": False}  # fmt: skip
-    return {"type": "LINE", **shared, **line} if by_epoch else {"type": "BAR", **shared}
+    get_artifact_repository(uri).delete_artifacts()

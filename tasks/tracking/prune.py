@@ -1,8 +1,8 @@
 """`cpb prune`: removes the data that nightly runs accumulate, so that database, artifacts and store stay bounded.
 
-Kept are the last nights in full, then one flow run a week with its members' figures in one file; champions,
-challengers and their predecessors; everything with an alias or the tag `keep`. Nothing is deleted while a run is being
-written. A kill at any point is safe: each step can be repeated, and the next pruning completes it.
+Kept are the last nights, and every flow run that holds a champion, a challenger, a predecessor, or anything with an
+alias or the tag `keep`. Nothing is deleted while a run is being written. A kill at any point is safe: each step can be
+repeated, and the next pruning completes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,6 @@ from schemas.identity import MARKETS, market_home
 from tasks.market.store import set_aside_files
 from tasks.storage.leases import check_held
 from tasks.storage.records import find_record, write_record
-from tasks.tracking.archive import make_archive, write_archive
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
@@ -26,15 +25,14 @@ from tasks.tracking.flavour import unused
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
     NIGHTS,
-    OldFlow,
+    StoredRun,
     first_nights,
     old_versions,
     plan_runs,
     problem_of,
     stored_runs,
 )
-from tasks.tracking.reconcile import reconcile
-from tasks.tracking.store import open_store
+from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.versions import all_versions, full_name
 from tasks.training.files import no_fleets_in_use, old_fleets, remove_old_fleets
 
@@ -58,13 +56,11 @@ class RetentionState(Record):
 class PruneReport:
     """The deleted objects, or with `dry_run` those that would be deleted.
 
-    `archived`: flow runs whose members' figures are kept in one file; `kept`: objects old enough for deletion but kept,
-    with the reason; `unfinished`: why pruning stopped early, or "".
+    `kept`: objects old enough for deletion but kept, with the reason; `unfinished`: why pruning stopped early, or "".
     """
 
     dry_run: bool
     runs: int = 0
-    archived: list[str] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     fleets: list[str] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
@@ -164,10 +160,11 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
     for flow in flows:
         if deleted >= MAX_RUNS_A_PASS:
             return True
-        _count(flow, report)
+        report.runs += len(flow)
+        report.artifact_bytes += sum(files_size(run.uri) for run in flow)
         if not report.dry_run:
-            _delete_flow(store, flow, now)
-            deleted += len(flow.runs)
+            _delete_flow(store, flow)
+            deleted += len(flow)
     fleets_of = old_fleets if report.dry_run else remove_old_fleets
     report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
     set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
@@ -187,7 +184,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
 
 def _plan(
     store: Store, home: Path, nights: int, now: datetime, report: PruneReport
-) -> "tuple[list[OldFlow], list[ModelVersion]]":
+) -> "tuple[list[list[StoredRun]], list[ModelVersion]]":
     """Return the old flow runs and versions; those that cannot be deleted are added to the report.
 
     Raises:
@@ -218,28 +215,17 @@ def _delete_version(store: Store, old: "ModelVersion") -> None:
         delete_version_for_good(store.client, old.name, str(old.version))
 
 
-def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
-    """Delete runs of a flow: first hide the flow from readers or archive its board, then delete files, then rows."""
-    if old.archive:
-        flow = store.client.get_run(old.flow)
-        if archive := make_archive(store, flow, now):
-            write_archive(store, flow, archive)
+def _delete_flow(store: Store, flow: "Sequence[StoredRun]") -> None:
+    """Delete a flow run and all runs below it: first hide the flow by a mark, then delete files, then rows."""
     final = not is_server(store.uri)  # a server's rows and files are removed by its `mlflow gc`
-    for run in old.runs:
-        if not run.deleted and (not final or run.id == old.flow):
+    for run in flow[:1] if final else flow:
+        if not run.deleted:
             store.client.delete_run(run.id)
     if final:
         check_held()
-        for run in old.runs:
+        for run in flow:
             remove_files(run.uri, run.id)
-        delete_runs_for_good(store.client, [run.id for run in old.runs])
-
-
-def _count(flow: OldFlow, report: PruneReport) -> None:
-    report.runs += len(flow.runs)
-    report.artifact_bytes += sum(files_size(run.uri) for run in flow.runs)
-    if flow.archive:
-        report.archived.append(flow.flow)
+        delete_runs_for_good(store.client, [run.id for run in flow])
 
 
 def _old_set_aside(home: Path, now: datetime) -> list[Path]:

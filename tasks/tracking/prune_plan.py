@@ -11,7 +11,6 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from tasks.storage.model_folder import FILES as MODEL_FILES
-from tasks.tracking.archive import ARCHIVE
 from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
 from tasks.tracking.flavour import LOADED
@@ -25,7 +24,6 @@ from tasks.tracking.tags import (
     MEMBER,
     MLFLOW_FILES,
     PARENT,
-    command_of,
     digests_of,
     market_of,
 )
@@ -39,7 +37,7 @@ NIGHTS = 14
 """Nights of each market that are kept in full."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
-    FLOW: (ARCHIVE, REPORT),
+    FLOW: (REPORT,),
     FLEET: (),
     MEMBER: (*MODEL_FILES, LOADED),
 }
@@ -56,7 +54,6 @@ class StoredRun:
     kind: str
     parent: str
     name: str
-    command: str
     market: str
     ended: datetime
     finished: bool
@@ -77,7 +74,6 @@ class StoredRun:
             kind=kind if kind in _OWN_FILES and tags.get(KEY) else "",
             parent=tags.get(PARENT, ""),
             name=info.run_name or "",
-            command=command_of(run),
             market=market_of(run),
             ended=datetime.fromtimestamp(at / 1000, UTC),
             finished=info.status == "FINISHED",
@@ -87,20 +83,6 @@ class StoredRun:
             uri=info.artifact_uri,
             files=(*digests_of(tags), *digests_of(tags, MLFLOW_FILES)),
         )
-
-    @property
-    def week(self) -> tuple[str, int, int]:
-        """Market, ISO year and ISO week."""
-        return self.market, *self.ended.isocalendar()[:2]
-
-
-@dataclass(frozen=True)
-class OldFlow:
-    """The runs to delete of an old flow run, parents first; `archive`: keep the members' figures on `flow`."""
-
-    flow: str
-    runs: tuple[StoredRun, ...]
-    archive: bool
 
 
 def stored_runs(store: Store) -> list[StoredRun]:
@@ -157,76 +139,43 @@ def plan_runs(
     since: dict[str, date],
     needed: Collection[str],
     problem: Callable[[StoredRun], str],
-) -> tuple[list[OldFlow], list[str]]:
-    """Return the runs to delete by flow, and the reasons why other old runs are kept.
+) -> tuple[list[list[StoredRun]], list[str]]:
+    """Return the old flow runs to delete, each with all runs below it, and the reasons why others are kept.
+
+    A flow run goes whole or stays whole, so that each that there is has its whole leaderboard.
 
     Args:
         needed: ids of runs whose files belong to a registered version.
         problem: returns why a run cannot be proven to be cpb's alone, or "".
     """
-    by_id = {run.id: run for run in runs}
+    by_id = {run.id for run in runs}
     children: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
         children[run.parent].append(run)
-    weekly = _weekly(runs)
-    flows, kept = list[OldFlow](), list[str]()
+    flows, kept = list[list[StoredRun]](), list[str]()
     for top in runs:
         # The root of a tree is a flow, or a run whose parent was deleted.
         old = top.market in since and top.ended.date() < since[top.market]
         if not top.kind or top.parent in by_id or not old:
             continue
         tree = list(_tree(top, children))
-        stays = _staying(tree, by_id, needed, problem, kept)
-        if top.id in weekly:
-            stays.add(top.id)
-        gone = tuple(run for run in tree if run.kind and run.id not in stays)
-        if gone:
-            archive = top.id in stays and not top.deleted and any(not run.deleted for run in gone)
-            flows.append(OldFlow(top.id, gone, archive))
+        if any(run.keep or run.id in needed for run in tree):
+            continue
+        problems = [f"run {run.name} ({run.id}): {reason}" for run in tree if (reason := problem(run))]
+        kept += problems
+        if not problems:
+            flows.append(tree)
     return flows, kept
 
 
 def problem_of(store: Store, run: StoredRun) -> str:
     """Return why an old run cannot be removed, or ""."""
+    if not run.kind:
+        return "it was not written by cpb"
     if run.files and lies_elsewhere(run.uri):
         return "its artifacts lie on another machine"
     foreign = foreign_file(store, run.id, run.uri, {*_OWN_FILES[run.kind], *run.files})
     return f"it holds {foreign}, which is not a file of cpb" if foreign else ""
-
-
-def _staying(
-    tree: Sequence[StoredRun],
-    by_id: dict[str, StoredRun],
-    needed: Collection[str],
-    problem: Callable[[StoredRun], str],
-    kept: list[str],
-) -> set[str]:
-    """Return the runs of an old tree to keep, with their ancestors: MLflow shows no child without its parent."""
-    stays: set[str] = set()
-    tagged: set[str] = set()
-    for run in tree:  # parents first
-        if run.keep or run.parent in tagged:
-            tagged.add(run.id)
-        stay = run.id in tagged or run.id in needed or not run.kind
-        if not stay and (reason := problem(run)):
-            kept.append(f"run {run.name} ({run.id}): {reason}")
-            stay = True
-        above: StoredRun | None = run
-        while stay and above is not None and above.id not in stays:
-            stays.add(above.id)
-            above = by_id.get(above.parent)
-    return stays
-
-
-def _weekly(runs: Iterable[StoredRun]) -> set[str]:
-    """Return the run kept per market and week: the newest finished run, preferably of the whole universe."""
-    best: dict[tuple[str, int, int], StoredRun] = {}
-    for run in runs:
-        if run.kind == FLOW and run.finished and not run.deleted:
-            best[run.week] = max(
-                best.get(run.week, run), run, key=lambda r: (r.command == "train-all", r.ended)
-            )
-    return {run.id for run in best.values()}
 
 
 def _tree(top: StoredRun, children: dict[str, list[StoredRun]]) -> Iterator[StoredRun]:

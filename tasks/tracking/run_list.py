@@ -13,11 +13,9 @@ from pydantic import BaseModel
 
 from schemas.errors import CpbError
 from schemas.identity import Market
-from tasks.tracking.board import COLUMNS
 from tasks.tracking.connection import Store, find_run, search, search_lazily
-from tasks.tracking.reconcile import dead_runs
 from tasks.tracking.run_names import source_kind
-from tasks.tracking.store import open_store
+from tasks.tracking.store import dead_runs, open_store
 from tasks.tracking.tags import (
     CANDLES_UNTIL,
     COINS,
@@ -50,7 +48,7 @@ RUN_COLUMNS = {
     "timeframes": "candle lengths",
     "architectures": "names of the architectures",
     "preset": "preset of the models",
-    "as_of": COLUMNS["as_of"],
+    "as_of": "no candle that closes after this was seen (UTC): as asked, else when the run began",
     "candles_until": "as asked, else the day of the newest candle (UTC); empty where a run does not say",
     "members": "models that were judged; empty for runs of releases that did not count them",
     "failed": "models and steps that failed",
@@ -211,7 +209,7 @@ def _several(text: str, found: "Iterable[Run]") -> CpbError:
 
 def _none(text: str) -> CpbError:
     return CpbError(
-        f"there is no run {text!r}; `cpb leaderboard --list` shows those that there are (old runs are pruned to one a "
-        f"week, and an id is given with {_MIN_TYPED} characters or more)",
+        f"there is no run {text!r}; `cpb leaderboard --list` shows those that there are (old runs are pruned, and "
+        f"an id is given with {_MIN_TYPED} characters or more)",
         code="no-run", field="run",
     )  # fmt: skip

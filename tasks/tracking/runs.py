@@ -7,6 +7,7 @@ killed processes are deleted and created again: no key has two live runs under o
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,6 @@ from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
-from tasks.tracking.reconcile import heartbeat_tag, reconcile, start_heartbeat, stop_heartbeat
 from tasks.tracking.records import (
     Dataset,
     MemberRecord,
@@ -31,7 +31,7 @@ from tasks.tracking.records import (
     tag_texts,
     text,
 )
-from tasks.tracking.store import open_store
+from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.tags import (
     FILES,
     FLEET,
@@ -40,10 +40,10 @@ from tasks.tracking.tags import (
     KIND,
     MARKET,
     MEMBER,
+    OPENED,
     OUTCOME,
     PARENT,
     PROCESS,
-    PRUNED,
     REASON,
     WARNINGS,
     digests_of,
@@ -70,17 +70,13 @@ def start_parent(
 ) -> OpenRun:
     """Open the flow's run: a new run, or the unfinished run with the same `key`, which is continued.
 
-    The run's market is that of `tags`, else of `config`. Until `finish`, this process updates a heartbeat tag every
-    ten minutes; runs of dead processes are marked as killed.
+    The run's market is that of `tags`, else of `config`. Runs of dead processes are marked as killed.
     """
     store = store or open_store()
     reconcile(store)
-    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {}), **heartbeat_tag()}
+    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {}), OPENED: _now()}
     with alone_everywhere(store, "runs"):
-        run = _open_run(store, key, name, own, config)
-    if not run.finished:
-        start_heartbeat(store, run.run_id)
-    return run
+        return _open_run(store, key, name, own, config)
 
 
 def start_fleet(
@@ -115,10 +111,7 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
     with alone(store):  # a concurrent run of the same command finds these members
         before = _children(store, fleet_run)
         shared = _share_params(store, fleet_run, records)
-        ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
-        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members exist again
-            store.client.delete_tag(fleet_run, PRUNED)
-        return ids
+        return [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
 
 
 def log_metrics(
@@ -141,7 +134,6 @@ def finish(
     run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None, store: Store | None = None
 ) -> None:
     """End a parent or fleet run: `complete`, `partial` (the same command continues it) or `failed`."""
-    stop_heartbeat(run_id)
     client = (store or open_store()).client
     client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | dict(tags or {})))
     client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
@@ -152,7 +144,6 @@ def kill(run_id: str, reason: str, store: Store | None = None) -> None:
 
     The same command continues it, as after `reconcile`.
     """
-    stop_heartbeat(run_id)
     store = store or open_store()
     for child in search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'"):
         kill(child.info.run_id, reason, store)
@@ -188,7 +179,7 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
     run_id = run.info.run_id
     if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
         return OpenRun(run_id, finished=True)
-    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS], **heartbeat_tag()}))
+    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS], OPENED: _now()}))
     store.client.update_run(run_id, status="RUNNING")
     for name in (
         REASON,
@@ -197,6 +188,10 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
         if name in run.data.tags:
             store.client.delete_tag(run_id, name)
     return OpenRun(run_id, finished=False)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _create(store: Store, name: str, tags: Mapping[str, Any], config: Mapping[str, Any]) -> str:

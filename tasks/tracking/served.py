@@ -8,6 +8,7 @@ store is on the same machine as the home and is not cached.
 import json
 import logging
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,22 +35,15 @@ class Serving(NamedTuple):
     challengers: list[Champion]
 
 
-class KeptModel(Record):
-    """A cached version with an alias: its run, the name of its local folder, and the sha256 of each file in it."""
-
-    series: SeriesId
-    number: str
-    run_id: str
-    folder: str
-    files: dict[str, str]
-
-
 class KeptServing(Record):
-    """The aliases of a server's registry as last read; `store`: its address."""
+    """The aliases of a server's registry as last read; `store`: its address.
+
+    Of a model its run, the name of its local folder and the sha256 of each file are kept, no scores and other tags.
+    """
 
     store: str
-    champions: tuple[KeptModel, ...] = ()
-    challengers: tuple[KeptModel, ...] = ()
+    champions: tuple[Champion, ...] = ()
+    challengers: tuple[Champion, ...] = ()
 
 
 def serving(series: Collection[SeriesId] | None = None, *, market: str | None = None) -> Serving:
@@ -67,7 +61,7 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
     if kept is None or kept.store != public_url(uri):
         kept = KeptServing(store=public_url(uri))
 
-    def asked(one: KeptModel) -> bool:
+    def asked(one: Champion) -> bool:
         return (series is None or one.series in series) and market in (None, one.series.market)
 
     try:
@@ -93,16 +87,11 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
     return found
 
 
-def _kept(model: Champion) -> KeptModel:
-    return KeptModel(
-        series=model.series, number=model.version, run_id=model.run_id, folder=model.folder.name, files=model.digests
-    )  # fmt: skip
+def _kept(model: Champion) -> Champion:
+    tags = {FILES: json.dumps(model.digests)}
+    return replace(model, folder=Path(model.folder.name), metrics={}, tags=tags, damage="")
 
 
-def _read(copies: Path, kept: KeptModel) -> Champion:
-    """Return a cached model as a `Champion`, without scores and tags other than `FILES`."""
+def _read(copies: Path, kept: Champion) -> Champion:
     folder = (copies / kept.folder).absolute()
-    return Champion(
-        series=kept.series, version=kept.number, run_id=kept.run_id, folder=folder,
-        tags={FILES: json.dumps(kept.files)}, damage=damage_of(folder, kept.files),
-    )  # fmt: skip
+    return replace(kept, folder=folder, damage=damage_of(folder, kept.digests))

@@ -1,19 +1,42 @@
-"""Opens MLflow's store: created safely on first use, relocated and reconciled when opened."""
+"""Opens MLflow's store: created safely on first use, relocated and reconciled when opened.
 
+Reconciling marks the runs of dead processes as KILLED, with the reason. A flow's or fleet's run records the process
+that opened it; a member belongs to its fleet's process. A process of this host and boot is looked up; a process of an
+earlier boot is dead. Processes of other hosts are judged by the time at which they opened the run.
+"""
+
+import logging
 import os
 import shutil
+import sqlite3
 import weakref
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
+from tasks.storage.processes import ProcessId
 from tasks.storage.urls import public_url
-from tasks.tracking.connection import Store, connect
-from tasks.tracking.database import check, is_writable, make_sqlite, snapshot, sqlite_path
-from tasks.tracking.mlflow_private import close_connections
-from tasks.tracking.reconcile import reconcile
-from tasks.tracking.relocate import relocate
+from tasks.tracking.connection import Store, alone, connect, search, search_lazily
+from tasks.tracking.database import (
+    artifacts_beside,
+    check,
+    failure,
+    is_writable,
+    make_sqlite,
+    snapshot,
+    sqlite_path,
+)
+from tasks.tracking.mlflow_private import close_connections, local_path, move_artifacts
+from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 DEFAULT_DATABASE = Path("mlruns/mlflow.db")
+_SQLITE_HEADER = b"SQLite format 3\0"
+
+log = logging.getLogger("cpb")
 
 _opened: dict[str, Store] = {}
 _opened_for_writing: set[str] = set()
@@ -61,7 +84,7 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
         check(uri, write=create)
     if uri not in _opened:
         store = connect(uri, uri)
-        relocate(store)
+        _relocate(store)
         _opened[uri] = store
         if database:
             _files[uri] = _file(database)
@@ -111,7 +134,7 @@ def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
             raise
         # A process that displays a store written by another makes many copies: each is deleted with its last reader.
         weakref.finalize(store.client, _drop, served, copy.parent)
-        relocate(store)
+        _relocate(store)
         _opened[uri], _snapshots[uri] = store, state
     return _opened[uri]
 
@@ -131,3 +154,127 @@ def _readable_copy(uri: str, database: Path) -> Path:
             "or set MLFLOW_TRACKING_URI to another store",
             code="database-unreadable",
         ) from error
+
+
+def _relocate(store: Store) -> None:
+    """Make a moved or copied SQLite store use the artifacts beside its database, in one transaction.
+
+    MLflow records absolute locations in the experiment, in every run and in every registered version. Used unchanged,
+    a copy would read, write and prune the files of the original store. A location that a person chose, remote or
+    without a database beside it, is left unchanged.
+
+    Raises:
+        CpbError: it is the copy of a database without its artifacts.
+    """
+    database, served = sqlite_path(store.uri), sqlite_path(store.served)
+    if database is None or served is None or _is_in_place(store, beside := artifacts_beside(database)):
+        return
+    with alone(store):
+        if _is_in_place(store, beside):  # done by the process that held the lock before
+            return
+        recorded = store.artifacts
+        old = local_path(recorded)
+        assert old is not None
+        uris = (run.info.artifact_uri for run in search_lazily(store, deleted=True))
+        runs = {Path(uri).parent.name for uri in uris if uri.startswith(f"{recorded}/")}
+        own = beside.is_dir() and (not old.exists() or any((beside / run).exists() for run in runs))
+        if not own and (not _has_database(old.parent, database) if old.exists() else store.read_only):
+            return
+        if not own and runs:
+            raise CpbError(
+                f"the MLflow store {database} was moved or copied without its artifacts, recorded in {old}: copy or "
+                f"mount that folder as {beside}, or make an empty folder there to go on without them",
+                code="copied-store", field=str(database),
+            )  # fmt: skip
+        try:
+            move_artifacts(served, {recorded: beside.as_uri(), str(old): str(beside)})
+        except sqlite3.Error as error:
+            raise failure(store.uri, error) from error
+    if not store.read_only:
+        log.warning(
+            "the MLflow store %s was moved or copied: its artifacts are now those in %s, no longer those in %s",
+            database, beside, old,
+        )  # fmt: skip
+
+
+def _is_in_place(store: Store, beside: Path) -> bool:
+    """Whether artifacts are recorded in the folder beside the database, maybe mounted twice, or remote."""
+    old = local_path(store.artifacts)
+    if old is None or old.resolve() == beside.resolve():
+        return True
+    return old.exists() and beside.exists() and old.samefile(beside)
+
+
+def _has_database(folder: Path, own: Path) -> bool:
+    """Whether a SQLite file other than `own` lies in a folder: then the artifacts there belong to that store."""
+    for path in folder.iterdir():
+        if path.is_file() and not path.samefile(own):
+            with path.open("rb") as file:
+                if file.read(len(_SQLITE_HEADER)) == _SQLITE_HEADER:
+                    return True
+    return False
+
+
+LEASE = timedelta(days=2)
+"""Time after which the process of another host counts as dead: this host cannot look it up."""
+LEASE_UNKNOWN = timedelta(days=7)
+"""The same for runs without a recorded process, such as runs created by a person."""
+
+
+def reconcile(store: Store, now: datetime | None = None) -> list[str]:
+    """Mark the runs of dead processes as KILLED and return their ids. Costs one search if no run is open."""
+    dead = dead_runs(store, now)
+    for run_id, why in dead.items():
+        # Read again: the process may have ended its run and exited since the search.
+        run = store.client.get_run(run_id)
+        if run.info.status != "RUNNING":
+            continue
+        store.client.set_tag(run_id, REASON, why)
+        store.client.set_terminated(run_id, "KILLED")
+        log.info("run %s was marked as killed: %s", run.info.run_name, why)
+    return list(dead)
+
+
+def dead_runs(store: Store, now: datetime | None = None) -> dict[str, str]:
+    """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
+    now = now or datetime.now(UTC)
+    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
+    return {run_id: why for run_id, run in running.items() if (why := _death(run, running, now))}
+
+
+def _death(run: "Run", running: dict[str, "Run"], now: datetime) -> str:
+    """Return why a run marked as running cannot be running, or "" if it may be."""
+    owner = run.data.tags.get(PROCESS)
+    parent = run.data.tags.get(PARENT)
+    if owner:
+        return _death_of(owner, run, running.get(parent or ""), now)
+    if parent:  # a member is written by the process of its fleet
+        return _death(running[parent], running, now) if parent in running else "its fleet's run has ended"
+    return _expired(_started(run), LEASE_UNKNOWN, now, "nothing is known about its process")
+
+
+def _death_of(owner: str, run: "Run", parent: "Run | None", now: datetime) -> str:
+    try:
+        process = ProcessId.parse(owner)
+    except ValueError:
+        return _expired(_started(run), LEASE_UNKNOWN, now, "nothing is known about its process")
+    alive = process.is_alive()
+    if alive is None:
+        begun = max(_opened_at(one) for one in (run, parent) if one is not None)
+        return _expired(begun, LEASE, now, f"nothing is known about process {process.pid} on {process.host}")
+    return "" if alive else f"its process {process.pid} on {process.host} died"
+
+
+def _expired(last: datetime, lease: timedelta, now: datetime, what: str) -> str:
+    return f"{what} since {last:%Y-%m-%d %H:%M} UTC" if now - last > lease else ""
+
+
+def _opened_at(run: "Run") -> datetime:
+    try:
+        return datetime.fromisoformat(run.data.tags[OPENED])
+    except (KeyError, ValueError):
+        return _started(run)
+
+
+def _started(run: "Run") -> datetime:
+    return datetime.fromtimestamp(run.info.start_time / 1000, UTC)

@@ -39,10 +39,8 @@ SELECTED = "cpb.selected_on"
 """Of a version: the test rows on which its recipe was selected, `2025-02-06/2025-06-05`; not an independent result."""
 KEEP = "keep"
 """Tag of a run or a version that pruning must keep; set by people, with any value."""
-PRUNED = "cpb.pruned"
-"""Time at which the members' runs of a flow or fleet were pruned; the flow's run has their figures in one file."""
-PROCESS, HEARTBEAT = "cpb.process", "cpb.heartbeat"
-"""The process that opened a run, and the time (UTC) of its last heartbeat."""
+PROCESS, OPENED = "cpb.process", "cpb.opened"
+"""The process that opened a run, and, of a flow's run, the time (UTC) at which it did."""
 
 Key = TypeVar("Key", bound=Hashable)
 Model = TypeVar("Model")

@@ -19,9 +19,7 @@ from tasks.storage.verify import (
     aside,
     checked,
     digest_fault,
-    record_file,
 )
-from tasks.tracking.archive import ARCHIVE, FlowArchive
 from tasks.tracking.artifacts import files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.flavour import add_flavour, damaged
@@ -32,7 +30,7 @@ from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 
 
 def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
-    """Yield each file of a market's champions, and its runs' reports and archives.
+    """Yield each file of a market's champions, and its runs' reports.
 
     Runs' files are checked if they are on this machine. A repair copies a champion's files back from its fleet or from
     the published folder, and sets damaged reports aside.
@@ -48,18 +46,15 @@ def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Sto
         raise
     for run in search(store, f"tags.`{KIND}` = '{FLOW}'"):
         if market_of(run) == asked.market and (folder := local_path(run.info.artifact_uri)):
-            yield from _of_run(run.info.run_id, folder, digests_of(run.data.tags))
+            yield from _of_run(folder, digests_of(run.data.tags))
     for champion in champions(market=asked.market, store=store):
         with files_at(store, champion.source) as folder:
             yield from _of_model(asked, store, champion, folder)
             yield from _of_mlflow(asked, store, champion, folder)
 
 
-def _of_run(run_id: str, folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
-    """Yield the files of a flow's run that exist; pruning removes some."""
-    # An archive is the only record of its pruned runs: it can only be restored from a backup.
-    archive = record_file(folder / ARCHIVE, FlowArchive, run_id, "")
-    yield Stored(archive.path, archive.check, "restore it from a backup")
+def _of_run(folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
+    """Yield the recorded files of a flow's run that exist."""
     for path, digest in ((folder / name, digest) for name, digest in digests.items()):
         if path.exists():
             again = aside(path, "set aside; the command that made this run writes it again")

@@ -1,19 +1,18 @@
 """Two views of MLflow's interface: the newest run's architectures, and the runs of its best architecture over time.
 
-Each view is a filter and a few charts. MLflow stores such a view as a tag of the experiment and opens it by its key: a
-link always shows this view, whatever the browser showed before. Real and simulated runs are never in the same view.
+Each view is a filter in the link; MLflow draws a chart for every metric. Real and simulated runs are never in the same
+view.
 """
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from schemas.identity import SIM
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, chart, view_state
 from tasks.tracking.run_list import finished_flows
 from tasks.tracking.run_names import source_kind
 from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
@@ -21,32 +20,21 @@ from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-NEWEST_KEY, NIGHTS_KEY = "cpb-newest", "cpb-nights"
-
 
 @dataclass(frozen=True)
 class View:
-    """Runs selected by a filter and sorted by a metric, with charts; `about` describes them in words."""
+    """Runs selected by a filter and sorted by a metric; `about` describes them in words."""
 
-    key: str
     about: str
     filter: str
     sort_by: str
-    charts: tuple[dict[str, Any], ...]
 
     def link(self, url: str, store: Store) -> str:
         """Return the address of the view in MLflow's interface."""
+        # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
+        order_by = f"orderByKey={quote(self.sort_by)}&orderByAsc=false"
         runs = f"{url}/#/experiments/{store.experiment_id}/runs?compareRunsMode=CHART"
-        if store.read_only:  # the charts cannot be stored: MLflow draws a chart for every metric
-            # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
-            order_by = f"orderByKey={quote(self.sort_by)}&orderByAsc=false"
-            return f"{runs}&searchFilter={quote(self.filter)}&{order_by}"
-        return f"{runs}&{VIEW_KEY}={self.key}"
-
-    def keep(self, store: Store) -> None:
-        """Store the view in the experiment, replacing the view with the same key."""
-        state = view_state(self.filter, self.sort_by, _TITLE, self.charts)
-        store.client.set_experiment_tag(store.experiment_id, f"{VIEW_TAG}{self.key}", json.dumps(state))
+        return f"{runs}&searchFilter={quote(self.filter)}&{order_by}"
 
 
 def views(store: Store) -> list[View]:
@@ -66,7 +54,6 @@ def views(store: Store) -> list[View]:
 
 
 _SKILL = "crps_skill_percent_"
-_TITLE = "Percent below the random walk's CRPS"
 
 
 def _newest_flow(store: Store) -> "Run | None":
@@ -82,31 +69,19 @@ def _has_several(flow: "Run") -> bool:
 
 
 def _newest(flow: "Run", timeframes: Sequence[str]) -> View:
-    charts = [chart(f"{_SKILL}{t}") for t in timeframes]
-    charts += [chart(f"pooled_coverage_80_{t}") for t in timeframes]
-    charts += [
-        chart("train_seconds"),
-        chart("val_loss", by_epoch=True),
-    ]
     return View(
-        NEWEST_KEY,
         f"the architectures of {flow.info.run_name} ({source_kind(market_of(flow))} data)",
         f"tags.`{PARENT}` = '{flow.info.run_id}'",
         f"metrics.`{_SKILL}{timeframes[-1]}`",
-        tuple(charts),
     )
 
 
 def _nights(fleet: "Run", timeframes: Sequence[str]) -> View:
     tags = fleet.data.tags
     alike = {KIND: FLEET, **{n: tags[n] for n in (MARKET, "architecture", "preset", COINS) if n in tags}}
-    charts = [chart(f"{_SKILL}{t}") for t in timeframes]
-    charts += [chart("train_seconds")]
     what = ", ".join(tags[name] for name in ("architecture", "preset", COINS) if name in tags)
     return View(
-        NIGHTS_KEY,
         f"all runs of {what} ({source_kind(tags.get(MARKET, ''))} data)",
         " and ".join(f"tags.`{name}` = '{value}'" for name, value in alike.items()),
         f"metrics.`{_SKILL}{timeframes[-1]}`",
-        tuple(charts),
     )

@@ -13,7 +13,7 @@ from schemas.run import BacktestSpec, RunSpec
 from tasks.tracking.prune import PruneReport
 
 FOUND = PruneReport(
-    dry_run=True, runs=48, archived=["a"], versions=[f"cpb-BTCUSDT-1h/{n}" for n in range(1, 25)],
+    dry_run=True, runs=48, versions=[f"cpb-BTCUSDT-1h/{n}" for n in range(1, 25)],
     fleets=["/data/fleets/0123456789abcdef"], artifact_bytes=1_500_000, kept=["run x: it holds notes.txt"],
 )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,7 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.store import forecast_rows
-from tasks.hub.ledger import check_head, compare
+from tasks.hub.ledger import check_head, compare, copy_ledger
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 
@@ -42,8 +41,11 @@ def send(hub, tmp_path, monkeypatch):
     home, model = tmp_path / "data", trained(tmp_path / "a")
 
     def again():
-        tree = build_tree([model], home / "hub", REPO, home)
-        return publish(tree, REPO, check_head=lambda head: check_head(home, "spot", REPO, head))
+        tree, record = build_tree([model], home / "hub", REPO), tmp_path / "record"
+        copy_ledger(home, "spot", record)
+        return publish(
+            tree, REPO, record=record, check_head=lambda head: check_head(home, "spot", REPO, head)
+        )
 
     issue(home, 0)
     issue(home, 1)
@@ -146,9 +148,7 @@ def test_without_a_published_or_a_stored_record_there_is_nothing_to_compare(hub,
     assert caught.value.code == "hub"
 
 
-def test_the_command_compares_and_a_tree_with_a_record_can_be_replaced(
-    hub, send, tmp_path, monkeypatch, capsys
-):
+def test_the_command_compares_and_the_home_holds_no_second_record(hub, send, tmp_path, monkeypatch, capsys):
     from flows import cli
 
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
@@ -159,4 +159,4 @@ def test_the_command_compares_and_a_tree_with_a_record_can_be_replaced(
         cli.main()
 
     assert "2 files and 40 rows the same as stored" in capsys.readouterr().err
-    assert Path(tmp_path / "data/hub/ledger/head.json").exists()
+    assert not (tmp_path / "data/hub/ledger").exists()

@@ -4,8 +4,7 @@ import pytest
 from test_runs import member
 
 from schemas.errors import CpbError
-from tasks.tracking.board import COLUMNS
-from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.leaderboard import COLUMNS, leaderboard
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 

@@ -2,8 +2,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,17 +11,9 @@ from test_runs import fleet_of, log_member, member
 
 from tasks.storage.processes import ProcessId
 from tasks.tracking import store as store_module
-from tasks.tracking.reconcile import (
-    LEASE,
-    LEASE_UNKNOWN,
-    heartbeat_tag,
-    reconcile,
-    start_heartbeat,
-    stop_heartbeat,
-)
 from tasks.tracking.runs import finish, start_fleet, start_parent
-from tasks.tracking.store import open_store
-from tasks.tracking.tags import HEARTBEAT, PARENT, PROCESS, REASON
+from tasks.tracking.store import LEASE, LEASE_UNKNOWN, open_store, reconcile
+from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 
 ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime.now(UTC)
@@ -120,8 +110,8 @@ def test_a_run_of_another_host_lives_as_long_as_its_lease(store):
     assert reconcile(store, NOW + LEASE - timedelta(minutes=5)) == []
 
     later = NOW + LEASE + timedelta(minutes=5)
-    store.client.set_tag(flow.run_id, HEARTBEAT, heartbeat_tag(later - timedelta(minutes=10))[HEARTBEAT])
-    assert reconcile(store, later) == []  # the flow's heartbeat counts for its fleets
+    store.client.set_tag(flow.run_id, OPENED, (later - timedelta(minutes=10)).isoformat())
+    assert reconcile(store, later) == []  # continued by that host just now: that counts for its fleets
 
     assert set(reconcile(store, later + LEASE)) == {flow.run_id, fleet.run_id}
     assert "elsewhere" in store.client.get_run(fleet.run_id).data.tags[REASON]
@@ -155,17 +145,10 @@ def test_ended_runs_stay_as_they_are(store, outcome):
     assert status(store, fleet.run_id) == before
 
 
-def test_heartbeats_are_renewed_until_the_run_ends(store):
+def test_a_run_that_is_continued_is_opened_anew(store):
     flow = start_parent("key", {})
-    store.client.set_tag(flow.run_id, HEARTBEAT, "2020-01-01T00:00:00+00:00")
-
-    start_heartbeat(store, flow.run_id, interval_s=0.05)
-    until = time.monotonic() + 30
-    while store.client.get_run(flow.run_id).data.tags[HEARTBEAT].startswith("2020"):
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-    (thread,) = (one for one in threading.enumerate() if one.name.endswith(flow.run_id))
-    stop_heartbeat(flow.run_id)
-    thread.join(30)
-    assert not thread.is_alive()
+    store.client.set_tag(flow.run_id, OPENED, "2020-01-01T00:00:00+00:00")
+    finish(flow.run_id, "partial")
+    assert start_parent("key", {}).run_id == flow.run_id
+    on_other_host(store, flow.run_id)
+    assert reconcile(store, NOW + LEASE - timedelta(minutes=5)) == []

@@ -155,17 +155,6 @@ def test_a_copy_of_a_store_without_runs_keeps_its_new_artifacts_beside_it(schema
     assert set(recorded(tmp_path / "copy")) == {tmp_path / "copy/mlruns/artifacts"}
 
 
-def test_runs_whose_files_were_left_behind_are_counted(original, tmp_path, caplog):
-    copy = tmp_path / "copy"
-    shutil.copytree(original, copy)
-    gone = next(p for p in (copy / "mlruns/artifacts").iterdir() if any(p.rglob("*.safetensors")))
-    shutil.rmtree(gone)
-    with caplog.at_level(logging.WARNING, "cpb"):
-        opened(copy)
-    assert "the files of 1 of its runs" in warnings_of(caplog)[0]
-    assert all(path.is_relative_to(copy) for path in recorded(copy))
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_place_of_the_users_own_is_left_as_it_is(original, tmp_path, caplog, beside):
     """As of a database that MLflow made with artifacts on a larger disk, whatever lies beside the database."""

@@ -8,12 +8,10 @@ from interface import interface
 from ports import free_port
 from test_leaderboard import flow
 
-from flows.ops.ui import address
 from tasks.tracking.connection import search
-from tasks.tracking.mlflow_private import VIEW_TAG
 from tasks.tracking.runs import log_metrics
 from tasks.tracking.tags import PARENT
-from tasks.tracking.views import NEWEST_KEY, NIGHTS_KEY, views
+from tasks.tracking.views import views
 
 
 def trained(store, key, ratios, market="spot"):
@@ -57,14 +55,6 @@ def test_before_a_real_run_the_simulated_one_is_shown_and_called_so(store):
     assert found(store, newest.filter) == ["gru-of-sim1", "har-of-sim1"]
     assert "simulated data" in newest.about
     assert "simulated data" in history.about
-
-
-def test_a_view_fits_into_the_tag_that_keeps_it(store, nights):
-    address("http://127.0.0.1:5000", store)
-    tags = store.client.get_experiment(store.experiment_id).tags
-    for key in (NEWEST_KEY, NIGHTS_KEY):
-        state = json.loads(tags[f"{VIEW_TAG}{key}"])
-        assert state["compareRunCharts"][0]["metricKey"] == "crps_skill_percent_1h"
 
 
 @pytest.mark.slow

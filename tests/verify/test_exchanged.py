@@ -6,7 +6,7 @@ import pytest
 from stored_home import MARKET, SERIES, SPAN, hour
 from test_verify_command import train_again
 from test_verify_parts import fleet_of, member_of
-from verifying import verify_champions, verify_forecasts, verify_published
+from verifying import verify_champions, verify_published
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
@@ -133,7 +133,7 @@ def test_the_report_of_a_run_is_checked(stored, built):
     assert list(verify_champions(stored, MARKET)) == []
 
 
-@pytest.mark.parametrize("name", ["README.md", "SHA256SUMS", "ledger/head.json"])
+@pytest.mark.parametrize("name", ["README.md", "SHA256SUMS"])
 def test_every_file_of_the_published_folder_is_checked_and_made_again(stored, name):
     publish(stored, MARKET)
     path = stored / MARKET / "hub" / name
@@ -167,31 +167,3 @@ def test_a_published_folder_stays_while_a_champion_is_damaged(stored):
     (damage,) = verify_published(stored, MARKET, repair=True)
     assert not damage.repaired
     assert (folder / "model.safetensors").exists()
-
-
-def test_a_damaged_month_comes_back_from_the_published_folder_and_is_no_more_deleted_there(stored):
-    publish(stored, MARKET)
-    month = next((SERIES.folder(stored, "forecasts")).glob("*.parquet"))
-    copy = stored / MARKET / "hub/ledger" / month.relative_to(stored / MARKET)
-    whole = month.read_bytes()
-    assert copy.read_bytes() == whole
-    month.write_bytes(
-        whole[: len(whole) // 2] + bytes([whole[len(whole) // 2] ^ 1]) + whole[len(whole) // 2 + 1 :]
-    )
-    damages = verify_forecasts(stored, MARKET, repair=True)
-    assert [(one.path, one.outcome) for one in damages] == [
-        (month.relative_to(stored).as_posix(), "repaired")
-    ]
-    assert month.read_bytes() == whole
-    assert verify_forecasts(stored, MARKET) == []
-
-
-def test_a_published_folder_with_a_month_that_the_home_lacks_is_not_made_again(stored):
-    publish(stored, MARKET)
-    month = next((SERIES.folder(stored, "forecasts")).glob("*.parquet"))
-    copy = stored / MARKET / "hub/ledger" / month.relative_to(stored / MARKET)
-    month.unlink()
-    (stored / MARKET / "hub/README.md").write_text("x")
-    (damage,) = verify_published(stored, MARKET, repair=True)
-    assert not damage.repaired
-    assert copy.exists()
