@@ -115,7 +115,7 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
         ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise BadFile(f"not twelve numbers a line: {_locate(bodies, str(error))}") from error
+        raise BadFile(f"not twelve numbers per line: {_locate(bodies, str(error))}") from error
     if frame.height != lines:
         raise BadFile(f"{lines} lines hold {frame.height} candles")
     for name, nulls in frame.null_count().row(0, named=True).items():

@@ -49,7 +49,7 @@ def repair(run: Run) -> None:
         try:
             used = _from_daily_files(run, series, sorted(wanted | wrong))
         except SourceFault as fault:
-            run.notes.append(f"{series}: daily files could not be asked for: {fault}")
+            run.notes.append(f"{series}: daily files could not be listed: {fault}")
             continue  # nothing is confirmed absent
         left = _still_missing(run, series, calendar[series.timeframe], holes)
         due = sorted({day for h in left for day in opening_days(grid_of(series.timeframe), h.start, h.end)})

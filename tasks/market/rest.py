@@ -26,7 +26,7 @@ _MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
 
 
 _NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
-NO_REST = "the source has no REST"
+NO_REST = "the source has no REST API"
 
 
 def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
@@ -77,11 +77,11 @@ def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
         query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": page_size}
         page = run.source.klines(PATHS[series.market], query)
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
-            raise SourceFault("answered something that is not a list of candles")
+            raise SourceFault("answered with something other than a list of candles")
         times = [row[0] * _unit(row[0]) for row in page]
         # also prevents an endless loop
         if times and not start <= min(times) <= max(times) < end:
-            raise SourceFault("answered candles of another time than asked for")
+            raise SourceFault("answered with candles outside the requested time range")
         rows += page
         if len(page) < page_size:
             break
@@ -97,7 +97,7 @@ def refresh_tail(run: Run) -> None:
             continue
         last = parts[-1].runs[-1][1]
         if run.end - last > _MAX_TAIL_DAYS * DAY:
-            run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
+            run.notes.append(f"{series}: files end {text(last)}, too long ago to fetch the tail from REST")
             continue
         fetched = [
             f

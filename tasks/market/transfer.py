@@ -113,7 +113,7 @@ def fetch_one(source: Source, file: SourceFile) -> Fetched:
     try:
         return fetch(source, file)
     except NotFound:
-        return Fetched(file, fault=SourceFault("listed, but not there (404)"))
+        return Fetched(file, fault=SourceFault("listed, but not found (404)"))
     except (BadFile, SourceFault) as fault:
         return Fetched(file, fault=fault)
 
@@ -150,7 +150,7 @@ def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[by
     if expected is not None and sha != expected:
         raise BadFile(f"checksum mismatch (expected {expected[:4]}…, got {sha[:4]}…)", payload)
     if file.size >= 0 and len(payload) != file.size:
-        raise BadFile(f"wrong length ({len(payload)} bytes, the listing says {file.size})", payload)
+        raise BadFile(f"wrong length ({len(payload)} bytes, the listing states {file.size})", payload)
     if expected is None and _MD5.fullmatch(file.etag):
         md5 = hashlib.md5(payload, usedforsecurity=False).hexdigest()
         if md5 != file.etag:
@@ -169,7 +169,7 @@ def _inflate(payload: bytes, file: SourceFile) -> bytes:
         names = [member.filename for member in members]
         if names != [file.member]:
             shown = ", ".join(repr(n) for n in names[:3]) or "nothing"
-            raise BadFile(f"must hold {file.member!r} alone, holds {shown}", payload)
+            raise BadFile(f"must hold only {file.member!r}, holds {shown}", payload)
         if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
             raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
         cap = _cap(file)

@@ -98,7 +98,7 @@ def reason_of(error: BaseException | None) -> str:
     if isinstance(error, ProxyError | InvalidProxyURL | ProxySchemeUnknown):
         return f"the proxy cannot be used ({last}); check HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
     if isinstance(error, SSLError):
-        certificates = "name your network's certificates in REQUESTS_CA_BUNDLE"
+        certificates = "set REQUESTS_CA_BUNDLE to your network's certificates"
         return f"its certificate cannot be verified ({last}); {certificates}"
     if is_unconnected(error):
         return f"no connection: {last}"
