@@ -117,7 +117,9 @@ def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     if len(old.rows) != job.seeds:
         differing.append("number of seeds")
     if differing:
-        log.warning("warm start: %s has another %s; this member starts anew", folder, ", ".join(differing))
+        log.warning(
+            "warm start: %s has another %s; this member starts from new weights", folder, ", ".join(differing)
+        )
         return [None] * job.seeds
     return [_row(old, i) for i in range(job.seeds)]
 

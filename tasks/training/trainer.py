@@ -80,7 +80,10 @@ def compile_kernels(wanted: dict[str, Any]) -> None:
             continue
         if made:
             log.info(
-                "%d kernels of %s compiled, or found, in %.1f s", made, name, time.perf_counter() - begun
+                "%d kernels of %s compiled or cached, in %.1f s",
+                made,
+                name,
+                time.perf_counter() - begun,
             )
 
 
@@ -258,7 +261,7 @@ class _Predictor:
         except torch.OutOfMemoryError:
             if self._device == "cpu":
                 raise
-            log.warning("the GPU's memory is too short for the forecasts of the test span: made on the CPU")
+            log.warning("too little GPU memory for the forecasts of the test span: they are made on the CPU")
         self._device = "cpu"
         torch.cuda.empty_cache()
         return self(members, series, origins)
