@@ -71,8 +71,8 @@ def add_forecasts(
         as many after a hole or an impossible candle, and in a last candle that has not closed.
 
     Raises:
-        ModelError: the model does not say until when it knows the market, forecasts no price or belongs to another
-            timeframe; a step or a column is impossible.
+        ModelError: the model does not state where its training data ends, forecasts no price or belongs to another
+            timeframe; a step or a column is invalid.
     """
     import pandas as pd
 
@@ -102,8 +102,8 @@ def add_forecasts(
             values[rows[origins]] = np.concatenate([forecast_sigma(returns)[..., None], prices], axis=-1)
     if np.isnan(values).all():
         log.warning(
-            "%s %s: no forecast in these %d candles: they end before %s, until which the model knows the market, or "
-            "there are no %d candles without a hole",
+            "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
+            "there are no %d candles without a gap",
             pair, timeframe, len(dataframe), np.datetime64(first, "us"), WARMUP + member.context,
         )  # fmt: skip
     new = pd.DataFrame(
@@ -223,12 +223,12 @@ def _double(member: Member) -> Member:
 
 
 def _first_time(member: Member, known_until: datetime | str | None, pair: str) -> int:
-    """The first close, in microseconds since 1970, at which a forecast is none of the past that the model knows."""
+    """The first close, in microseconds since 1970, at which a forecast uses no candle that the model was trained on."""
     times = [microseconds(time) for time in (member.known_until, known_until) if time is not None]
     if not times:
         raise ModelError(
-            f"{pair}: the model does not say until when it knows the market, and a backtest on candles that it learnt "
-            "from proves nothing: pass known_until, the end of its training data."
+            f"{pair}: the model does not state where its training data ends, and a backtest on candles that it "
+            "was trained on proves nothing: pass known_until, the end of its training data."
         )
     return max(times)
 
@@ -249,7 +249,7 @@ def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
     if "volume" in dataframe:
         good &= dataframe["volume"].between(0, np.finfo(np.float64).max).to_numpy()
     if not good.all():
-        log.warning("%s: %d impossible candles are treated as missing", pair, (~good).sum())
+        log.warning("%s: %d invalid candles are treated as missing", pair, (~good).sum())
     return np.flatnonzero(good)
 
 

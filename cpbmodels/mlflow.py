@@ -69,7 +69,7 @@ def utc_times(times: pd.Series) -> pd.Series:
     Texts are ISO 8601; a text or a datetime without a zone means UTC, because MLflow and JSON carry none.
 
     Raises:
-        ModelError: one is no time; the sentence names its row.
+        ModelError: a value is not a time; the sentence names its row.
     """
     import pandas as pd
 
@@ -81,8 +81,8 @@ def utc_times(times: pd.Series) -> pd.Series:
     if (wrong := np.flatnonzero(found.isna() & times.notna())).size:
         row = int(wrong[0])
         raise ModelError(
-            f"open_time {times.iloc[row]!r} in row {row} is no time: give aware datetimes, ISO 8601 texts, or seconds, "
-            "milliseconds or microseconds since 1970."
+            f"open_time {times.iloc[row]!r} in row {row} is not a time: give aware datetimes, ISO 8601 texts, or "
+            "seconds, milliseconds or microseconds since 1970."
         )
     return found
 

@@ -42,7 +42,7 @@ PRESET_SEEDS = {"default": 3}
 
 PRESET_ABOUT = {
     "smoke": "tiny models and three short epochs: shows in seconds that everything works",
-    "default": "the best we know: robust HAR, and HAR with a Student-t head per coin and for all coins",
+    "default": "the best known: robust HAR, and HAR with a Student-t head per coin and for all coins",
     "seed-transformer": "the transformer as its original notes state it: four inputs, AdamW at 1e-3, no schedule",
     "seed-gru": "the GRU as its original notes state it: four inputs, Adam at 1e-3",
     "seed-lstm": "the LSTM as its original notes state it: four inputs, Adam at 1e-3, no schedule",
@@ -59,9 +59,9 @@ _SEED = "seed-"
 class PresetFile(Spec):
     """Content of a preset file. Options not named are taken from `base`."""
 
-    about: str = Field("", description="a line for people")
+    about: str = Field("", description="one line that describes it")
     base: str = Field("default", description="the built-in preset that it changes")
-    architectures: tuple[str, ...] = Field((), description="what it trains; default: as the base")
+    architectures: tuple[str, ...] = Field((), description="what it trains; default: that of the base")
     seeds: int | None = Field(None, ge=1, le=64, description="copies of each model that are averaged")
     options: dict[str, Any] = Field(default_factory=dict, description="fields of the model preset")
 

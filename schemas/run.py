@@ -61,12 +61,12 @@ class ScopeSpec(Spec):
         0,
         ge=0,
         allow_inf_nan=False,
-        description="with coins exchange: least turnover in USDT of the last whole month before as_of",
+        description="with coins exchange: minimum turnover in USDT of the last whole month before as_of",
     )
     number_assets: int | None = Field(
         None,
         ge=1,
-        description="with coins exchange: only so many pairs, those of the largest turnover in that month",
+        description="with coins exchange: at most this many pairs, those with the largest turnover in that month",
     )
 
     _pairs: tuple[str, ...] | None = PrivateAttr(None)
@@ -174,7 +174,7 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         if {"?", "#"} & set(self.source):
             raise UsageError(
-                "source: a URL with a query or fragment is no mirror's folder; leave out what follows ? or #",
+                "source: a URL with a query or fragment is not a mirror's folder; leave out everything from ? or # on",
                 code="source", field="source",
             )  # fmt: skip
         return self
@@ -194,7 +194,7 @@ class ScopeSpec(Spec):
             # a tolerance of a day: as_of may be the end of today, or the clock may be slow
             if instant and instant - now > timedelta(days=1):
                 raise UsageError(
-                    f"{name} {getattr(self, name)} lies ahead of this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
+                    f"{name} {getattr(self, name)} is later than this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
                     "give an earlier time, or leave it out",
                     code="future", field=name,
                 )  # fmt: skip
@@ -221,13 +221,13 @@ class ForecastSpec(ScopeSpec):
     coins: str = Field(
         CHAMPIONS,
         description="BTC,ETH, all (the default universe), exchange (every listed USDT pair) or champions (every coin "
-        "that has one)",
+        "with a champion)",
     )
     timeframes: str = Field(
-        CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each that has one)"
+        CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
     )
     fallback: Literal["on", "off"] = Field(
-        "off", description="on: robust-har forecasts as well where a champion has drifted, and is shown"
+        "off", description="on: where a champion has drifted, robust-har forecasts as well and is shown"
     )
 
     @property
@@ -274,7 +274,7 @@ class RunSpec(ScopeSpec):
     architectures: str | None = Field(
         None, description="as in gru,har,har-universal; default: the preset's own"
     )
-    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or a file of one's own (NAME.toml)",
+    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or a file of your own (NAME.toml)",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
@@ -283,7 +283,7 @@ class RunSpec(ScopeSpec):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     kernels: bool = Field(
-        True, description="use cpb's own GPU kernels where GPU and options allow it; without: torch's alone"
+        True, description="use cpb's own GPU kernels where GPU and options allow it; off: torch's only"
     )
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
     seeds: int | None = Field(

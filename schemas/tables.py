@@ -171,7 +171,7 @@ def _in_utc(times: "pl.Series", path: Path) -> "pl.Series":
             return times.str.to_datetime(time_unit="us", time_zone="UTC")
         except pl.exceptions.PolarsError as error:
             raise _wrong(
-                path, f"has a {times.name} {times[0]!r} that is no time: write 2024-01-31T12:00:00Z, or "
+                path, f"has a {times.name} {times[0]!r} that is not a time: write 2024-01-31T12:00:00Z, or "
                 "seconds, milliseconds or microseconds since 1970",
             ) from error  # fmt: skip
     if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is None:

@@ -91,7 +91,7 @@ class TuneSpec(RunSpec):
         info = cpbmodels.architecture(self.names[0])
         if info.closed_form or info.classifier:
             what = "is solved at once" if info.closed_form else "forecasts no price"
-            raise UsageError(f"architectures: {info.name} {what}; tune another one",
+            raise UsageError(f"architectures: {info.name} {what}; choose another architecture",
                              code="architectures", field="architectures")  # fmt: skip
         for name in ("warm_start", "repo", "prune", "wandb", "engine", "weekly_challengers"):
             if getattr(self, name):
@@ -146,7 +146,9 @@ class TuneSpec(RunSpec):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.budget.strip())
         if not match or float(match[1]) <= 0:
             raise UsageError(
-                f"budget {self.budget!r} is no time: write 90s, 10m or 2h", code="budget", field="budget"
+                f"budget {self.budget!r} is not a length of time: write 90s, 10m or 2h",
+                code="budget",
+                field="budget",
             )
         return float(match[1]) * _UNITS[match[2] or "s"]
 

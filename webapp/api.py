@@ -50,14 +50,16 @@ CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema":
 
 MarketOption = Annotated[
     Market | None,
-    Query(description="default: spot, or the market that something is stored of; sim where that is all"),
+    Query(description="default: spot, or the market that has stored data; sim where no other has any"),
 ]
 Form = Annotated[Format, Query(alias="format", description="csv: the list in the answer as a table")]
 Limit = Annotated[int, Query(ge=1, le=5000)]
 TimeframeOption = Annotated[str | None, Query(description="only this candle length", max_length=3)]
 RunOption = Annotated[
     str | None,
-    Query(description="rows of this run alone: its id, or how that begins", pattern="^[0-9a-f]{4,32}$"),
+    Query(
+        description="only rows of this run: its id, or the first characters of it", pattern="^[0-9a-f]{4,32}$"
+    ),
 ]
 
 
@@ -101,7 +103,7 @@ def moment(name: str, text: str) -> Callable[..., datetime | None]:
 Until = Annotated[datetime | None, Depends(moment("until", "newest close; UTC where no zone is given"))]
 IssuedUntil = Annotated[datetime | None, Depends(moment("until", "newest issue; UTC where no zone is given"))]
 IssuedAt = Annotated[
-    datetime | None, Depends(moment("issued_at", "the forecast of this instant; default: the newest"))
+    datetime | None, Depends(moment("issued_at", "the forecast issued at this time; default: the newest"))
 ]
 
 

@@ -26,7 +26,7 @@ _STATIC = Path(__file__).parent / "static"
 _YEAR_S = 31_536_000
 _PAGE_HEADERS = {"Cache-Control": "no-cache"}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    421: {"model": Problem, "description": "the Host is not this service's"},
+    421: {"model": Problem, "description": "the Host header does not name this service"},
     503: {"model": Problem, "description": "what is stored cannot be read"},
 }
 
@@ -48,7 +48,7 @@ def create_app(home: Path) -> FastAPI:
     """
     app = Service(
         title="cpb",
-        description="Forecasts of the distribution of the next closes, with what came true. Times are UTC.",
+        description="Forecasts of the distribution of the next closes, with the actual closes. Times are UTC.",
         version="1",
         docs_url=None,  # its viewer is loaded from another host
         redoc_url=None,

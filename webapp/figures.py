@@ -159,7 +159,7 @@ def _of_model(rows: list[dict[str, Any]], name: str, models: str) -> list[dict[s
     presets = sorted({row["preset"] or UNKNOWN for row in found})
     if len(presets) > 1:
         choices = " or ".join(f"{architecture}/{one}" for one in presets)
-        raise _not_two(models, f"may mean {name} of several presets: say {choices}")
+        raise _not_two(models, f"may mean {name} of several presets: write {choices}")
     return found
 
 

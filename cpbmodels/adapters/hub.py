@@ -151,12 +151,10 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
     except errors.RevisionNotFoundError:
         raise ModelError(_no_revision(repo, revision)) from None
     except errors.GatedRepoError:
-        raise ModelError(
-            f"{repo} asks its users to be admitted: ask on {hub}/{repo}, then set HF_TOKEN."
-        ) from None
+        raise ModelError(f"{repo} is gated: request access on {hub}/{repo}, then set HF_TOKEN.") from None
     except errors.RepositoryNotFoundError:
         raise ModelError(
-            f"There is no {repo} on {hub} that this machine may see: check the name, or set HF_TOKEN if it is private."
+            f"There is no {repo} on {hub} that this machine may read: check the name, or set HF_TOKEN if it is private."
         ) from None
     except errors.OfflineModeIsEnabled:
         raise ModelError(

@@ -79,8 +79,8 @@ def _table(frame: Any, label: str) -> dict[str, Any]:
     elif not isinstance(frame, pl.DataFrame):
         if not hasattr(frame, "__arrow_c_stream__"):
             raise ModelError(
-                f"{label}: a {type(frame).__name__} is no table of candles: give a pandas, polars or Arrow table, or "
-                "bare arrays to Series.from_ohlc."
+                f"{label}: a {type(frame).__name__} is not a table of candles: give a pandas, polars or Arrow table, "
+                "or bare arrays to Series.from_ohlc."
             )
         frame = pl.DataFrame(frame)
     return {name: frame[name] for name in frame.columns}
@@ -151,7 +151,7 @@ def _epoch(values: np.ndarray, name: str, label: str) -> np.ndarray:
     unit = next((u for u, low in (("us", 1e14), ("ms", 1e11), ("s", 1e8)) if newest >= low), None)
     if unit is None or not newest < 1e17:
         raise ModelError(
-            f"{label}: {name} ends with {newest:g}, which is no time since 1970 in s, ms or us: give one of these."
+            f"{label}: {name} ends with {newest:g}, which is not a time since 1970 in s, ms or us: give one of these."
         )
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
@@ -195,7 +195,9 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
     steps = np.diff(times)
     if timeframe is None:
         if not len(steps):
-            raise ModelError(f"{label}: one candle does not show its length: give a timeframe such as 1h.")
+            raise ModelError(
+                f"{label}: the length of a single candle is not known: give a timeframe such as 1h."
+            )
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[counts.argmax()])
         seconds, rest = divmod(usual, 1_000_000)

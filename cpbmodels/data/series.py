@@ -269,7 +269,7 @@ def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ModelError(
-            f"{label}: row {row} is no candle ({prices[row].tolist()}): prices must be positive and finite, "
+            f"{label}: row {row} is not a valid candle ({prices[row].tolist()}): prices must be positive and finite, "
             "with low <= open, close <= high; remove or repair it and the rows like it."
         )
     return prices

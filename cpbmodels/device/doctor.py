@@ -17,7 +17,7 @@ from cpbmodels.device import host, placement, probe
 GB = 1e9
 MIN_RATE_SHARE = 0.4  # of the data sheet's rate; healthy chips reach 0.6 to 0.95 in a plain matmul
 NO_CUPTI = (
-    "the profiler saw no GPU kernel, although every operator gave a GPU tensor: CUPTI is missing or not permitted "
+    "the profiler saw no GPU kernel, although every operator returned a GPU tensor: CUPTI is missing or not permitted "
     "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers), so kernels are not listed; training "
     "does not need it"
 )

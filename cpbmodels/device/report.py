@@ -77,7 +77,7 @@ def _steps(steps: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
             f"{s['gpu_mem_peak_mb']:>9.0f}  {s['placement']}"
         )
     if built := sum(s["kernels"] for s in steps.values()):
-        yield f"  {built} Triton kernels compiled, or found, in {sum(s['compile_s'] for s in steps.values()):.1f} s"
+        yield f"  {built} Triton kernels compiled or cached, in {sum(s['compile_s'] for s in steps.values()):.1f} s"
 
 
 def _gb(megabytes: float) -> str:

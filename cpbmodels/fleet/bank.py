@@ -125,7 +125,7 @@ def make_task(
     if not len(later):
         raise ModelError(
             f"{label}: no window of {options.context} + {options.horizon} candles fits into its validation span, "
-            "without which training does not know when to stop; give it more history."
+            "without which training cannot decide when to stop; give it more history."
         )
     mean, inverse = fit_scaling(np.concatenate(rows), names)
     return Task(

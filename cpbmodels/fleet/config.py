@@ -146,7 +146,7 @@ def parse(content: bytes, where: object) -> dict[str, Any]:
         where: the file or folder, for messages.
 
     Raises:
-        DamagedModelError: it is no JSON object.
+        DamagedModelError: it is not a JSON object.
         ModelError: a field is unknown or impossible, or the file is of a newer version.
     """
     if len(content) > MAX_BYTES:
@@ -154,9 +154,9 @@ def parse(content: bytes, where: object) -> dict[str, Any]:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as broken:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-        raise damaged(where, f"config.json is no JSON: {shown(str(broken))}") from None
+        raise damaged(where, f"config.json is not JSON: {shown(str(broken))}") from None
     if not isinstance(values, dict):
-        raise damaged(where, "config.json is no object")
+        raise damaged(where, "config.json is not an object")
     check_fields(values, where)
     return values
 
@@ -180,7 +180,7 @@ def check_fields(values: Mapping[str, Any], where: object) -> None:
     try:
         check(options_of(values))
     except ModelError as wrong:
-        raise ModelError(f"{where}: config.json is impossible: {wrong}") from None
+        raise ModelError(f"{where}: config.json is invalid: {wrong}") from None
 
 
 def check_whole(values: Mapping[str, Any], where: object) -> Preset:

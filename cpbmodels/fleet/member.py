@@ -124,7 +124,7 @@ class Member(Model):
         return datetime.fromisoformat(text) if text else None
 
     def __repr__(self) -> str:
-        """One line: architecture, series, seed, and until when it knows the market."""
+        """One line: architecture, series, seed, and where its training data ends."""
         config, until = self.config, self.known_until
         seeds = config.get("seeds", config.get("seed"))
         known = f", knows candles until {until:%Y-%m-%d}" if until else ""
@@ -155,10 +155,10 @@ class Member(Model):
 
 
 def check_series(member: Member, series: Series) -> None:
-    """Raise ModelError where `series` is no Series, or not one that the model learned to forecast."""
+    """Raise ModelError where `series` is not a Series, or one that the model cannot forecast."""
     if not isinstance(series, Series):
         raise ModelError(
-            f"A {type(series).__name__} is no Series of candles: make one with Series.from_frame."
+            f"A {type(series).__name__} is not a Series of candles: make one with Series.from_frame."
         )
     trained = member.config.get("timeframe")
     if trained and series.timeframe and trained != series.timeframe:
@@ -179,7 +179,7 @@ def other_symbol(member: Member, symbol: str) -> str:
     # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
     if name in ("", UNIVERSAL) or len(learned) > 1 or _bare(symbol) in {"", *map(_bare, [name, *learned])}:
         return ""
-    return f"the model learned {name} alone: give it {name} candles, or take a universal model, which serves all."
+    return f"the model learned {name} alone: give it {name} candles, or use a universal model, which accepts all."
 
 
 def _bare(symbol: str) -> str:
@@ -239,7 +239,7 @@ def _net(config: dict[str, Any], folder: Path) -> Net:
     try:
         check_together(config["architecture"], options)
     except ModelError as wrong:
-        raise ModelError(f"{folder}: config.json is impossible: {wrong}") from None
+        raise ModelError(f"{folder}: config.json is invalid: {wrong}") from None
     return Net(config["architecture"], options, torch.device("cpu"), DTYPES[config["dtype"]])
 
 
@@ -265,7 +265,7 @@ def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
             if name != "__metadata__"
         }
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise damaged(folder, "model.safetensors is no safetensors file") from None
+        raise damaged(folder, "model.safetensors is not a safetensors file") from None
     kind = {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
     shapes = _shapes(net)
     rows = found.get("head.table", ("", (0,)))[1][:1]
@@ -279,7 +279,7 @@ def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
             )
     if others := found.keys() - shapes.keys():
         raise ModelError(
-            f"{folder}: {shown(min(others))} is no weight of this model: config and weights differ."
+            f"{folder}: {shown(min(others))} is not a weight of this model: config and weights differ."
         )
 
 

@@ -341,11 +341,11 @@ def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
 
 
 def microseconds(time: datetime | str) -> int:
-    """Since 1970 UTC, of an aware datetime or a written one; ModelError where it is no time or has no time zone."""
+    """Since 1970 UTC, of an aware datetime or a written one; ModelError where it is not a time or has no time zone."""
     try:
         found = datetime.fromisoformat(time) if isinstance(time, str) else time
     except ValueError:
-        raise ModelError(f"since {time!r} is no time: give a text such as 2025-01-01.") from None
+        raise ModelError(f"since {time!r} is not a time: give a text such as 2025-01-01.") from None
     if isinstance(time, str) and found.tzinfo is None:
         found = found.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
     if found.tzinfo is None:

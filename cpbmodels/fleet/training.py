@@ -239,7 +239,7 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
     if size > 1:
-        log.warning("Out of memory with %d members at once: going on with %d.", size, size // 2)
+        log.warning("Out of memory with %d members at once: continuing with %d.", size, size // 2)
         return size // 2, replace(job, halved_to=size // 2)
     parts = job.options.accumulate * 2
     if job.options.batch_size % parts:
@@ -248,7 +248,9 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
             "parts: choose a smaller batch_size or hidden_dim."
         )
     log.warning(
-        "Out of memory with one member: its batch of %d now goes in %d parts.", job.options.batch_size, parts
+        "Out of memory with one member: its batch of %d is now processed in %d parts.",
+        job.options.batch_size,
+        parts,
     )
     return 1, replace(job, options=replace(job.options, accumulate=parts))
 

@@ -49,7 +49,7 @@ def off_reason(
     if compute != torch.bfloat16:
         return f"products are in {str(compute).removeprefix('torch.')}, not bf16"
     if options.head != "point":
-        return f"they know the head point, not {options.head}"
+        return f"they support only the head point, not {options.head}"
     if windows % ROWS:
         return f"{windows} windows a member and step are no multiple of {ROWS}"
     own = find(architecture)

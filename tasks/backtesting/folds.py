@@ -87,7 +87,7 @@ def _load(
         try:
             found.append(FoldSeries(fold, record, spans, with_bounds(series, record.series, spans)))
         except MemberError as error:
-            log.info("fold %d is without %s", fold, error)
+            log.info("fold %d lacks %s", fold, error)
             last = error
     return found, last
 

@@ -172,7 +172,7 @@ _TRADES = {
     "sharpe_low": Column("95 % from", "lower end of the Sharpe ratio's 95 % interval", ".2f"),
     "sharpe_high": Column("95 % to", "upper end", ".2f"),
     "drawdown": Column("Drawdown", "largest loss from a peak", ".1%"),
-    "turnover": Column("Turnover", "amount traded a year, in times of the equity", ",.0f"),
+    "turnover": Column("Turnover", "amount traded a year, as a multiple of the equity", ",.0f"),
 }
 
 

@@ -147,13 +147,13 @@ def _came_true(
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": "came true",
+            "name": "actual close",
             "zorder": 2,
             "x": [time(forecast["issued_at"][0]), *times(known["target_time"])],
             "y": [*prices(forecast["last_close"])[:1], *prices(known["realised_close"])],
             "line": {"color": "$real", "width": 2, "dash": "dot"},
             "marker": {"color": "$real", "size": 6, "symbol": "diamond"},
-            "hovertemplate": "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>came true: %{y}<extra></extra>",
+            "hovertemplate": "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>actual close: %{y}<extra></extra>",
         }
     ]
 

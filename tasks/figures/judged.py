@@ -14,7 +14,7 @@ from tasks.judging.table import COLUMNS, leaderboard_rows, member_rows, title_of
 INTRODUCTION = (
     "The median is practically the last price. What is forecast is the width of the distribution; nothing here "
     "claims to know the direction. The reference is a random walk with EWMA volatility and standardised empirical "
-    "quantiles per step, on the same rows; the plain random walk, a baseline, knows one volatility for all time."
+    "quantiles per step, on the same rows; the plain random walk, a baseline, has one constant volatility."
 )
 
 MAX_OPEN_ROWS = 30

@@ -30,7 +30,7 @@ def record_figure(record: pl.DataFrame) -> Figure:
             days), `rolling` (the last 30 days), oldest first; of live forecasts or of replays, never of both.
     """
     if record.is_empty():
-        return nothing("No forecast has come true yet: after the first whole day there is a record.")
+        return nothing("No forecast has been scored yet: the record begins after the first whole day.")
     days = times(record["day"])
     bounded = record.filter(pl.col("low").is_not_null())
     traces = _interval(bounded) if len(bounded) else []
@@ -62,7 +62,7 @@ def coverage_figure(record: pl.DataFrame) -> Figure:
         record: `day` and `coverage_50 coverage_80 coverage_90` (shares of the last days), oldest first.
     """
     if record.is_empty():
-        return nothing("No forecast has come true yet: after the first whole day there is a coverage.")
+        return nothing("No forecast has been scored yet: the coverage begins after the first whole day.")
     days = times(record["day"])
     traces = [
         line(
@@ -100,7 +100,7 @@ def decisions_figure(decisions: Sequence[Decision]) -> Figure:
     )
     return figure(
         traces, alt, xaxis={"type": "date", "hoverformat": "%-d %b %Y %H:%M UTC"},
-        yaxis={"title": {"text": "version that serves"}, "type": "category", "categoryorder": "array",
+        yaxis={"title": {"text": "serving version"}, "type": "category", "categoryorder": "array",
                "categoryarray": list(dict.fromkeys(_version(one) for one in ordered))},
     )  # fmt: skip
 

@@ -130,7 +130,11 @@ def _aborted(candidate: Contender) -> str:
 
 def _market(candidate: Contender) -> str:
     learnt, served = candidate.market, candidate.series.market
-    return f"it learnt candles of {learnt}, and the series is of {served}" if learnt != served else ""
+    return (
+        f"it was trained on candles of {learnt}, and the series has those of {served}"
+        if learnt != served
+        else ""
+    )
 
 
 def _damaged(candidate: Contender) -> str:

@@ -77,7 +77,7 @@ def _is_intact(path: Path) -> bool:
         key = (path, info.st_size, info.st_mtime_ns, info.st_ino)
         if key not in _checked:
             if is_damaged(path):
-                log.warning("%s was damaged: deleted, and made again from the stored candles", path)
+                log.warning("%s was damaged: deleted and rebuilt from the stored candles", path)
                 path.unlink(missing_ok=True)
                 return False
             _checked.add(key)

@@ -52,7 +52,7 @@ Edge = tuple[int, int, float, float]
 
 @dataclass
 class Checked:
-    """Candles fit for the store, candles stored apart, and the anomalies found.
+    """Candles fit for the store, candles stored separately, and the anomalies found.
 
     `rows` has the columns of KLINES plus `close_time` and `file`; open_time is int64, sorted, unique, on the grid.
     """
@@ -216,7 +216,7 @@ def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict
         differs, busy = index in other_decimals, index in other_decimals and index in busy_files
         # a file rewritten by pandas' to_csv may have lost trailing zeros, down to one digit or none
         signs += [f"{block.decimals} decimals"] if differs and (block.decimals > 1 or busy) else []
-        signs += ["another volume than its neighbours"] if busy else []
+        signs += ["a different volume than its neighbours"] if busy else []
         if len(signs) > 1:
             faults[index] = BadFile(f"looks like a futures file under a spot name ({', '.join(signs)})")
     return faults
@@ -247,7 +247,7 @@ def _wicks(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[i
     )
     return {
         row["file"]: BadFile(
-            f"{row['share']:.0%} of the candles reach half as far again as they open or close: a test network's prices"
+            f"{row['share']:.0%} of the candles have wicks that end half again beyond the body: a test network's prices"
         )
         for row in suspects.iter_rows(named=True)
     }
@@ -291,7 +291,7 @@ def _levels(
             where = [f"{_times(before)} at its start"] * bool(before) + [
                 f"{_times(after)} at its end"
             ] * bool(after)
-            faults[index] = BadFile(f"prices leap {' and '.join(where)}: another symbol")
+            faults[index] = BadFile(f"prices jump {' and '.join(where)}: another symbol")
     return faults
 
 

@@ -119,7 +119,7 @@ def reason_of(error: BaseException | None) -> str:
     if isinstance(error, ProxyError | InvalidProxyURL | ProxySchemeUnknown):
         return f"the proxy cannot be used ({last}); check HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
     if isinstance(error, SSLError):
-        certificates = "name your network's certificates in REQUESTS_CA_BUNDLE"
+        certificates = "set REQUESTS_CA_BUNDLE to your network's certificates"
         return f"its certificate cannot be verified ({last}); {certificates}"
     if is_unconnected(error):
         return f"no connection: {last}"
@@ -161,9 +161,9 @@ _TEMPORARY = {408, 425, 429, *range(500, 600)} - {501, 505}  # 501 and 505 are p
 _MAX_REDIRECTS = 5
 _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
     400: (Rejected, "rejected"),
-    403: (Refused, "forbidden from here"),
+    403: (Refused, "access forbidden"),
     404: (NotFound, "not there"),
-    418: (Refused, "banned for asking too often"),
+    418: (Refused, "banned for too many requests"),
     451: (Refused, "not available from your location"),
 }
 _LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
@@ -253,9 +253,9 @@ class HttpSource:
         try:
             rows = json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise SourceFault("answered something that is not JSON") from error
+            raise SourceFault("answered with something other than JSON") from error
         if not isinstance(rows, list):
-            raise SourceFault("answered something that is not a list of candles")
+            raise SourceFault("answered with something other than a list of candles")
         return rows
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class HttpSource:
             for chunk in response.iter_content(_CHUNK):
                 body += chunk
                 if len(body) > max_bytes:
-                    raise SourceFault(f"answer larger than the {max_bytes >> 10} KB it may have")
+                    raise SourceFault(f"answer larger than the limit of {max_bytes >> 10} KB")
         self._failures = 0
         if response.status_code in _TEMPORARY:
             self._apply_retry_after(response.headers)
@@ -358,9 +358,7 @@ class _HostSession(Session):
             if not self.should_strip_auth(resp.url, url):  # same host, no downgrade from https
                 return target
         except ValueError as error:
-            raise SourceFault("redirected to what is no URL") from error
+            raise SourceFault("redirected to an invalid URL") from error
         shown = f"{urlsplit(url).scheme}://{urlsplit(url).hostname or ''}"[:80]
-        text = (
-            f"redirected to another host, {shown}, which is not asked; name it as the source if you trust it"
-        )
+        text = f"redirected to another host, {shown}, which is not followed; name it as the source if you trust it"
         raise SourceFault(text)

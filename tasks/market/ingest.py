@@ -56,7 +56,7 @@ def ingest(
     """Update the store for a scope and return its contents and gaps.
 
     `plan` only queries the source's listing: nothing is fetched or written, the report's notes list the files.
-    `tail` also fetches the newest closed candles from REST, stored apart as provisional.
+    `tail` also fetches the newest closed candles from REST, stored separately as provisional.
 
     Raises:
         CpbError: the source cannot be reached, the store cannot be written, or another process is writing.
@@ -64,7 +64,7 @@ def ingest(
             not listed.
     """
     started = time.monotonic()
-    tell("ingest", 0, 0, "files", "asking what there is")
+    tell("ingest", 0, 0, "files", "listing the available files")
     with ExitStack() as stack:
         stack.callback(tell, "ingest", 1, 1, "files")
         check_home(scope.home)
@@ -92,9 +92,7 @@ def listed_symbols(scope: Scope, quote: str = "USDT") -> list[str]:
         try:
             found = [s for s in Catalogue(source).symbols(scope.market) if s.endswith(quote)]
         except SourceFault as fault:
-            raise CpbError(
-                f"{source.name} could not be asked for its pairs: {fault}", code="source"
-            ) from fault
+            raise CpbError(f"{source.name} could not list its pairs: {fault}", code="source") from fault
     if not found:
         raise CpbError(
             f"{source.name} lists no {quote} pair in market {scope.market}; name them with --coins",
@@ -131,7 +129,7 @@ def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     run.manifest.save_empty_periods(run.catalogue.new_empty_periods, run.now)
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
-        run.notes.append(f"{total - due:,} of {count(total, 'file')} were here already")
+        run.notes.append(f"{total - due:,} of {count(total, 'file')} were already stored")
     repair(run)
     if tail:
         refresh_tail(run)
@@ -189,7 +187,7 @@ def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesRep
             if error.code != "damaged":
                 raise
             note = set_part_aside(
-                run.home, run.manifest, series, Path(error.field).stem, "found when it was read"
+                run.home, run.manifest, series, Path(error.field).stem, "found while reading it"
             )
             run.notes.append(note)
 
@@ -198,7 +196,7 @@ def _failure_reason(run: Run, series: SeriesId) -> str:
     """Return why the source has no files of a series; empty if it has files."""
     plan = run.plans[series]
     if plan.fault:
-        return f"{run.source.name} could not be asked: {plan.fault}"
+        return f"{run.source.name} could not be queried: {plan.fault}"
     if not plan.wanted:
         return f"not listed at {run.source.name} in this time range; check the name and --since"
     return ""

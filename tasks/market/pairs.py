@@ -88,7 +88,7 @@ def exchange_pairs(spec: ScopeSpec, limits: Limits | None = None) -> Pairs:
             return _Choice(spec, scope, source, pool, until).pairs()
         except (SourceFault, BadFile) as fault:
             raise CpbError(
-                f"{source.name} could not be asked for its pairs: {fault}; name the coins with --coins, or use another "
+                f"{source.name} could not list its pairs: {fault}; name the coins with --coins, or use another "
                 "source",
                 code="listing", field="coins",
             ) from fault  # fmt: skip
@@ -127,7 +127,7 @@ class _Choice:
 
     def _none(self, what: str) -> CpbError:
         spec = self._spec
-        less = "ask for less of them with --min-days-listed and --min-quote-volume"
+        less = "lower --min-days-listed and --min-quote-volume"
         other = (
             less
             if spec.min_days_listed or spec.min_quote_volume

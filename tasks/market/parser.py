@@ -78,7 +78,7 @@ def fetch_one(source: Source, file: SourceFile) -> Fetched:
     try:
         return fetch(source, file)
     except NotFound:
-        return Fetched(file, fault=SourceFault("listed, but not there (404)"))
+        return Fetched(file, fault=SourceFault("listed, but not found (404)"))
     except (BadFile, SourceFault) as fault:
         return Fetched(file, fault=fault)
 
@@ -115,7 +115,7 @@ def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[by
     if expected is not None and sha != expected:
         raise BadFile(f"checksum mismatch (expected {expected[:4]}…, got {sha[:4]}…)", payload)
     if file.size >= 0 and len(payload) != file.size:
-        raise BadFile(f"wrong length ({len(payload)} bytes, the listing says {file.size})", payload)
+        raise BadFile(f"wrong length ({len(payload)} bytes, the listing states {file.size})", payload)
     if expected is None and _MD5.fullmatch(file.etag):
         md5 = hashlib.md5(payload, usedforsecurity=False).hexdigest()
         if md5 != file.etag:
@@ -134,7 +134,7 @@ def _inflate(payload: bytes, file: SourceFile) -> bytes:
         names = [member.filename for member in members]
         if names != [file.member]:
             shown = ", ".join(repr(n) for n in names[:3]) or "nothing"
-            raise BadFile(f"must hold {file.member!r} alone, holds {shown}", payload)
+            raise BadFile(f"must hold only {file.member!r}, holds {shown}", payload)
         if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
             raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
         cap = _cap(file)
@@ -238,7 +238,7 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
         ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise BadFile(f"not twelve numbers a line: {_locate(bodies, str(error))}") from error
+        raise BadFile(f"not twelve numbers per line: {_locate(bodies, str(error))}") from error
     if frame.height != lines:
         raise BadFile(f"{lines} lines hold {frame.height} candles")
     for name, nulls in frame.null_count().row(0, named=True).items():

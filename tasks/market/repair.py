@@ -57,7 +57,7 @@ def repair(run: Run) -> None:
         try:
             used = _from_daily_files(run, series, sorted(wanted | wrong))
         except SourceFault as fault:
-            run.notes.append(f"{series}: daily files could not be asked for: {fault}")
+            run.notes.append(f"{series}: daily files could not be listed: {fault}")
             continue  # nothing is confirmed absent
         left = _still_missing(run, series, calendar[series.timeframe], holes)
         due = sorted({day for h in left for day in opening_days(grid_of(series.timeframe), h.start, h.end)})
@@ -138,7 +138,7 @@ _MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
 
 
 _NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1m are the same name
-NO_REST = "the source has no REST"
+NO_REST = "the source has no REST API"
 
 
 def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
@@ -169,7 +169,7 @@ def available(run: Run) -> bool:
 
 
 def was_asked(run: Run) -> bool:
-    """Whether REST responded, or the source has no REST: after a refusal its contents are unknown."""
+    """Whether REST responded, or the source has no REST API: after a refusal its contents are unknown."""
     return not isinstance(run.source, HttpSource) or run.rest_off in ("", NO_REST)
 
 
@@ -189,11 +189,11 @@ def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
         query |= {"startTime": start // 1000, "endTime": end // 1000 - 1, "limit": page_size}
         page = run.source.klines(PATHS[series.market], query)
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
-            raise SourceFault("answered something that is not a list of candles")
+            raise SourceFault("answered with something other than a list of candles")
         times = [row[0] * _unit(row[0]) for row in page]
         # also prevents an endless loop
         if times and not start <= min(times) <= max(times) < end:
-            raise SourceFault("answered candles of another time than asked for")
+            raise SourceFault("answered with candles outside the requested time range")
         rows += page
         if len(page) < page_size:
             break
@@ -209,7 +209,7 @@ def refresh_tail(run: Run) -> None:
             continue
         last = parts[-1].runs[-1][1]
         if run.end - last > _MAX_TAIL_DAYS * DAY:
-            run.notes.append(f"{series}: files end {text(last)}, too long ago for a tail")
+            run.notes.append(f"{series}: files end {text(last)}, too long ago to fetch the tail from REST")
             continue
         fetched = [
             f

@@ -138,7 +138,7 @@ def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], rea
     ):
         behind = (last - runs[-1][1]) // DAY
         report.notes.append(
-            f"{holdings.series}: data ends {report.last}, {count(behind, 'day')} before the end asked for"
+            f"{holdings.series}: data ends {report.last}, {count(behind, 'day')} before the requested end"
         )
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
@@ -164,7 +164,7 @@ def table(report: IngestReport) -> str:
 _TEXTS = ("series", "status", "first", "last")
 _RARE = {
     "zero": "candles in which nothing was traded",
-    "offgrid": "candles that do not begin on the timeframe's grid; stored apart",
+    "offgrid": "candles that do not begin on the timeframe's grid; stored separately",
     "odd": "candles with an odd close time",
     "unverified": "files without a published CHECKSUM",
     "quarantined": "files that failed their checks and are set aside; `--report` and `cpb verify` name them",
@@ -198,7 +198,7 @@ def details(report: IngestReport) -> str:
         lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
         if s.off_grid:
             lines.append(
-                f"{name}: {count(s.off_grid, 'off-grid candle')} from {_minute(s.off_grid_times[0])}, stored apart"
+                f"{name}: {count(s.off_grid, 'off-grid candle')} from {_minute(s.off_grid_times[0])}, stored separately"
             )
         if s.odd_close:
             lines.append(

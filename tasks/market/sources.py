@@ -70,7 +70,7 @@ class FolderSource:
                 )
             return path.read_bytes()
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-            raise NotFound(f"{path} is not there") from error
+            raise NotFound(f"{path} does not exist") from error
         except (OSError, RuntimeError) as error:  # RuntimeError: a link loop
             raise SourceFault(
                 f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"

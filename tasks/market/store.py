@@ -236,7 +236,7 @@ def damage_of(path: Path) -> str:
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     except (*READ_ERRORS, ValueError, TypeError) as error:
-        return f"it is no parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
+        return f"it is not a parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
     return _foreign(path, metadata) if intact else "its candles are not those that were written"
 
 
@@ -257,7 +257,7 @@ def _tail(home: Path, series: SeriesId) -> pl.DataFrame | None:
     if not path.is_file():
         return None
     if reason := damage_of(path):
-        log.warning("%s is not used (%s); `cpb ingest --tail` makes it again", path, reason)
+        log.warning("%s is not used (%s); `cpb ingest --tail` rebuilds it", path, reason)
         return None
     return _read([path], None)
 

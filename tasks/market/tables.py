@@ -148,7 +148,7 @@ def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -
             stored = next((one.facts["table"] for one in known if "table" in one.facts), "another file")
             runs = [run for part in manifest.parts(series).values() for run in part.runs]
             raise UsageError(
-                f"{series}: {source.files(series)[0].table} {why}, so it is another table than {stored}, from which "
+                f"{series}: {source.files(series)[0].table} {why}, so it is not the table {stored}, from which "
                 f"{text(runs[0][0])} to {text(runs[-1][1])} are stored: give its coin another symbol, set CPB_HOME to "
                 f"another folder, or remove {scope.root} and all that was learned from it",
                 code="another-table", field="source",

@@ -58,7 +58,7 @@ def candles(asked: Asked) -> Iterator[Stored]:
         if broken := manifest_damage(path, read_only):
             if asked.repair:
                 set_manifest_aside(path, broken)
-            reason = f"it is no sound database ({broken}): every file is fetched again without it"
+            reason = f"the database is damaged ({broken}): every file is fetched again without it"
             yield checked(path, reason, outcome="set aside; the next ingest fetches every file again")
             return
         yield checked(path, "")
@@ -93,7 +93,7 @@ def record_damage(home: Path, series: SeriesId) -> None:
                 if reason := damage_of(path):
                     manifest.fail_files(series, path.stem, f"stored part is damaged: {reason}")
     except (CpbError, OSError, sqlite3.Error) as error:
-        log.info("damage of %s is not put on record: %s", series, error)
+        log.info("damage of %s could not be recorded: %s", series, error)
 
 
 def _months(asked: Asked, manifest: Manifest, series: SeriesId) -> Iterator[tuple[Path, str]]:
@@ -118,13 +118,13 @@ def _part_damage(path: Path, part: Part) -> str:
     if reason := damage_of(path):
         return reason
     own = pl.read_parquet_metadata(path).get(DIGEST)
-    return "" if own == part.digest else "its candles are not those on record"
+    return "" if own == part.digest else "its candles differ from those on record"
 
 
 def _derived(home: Path, series: SeriesId) -> Iterator[Stored]:
     """Yield the files that cpb recreates by itself: the cache, and the provisional candles."""
     for path in _files(home, series, "cache"):
-        mend = removed("removed; the next read of its series makes it anew", path)
+        mend = removed("removed; the next read of its series rebuilds it", path)
         yield Stored(path, partial(_cache_fault, path), mend=mend)
     command = f"{ingest_command(series)} --tail"
     for path in _files(home, series, "provisional"):

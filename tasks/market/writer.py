@@ -156,7 +156,7 @@ def _drop_months_with_damaged_parts(
         whole = not fill and {i.file.period for i in items}.issuperset(p for p in known if p[:7] == month)
         if not whole:  # candles of other files are lost with the part
             for item in items:
-                item.fault = SourceFault("its month is fetched whole by the next run")
+                item.fault = SourceFault("the next run fetches the whole month")
     return notes
 
 

@@ -85,7 +85,7 @@ def _of_file(record: FileRecord) -> list[tuple[Kind, str]]:
     if record.status == "quarantined":
         return [("file quarantined", record.reason)]
     if rows := record.facts.get("changed"):
-        reason = f"published again with {count(rows, 'candle')} changed, which the store has taken over"
+        reason = f"published again with {count(rows, 'candle')} changed, which are now stored"
         return [("file changed upstream", reason)]
     return []
 

@@ -75,7 +75,7 @@ def _urls(where: str, text: str) -> list[str]:
     for number, part in enumerate(filter(None, found), 1):
         if not _SCHEME.fullmatch(part):  # not shown: it may be part of a password
             raise CpbError(
-                f"entry {number} in {where} is no URL of apprise; write SERVICE://…, separated by blanks or lines, "
+                f"entry {number} in {where} is not an apprise URL; write SERVICE://…, separated by spaces or lines, "
                 "as https://appriseit.com/services/ lists them",
                 code="notify-url", field=where,
             )  # fmt: skip
@@ -90,7 +90,7 @@ def _file_text(home: Path) -> list[tuple[str, str]]:
         text = read_private(path, _MAX_BYTES, links=True)
     except (FileNotFoundError, NotADirectoryError) as error:
         if named:
-            raise _refused(path, "it does not exist", f"make it, or unset {FILE_VARIABLE}") from error
+            raise _refused(path, "it does not exist", f"create it, or unset {FILE_VARIABLE}") from error
         return []  # a home that is not a folder is reported elsewhere
     except OSError as error:
         remedy = f"make it a plain file of your own that others cannot read, with `chmod 600 {path}`"
@@ -116,7 +116,7 @@ def beat(url: str) -> str:
 
     place = urlsplit(url)
     if place.scheme not in ("http", "https") or not place.hostname:
-        return "it is no http or https URL"
+        return "it is not an http or https URL"
     try:
         with requests.Session() as session:
             for _ in range(_MAX_REDIRECTS + 1):
@@ -126,7 +126,7 @@ def beat(url: str) -> str:
                     before, url = url, urljoin(url, answer.headers["location"])
                 if session.should_strip_auth(before, url):
                     return "it redirects to another host"
-            return "it redirects again and again"
+            return "it redirects too many times"
     except (requests.RequestException, ValueError) as error:  # the error texts contain the URL
         return f"it cannot be reached ({type(error).__name__})"
 

@@ -167,7 +167,7 @@ def check_windows(series: Series, bounds: SplitBounds) -> None:
         raise MemberError(
             f"{series.symbol} {bounds.timeframe}: no origin in the {empty[0]} span {span[0]:%Y-%m-%d} to "
             f"{span[1]:%Y-%m-%d}; features are complete {WARMUP} candles after a listing or hole and a target needs "
-            f"{HORIZON} more: take an earlier since or leave the coin out"
+            f"{HORIZON} more: choose an earlier since or leave the coin out"
         )
 
 

@@ -83,7 +83,7 @@ def _known(home: Path, path: Path) -> SeriesRecord | None:
     except DamagedError:
         pass
     log.warning(
-        "%s or its record was damaged, or of other candles: deleted, and computed again",
+        "%s or its record was damaged or belongs to other candles: deleted and computed again",
         path.relative_to(home),
     )
     path.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def read_features(home: Path, record: SeriesRecord) -> Series:
     if not path.exists() or file_digest(path) != record.file_digest:
         what = "damaged" if path.exists() else "gone"
         raise DamagedError(
-            f"{record.path} is {what}; run the same command again, which computes it anew", field=record.path
+            f"{record.path} is {what}; run the same command again to recompute it", field=record.path
         )
     return Series.from_columns(
         pl.read_parquet(path), symbol=record.series.label, timeframe=record.series.timeframe

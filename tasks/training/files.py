@@ -156,7 +156,7 @@ class Checkpoint:
         newest = {_part(file): file for file in found if _CHECKPOINT.fullmatch(file.name)}
         if not newest:
             raise UsageError(
-                f"resume {str(path)!r} is no checkpoint and holds none: give latest, a file "
+                f"resume {str(path)!r} is not a checkpoint and holds none: give latest, a file "
                 "fleets/KEY/checkpoints/…/epoch-….safetensors, or its fleet's folder",
                 code="resume", field="resume",
             )  # fmt: skip

@@ -66,7 +66,7 @@ def _place(address: str) -> tuple[str, int]:
     if not found or not 0 < int(found["port"]) < 65536:
         shown = "(not shown, it may hold a password)" if "@" in address else repr(address)
         raise UsageError(
-            f"{ADDRESS} {shown} is no HOST:PORT of a cluster's head, as in 10.0.0.5:6379; cpb runs on a machine of "
+            f"{ADDRESS} {shown} is not HOST:PORT of a cluster's head, as in 10.0.0.5:6379; cpb runs on a machine of "
             "the cluster itself, so Ray's client addresses are not used",
             code="ray-address", field=ADDRESS,
         )  # fmt: skip

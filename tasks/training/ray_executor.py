@@ -169,7 +169,7 @@ class RayExecutor:
         ) as error:  # fmt: skip
             reason = str(error).strip().splitlines()[0]
             raise TrainerDied(
-                f"its node was lost {MAX_RETRIES + 1} times, the last time so: {reason}"
+                f"its node was lost {MAX_RETRIES + 1} times, most recently: {reason}"
             ) from error
         return files
 
@@ -274,7 +274,7 @@ def keep_result(folder: Path, files: Files) -> None:
             record.write_bytes(files[RESULT].data)
             for path, reason in damaged_files(folder, parse_record(record, ShardResult, of=folder.name)):
                 raise DamagedError(
-                    f"{path} came damaged from its node ({reason}); run the same command again",
+                    f"{path} arrived damaged from its node ({reason}); run the same command again",
                     field=str(path),
                 )
         (folder / EPOCHS).unlink(missing_ok=True)

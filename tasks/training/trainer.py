@@ -146,7 +146,9 @@ def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     if len(old.rows) != job.seeds:
         differing.append("number of seeds")
     if differing:
-        log.warning("warm start: %s has another %s; this member starts anew", folder, ", ".join(differing))
+        log.warning(
+            "warm start: %s has another %s; this member starts from new weights", folder, ", ".join(differing)
+        )
         return [None] * job.seeds
     return [_row(old, i) for i in range(job.seeds)]
 
@@ -197,7 +199,10 @@ def compile_kernels(wanted: dict[str, Any]) -> None:
             continue
         if made:
             log.info(
-                "%d kernels of %s compiled, or found, in %.1f s", made, name, time.perf_counter() - begun
+                "%d kernels of %s compiled or cached, in %.1f s",
+                made,
+                name,
+                time.perf_counter() - begun,
             )
 
 
@@ -375,7 +380,7 @@ class _Predictor:
         except torch.OutOfMemoryError:
             if self._device == "cpu":
                 raise
-            log.warning("the GPU's memory is too short for the forecasts of the test span: made on the CPU")
+            log.warning("too little GPU memory for the forecasts of the test span: they are made on the CPU")
         self._device = "cpu"
         torch.cuda.empty_cache()
         return self(members, series, origins)

@@ -309,7 +309,14 @@ def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded
     assert [row["series"] for row in found.trades()] == [f"{x.id.label} 1h" for x in newest]
     series, fan = found.forecasts["random-walk"]
     assert series == f"{newest[0].id.label} 1h"
-    assert [one["name"] for one in fan["data"]] == ["candles", "90 %", "80 %", "50 %", "median", "came true"]
+    assert [one["name"] for one in fan["data"]] == [
+        "candles",
+        "90 %",
+        "80 %",
+        "50 %",
+        "median",
+        "actual close",
+    ]
     assert title_of("random-walk") == "plain random walk"
 
 

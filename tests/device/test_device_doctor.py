@@ -125,7 +125,7 @@ def test_placement_sees_ops_on_the_cpu_but_not_scalars():
 
 
 def test_a_gpu_without_cupti_lists_no_kernels_and_has_left_nothing(monkeypatch):
-    """The profiler sees no kernel; that every operator gave a GPU tensor is known without it."""
+    """The profiler sees no kernel; that every operator returned a GPU tensor is known without it."""
     gpu = torch.device("cuda", 0)
     seen = {"kernels": {}, "recurrent_kernels": [], "gpu_mem_peak_mb": 9.0, "explanation": "", "cpu_ops": []}
     seen["ran_on_device"] = placement.Placement({}, ()).on(gpu)

@@ -73,7 +73,7 @@ def test_a_forecast_is_drawn_over_any_candles(count, steps):
 def test_the_fan_starts_at_the_last_close_and_candles_stand_at_their_close():
     issued = START + timedelta(hours=48)
     figure = check(forecast.forecast_figure(candles(52), rows_of(issued)))
-    band, median, real = (trace(figure, name) for name in ("90 %", "median", "came true"))
+    band, median, real = (trace(figure, name) for name in ("90 %", "median", "actual close"))
     assert band["x"][0] == band["x"][-1] == median["x"][0] == "2025-06-03T00:00:00Z"
     assert band["y"][0] == median["y"][0] == 100.0
     assert max(band["y"]) == rows_of(issued)["q95"].max()
@@ -113,7 +113,7 @@ def test_earlier_forecasts_are_two_traces_with_gaps_and_a_forecast_of_the_past_i
     realised = pl.DataFrame({"target_time": [START + timedelta(hours=41)], "realised_close": [101.0]})
     figure = check(forecast.forecast_figure(candles(500), rows_of(issued[2]), realised, earlier))
     assert trace(figure, "earlier forecasts (80 %)")["x"].count(None) == 3
-    assert trace(figure, "came true")["y"] == [100.0, 101.0]
+    assert trace(figure, "actual close")["y"] == [100.0, 101.0]
     first, last = figure["layout"]["xaxis"]["range"]
     assert first < "2025-06-02T16:00:00Z" < last
 

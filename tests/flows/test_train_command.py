@@ -48,7 +48,11 @@ def end_of(monkeypatch, capsys, *words):
         ("BTC 1h --arch gru --preset seed-lstm", "preset", "preset 'seed-lstm' belongs to lstm"),
         ("BTC 7h", "timeframes", "timeframes '7h': unknown interval 7h"),
         ("BTC-x 1h", "coins", "coins 'BTC-x' is not a symbol"),
-        ("BTC 1h --resume newest", "resume", "resume 'newest' is no checkpoint and holds none: give latest"),
+        (
+            "BTC 1h --resume newest",
+            "resume",
+            "resume 'newest' is not a checkpoint and holds none: give latest",
+        ),
         ("BTC 1h --arch gru --epochs 3 --set epochs=4", "overrides", "overrides: epochs is given twice"),
         (
             "BTC 1h --arch gru --batch 64 --accumulate 5",

@@ -93,7 +93,7 @@ def test_seconds_come_from_monthly_files_where_there_are_no_daily_ones(tmp_path)
 
 
 def cut(tmp_path):
-    """BTC's last month ends on the 8th, days before the end asked for; ETH's does not."""
+    """BTC's last month ends on the 8th, days before the requested end; ETH's does not."""
     build(tmp_path / "mirror", months=MONTHS)
     last = source_file(BTC, "2024-03")
     put(tmp_path / "mirror", last, b"".join(lines(csv_of(last))[: 7 * 24]))
@@ -198,7 +198,7 @@ def test_a_futures_file_without_header_is_known_by_its_decimals_and_volume(tmp_p
     busy = rows_of(file).with_columns(pl.col("volume") * 8, pl.col("quote_volume") * 8)
     put(tmp_path / "mirror", file, printed(csv_of(file, busy), two_decimals))
     (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
-    assert "looks like a futures file under a spot name (2 decimals, another volume" in note
+    assert "looks like a futures file under a spot name (2 decimals, a different volume" in note
 
 
 @pytest.mark.parametrize("cell", [two_decimals, lambda cell: repr(round(float(cell), 2)).encode()])

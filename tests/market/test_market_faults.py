@@ -74,7 +74,7 @@ def test_a_server_that_asks_to_wait_is_obeyed_and_quoted(market):
         ("trickle", "timed out: not finished in 0.8 s after 3 tries"),
         ("trickle_headers", "timed out: not finished in 0.8 s after 3 tries"),
         ("trickle_status", "timed out: not finished in 0.8 s after 3 tries"),
-        ("404", "not there (404)"),
+        ("404", "not found (404)"),
         ("451", "not available from your location (451)"),
         ("403", "(403)"),
         ("418", "(418)"),
@@ -125,7 +125,7 @@ def bad_payloads():
     yield "crc", flip(good), "damaged zip", None
     yield "html", b"<html>not here</html>", "not a zip (HTML error page)", None
     yield "empty", b"", "not a zip (empty)", None
-    yield "two members", zipped((MONTH.member, csv_of(MONTH)), ("more.csv", b"1")), "alone", None
+    yield "two members", zipped((MONTH.member, csv_of(MONTH)), ("more.csv", b"1")), "must hold only", None
     yield "no member", zipped(), "holds nothing", None
     yield "path in the name", zipped(("../../etc/" + MONTH.member, csv_of(MONTH))), "../../etc/", None
     yield "bomb", zipped((MONTH.member, b"1" * (30 << 20))), "would inflate", None

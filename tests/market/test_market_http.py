@@ -328,7 +328,7 @@ def test_what_is_refused_gives_its_connection_back(tmp_path):
 
     with mirror.serve(FolderMirror(tmp_path), hook) as url:
         source = HttpSource(url, connections=1, limits=FAST)
-        for name, says in (("moved", "another host"), ("large", "answer larger than the 1 KB")):
+        for name, says in (("moved", "another host"), ("large", "answer larger than the limit of 1 KB")):
             with pytest.raises(SourceFault, match=says):
                 source.get(name, 1024)
             assert source.get("x") == b"there"

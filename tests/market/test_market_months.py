@@ -97,7 +97,7 @@ def test_a_month_that_nobody_published_is_one_candle_missing(market, tmp_path):
 def test_a_month_that_is_not_yet_published_is_not_late(market, tmp_path, as_of, told):
     (tmp_path / "mirror" / source_file(BTC, PERIODS[-1]).key).unlink()
     report, _ = market(as_of=as_of)
-    assert any("before the end asked for" in note for note in report.series[0].notes) == told
+    assert any("before the requested end" in note for note in report.series[0].notes) == told
 
 
 def rest(period):

@@ -99,6 +99,6 @@ def test_candles_of_rest_that_are_no_candles_confirm_nothing(asked):
 def test_a_tail_that_did_not_come_is_told(asked):
     report, _ = asked(told([[1, 2]]), as_of="2024-04-03")
     assert (
-        "no tail: REST answered something that is not a list of candles; data ends with the newest file"
+        "no tail: REST answered with something other than a list of candles; data ends with the newest file"
         in report.notes
     )

@@ -192,7 +192,7 @@ def test_a_month_without_its_digest_is_not_what_cpb_wrote(home):
     rows = pl.read_parquet(path, hive_partitioning=False)
     rows.with_columns(pl.col("close") * (1 + 1e-12)).write_parquet(path, compression="zstd")
     (found,) = verify(home)
-    assert found.reason == "its candles are not those on record"
+    assert found.reason == "its candles differ from those on record"
 
 
 def test_the_simulators_months_come_from_the_simulator(tmp_path):

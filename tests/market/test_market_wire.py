@@ -261,7 +261,7 @@ def test_a_redirect_is_followed(market, kind):
         ("file:///etc/passwd", "redirected to another host, file://,"),
         ("http://evil.example/data.zip", "redirected to another host, http://evil.example,"),
         ("ftp://127.0.0.1/x", "redirected to another host"),
-        ("http://[::1", "redirected to what is no URL"),
+        ("http://[::1", "redirected to an invalid URL"),
         ("?", "redirected more than 5 times"),
     ],
 )
@@ -290,7 +290,7 @@ def test_a_body_far_larger_than_listed_is_cut_off(market, told):
         return True
 
     report = market.served(hook)
-    assert any("answer larger than" in note for note in report.notes)
+    assert any("answer larger than the limit of" in note for note in report.notes)
     assert len(sent) < 50
 
 

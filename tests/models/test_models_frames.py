@@ -105,12 +105,12 @@ WRONG = {
     "words": (lambda f: f.with_columns(close=pl.lit("much")), "close is of the type"),
     "not sorted": (lambda f: f.reverse(), "is earlier than the one before"),
     "twice": (lambda f: pl.concat([f[:5], f[4:]]), "in row 5 appears twice"),
-    "negative": (change(7, low=-1.0), "row 7 is no candle"),
-    "missing price": (change(7, close=None), "row 7 is no candle"),
-    "high below close": (change(9, high=1e-9), "row 9 is no candle"),
+    "negative": (change(7, low=-1.0), "row 7 is not a valid candle"),
+    "missing price": (change(7, close=None), "row 7 is not a valid candle"),
+    "high below close": (change(9, high=1e-9), "row 9 is not a valid candle"),
     "negative volume": (change(2, volume=-1.0), "volume"),
     "empty": (lambda f: f.clear(), "no candle in it"),
-    "a list": (lambda f: f.rows(), "a list is no table"),
+    "a list": (lambda f: f.rows(), "a list is not a table"),
     "odd step": (lambda f: f.with_columns(open_time=pl.col("open_time").dt.epoch("s") * 7 // 6 // 60 * 60), "apart"),
 }  # fmt: skip
 

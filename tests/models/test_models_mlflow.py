@@ -48,7 +48,7 @@ def test_dates_are_midnights():
 
 @pytest.mark.parametrize("wrong", ["noon", "1735689600", "01/02/2025", True])
 def test_what_is_no_time_is_named_with_its_row(wrong):
-    with pytest.raises(ModelError, match="in row 1 is no time"):
+    with pytest.raises(ModelError, match="in row 1 is not a time"):
         utc_times(pd.Series(["2025-01-01", wrong], dtype=object))
 
 

@@ -141,7 +141,7 @@ def test_members_that_were_cut_into_other_fleets_start_anew(tmp_path, caplog):
         series, "gru", checkpoint=tmp_path, resume=True, workers=1, seeds=[1, 2], **options
     )
 
-    assert "these members start anew" in caplog.text
+    assert "these members start from new weights" in caplog.text
     alone = train_fleet(series, "gru", workers=1, seeds=[1, 2], **options)
     assert [one.history for one in together] == [one.history for one in alone]
 
@@ -253,7 +253,7 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
 
     monkeypatch.setattr(Fleet, "step", scarce)
     found = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", workers=1, **SMALL)
-    assert "going on with 1" in caplog.text
+    assert "continuing with 1" in caplog.text
     assert "2 parts" in caplog.text
     for a, b in zip(wanted, found, strict=True):
         torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)

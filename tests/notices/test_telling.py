@@ -257,8 +257,8 @@ def test_a_heartbeat_is_redirected_on_its_own_host_only(inbox):
         assert beat(inbox.heartbeat) == "it redirects to another host"
         assert other.beats == []
     inbox.redirect = "/again"
-    assert beat(inbox.heartbeat) == "it redirects again and again"
-    assert beat("file:///etc/passwd") == "it is no http or https URL"
+    assert beat(inbox.heartbeat) == "it redirects too many times"
+    assert beat("file:///etc/passwd") == "it is not an http or https URL"
 
 
 def test_what_libraries_log_names_no_url(inbox, caplog, home):

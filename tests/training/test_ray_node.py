@@ -168,7 +168,7 @@ def test_a_shard_goes_to_a_node_and_back_whole_or_not_at_all(tmp_path):
 
     write_checkpoint(folder, 1)
     spoilt = sent | files(**{f"members/{SERIES.name}/model/config.json": '{"spoilt": 1}'})
-    with pytest.raises(DamagedError, match="came damaged from its node"):
+    with pytest.raises(DamagedError, match="arrived damaged from its node"):
         keep_result(folder, spoilt)
     assert not (folder / RESULT).exists()
     assert (folder / checkpoint(1)).exists()

@@ -63,7 +63,7 @@ def test_an_earlier_forecast_moves_the_candles_to_where_it_lies(client):
         return next(t for t in found["data"] if t["type"] == "candlestick")["x"]
 
     assert listed[0]["issued_at"][:13] in {t[:13] for t in times(old)}
-    assert trace(old, "came true")
+    assert trace(old, "actual close")
     assert times(near) == times(newest)
     earlier = trace(near, "earlier forecasts (80 %)")
     assert earlier["x"].count(None) == 2

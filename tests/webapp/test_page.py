@@ -111,11 +111,11 @@ def test_a_forecast_is_drawn_with_its_verdict_and_record(open_page, filled):
     page = open_series(open_page, filled, "ETHUSDT/1h/spot")
 
     names = traces(page)
-    assert {"candles", "volume", "90 %", "80 %", "50 %", "median", "came true"} <= set(names)
+    assert {"candles", "volume", "90 %", "80 %", "50 %", "median", "actual close"} <= set(names)
     assert page.locator("#title").inner_text().startswith("ETHUSDT · 1h")
     finding = page.locator(".finding").inner_text()
     assert "better than the random walk" in finding
-    assert "not where to" in finding
+    assert "not in which direction" in finding
     assert page.locator("#chart").get_attribute("aria-label")
     assert page.locator(".rate b").all_inner_texts() == ["too few to tell"]
     assert "direction" not in page.locator(".rates").inner_text()
@@ -187,7 +187,7 @@ def test_more_candles_come_at_the_left_edge(open_page, recorded):
 
 def test_the_slider_lays_earlier_forecasts_over_what_came_true(open_page, filled):
     page = open_series(open_page, filled)
-    assert "came true" not in traces(page)
+    assert "actual close" not in traces(page)
     told = page.locator(".past output")
     assert re.match(r"16 of 16: issued .*, version 1, champion, replayed", told.inner_text())
     newest = page.locator("details caption").inner_text()
@@ -195,7 +195,7 @@ def test_the_slider_lays_earlier_forecasts_over_what_came_true(open_page, filled
 
     page.get_by_role("button", name="Earlier").click()
     expect(cuts).to_be_visible()
-    until(page, "document.getElementById('chart').data.some(t => t.name === 'came true')")
+    until(page, "document.getElementById('chart').data.some(t => t.name === 'actual close')")
     assert page.locator("details caption").inner_text() != newest
     page.keyboard.press("[")
     expect(told).to_contain_text("14 of 16")
@@ -288,7 +288,7 @@ def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
     rows = page.locator("#newest-runs tbody tr")
     expect(rows).to_have_count(2)
     expect(rows.filter(has_text="simulated")).to_have_count(1)
-    assert "No training is at work" in page.locator("#trainings-at-work").inner_text()
+    assert "No training is active" in page.locator("#active-trainings").inner_text()
 
 
 def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page, tmp_path, monkeypatch):
@@ -299,14 +299,14 @@ def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page,
     )
     phone = {"width": 390, "height": 800}
     page = open_page(tmp_path, "/#/runs", viewport=phone)
-    expect(page.locator("#trainings-at-work")).to_contain_text("1 run is at work")
-    expect(page.locator("#trainings-at-work")).to_contain_text("the first")
+    expect(page.locator("#active-trainings")).to_contain_text("1 run is active")
+    expect(page.locator("#active-trainings")).to_contain_text("the first")
     row = page.locator("#newest-runs tbody tr")
     expect(row).to_contain_text("har, gru · BTC · 1h")
     expect(row).to_contain_text("31 May 2025")
     assert row.locator(".chip").bounding_box()["height"] < 24  # one line
     page.goto(page.url.replace("#/runs", "#/models"))
-    expect(page.locator("#leaderboard .finding")).to_contain_text("A run has been at work since")
+    expect(page.locator("#leaderboard .finding")).to_contain_text("A run has been active since")
 
 
 def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_page, tmp_path):
@@ -335,7 +335,7 @@ def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_p
         trainer.terminate()
         trainer.wait(60)
     come_back(shown.page)
-    expect(shown.page.locator("#trainings-at-work")).not_to_contain_text("of at most")
+    expect(shown.page.locator("#active-trainings")).not_to_contain_text("of at most")
 
 
 def test_markets_are_never_mixed_on_the_page(open_page, mixed):
@@ -347,7 +347,7 @@ def test_markets_are_never_mixed_on_the_page(open_page, mixed):
 
     expect(page.locator(".tile")).to_have_count(1)
     assert page.locator(".tile .chip.sim").count() == 1
-    assert "made these prices up" in page.locator(".notice").inner_text()
+    assert "generated these prices" in page.locator(".notice").inner_text()
     page.locator(".tile a").click()
     expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market) · 1h")
     expect(page.locator(".finding")).to_contain_text("a demonstration only")

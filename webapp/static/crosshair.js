@@ -66,7 +66,7 @@ export function crosshair(host, readout) {
     const x = event.clientX - box.left, y = event.clientY - box.top;
     if (x < xaxis._offset || x > xaxis._offset + xaxis._length) { hide(); return; }
     at = nearest(xaxis.p2c(x - xaxis._offset));
-    readout.setAttribute("aria-live", "off"); // a pointer would flood the speech
+    readout.setAttribute("aria-live", "off"); // a moving pointer would produce too much speech
     place(xaxis._offset + xaxis.c2p(slots[at].at), yaxis.p2c(y - yaxis._offset), slots[at]);
     tell(slots[at]);
   }

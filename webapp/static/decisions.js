@@ -1,4 +1,4 @@
-// Who was to serve the series after each run, and why.
+// Which version serves the series after each run, and why.
 
 import { maybe, ofSeries } from "/static/api.js";
 import { card, downloads, h, sentence } from "/static/dom.js";

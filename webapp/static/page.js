@@ -52,7 +52,7 @@ async function open() {
   }
 }
 
-// Keeps a view's state in its address without opening it anew.
+// Keeps a view's state in its address without opening it again.
 function remember(options) {
   const [path] = (location.hash || "#/").split("?");
   const query = new URLSearchParams(Object.entries(options).filter(([, value]) => value));

@@ -4,7 +4,7 @@ import { button, h } from "/static/dom.js";
 import { dayAndTime } from "/static/format.js";
 import { kindOf, versionOf } from "/static/words.js";
 
-const SETTLE_MS = 120; // a slider that is dragged asks for the forecast on which it rests
+const SETTLE_MS = 120; // while the slider is dragged, only the forecast where it rests is requested
 
 // `onpick(issue, isNewest)` shows an issue of /api/forecasts, the newest last; `onmore(first)` returns those before it.
 export function pastForecasts(onpick, onmore) {
@@ -46,7 +46,7 @@ export function pastForecasts(onpick, onmore) {
 
   slider.addEventListener("input", () => go(Number(slider.value)));
 
-  // New issues: who looks at the newest goes on doing so, and who looks at an earlier one keeps it.
+  // New issues: the newest stays selected where it was, and so does an earlier issue.
   function set(found) {
     const shown = issues[at], followed = at === issues.length - 1;
     const before = shown ? issues.filter((issue) => found.length && issue.issued_at < found[0].issued_at) : [];

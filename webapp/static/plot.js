@@ -22,7 +22,7 @@ export async function draw(host, figure, config = {}) {
   return Plotly;
 }
 
-// A figure that follows the theme. `path()` is asked anew at each `load`; null: there is nothing to draw.
+// A figure that follows the theme. `path()` is requested again at each `load`; null: there is nothing to draw.
 export function figure(path, { min = "16rem" } = {}) {
   const host = h("div", { class: "plot", role: "img", "aria-label": "chart" });
   host.style.minHeight = min;

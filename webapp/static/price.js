@@ -69,7 +69,7 @@ export function priceChart(series, readout) {
 
   function show(range) {
     const past = state.x.length ? state.x[0] - (range[1] - range[0]) / 2 : -Infinity;
-    const shift = Math.max(0, past - range[0]); // no further than half a view before the oldest candle
+    const shift = Math.max(0, past - range[0]); // at most half a view before the oldest candle
     return window.Plotly.relayout(host, { "xaxis.range[0]": iso(range[0] + shift), "xaxis.range[1]": iso(range[1] + shift) });
   }
 
@@ -108,7 +108,7 @@ export function priceChart(series, readout) {
     await load();
   }
 
-  // The same view of what is newer; a view that nobody has moved follows the newest candle.
+  // The same view of what is newer; a view that was not moved follows the newest candle.
   async function renew(forecast) {
     state.forecast = forecast;
     await load();

@@ -16,7 +16,7 @@ export function recordCard(series) {
   let entries = [], shown = null; // of all versions: the live ones, else the replays
   const time = figure(() => (shown && isTold(shown) ? ofSeries("figures/record", series, { theme: theme() }) : null));
   const coverage = figure(() => (shown && isTold(shown) ? ofSeries("figures/coverage", series, { theme: theme() }) : null));
-  const section = card("Did it come true?", { id: "record", aside: downloads(ofSeries("ledger", series, { limit: 5000 }), "the scored forecasts") },
+  const section = card("Forecasts against actual closes", { id: "record", aside: downloads(ofSeries("ledger", series, { limit: 5000 }), "the scored forecasts") },
     note, rates, h("div", { class: "pair" }, time.frame, coverage.frame), tables);
 
   async function load(newest) {
@@ -34,7 +34,7 @@ export function recordCard(series) {
   function tableOf(live) {
     const rows = entries.filter((e) => e.live === live);
     if (!rows.length) return null;
-    const caption = live ? "Live forecasts: made before the candles closed that they are about" : "Replays: made after the fact, no proof of anything";
+    const caption = live ? "Live forecasts: made before their candles closed" : "Replays: made after the fact, no proof of anything";
     return table({ caption, columns: COLUMNS, rows, cards: true });
   }
 
@@ -43,10 +43,10 @@ export function recordCard(series) {
 
 function nothing(ledger) {
   if (!ledger) return "There is no forecast yet, so nothing to score.";
-  return ledger.recorded_at ? "Nothing has come due yet; `cpb forecast` scores each candle once it has closed." : "Nothing is recorded yet; `cpb forecast` scores what has come due.";
+  return ledger.recorded_at ? "No forecast is due yet; `cpb forecast` scores each candle once it has closed." : "Nothing is recorded yet; `cpb forecast` scores the forecasts that are due.";
 }
 
-// Whose record it is: all champions of the series, and what of it is the version's that forecasts now.
+// The record of all champions of the series, and the part of the version that forecasts now.
 function about(shown, entries, newest) {
   const all = `${count(shown.forecasts, `${kindOf(shown.live)} forecast`)} by all versions that have served this series, since ${day(shown.first)}, ${count(shown.rows, "close")}. `;
   const version = versionOf(newest.model_version);

@@ -1,4 +1,4 @@
-// Trainings at work with their progress, and the newest runs.
+// Active trainings with their progress, and the newest runs.
 
 import { get } from "/static/api.js";
 import { card, downloads, h, sentence } from "/static/dom.js";
@@ -17,7 +17,7 @@ export async function open(root) {
   }
 
   await load();
-  root.append(h("h1", {}, "Runs"), card("Trainings at work", {}, now), card("Newest runs", { aside: downloads("/api/runs", "the runs") }, list));
+  root.append(h("h1", {}, "Runs"), card("Active trainings", {}, now), card("Newest runs", { aside: downloads("/api/runs", "the runs") }, list));
   return {
     title: "Runs",
     async refresh(changed) {
@@ -28,11 +28,11 @@ export async function open(root) {
   };
 }
 
-// A run at work without a training fetches candles, judges or forecasts.
+// An active run without a training fetches candles, judges or forecasts.
 function noTraining(runs) {
   const now = atWork(runs);
-  if (!now.length) return "No training is at work on this machine.";
-  return `No fleet is in training on this machine now; ${count(now.length, "run")} ${now.length === 1 ? "is" : "are"} at work before or after training `
+  if (!now.length) return "No training is active on this machine.";
+  return `No fleet is being trained on this machine now; ${count(now.length, "run")} ${now.length === 1 ? "is" : "are"} active before or after training `
     + `(fetching candles, judging, forecasting), or on another machine: ${now.map((r) => r.name).join("; ")}.`;
 }
 

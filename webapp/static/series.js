@@ -75,7 +75,7 @@ export async function open(root, route) {
     close() { window.removeEventListener("cpb-theme", onTheme); free(root); },
   };
 
-  // The newest forecast anew, with the view where the reader has it.
+  // Loads the newest forecast again and keeps the reader's view.
   async function renew(issue) {
     const forecast = issue ? await get(ofSeries("forecast", series)) : { steps: [], last_close: null };
     heading(parts.head, series, issue && forecast, issue, true);
@@ -115,7 +115,7 @@ function heading(target, series, forecast, issue, isNewest) {
   const over = forecast && isNewest && Date.parse(forecast.steps.at(-1).target_time) < Date.now();
   const issued = issue ? `Forecast issued ${dayAndTime(issue.issued_at)} UTC${isNewest ? `, ${age(issue.issued_at)}` : ""} by version ${versionOf(issue.model_version)}.` : "";
   target.replaceChildren(h("div", { class: "headline" }, h("h1", { id: "title" }, seriesName(series), " ", chips), h("p", {}, last, " ", moved)),
-    h("p", { class: "note" }, issued, over ? [" All of it lies in the past; ", h("code", {}, "cpb forecast"), " makes a new one."] : "",
+    h("p", { class: "note" }, issued, over ? [" All its candles have closed; ", h("code", {}, "cpb forecast"), " makes a new one."] : "",
       ...(series.stale ? [" ", ...sentence(series.stale)] : [])),
     ...(series.market === "sim" ? [h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED)] : []));
 }
@@ -133,8 +133,8 @@ function finding(series) {
   return [by ? `The champion is ${by}. ` : "The champion's model is not in the MLflow store: take it as untested. ", verdictChip(series.verdict), " ",
     series.verdict ? `On its test span: ${series.verdict}. ` : by ? "It carries no verdict: take it as untested. " : "",
     series.selected_on ? `Its kind was selected on this span (${series.selected_on}): later rows are its result. ` : "",
-    "It forecasts how far the price may move, not where to.",
-    series.market === "sim" ? " It learned a simulated market: a demonstration only." : ""];
+    "It forecasts how far the price may move, not in which direction.",
+    series.market === "sim" ? " It was trained on a simulated market: a demonstration only." : ""];
 }
 
 function numbers(forecast) {

@@ -1,10 +1,10 @@
-// What figures may be called. Live and replayed forecasts are never one figure, and few days are no result.
+// Words for figures. Live and replayed forecasts are never one figure, and few days are no result.
 
 import { chip } from "/static/dom.js";
 import { count, interval, known } from "/static/format.js";
 
 export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
-export const SIMULATED = "cpb's simulator made these prices up; what a model learns from them is worth nothing on a real market.";
+export const SIMULATED = "cpb's simulator generated these prices; what a model learns from them has no value on a real market.";
 export const RATIO = "CRPS ratio to the random walk with EWMA volatility: below 1 is better";
 
 const RELATIONS = [["better than", "better"], ["worse than", "worse"], ["no different", "no different"], ["better", "better"], ["worse", "worse"]];

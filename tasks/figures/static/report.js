@@ -101,5 +101,5 @@
       row.append(cell);
     }
   }
-  root.dataset.drawn = "yes"; // for those who wait for it: tests, printing programs
+  root.dataset.drawn = "yes"; // signals the end to tests and printing programs
 })();
