@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,7 +32,7 @@ from cpbmodels.kernels.recurrent import (
     row_sums,
     step_tiles,
 )
-from cpbmodels.kernels.support import launch
+from cpbmodels.kernels.support import launch, product
 
 if TYPE_CHECKING:
     from cpbmodels.arch.gru import Gru
@@ -44,6 +43,10 @@ ATTENTION_WARPS, MEMORY_WARPS = 1, 4
 """Measured on an H100 with a prototype at the gru's sizes; the lstm's were not run with 1 warp.
 
 Attention takes 187 us with 1 warp and 276 with 4, the memory's gradient 165 and 134."""
+MEMORY_VALUES = 4096
+"""States x hidden values that `MEMORY_WARPS` hold without spilling: 32 x 128, the gru's; with more there are more warps.
+
+With 2 warps, which is 128 sums a thread instead of 64, the same kernel took 1,970 us."""
 
 
 @triton.jit(do_not_specialize=["s_bo", "s_tk", "s_tb", "s_fk", "s_fb", "s_n", "step", "B", "S"])
@@ -89,13 +92,16 @@ def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_
 
 
 @triton.jit(do_not_specialize=["s_fk", "s_fb", "step", "B", "S"])
-def _attend_back(d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk, w_out, s_wo,
-                 shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr, H: tl.constexpr,
-                 T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr, G: tl.constexpr):  # fmt: skip
-    """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`; d_raw is completed in place.
+def _attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk, w_out,
+                 s_wo, shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr,
+                 H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
+                 G: tl.constexpr):  # fmt: skip
+    """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`, and d_raw [K, B, S, OUT] there: `grad` and
+    what reached raw by way of the next step.
 
     d_gates [B, G H]: gradient of the next step's first gates, which read through w_ih [G H, OUT] what was fed back.
-    Without d_q, q is h itself and d_h the sum of both."""
+    Without d_q, q is h itself and d_h the sum of both. It writes where it reads nothing: all warps hold the few values
+    of d_raw, so that in place one of them could read what another has already written."""
     window = tl.program_id(0).to(tl.int64)
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
@@ -109,7 +115,7 @@ def _attend_back(d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys
     fed = tl.where(o >= 2, tl.sigmoid(tl.load(raw + out) - 1) * fed, fed)
     if forced is not None:
         fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, 0.0, fed)
-    d_out = tl.load(d_raw + out) + fed
+    d_out = tl.load(grad + out) + fed
     tl.store(d_raw + out, d_out)
     wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
     of_state = tl.sum(tl.load(wp).to(tl.float32) * d_out[:, None], 0)
@@ -242,11 +248,11 @@ class _Decoder:
         )  # fmt: skip
 
     def attend_back(self, grads: tuple[Tensor, ...], w_ih: Tensor, d_q: Tensor | None, step: int) -> None:
-        """grads: d_raw, d_scores, d_h [K, B, H] and d_gates of the next step, as in `_attend_back`."""
-        d_raw, d_scores, d_h, d_gates = grads
+        """grads: that of raw, d_raw, d_scores, d_h [K, B, H], d_gates of the next step, as in `_attend_back`."""
+        grad, d_raw, d_scores, d_h, d_gates = grads
         forced = self.draw.forced
         launch(
-            _attend_back, (self.K * self.B,), d_raw, self.raw, *parts(d_gates, w_ih),
+            _attend_back, (self.K * self.B,), grad, d_raw, self.raw, *parts(d_gates, w_ih),
             forced, *((0, 0) if forced is None else forced.stride()[:2]),
             *parts(self.keys, self.values, self.w_out), self.shares, d_scores, *parts(d_h, d_q),
             self.keys.stride(1), (self.H // self.heads) ** -0.5, step, self.B, self.S,
@@ -258,24 +264,24 @@ class _Decoder:
     ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
+        warps = max(MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES)  # at most 16: T 64, H 256
         launch(
             _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
-            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(MEMORY_WARPS),
+            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(warps),
         )  # fmt: skip
         return of_bias.sum(1, keepdim=True).to(q.dtype)
 
     def out_back(self, d_raw: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of w_out and b_out over all steps."""
         top = self.hs[-1][:, 1:]
-        grad = F.pad(d_raw.transpose(1, 2).to(top.dtype), (0, 8 - OUTPUTS)).flatten(1, 2).transpose(1, 2)
-        weights = [torch.bmm(grad, part.flatten(1, 2))[:, :OUTPUTS] for part in (top, self.kept)]
-        return torch.cat(weights, -1), d_raw.flatten(1, 2).sum(1, keepdim=True).to(top.dtype)
+        grad = d_raw.transpose(1, 2).to(top.dtype)  # [K, S, B, 4]
+        weights = [_over_steps(part, grad) for part in (top, self.kept)]  # [K, H, 4] each
+        return torch.cat(weights, 1).transpose(1, 2), row_sums(d_raw).to(top.dtype)
 
 
-def _product(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x [K, n, m] over all rows of [K, S, B, n] and [K, S, B, m]; few columns are padded to 8 for cuBLAS."""
-    grad, x, m = grad.flatten(1, 2).transpose(1, 2), x.flatten(1, 2), x.shape[-1]
-    return torch.bmm(grad, F.pad(x, (0, -m % 8)))[..., :m] if m % 8 else torch.bmm(grad, x)
+def _over_steps(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x [K, n, m] over all rows of [K, S, B, n] and [K, S, B, m]."""
+    return product(grad.flatten(1, 2).transpose(1, 2), x.flatten(1, 2))
 
 
 class _GruSteps(torch.autograd.Function):
@@ -304,15 +310,15 @@ class _GruSteps(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         own, weights = ctx.own, ctx.weights
         K, B, S, H = own.K, own.B, own.S, own.H
-        d_raw, d_scores = grad.clone(memory_format=torch.contiguous_format), torch.empty_like(own.shares)
+        grad, d_scores = grad.contiguous(), torch.empty_like(own.shares)
+        d_raw = torch.empty_like(grad)
         d_in, d_hid = ([own.xs.new_empty(K, S, B, 3 * H) for _ in own.hs] for _ in range(2))
         carry = [own.raw.new_zeros(K, B, H) for _ in own.hs]
         zero, d_h = own.xs.new_zeros(K, B, 3 * H), own.xs.new_empty(K, B, H)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
-            own.attend_back(
-                (d_raw, d_scores, d_h, zero if last else d_in[0][:, s + 1]), weights[0][0], None, s
-            )
+            after = zero if last else d_in[0][:, s + 1]
+            own.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], None, s)
             add, out = d_h, None
             for i in range(len(own.hs) - 1, -1, -1):
                 after = zero if last else d_hid[i][:, s + 1]
@@ -328,7 +334,7 @@ class _GruSteps(torch.autograd.Function):
         for i, (w, hidden, gates) in enumerate(zip(weights, d_hid, d_in, strict=True)):
             d_first.append(torch.bmm(hidden[:, 0], w[1]).add_(carry[i]))
             x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
-            d_layers += [_product(gates, x), _product(hidden, before), row_sums(gates), row_sums(hidden)]
+            d_layers += [_over_steps(gates, x), _over_steps(hidden, before), row_sums(gates), row_sums(hidden)]
         d_key_bias = own.xs.new_zeros(K, 1, H)
         return None, None, None, d_keys, d_values, d_key_bias, *own.out_back(d_raw), *d_first, *d_layers
 
@@ -365,14 +371,15 @@ class _LstmSteps(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         own, weights, cells = ctx.own, ctx.weights, ctx.cells
         K, B, S, H = own.K, own.B, own.S, own.H
-        d_raw, d_scores = grad.clone(memory_format=torch.contiguous_format), torch.empty_like(own.shares)
+        grad, d_scores = grad.contiguous(), torch.empty_like(own.shares)
+        d_raw = torch.empty_like(grad)
         d_gates = [own.xs.new_empty(K, S, B, 4 * H) for _ in own.hs]
         d_c = [own.raw.new_zeros(K, B, H) for _ in own.hs]
         zero, d_h, d_q = own.xs.new_zeros(K, B, 4 * H), own.xs.new_empty(K, B, H), torch.empty_like(own.kept)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
             after = zero if last else d_gates[0][:, s + 1]
-            own.attend_back((d_raw, d_scores, d_h, after), weights[0][0], d_q[:, s], s)
+            own.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], d_q[:, s], s)
             add, out = d_h, (d_q[:, s], ctx.w_q)
             for i in range(len(own.hs) - 1, -1, -1):
                 after, c = zero if last else d_gates[i][:, s + 1], (cells[i][:, s], cells[i][:, s + 1])
@@ -382,12 +389,12 @@ class _LstmSteps(torch.autograd.Function):
         d_memory = torch.empty_like(ctx.memory)
         parts_of = d_memory[..., :H], d_memory[..., H:]
         d_bv = own.memory_back(d_raw, d_scores, ctx.queries, *parts_of)
-        d_query = _product(d_q, own.hs[-1][:, 1:]), row_sums(d_q)
+        d_query = _over_steps(d_q, own.hs[-1][:, 1:]), row_sums(d_q)
         d_first, d_layers = [], []
         for i, (w, gates) in enumerate(zip(weights, d_gates, strict=True)):
             d_first += [torch.bmm(gates[:, 0], w[1]), d_c[i].to(gates.dtype)]
             x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
-            d_layers += [_product(gates, x), _product(gates, before), row_sums(gates)]
+            d_layers += [_over_steps(gates, x), _over_steps(gates, before), row_sums(gates)]
         return None, None, None, None, d_memory, d_bv, *own.out_back(d_raw), *d_query, *d_first, *d_layers
 
 

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cpbmodels.arch import find
@@ -98,6 +99,28 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     # Triton launches on the current device, whichever the tensors are on.
     with torch.cuda.device_of(next(one for one in args if isinstance(one, torch.Tensor))):
         kernel[grid](*args, **constants)
+
+
+def partial_sums(like: Tensor, programs: int) -> Tensor:
+    """float32 [K, programs, columns]: room for the sums that each program makes of a [K, .., columns] tensor."""
+    return torch.empty(len(like), programs, like.shape[-1], device=like.device, dtype=torch.float32)
+
+
+def summed(part: Tensor, like: Tensor) -> Tensor:
+    """[K, programs, columns] -> [K, 1, columns] in the dtype of `like`: one reduction in a fixed order."""
+    return part.sum(1, keepdim=True).to(like.dtype)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [K, n, i] times weight [K, i, o]: [K, n, o].
+
+    A width that is no multiple of 8 is padded with zeros: cuBLAS loads 16 bytes at once, eight bf16, and ran products
+    of width 4 several times slower on an H100.
+    """
+    i, o = weight.shape[1:]
+    if i % 8:
+        x, weight = F.pad(x, (0, -i % 8)), F.pad(weight, (0, 0, 0, -i % 8))
+    return torch.bmm(x, F.pad(weight, (0, -o % 8)))[..., :o] if o % 8 else torch.bmm(x, weight)
 
 
 @contextmanager
