@@ -46,7 +46,9 @@ def _add_norm(
 ):  # fmt: skip
     """x, y, total, normed [K, N, D], bias [K, D] s_bias apart. total = x + y + bias; normed = its LayerNorm."""
     at, mask, cols = _tile(N, R, D, BD)
-    v = tl.load(x + at, mask, other=0.0).to(tl.float32)
+    v = tl.load(x + at, mask, other=0.0).to(
+        tl.float32
+    )  # [R, BD]: whole rows, so the mean needs no second pass
     if ADDS:
         v += tl.load(y + at, mask, other=0.0).to(tl.float32)
         b = tl.load(bias + tl.program_id(0).to(tl.int64) * s_bias + cols, cols < D, other=0.0)
@@ -75,6 +77,7 @@ def _add_norm_backward(
         out += tl.load(d_total + at, mask, other=0.0).to(tl.float32)
     tl.store(d_x + at, out.to(d_x.dtype.element_ty), mask)
     if ADDS:
+        # [R, BD] over this program's rows; the places of partial sums are [K, programs of a member, D].
         place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
         tl.store(part + place * D + cols, tl.sum(tl.where(mask, out, 0.0), 0), cols < D)
 
@@ -146,6 +149,7 @@ def _bias_gelu_backward(
 ):
     """d_x = d_out (Phi(v) + v phi(v)), Phi and phi the normal distribution and density; part [K, programs, D]."""
     v, at, mask, cols = _gelu_tile(x, bias, N, s_bias, D, BD, R)
+    # d/dv v Phi(v) = Phi(v) + v phi(v); the constants are 1 / sqrt 2 and 1 / sqrt(2 pi).
     slope = 0.5 * (1 + tl.erf(v * 0.7071067811865476)) + v * 0.3989422804014327 * tl.exp(-0.5 * v * v)
     out = tl.load(d_out + at, mask, other=0.0).to(tl.float32) * slope
     tl.store(d_x + at, out.to(d_x.dtype.element_ty), mask)

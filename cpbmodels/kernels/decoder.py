@@ -44,7 +44,7 @@ ATTENTION_WARPS, MEMORY_WARPS = 1, 4
 
 Attention takes 187 us with 1 warp and 276 with 4, the memory's gradient 165 and 134."""
 MEMORY_VALUES = 4096
-"""States x hidden values that `MEMORY_WARPS` hold without spilling: 32 x 128, the gru's; with more there are more warps.
+"""States x hidden values that `MEMORY_WARPS` hold without spilling: 32 x 128, the gru's. More take more warps.
 
 With 2 warps, which is 128 sums a thread instead of 64, the same kernel took 1,970 us."""
 
@@ -62,26 +62,31 @@ def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
-    at = (t[:, None] * B + b) * row + c[None, :]
+    at = (t[:, None] * B + b) * row + c[None, :]  # [BT, H]: this window's states, B rows apart
     seen = (t < T)[:, None] & (c >= 0)[None, :]
     query = tl.load(q + k * s_q + b * H + c).to(tl.float32)
     key = tl.load(keys + k * s_kk + at, seen, other=0.0).to(tl.float32)
+    # One query a window: sums of products [BT, HEADS, D] over D, where a tile of tl.dot would be 15/16 empty.
     scores = tl.sum(tl.reshape(key * query[None, :], [BT, HEADS, D]), 2) * scale
     scores = tl.where((t < T)[:, None], scores, float("-inf"))
     share = tl.exp(scores - tl.max(scores, 0)[None, :])
     share /= tl.sum(share, 0)[None, :]
     tl.store(shares + ((window * S + step) * BT + t)[:, None] * HEADS + head[None, :], share)
     value = tl.load(values + k * s_vk + at, seen, other=0.0).to(tl.float32)
+    # [BT, HEADS, D] over BT, the heads side by side again: [H]. The shares add up to 1, so b_v is added once.
     attended = tl.reshape(tl.sum(tl.reshape(value, [BT, HEADS, D]) * share[:, :, None], 0), [H])
     if b_v is not None:
         attended += tl.load(b_v + k * s_bv + c).to(tl.float32)
     tl.store(kept + k * s_at + b * H + c, attended.to(kept.dtype.element_ty))
     state = tl.load(h + k * s_h + b * H + c).to(tl.float32)
-    wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
+    wp = (
+        w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
+    )  # [OUT, H]: the half for h; H further that for attended
     out = tl.sum(tl.load(wp).to(tl.float32) * state[None, :], 1)
     out += tl.sum(tl.load(wp + H).to(tl.float32) * attended[None, :], 1)
     out += tl.load(b_out + k * s_bo + o).to(tl.float32)
     tl.store(raw + (window * S + step) * OUT + o, out)
+    # `Head.feedback` of the head point, [OUT]: softplus(raw - 1) of the wicks 2 and 3, linear above 20 as torch's.
     wick = out - 1
     fed = tl.where(wick > 20, wick, tl.log(1 + tl.exp(tl.minimum(wick, 20.0))))
     fed = tl.where(o >= 2, fed, out)
@@ -106,18 +111,21 @@ def _attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    # dL/d(fed back) [OUT] = d_gates [G H] w_ih [G H, OUT], gate by gate; zero at the last step.
     fed = tl.zeros([OUT], tl.float32)
     for g in tl.static_range(G):
         of_gate = tl.load(d_gates + k * s_dg + b * (G * H) + g * H + c).to(tl.float32)
         weight = tl.load(w_ih + k * s_ih + (g * H + c)[None, :] * OUT + o[:, None]).to(tl.float32)
         fed += tl.sum(of_gate[None, :] * weight, 1)
     out = (window * S + step) * OUT + o
+    # Through `Head.feedback`: softplus' = sigmoid; and nothing comes back where the truth was read instead.
     fed = tl.where(o >= 2, tl.sigmoid(tl.load(raw + out) - 1) * fed, fed)
     if forced is not None:
         fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, 0.0, fed)
     d_out = tl.load(grad + out) + fed
     tl.store(d_raw + out, d_out)
     wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
+    # [OUT, H] over OUT: both halves of d_out w_out.
     of_state = tl.sum(tl.load(wp).to(tl.float32) * d_out[:, None], 0)
     of_attended = tl.sum(tl.load(wp + H).to(tl.float32) * d_out[:, None], 0)
     at = (t[:, None] * B + b) * row + c[None, :]
@@ -126,6 +134,7 @@ def _attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb
     of_share = tl.sum(tl.reshape(value * of_attended[None, :], [BT, HEADS, D]), 2)
     place = ((window * S + step) * BT + t)[:, None] * HEADS + head[None, :]
     share = tl.load(shares + place)
+    # Derivative of softmax over the states [BT], by head: ds = a (da - sum(a da)).
     of_score = share * (of_share - tl.sum(share * of_share, 0)[None, :]) * scale
     tl.store(d_scores + place, of_score)
     key = tl.load(keys + k * s_kk + at, seen, other=0.0).to(tl.float32)
@@ -146,12 +155,15 @@ def _memory_back(d_raw, q, s_qk, s_qs, w_out, s_wo, shares, d_scores, d_keys, s_
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
-    weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(tl.float32)
+    weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(
+        tl.float32
+    )  # [OUT, H], for attended
+    # Sums over steps s of ds_s q_s and a_s d_attended_s, outer products by head; on the chip until the last step.
     of_key = tl.zeros([BT, HEADS, D], tl.float32)
     of_value = tl.zeros([BT, HEADS, D], tl.float32)
     total = tl.zeros([H], tl.float32)
     for s in range(S):
-        query = tl.load(q + k * s_qk + s * s_qs + b * H + c).to(tl.float32)
+        query = tl.load(q + k * s_qk + s * s_qs + b * H + c).to(tl.float32)  # [H]
         of_attended = tl.sum(weight * tl.load(d_raw + (window * S + s) * OUT + o)[:, None], 0)
         place = ((window * S + s) * BT + t)[:, None] * HEADS + head[None, :]
         of_key += tl.load(d_scores + place)[:, :, None] * tl.reshape(query, [1, HEADS, D])
@@ -174,7 +186,7 @@ def _query(x, s_x, w, s_w, bias, s_b, out, s_o, B, H: tl.constexpr, BM: tl.const
     sums = tl.zeros([BM, BU], tl.float32)
     for start in range(0, H, BK):
         columns = start + tl.arange(0, BK)
-        part = tl.load(x + k * s_x + rows[:, None] * H + columns[None, :])
+        part = tl.load(x + k * s_x + rows[:, None] * H + columns[None, :])  # [BM, BK] times [BK, BU]
         sums += tl.dot(part, tl.load(w + k * s_w + u[None, :] * H + columns[:, None])).to(tl.float32)
     sums += tl.load(bias + k * s_b + u).to(tl.float32)[None, :]
     tl.store(out + k * s_o + rows[:, None] * H + u[None, :], sums.to(out.dtype.element_ty))
@@ -264,7 +276,9 @@ class _Decoder:
     ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
-        warps = max(MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES)  # at most 16: T 64, H 256
+        warps = max(
+            MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES
+        )  # at most 16: T 64, H 256
         launch(
             _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
             *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(warps),
@@ -334,7 +348,13 @@ class _GruSteps(torch.autograd.Function):
         for i, (w, hidden, gates) in enumerate(zip(weights, d_hid, d_in, strict=True)):
             d_first.append(torch.bmm(hidden[:, 0], w[1]).add_(carry[i]))
             x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
-            d_layers += [_over_steps(gates, x), _over_steps(hidden, before), row_sums(gates), row_sums(hidden)]
+            d_layers += [
+                _over_steps(gates, x),
+                _over_steps(hidden, before),
+                row_sums(gates),
+                row_sums(hidden),
+            ]
+        # What is added to all scores of a query changes no share, so the key's bias has no gradient.
         d_key_bias = own.xs.new_zeros(K, 1, H)
         return None, None, None, d_keys, d_values, d_key_bias, *own.out_back(d_raw), *d_first, *d_layers
 

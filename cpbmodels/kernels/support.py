@@ -53,6 +53,7 @@ def off_reason(
         return f"they know the head point, not {options.head}"
     if windows % ROWS:
         return f"{windows} windows a member and step are no multiple of {ROWS}"
+    # Last: what the architecture says of its own widths. A subclass inherits the answer, but not the computation.
     own = find(architecture)
     reason = own.no_kernels(options)
     if not reason and "no_kernels" not in vars(own):
@@ -84,7 +85,9 @@ def shared_bytes(device: torch.device) -> int:
     """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
     if device.type != "cuda":
         return 232_448
-    found = torch.cuda.get_device_properties(device)
+    found = torch.cuda.get_device_properties(
+        device
+    )  # "optin": more than the 48 KB that a program gets unasked
     return int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
 
 
@@ -136,6 +139,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 def variant(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
     """Equal for launches that run the same machine code, if plain numbers make no variants (`do_not_specialize`)."""
+    # As Triton decides it: by dtype and 16-byte alignment of tensors, and by the type alone of plain numbers.
     kinds = tuple(
         (one.dtype, one.data_ptr() % 16 == 0) if isinstance(one, Tensor) else type(one) for one in args
     )
@@ -157,6 +161,6 @@ def compile_ahead(step: Callable[[], object]) -> int:
 
         with listening(submit):
             step()
-        for one in made.values():
+        for one in made.values():  # raises what a compilation raised
             one.result()
     return len(made)

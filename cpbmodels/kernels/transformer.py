@@ -32,14 +32,18 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
             x, self_attention(qkv, w[f"{name}.qkv.bias"], C, heads, causal=False), w, f"{name}.mix"
         )
         x, normed = _feed(x, normed, w, name)
+    # Keys and values of all decoder layers, [K, B x C, 2d] each, from one product with the encoder's output.
     memory = _Memories.apply(normed, w["memory.weight"], layers)
-    biases = w["memory.bias"].chunk(layers, -1)
+    biases = w["memory.bias"].chunk(
+        layers, -1
+    )  # [K, 1, 2d] by layer: added where attention reads the product
     if not parallel:
         return _stepwise(model, batch.start, memory, biases, w)
     S = model.head.steps
     if batch.truth is None:
         reads = batch.start.unsqueeze(2).expand(-1, -1, S, -1)
     else:
+        # Step s reads the candle before it: [K, B, S, 4], the last known candle first.
         reads = torch.cat([batch.start.unsqueeze(2), batch.truth[:, :, :-1]], 2)
     x, normed = add_norm(_placed(reads, w, "read", w["step"]))
     for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
@@ -118,7 +122,7 @@ class _Memories(torch.autograd.Function):
         for depth, (grad, part, out) in enumerate(
             zip(grads, parts, d_weight.chunk(len(grads), -1), strict=True)
         ):
-            if depth:
+            if depth:  # the sum over layers in place: no bias, no copy
                 d_encoded.baddbmm_(grad, part.transpose(1, 2))
             torch.bmm(encoded.transpose(1, 2), grad, out=out)
         return d_encoded, d_weight, None

@@ -1,8 +1,8 @@
 """The part that runs on a node of a Ray cluster: the same trainer process as on one machine, in a temporary folder.
 
-A node stores nothing permanently but compiled GPU kernels. Job and features arrive as the task's argument, checkpoints of an earlier try from
-the driver's home through the `Board`, and the finished shard's files return as the task's result; then the folder,
-below the node's `TMPDIR`, is removed. Runs in Ray's worker process, which does not import torch.
+A node stores nothing permanently but compiled GPU kernels. Job and features arrive as the task's argument,
+checkpoints of an earlier try from the driver's home through the `Board`, and the finished shard's files return as the
+task's result; then the folder, below the node's `TMPDIR`, is removed. Runs in Ray's worker, which imports no torch.
 """
 
 import errno
