@@ -152,7 +152,7 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
         raise ModelError(_no_revision(repo, revision)) from None
     except errors.GatedRepoError:
         raise ModelError(
-            f"{repo} asks its users to be admitted: ask on {hub}/{repo}, then set HF_TOKEN."
+            f"{repo} requires access to be granted: request it on {hub}/{repo}, then set HF_TOKEN."
         ) from None
     except errors.RepositoryNotFoundError:
         raise ModelError(

@@ -219,13 +219,13 @@ def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
 def check_definition(candidate: Any) -> type[Architecture]:
     """The class itself if it is a usable Architecture with a consistent spec, else ModelError with the reason."""
     if not (isinstance(candidate, type) and issubclass(candidate, Architecture)):
-        raise ModelError(f"{candidate!r} is no subclass of cpbmodels.arch.base.Architecture")
+        raise ModelError(f"{candidate!r} is not a subclass of cpbmodels.arch.base.Architecture")
     spec, options = candidate.spec, {one.name for one in fields(Preset)}
     named = {*spec.defaults, *spec.fixed, *(name for values in spec.presets.values() for name in values)}
     wrong = {
         "its spec names options that do not exist": named - options,
         "its spec names sizes that do not exist": set(spec.sizes) - set(SIZES),
-        "its presets have names of presets that belong to all": set(spec.presets) & set(COMMON_PRESETS),
+        "its presets have names that all architectures share": set(spec.presets) & set(COMMON_PRESETS),
         "its default preset is unknown": {spec.default_preset} - {*spec.presets, *COMMON_PRESETS},
         "its fixed head is unknown": {spec.fixed.get("head", "point")} - set(HEADS),
     }

@@ -185,7 +185,7 @@ def _numbers(table: dict[str, Any], name: str, label: str) -> np.ndarray:
             values = column.cast(pl.Float64)
     except (pl.exceptions.PolarsError, Warning):
         raise ModelError(
-            f"{label}: {name} is of the type {column.dtype} and not all of it is a number: convert it."
+            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers: convert it."
         ) from None
     return values.fill_null(float("nan")).to_numpy()
 
@@ -195,7 +195,9 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
     steps = np.diff(times)
     if timeframe is None:
         if not len(steps):
-            raise ModelError(f"{label}: one candle does not show its length: give a timeframe such as 1h.")
+            raise ModelError(
+                f"{label}: the timeframe cannot be derived from one candle: give it, such as 1h."
+            )
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[counts.argmax()])
         seconds, rest = divmod(usual, 1_000_000)

@@ -115,8 +115,8 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
     seeds, own = saved.get("seeds", []), wanted["seeds"]
     if "options" not in differing and seeds != own and not set(seeds).isdisjoint(own):
         log.warning(
-            "%s is of a fleet cut otherwise (%d members, here %d), as another number of cores or too little memory "
-            "cuts it: these members start anew.", folder, len(seeds), len(own),
+            "%s belongs to a fleet of %d members, here they are %d: another number of cores, or too little memory, "
+            "splits a run otherwise; these members start anew.", folder, len(seeds), len(own),
         )  # fmt: skip
         return False
     raise ModelError(

@@ -158,7 +158,7 @@ def check_series(member: Member, series: Series) -> None:
     """Raise ModelError where `series` is no Series, or not one that the model learned to forecast."""
     if not isinstance(series, Series):
         raise ModelError(
-            f"A {type(series).__name__} is no Series of candles: make one with Series.from_frame."
+            f"A {type(series).__name__} is not a Series of candles: make one with Series.from_frame."
         )
     trained = member.config.get("timeframe")
     if trained and series.timeframe and trained != series.timeframe:
@@ -265,7 +265,7 @@ def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
             if name != "__metadata__"
         }
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise damaged(folder, "model.safetensors is no safetensors file") from None
+        raise damaged(folder, "model.safetensors is not a safetensors file") from None
     kind = {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
     shapes = _shapes(net)
     rows = found.get("head.table", ("", (0,)))[1][:1]
@@ -279,7 +279,7 @@ def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
             )
     if others := found.keys() - shapes.keys():
         raise ModelError(
-            f"{folder}: {shown(min(others))} is no weight of this model: config and weights differ."
+            f"{folder}: {shown(min(others))} is not a weight of this model: config and weights differ."
         )
 
 

@@ -70,9 +70,8 @@ def _attention(
     )
     y = tl.dot(_shares(qq, kk, scale, T, BS, BT, CAUSAL).to(vv.dtype), vv)  # [BS, BT] [BT, BW]
     s, c = tl.arange(0, BS), tl.arange(0, BW)
-    at = (
-        (window * S + s)[:, None] * (HEADS * W) + column + c[None, :]
-    )  # [BS, BW] in out: heads lie side by side
+    # [BS, BW] in out: heads lie side by side
+    at = (window * S + s)[:, None] * (HEADS * W) + column + c[None, :]
     tl.store(out + at, y.to(out.dtype.element_ty), (s < S)[:, None] & (c < W)[None, :])
 
 

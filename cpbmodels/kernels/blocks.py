@@ -46,9 +46,8 @@ def _add_norm(
 ):  # fmt: skip
     """x, y, total, normed [K, N, D], bias [K, D] s_bias apart. total = x + y + bias; normed = its LayerNorm."""
     at, mask, cols = _tile(N, R, D, BD)
-    v = tl.load(x + at, mask, other=0.0).to(
-        tl.float32
-    )  # [R, BD]: whole rows, so the mean needs no second pass
+    # [R, BD]: whole rows, so the mean needs no second pass
+    v = tl.load(x + at, mask, other=0.0).to(tl.float32)
     if ADDS:
         v += tl.load(y + at, mask, other=0.0).to(tl.float32)
         b = tl.load(bias + tl.program_id(0).to(tl.int64) * s_bias + cols, cols < D, other=0.0)

@@ -79,9 +79,8 @@ def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_
         attended += tl.load(b_v + k * s_bv + c).to(tl.float32)
     tl.store(kept + k * s_at + b * H + c, attended.to(kept.dtype.element_ty))
     state = tl.load(h + k * s_h + b * H + c).to(tl.float32)
-    wp = (
-        w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
-    )  # [OUT, H]: the half for h; H further that for attended
+    # [OUT, H] each: the half of w_out for h and, H further, the half for attended.
+    wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
     out = tl.sum(tl.load(wp).to(tl.float32) * state[None, :], 1)
     out += tl.sum(tl.load(wp + H).to(tl.float32) * attended[None, :], 1)
     out += tl.load(b_out + k * s_bo + o).to(tl.float32)
@@ -155,9 +154,8 @@ def _memory_back(d_raw, q, s_qk, s_qs, w_out, s_wo, shares, d_scores, d_keys, s_
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
-    weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(
-        tl.float32
-    )  # [OUT, H], for attended
+    # [OUT, H], for attended
+    weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(tl.float32)
     # Sums over steps s of ds_s q_s and a_s d_attended_s, outer products by head; on the chip until the last step.
     of_key = tl.zeros([BT, HEADS, D], tl.float32)
     of_value = tl.zeros([BT, HEADS, D], tl.float32)
@@ -276,9 +274,8 @@ class _Decoder:
     ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
-        warps = max(
-            MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES
-        )  # at most 16: T 64, H 256
+        # At most 16: T 64, H 256
+        warps = max(MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES)
         launch(
             _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
             *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(warps),
@@ -438,9 +435,8 @@ def lstm_forward(
     H = states.shape[-1]
     memory = torch.bmm(states.transpose(1, 2).flatten(1, 2), w["memory.weight"])
     of_state, of_attended = w["out.weight"].split(H, -1)
-    w_out = torch.cat(
-        [of_state, torch.bmm(of_attended, w["mix.weight"])], -1
-    )  # `mix` goes straight into `out`
+    # `mix` goes straight into `out`
+    w_out = torch.cat([of_state, torch.bmm(of_attended, w["mix.weight"])], -1)
     b_out = w["out.bias"] + torch.bmm(w["mix.bias"], of_attended.transpose(1, 2))
     weights = []
     for name in model.layers("decoder"):

@@ -206,10 +206,8 @@ def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_
         r += tl.load(gp).to(tl.float32)
         z += tl.load(gp + H).to(tl.float32)
         i_n += tl.load(gp + 2 * H).to(tl.float32)
-    bi, bh = (
-        b_ih + k * s_bi + u,
-        b_hh + k * s_bh + u,
-    )  # [BU] of [3H]: both of r and z are added, those of n are not
+    # [BU] of [3H]: both biases of r and z are added, those of n are not.
+    bi, bh = b_ih + k * s_bi + u, b_hh + k * s_bh + u
     r += (tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32))[None, :]
     z += (tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32))[None, :]
     i_n += tl.load(bi + 2 * H).to(tl.float32)[None, :]

@@ -50,9 +50,9 @@ def off_reason(
     if compute != torch.bfloat16:
         return f"products are in {str(compute).removeprefix('torch.')}, not bf16"
     if options.head != "point":
-        return f"they know the head point, not {options.head}"
+        return f"they support the head point, not {options.head}"
     if windows % ROWS:
-        return f"{windows} windows a member and step are no multiple of {ROWS}"
+        return f"{windows} windows a member and step are not a multiple of {ROWS}"
     # Last: what the architecture says of its own widths. A subclass inherits the answer, but not the computation.
     own = find(architecture)
     reason = own.no_kernels(options)
@@ -85,9 +85,8 @@ def shared_bytes(device: torch.device) -> int:
     """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
     if device.type != "cuda":
         return 232_448
-    found = torch.cuda.get_device_properties(
-        device
-    )  # "optin": more than the 48 KB that a program gets unasked
+    # "optin": more than the 48 KB that a program gets unasked
+    found = torch.cuda.get_device_properties(device)
     return int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
 
 

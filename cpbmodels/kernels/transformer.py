@@ -34,9 +34,8 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
         x, normed = _feed(x, normed, w, name)
     # Keys and values of all decoder layers, [K, B x C, 2d] each, from one product with the encoder's output.
     memory = _Memories.apply(normed, w["memory.weight"], layers)
-    biases = w["memory.bias"].chunk(
-        layers, -1
-    )  # [K, 1, 2d] by layer: added where attention reads the product
+    # [K, 1, 2d] by layer: added where attention reads the product
+    biases = w["memory.bias"].chunk(layers, -1)
     if not parallel:
         return _stepwise(model, batch.start, memory, biases, w)
     S = model.head.steps
