@@ -274,7 +274,7 @@ class _Decoder:
     ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
-        # At most 16: T 64, H 256
+        # At most 16, for T 64 and H 256: there a thread has 128 registers and spills 328 bytes (sm_90).
         warps = max(MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES)
         launch(
             _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
