@@ -15,7 +15,8 @@ In this order, so that what matters most is there when the call is cut off:
                 gradients collected weight by weight: alternately, medians with ranges;
 5. epochs       three epochs at full size, with Triton's kernels and without: capture cost, and validation's share of an
                 epoch after captures;
-6. jobs         the three seed jobs whole: 40 members, all epochs, their totals; the longest, lstm, at the very end;
+6. jobs         the three seed jobs whole: 40 members, all epochs, their totals, with Triton's kernels and without; the
+                longest, lstm, at the very end, both ways by the rate of the epochs for which there is time;
 7. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
 
 The JSON file is rewritten after every part and every few seconds within a job, so that a kill loses nothing but the
@@ -69,6 +70,8 @@ CONTROL = 1e-6  # in float64 a learning rate 1 % larger must differ by more, or 
 UNEQUAL = (400, 440, 480, 600, 640)  # candles: members finish an epoch one after another, so rows are masked
 BUDGET_S = 540.0
 RESERVE_S = 15.0  # left for the last write and the way out
+OTHER_WAY_S = 60.0  # left by a job with Triton's kernels for the same job without
+OFF = " without Triton kernels"
 
 
 class OutOfTime(Exception):
@@ -318,7 +321,7 @@ def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
     ways["masked rows"] = masked
     if device.type == "cuda":
         ways["without a graph"] = usual.eager
-        ways["without Triton kernels"] = _step(args, architecture, kernels=False)
+        ways[OFF.strip()] = _step(args, architecture, kernels=False)
         with patch.object(Fleet, "_collect", _collect_by_weight):
             ways["gradients weight by weight"] = _step(args, architecture)
     spent: dict[str, list[float]] = {name: [] for name in ways}
@@ -401,8 +404,10 @@ def _job_series(args: argparse.Namespace, architecture: str) -> tuple[list[Serie
     return walks(args.members, rows), TINY if args.tiny else {}, rows
 
 
-def job(args: argparse.Namespace, architecture: str, report: Report) -> dict[str, Any]:
+def job(args: argparse.Namespace, architecture: str, report: Report, kernels: bool = True) -> dict[str, Any]:
     """One seed job whole, everything in it: start-up, captures, validation. Cut at an epoch's end if time runs out."""
+    both = args.device.startswith("cuda")
+    part, keep_s = ("jobs", OTHER_WAY_S if both else 0.0) if kernels else ("jobs" + OFF, 0.0)
     series, sizes, _ = _job_series(args, architecture)
     count = args.epochs or (2 if args.tiny else JOBS[architecture][1])
     roof = report.results["machine"]["roof"].get("matmul_tflops", float("nan")) * 1e12
@@ -427,19 +432,18 @@ def job(args: argparse.Namespace, architecture: str, report: Report) -> dict[str
             tflops=rate / 1e12,
             roof_share=rate / roof,
         )
-        report.put(
-            "jobs", architecture, dict(out), every_s=5.0 if len(done) > 1 and report.left_s > 0 else 0.0
-        )
-        if report.left_s < 0 and not complete:
+        spent = report.left_s < keep_s
+        report.put(part, architecture, dict(out), every_s=0.0 if spent or len(done) == 1 else 5.0)
+        if spent and not complete:
             raise OutOfTime
 
     watched = Captures()
     with Monitor(args.device, interval=0.1) as monitor, watched.watching():
         try:
-            whole = {"epochs": count, "patience": count, "workers": 1, "on_epoch": told}
+            whole = {"epochs": count, "patience": count, "workers": 1, "on_epoch": told, "kernels": kernels}
             members = train(series, architecture, device=args.device, **whole, **sizes)
             out["fleet_s"] = time.perf_counter() - start
-            out["compute"] = members[0].report["compute_dtype"]
+            out |= {name: members[0].report[name] for name in ("compute_dtype", "kernels")}
         except OutOfTime:
             pass
         summary = monitor.summary()
@@ -487,16 +491,17 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "kernels": (15, lambda name: kernel_table(args, name)),
         "choices": (20, lambda name: choices(args, name)),
         "epochs": (20, lambda name: epochs(args, name)),
-        "epochs without Triton kernels": (20, lambda name: epochs(args, name, kernels=False)),
+        f"epochs{OFF}": (20, lambda name: epochs(args, name, kernels=False)),
         "jobs": (30, lambda name: job(args, name, report)),
+        f"jobs{OFF}": (30, lambda name: job(args, name, report, kernels=False)),
         "naive": (30, lambda name: naive_job(args, name)),
     }
-    short = [("jobs", name) for name in names if name != "lstm"]
-    usual = [("naive", name) for name in names if not args.skip_naive]
-    long = [("jobs", name) for name in names if name == "lstm"]
-    comparisons = ["correctness", "kernels", "choices", "epochs"]
-    comparisons += ["epochs without Triton kernels"] if device.type == "cuda" else []
+    ways = ("", OFF) if device.type == "cuda" else ("",)
+    comparisons = ["correctness", "kernels", "choices", *(f"epochs{way}" for way in ways)]
     first = [(part, name) for part in comparisons for name in names]
+    short = [(f"jobs{way}", name) for name in names if name != "lstm" for way in ways]
+    usual = [("naive", name) for name in names if not args.skip_naive]
+    long = [(f"jobs{way}", name) for name in names if name == "lstm" for way in ways]
     for part, name in [*first, *short, *usual, *long]:
         needs_s, work = parts[part]
         report.run(part, name, 0 if args.tiny else needs_s, partial(work, name))

@@ -119,8 +119,8 @@ def _name_collisions(registered: dict[str, tuple[EntryPoint, ...]]) -> list[Mode
     """Entry points named like an architecture of cpbmodels: the name keeps meaning cpbmodels' own."""
     return [
         ModelError(
-            f"The package {_package(point)} registers an architecture {name!r}, which cpbmodels has already "
-            f"and keeps: rename that entry point of {ENTRY_POINT_GROUP}, or uninstall the package."
+            f"The package {_package(point)} registers an architecture {name!r}, which is ignored, because "
+            f"cpbmodels has one of that name: rename that entry point of {ENTRY_POINT_GROUP}, or uninstall the package."
         )
         for name, points in registered.items()
         if name in _BUILT_IN

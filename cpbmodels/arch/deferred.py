@@ -208,7 +208,7 @@ class _LstmSteps:
         self.transposed = self.weight.transpose(1, 2)
 
     def total(self, both: Tensor) -> Tensor:
-        """Gates [K, B, 4H] before their functions from [x, h]."""
+        """Gates [K, B, 4H] before their functions from [x, h]. Only on a CPU, see `lstm_step`."""
         return torch.baddbmm(self.bias, both, self.transposed)
 
 

@@ -17,14 +17,20 @@ def on_gpu(x: Tensor) -> bool:
     return x.device.type != "cpu"
 
 
-def linear(x: Tensor, w: Weights, name: str) -> Tensor:
-    """x [K, ..., in], weight [K, in, out] -> [K, ..., out]: one batched product for all members.
+def biased(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """x [K, N, in] times weight [K, in, out] plus bias [K, 1, out] -> [K, N, out].
 
     On a GPU the bias is added afterwards: `baddbmm` lays it out first, 1.7 to 4 times the product's time on an H100.
+    On a CPU it stays within the product, whose bits decide trained models.
     """
+    return torch.bmm(x, weight).add_(bias) if on_gpu(x) else torch.baddbmm(bias, x, weight)
+
+
+def linear(x: Tensor, w: Weights, name: str) -> Tensor:
+    """x [K, ..., in], weight [K, in, out] -> [K, ..., out]: one batched product for all members."""
     weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
     flat = x if x.dim() == 3 else x.reshape(x.shape[0], -1, x.shape[-1])
-    out = torch.bmm(flat, weight).add_(bias) if on_gpu(x) else torch.baddbmm(bias, flat, weight)
+    out = biased(bias, flat, weight)
     return out if x.dim() == 3 else out.view(*x.shape[:-1], weight.shape[-1])
 
 
@@ -41,9 +47,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     (15.5 against 22.3 ms a step).
     """
     scale = 1 / math.sqrt(query.shape[-1])
-    beta = 0 if mask is None else 1  # 0: the first argument is ignored
-    added = query.new_empty(1, 1) if mask is None else mask
-    scores = torch.baddbmm(added, query, key.transpose(1, 2), beta=beta, alpha=scale)
+    within = mask is not None and not on_gpu(query)  # on a GPU it is added afterwards, as in `biased`
+    added = mask if mask is not None and within else query.new_empty(1, 1)  # ignored where beta is 0
+    scores = torch.baddbmm(added, query, key.transpose(1, 2), beta=int(within), alpha=scale)
+    if mask is not None and not within:
+        scores.add_(mask)
     return torch.bmm(softmax(scores), value)
 
 

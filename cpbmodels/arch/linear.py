@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.draws import Draws
+from cpbmodels.arch.layers import linear
 from cpbmodels.arch.weights import Param, Weights
 
 
@@ -38,4 +39,4 @@ class Linear(Architecture):
         per_step = mapped.permute(0, 2, 3, 1).reshape(K, B * steps, F)
         bias = w["channel.bias"].view(K, 1, steps, F)
         per_step = (per_step.view(K, B, steps, F) + bias).view(K, B * steps, F)
-        return torch.baddbmm(w["mix.bias"], per_step, w["mix.weight"]).view(K, B, steps, self.head.size)
+        return linear(per_step, w, "mix").view(K, B, steps, self.head.size)

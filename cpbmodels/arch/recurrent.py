@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cpbmodels.arch.cells import State, lstm_cell_by_hand
 from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import on_gpu
+from cpbmodels.arch.layers import biased, on_gpu
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import PerRow
 from cpbmodels.arch.torch_private import (
@@ -84,11 +84,7 @@ def lstm(
 def input_gates(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
     """x [K, T, B, in] -> [K, T, B, gates x H]: the part of the gates that needs no state, for all steps at once."""
     K, T, B, _ = x.shape
-    flat, weight = x.reshape(K, T * B, -1), weight.transpose(1, 2)
-    gates = (
-        torch.bmm(flat, weight).add_(bias) if on_gpu(x) else torch.baddbmm(bias, flat, weight)
-    )  # as in `linear`
-    return gates.view(K, T, B, -1)
+    return biased(bias, x.reshape(K, T * B, -1), weight.transpose(1, 2)).view(K, T, B, -1)
 
 
 class GruSequence(torch.autograd.Function):
@@ -348,7 +344,7 @@ def _lstm_by_hand(x: Tensor, w: Weights, name: str) -> State:
     h = c = gates.new_zeros(gates.shape[0], gates.shape[2], w[f"{name}.w_hh"].shape[-1])
     states = []
     for now in gates.unbind(1):
-        hidden = torch.baddbmm(w[f"{name}.b_hh"], h, w[f"{name}.w_hh"].transpose(1, 2))
+        hidden = biased(w[f"{name}.b_hh"], h, w[f"{name}.w_hh"].transpose(1, 2))
         h, c = lstm_cell_by_hand(now, hidden, c)
         states.append(h)
     return torch.stack(states, 1), c

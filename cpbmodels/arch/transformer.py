@@ -63,8 +63,8 @@ class Transformer(Architecture):
         d, heads = options.hidden_dim, options.n_heads
         if not is_exactly(options.dropout, 0):
             return "a transformer with dropout"
-        if options.calendar or len(options.features) > 16:
-            return "a calendar, or more than 16 input columns"
+        if options.calendar:
+            return "a calendar"
         if max(options.context, options.horizon, d // heads) > 64:
             return "more than 64 candles of context or horizon, or columns of a head"
         if not 16 <= d <= 256 or d & (d - 1) or heads & (heads - 1) or options.ff_dim % 16:

@@ -185,7 +185,7 @@ def _numbers(table: dict[str, Any], name: str, label: str) -> np.ndarray:
             values = column.cast(pl.Float64)
     except (pl.exceptions.PolarsError, Warning):
         raise ModelError(
-            f"{label}: {name} is of the type {column.dtype} and not all of it is a number: convert it."
+            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers: convert it."
         ) from None
     return values.fill_null(float("nan")).to_numpy()
 

@@ -150,7 +150,7 @@ def parse(content: bytes, where: object) -> dict[str, Any]:
         ModelError: a field is unknown or impossible, or the file is of a newer version.
     """
     if len(content) > MAX_BYTES:
-        raise ModelError(f"{where}: config.json has {len(content):,} bytes, at most {MAX_BYTES:,} can be.")
+        raise ModelError(f"{where}: config.json has {len(content):,} bytes, more than {MAX_BYTES:,}.")
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as broken:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
@@ -195,7 +195,7 @@ def check_whole(values: Mapping[str, Any], where: object) -> Preset:
     if missing:
         raise ModelError(f"{where}: config.json lacks {', '.join(missing)}: fetch or train the model again.")
     if values.get(DIGEST) != digest(values):
-        raise damaged(where, "config.json is not the file that was saved: its sha256 is another")
+        raise damaged(where, "config.json is not the file that was saved: its sha256 differs")
     return options_of(values)
 
 

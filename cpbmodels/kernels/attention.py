@@ -16,29 +16,45 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cpbmodels.kernels.support import launch
+from cpbmodels.kernels.support import launch, partial_sums, summed
 
 
 @triton.jit
 def _head(x, bias, row, s_row, n, W: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr):
     """Rows row .. row + n of a head plus its bias, [BT, BW] in the dtype of the products; zero beyond."""
     t, c = tl.arange(0, BT), tl.arange(0, BW)
-    mask = (t < n)[:, None] & (c < W)[None, :]
+    mask = (t < n)[:, None] & (c < W)[None, :]  # [BT, BW]
     v = tl.load(x + (row + t)[:, None] * s_row + c[None, :], mask, other=0.0).to(tl.float32)
     v += tl.load(bias + c, c < W, other=0.0).to(tl.float32)[None, :]
     return tl.where(mask, v, 0.0).to(x.dtype.element_ty)
 
 
 @triton.jit
+def _heads(
+    q, k, v, bias_q, bias_k, bias_v, B, s_q, s_k, s_bias_q, s_bias_k, HEADS: tl.constexpr, S: tl.constexpr,
+    T: tl.constexpr, W: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr,
+):  # fmt: skip
+    """This program's query [BS, BW], key and value [BT, BW], its window of K x B, and its head's first column."""
+    pid = tl.program_id(0).to(tl.int64)  # a program serves a window and head: K x B x HEADS of them
+    window, column = pid // HEADS, (pid % HEADS) * W
+    m = window // B  # member
+    qq = _head(q + column, bias_q + m * s_bias_q + column, window * S, s_q, S, W, BS, BW)
+    kk = _head(k + column, bias_k + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    vv = _head(v + column, bias_v + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    return qq, kk, vv, window, column
+
+
+@triton.jit
 def _shares(q, k, scale, T: tl.constexpr, BS: tl.constexpr, BT: tl.constexpr, CAUSAL: tl.constexpr):
     """softmax(q k^T scale) [BS, BT] float32 over the T keys; causal: query i sees keys 0 .. i."""
-    scores = tl.dot(q, tl.trans(k)) * scale
+    scores = tl.dot(q, tl.trans(k)) * scale  # [BS, BW] [BW, BT]
     i, j = tl.arange(0, BS), tl.arange(0, BT)
+    # Rows beyond S see the T keys, too: a row of -inf alone would be NaN, and reach the gradients of keys and values.
     seen = (j < T)[None, :] & (i >= 0)[:, None]
     if CAUSAL:
         seen = seen & (j[None, :] <= i[:, None])
     scores = tl.where(seen, scores, float("-inf"))
-    e = tl.exp(scores - tl.max(scores, 1)[:, None])
+    e = tl.exp(scores - tl.max(scores, 1)[:, None])  # less the row's maximum: exp stays at most 1
     return e / tl.sum(e, 1)[:, None]
 
 
@@ -49,14 +65,12 @@ def _attention(
     BS: tl.constexpr, BT: tl.constexpr, BW: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """q [K x B x S, ..], rows s_q apart; k, v [K x B x T, ..], s_k apart; biases by member; out [K x B x S, d]."""
-    pid = tl.program_id(0).to(tl.int64)
-    window, column = pid // HEADS, (pid % HEADS) * W
-    m = window // B
-    qq = _head(q + column, bias_q + m * s_bias_q + column, window * S, s_q, S, W, BS, BW)
-    kk = _head(k + column, bias_k + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
-    vv = _head(v + column, bias_v + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
-    y = tl.dot(_shares(qq, kk, scale, T, BS, BT, CAUSAL).to(vv.dtype), vv)
+    qq, kk, vv, window, column = _heads(
+        q, k, v, bias_q, bias_k, bias_v, B, s_q, s_k, s_bias_q, s_bias_k, HEADS, S, T, W, BS, BT, BW
+    )
+    y = tl.dot(_shares(qq, kk, scale, T, BS, BT, CAUSAL).to(vv.dtype), vv)  # [BS, BT] [BT, BW]
     s, c = tl.arange(0, BS), tl.arange(0, BW)
+    # [BS, BW] in out: heads lie side by side
     at = (window * S + s)[:, None] * (HEADS * W) + column + c[None, :]
     tl.store(out + at, y.to(out.dtype.element_ty), (s < S)[:, None] & (c < W)[None, :])
 
@@ -82,32 +96,21 @@ def _attention_backward(
 
     Rows of d_q lie s_dq apart, those of d_k and d_v s_dk; the biases' partial sums, one row by window, as far.
     """
-    pid = tl.program_id(0).to(tl.int64)
-    window, column = pid // HEADS, (pid % HEADS) * W
-    m = window // B
-    qq = _head(q + column, bias_q + m * s_bias_q + column, window * S, s_q, S, W, BS, BW)
-    kk = _head(k + column, bias_k + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
-    vv = _head(v + column, bias_v + m * s_bias_k + column, window * T, s_k, T, W, BT, BW)
+    qq, kk, vv, window, column = _heads(
+        q, k, v, bias_q, bias_k, bias_v, B, s_q, s_k, s_bias_q, s_bias_k, HEADS, S, T, W, BS, BT, BW
+    )
     s, c = tl.arange(0, BS), tl.arange(0, BW)
     at = (window * S + s)[:, None] * (HEADS * W) + column + c[None, :]
-    g = tl.load(d_out + at, (s < S)[:, None] & (c < W)[None, :], other=0.0)
-    p = _shares(qq, kk, scale, T, BS, BT, CAUSAL)
-    d_value = tl.dot(tl.trans(p.to(vv.dtype)), g)
+    g = tl.load(d_out + at, (s < S)[:, None] & (c < W)[None, :], other=0.0)  # [BS, BW], zero beyond S
+    p = _shares(qq, kk, scale, T, BS, BT, CAUSAL)  # [BS, BT] float32, computed again: cheaper than stored
+    d_value = tl.dot(tl.trans(p.to(vv.dtype)), g)  # [BT, BS] [BS, BW]
     _put(d_v + column, part_v + window * s_dk + column, window * T, s_dk, T, d_value, W, BT, BW)
-    d_p = tl.dot(g, tl.trans(vv))
+    d_p = tl.dot(g, tl.trans(vv))  # [BS, BW] [BW, BT]
+    # The derivative of softmax along a row [BT]: dp less the mean of dp by the shares, times the shares.
     d_s = (p * (d_p - tl.sum(p * d_p, 1)[:, None]) * scale).to(vv.dtype)
-    _put(d_q + column, part_q + window * s_dq + column, window * S, s_dq, S, tl.dot(d_s, kk), W, BS, BW)
-    _put(
-        d_k + column,
-        part_k + window * s_dk + column,
-        window * T,
-        s_dk,
-        T,
-        tl.dot(tl.trans(d_s), qq),
-        W,
-        BT,
-        BW,
-    )
+    d_query, d_key = tl.dot(d_s, kk), tl.dot(tl.trans(d_s), qq)  # [BS, BT] [BT, BW]; [BT, BS] [BS, BW]
+    _put(d_q + column, part_q + window * s_dq + column, window * S, s_dq, S, d_query, W, BS, BW)
+    _put(d_k + column, part_k + window * s_dk + column, window * T, s_dk, T, d_key, W, BT, BW)
 
 
 def _constants(S: int, T: int, d: int, heads: int, causal: bool) -> dict[str, Any]:
@@ -119,39 +122,56 @@ def _constants(S: int, T: int, d: int, heads: int, causal: bool) -> dict[str, An
     return {"HEADS": heads, "S": S, "T": T, "W": d // heads, **tiles, "CAUSAL": causal, "num_warps": warps}
 
 
+_Three = tuple[Tensor, ...]
+"""Of queries, keys and values. Their rows [K, B x S or T, d] may lie apart, those of keys and values equally."""
+
+
+def _attend(given: _Three, biases: _Three, steps: int, heads: int, causal: bool) -> Tensor:
+    """[K, B x S, d] from q, k, v and their biases [K, 1, d]; S = steps."""
+    (K, N, d), q, k = given[0].shape, given[0], given[1]
+    B = N // steps
+    out = torch.empty(K, N, d, device=q.device, dtype=q.dtype)
+    launch(
+        _attention, (K * B * heads,), *given, *biases, out, B, q.stride(1), k.stride(1),
+        biases[0].stride(0), biases[1].stride(0), (d // heads) ** -0.5,
+        **_constants(steps, k.shape[1] // B, d, heads, causal),
+    )  # fmt: skip
+    return out
+
+
+def _attend_back(
+    given: _Three, biases: _Three, d_out: Tensor, grads: _Three, parts: _Three, steps: int, heads: int, causal: bool
+) -> None:  # fmt: skip
+    """Fill grads, as far apart as `parts` [K, B, d]: the biases' sums by window, in float32."""
+    (K, N, d), q, k = given[0].shape, given[0], given[1]
+    B = N // steps
+    launch(
+        _attention_backward, (K * B * heads,), *given, *biases, d_out.contiguous(), *grads, *parts, B,
+        q.stride(1), k.stride(1), biases[0].stride(0), biases[1].stride(0), grads[0].stride(1), grads[1].stride(1),
+        (d // heads) ** -0.5, **_constants(steps, k.shape[1] // B, d, heads, causal),
+    )  # fmt: skip
+
+
 def self_attention(qkv: Tensor, bias: Tensor, steps: int, heads: int, causal: bool) -> Tensor:
     """qkv [K, B x T, 3d] without its bias, bias [K, 1, 3d] -> [K, B x T, d]."""
-    out: Tensor = _SelfAttention.apply(qkv, bias, steps, heads, causal)
+    out: Tensor = _SelfAttention.apply(qkv.contiguous(), bias, steps, heads, causal)
     return out
 
 
 class _SelfAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor, T: int, heads: int, causal: bool) -> Tensor:
-        K, N, d = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        qkv = qkv.contiguous()
-        out = torch.empty(K, N, d, device=qkv.device, dtype=qkv.dtype)
         ctx.sizes = T, heads, causal
         ctx.save_for_backward(qkv, bias)
-        launch(
-            _attention, (K * (N // T) * heads,), *qkv.split(d, -1), *bias.split(d, -1), out, N // T, 3 * d, 3 * d,
-            bias.stride(0), bias.stride(0), (d // heads) ** -0.5, **_constants(T, T, d, heads, causal),
-        )  # fmt: skip
-        return out
+        return _attend(qkv.chunk(3, -1), bias.chunk(3, -1), T, heads, causal)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         qkv, bias = ctx.saved_tensors
-        T, heads, causal = ctx.sizes
-        K, N, d = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
-        d_qkv = torch.empty_like(qkv)
-        part = torch.empty(K, N // T, 3 * d, device=qkv.device, dtype=torch.float32)
-        launch(
-            _attention_backward, (K * (N // T) * heads,), *qkv.split(d, -1), *bias.split(d, -1), d_out.contiguous(),
-            *d_qkv.split(d, -1), *part.split(d, -1), N // T, 3 * d, 3 * d, bias.stride(0), bias.stride(0),
-            3 * d, 3 * d, (d // heads) ** -0.5, **_constants(T, T, d, heads, causal),
-        )  # fmt: skip
-        return d_qkv, part.sum(1, keepdim=True).to(bias.dtype), None, None, None
+        d_qkv, part = torch.empty_like(qkv), partial_sums(qkv, qkv.shape[1] // ctx.sizes[0])
+        given, grads, parts = (one.chunk(3, -1) for one in (qkv, d_qkv, part))
+        _attend_back(given, bias.chunk(3, -1), d_out, grads, parts, *ctx.sizes)
+        return d_qkv, summed(part, bias), None, None, None
 
 
 def cross_attention(q: Tensor, bias_q: Tensor, kv: Tensor, bias_kv: Tensor, steps: int, heads: int) -> Tensor:
@@ -165,33 +185,20 @@ class _CrossAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, bias_q: Tensor, kv: Tensor, bias_kv: Tensor, S: int, heads: int
     ) -> Tensor:
-        K, N, d = q.shape
-        B, T = N // S, kv.shape[1] // (N // S)
-        out = torch.empty_like(q)
-        ctx.sizes = S, T, heads
+        ctx.sizes = S, heads, False  # causal: the encoder's candles all lie before the first step
         ctx.save_for_backward(q, bias_q, kv, bias_kv)
-        launch(
-            _attention, (K * B * heads,), q, *kv.split(d, -1), bias_q, *bias_kv.split(d, -1), out, B, d, kv.stride(1),
-            bias_q.stride(0), bias_kv.stride(0), (d // heads) ** -0.5, **_constants(S, T, d, heads, False),
-        )  # fmt: skip
-        return out
+        return _attend((q, *kv.chunk(2, -1)), (bias_q, *bias_kv.chunk(2, -1)), *ctx.sizes)
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, bias_q, kv, bias_kv = ctx.saved_tensors
-        S, T, heads = ctx.sizes
-        K, N, d = q.shape
-        B = N // S
-        d_q, d_kv = torch.empty_like(q), torch.empty(K, B * T, 2 * d, device=q.device, dtype=q.dtype)
-        part_q = torch.empty(K, B, d, device=q.device, dtype=torch.float32)
-        part_kv = torch.empty(K, B, 2 * d, device=q.device, dtype=torch.float32)
-        launch(
-            _attention_backward, (K * B * heads,), q, *kv.split(d, -1), bias_q, *bias_kv.split(d, -1),
-            d_out.contiguous(), d_q, *d_kv.split(d, -1), part_q, *part_kv.split(d, -1), B, d, kv.stride(1),
-            bias_q.stride(0), bias_kv.stride(0), d, 2 * d, (d // heads) ** -0.5, **_constants(S, T, d, heads, False),
-        )  # fmt: skip
-        biases = (part.sum(1, keepdim=True).to(q.dtype) for part in (part_q, part_kv))
-        return d_q, next(biases), d_kv, next(biases), None, None
+        # d_kv is dense, whatever lies between the rows of kv: `_Memories` multiplies it layer by layer.
+        d_q, d_kv = torch.empty_like(q), torch.empty(kv.shape, device=q.device, dtype=q.dtype)
+        part_q, part_kv = (partial_sums(one, q.shape[1] // ctx.sizes[0]) for one in (d_q, d_kv))
+        given, biases = (q, *kv.chunk(2, -1)), (bias_q, *bias_kv.chunk(2, -1))
+        grads, parts = (d_q, *d_kv.chunk(2, -1)), (part_q, *part_kv.chunk(2, -1))
+        _attend_back(given, biases, d_out, grads, parts, *ctx.sizes)
+        return d_q, summed(part_q, bias_q), d_kv, summed(part_kv, bias_kv), None, None
 
 
 @triton.jit(do_not_specialize=["n", "B", "s_window"])
@@ -203,19 +210,19 @@ def _one_query(
     window = tl.program_id(0).to(tl.int64)
     m, b = window // B, window % B
     c, t = tl.arange(0, D), tl.arange(0, BT)
-    query = tl.load(q + m * s_q + b * r_q + c).to(tl.float32) + tl.load(bias_q + m * s_bias_q + c).to(
-        tl.float32
-    )
+    query = tl.load(q + m * s_q + b * r_q + c).to(tl.float32)  # [D]: the heads side by side
+    query += tl.load(bias_q + m * s_bias_q + c).to(tl.float32)
     at = m * s_member + b * s_window + t[:, None] * s_step + c[None, :]
-    seen = (t < n)[:, None] & (c >= 0)[None, :]
+    seen = (t < n)[:, None] & (c >= 0)[None, :]  # [BT, D]
     key = tl.load(k + at, seen, other=0.0).to(tl.float32)
     key += tl.load(bias_k + m * s_bias_k + c).to(tl.float32)[None, :]
     scores = tl.sum(tl.reshape(key * query[None, :], [BT, HEADS, D // HEADS]), 2) * scale  # [BT, HEADS]
     scores = tl.where((t < n)[:, None], scores, float("-inf"))
     e = tl.exp(scores - tl.max(scores, 0)[None, :])
-    shares = e / tl.sum(e, 0)[None, :]
+    shares = e / tl.sum(e, 0)[None, :]  # over keys, by head
     value = tl.load(v + at, seen, other=0.0).to(tl.float32)
     value += tl.load(bias_v + m * s_bias_k + c).to(tl.float32)[None, :]
+    # A product with one row would leave 15 of a tile's 16 rows empty, so these are sums: [BT, HEADS, W] over BT.
     y = tl.sum(tl.reshape(value, [BT, HEADS, D // HEADS]) * shares[:, :, None], 0)
     tl.store(out + window * D + c, tl.reshape(y, [D]).to(out.dtype.element_ty))
 

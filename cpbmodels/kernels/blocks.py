@@ -1,4 +1,4 @@
-"""What lies between a transformer's products: bias, residual, LayerNorm, GELU, and its first and last, narrow maps.
+"""What lies between a transformer's products: bias, residual, LayerNorm, GELU.
 
 No product adds a bias of its own: broadcast into `baddbmm` it costs 1.7 to 4 times the product on an H100, so the
 kernel that reads the product adds it. Shapes: K members, N rows (windows x steps), d columns, at most 256 where a
@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cpbmodels.kernels.support import launch
+from cpbmodels.kernels.support import launch, partial_sums, summed
 
 EPSILON = 1e-5  # torch's layer_norm
 ROWS = 32  # rows of a program; 16 and 64 were slower by 3 and 0.5 % of a step on an H100
-COLUMNS = 128  # of a program of `bias_gelu`, and of `embed`'s gradient
-WINDOWS = 8  # windows whose gradients a program of `embed` adds up
+COLUMNS = 128  # of a program of `bias_gelu`
 
 
 # --- residual + bias + LayerNorm --------------------------------------------------------------------------------------
@@ -47,6 +46,7 @@ def _add_norm(
 ):  # fmt: skip
     """x, y, total, normed [K, N, D], bias [K, D] s_bias apart. total = x + y + bias; normed = its LayerNorm."""
     at, mask, cols = _tile(N, R, D, BD)
+    # [R, BD]: whole rows, so the mean needs no second pass
     v = tl.load(x + at, mask, other=0.0).to(tl.float32)
     if ADDS:
         v += tl.load(y + at, mask, other=0.0).to(tl.float32)
@@ -76,6 +76,7 @@ def _add_norm_backward(
         out += tl.load(d_total + at, mask, other=0.0).to(tl.float32)
     tl.store(d_x + at, out.to(d_x.dtype.element_ty), mask)
     if ADDS:
+        # [R, BD] over this program's rows; the places of partial sums are [K, programs of a member, D].
         place = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
         tl.store(part + place * D + cols, tl.sum(tl.where(mask, out, 0.0), 0), cols < D)
 
@@ -111,24 +112,14 @@ class _AddNorm(torch.autograd.Function):
         K, N, D = total.shape
         d_x, d_normed = torch.empty_like(total), d_normed.contiguous()
         grid = (K, triton.cdiv(N, ROWS))
-        part = _partial(total, *grid, D) if ctx.adds else total
+        part = partial_sums(total, grid[1]) if ctx.adds else total
         residual = d_normed if d_total is None else d_total.contiguous()
         launch(
             _add_norm_backward, grid, total, d_normed, residual, d_x, part, N,
             RESIDUAL=d_total is not None, ADDS=ctx.adds, EPS=EPSILON, D=D, BD=triton.next_power_of_2(D), R=ROWS,
             num_warps=4,
         )  # fmt: skip
-        return (d_x, d_x, _summed(part, total.dtype)) if ctx.adds else (d_x, None, None)
-
-
-def _partial(like: Tensor, *shape: int) -> Tensor:
-    """float32 sums, one for each program."""
-    return torch.empty(shape, device=like.device, dtype=torch.float32)
-
-
-def _summed(part: Tensor, dtype: torch.dtype) -> Tensor:
-    """[K, programs, d] -> [K, 1, d]."""
-    return part.sum(1, keepdim=True).to(dtype)
+        return (d_x, d_x, summed(part, total)) if ctx.adds else (d_x, None, None)
 
 
 # --- bias + GELU ------------------------------------------------------------------------------------------------------
@@ -157,6 +148,7 @@ def _bias_gelu_backward(
 ):
     """d_x = d_out (Phi(v) + v phi(v)), Phi and phi the normal distribution and density; part [K, programs, D]."""
     v, at, mask, cols = _gelu_tile(x, bias, N, s_bias, D, BD, R)
+    # d/dv v Phi(v) = Phi(v) + v phi(v); the constants are 1 / sqrt 2 and 1 / sqrt(2 pi).
     slope = 0.5 * (1 + tl.erf(v * 0.7071067811865476)) + v * 0.3989422804014327 * tl.exp(-0.5 * v * v)
     out = tl.load(d_out + at, mask, other=0.0).to(tl.float32) * slope
     tl.store(d_x + at, out.to(d_x.dtype.element_ty), mask)
@@ -186,186 +178,9 @@ class _BiasGelu(torch.autograd.Function):
         K, N, D = x.shape
         d_x = torch.empty_like(x)
         grid = (K, triton.cdiv(N, ROWS), triton.cdiv(D, COLUMNS))
-        part = _partial(x, K, grid[1], D)
+        part = partial_sums(x, grid[1])
         launch(
             _bias_gelu_backward, grid, x, bias, d_out.contiguous(), d_x, part, N, bias.stride(0),
             D=D, BD=COLUMNS, R=ROWS, num_warps=4,
         )  # fmt: skip
-        return d_x, _summed(part, x.dtype)
-
-
-# --- first map: few inputs, whose products cuBLAS runs slowly ---------------------------------------------------------
-@triton.jit(do_not_specialize=["N"])
-def _embed(
-    x, weight, bias, place, out, N, s_weight, s_bias, s_place,
-    T: tl.constexpr, F: tl.constexpr, D: tl.constexpr, BD: tl.constexpr, R: tl.constexpr,
-):  # fmt: skip
-    """x [K, N, F], weight [K, F, D], bias [K, D], place [K, T, D] -> out [K, N, D]; row n stands at place n mod T."""
-    at, mask, cols = _tile(N, R, D, BD)
-    k = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * R + tl.arange(0, R)
-    v = tl.load(place + k * s_place + (rows % T)[:, None] * D + cols[None, :], mask, other=0.0).to(tl.float32)
-    v += tl.load(bias + k * s_bias + cols, cols < D, other=0.0).to(tl.float32)[None, :]
-    for i in tl.static_range(F):
-        column = tl.load(x + (k * N + rows) * F + i, rows < N, other=0.0).to(tl.float32)
-        v += (
-            column[:, None]
-            * tl.load(weight + k * s_weight + i * D + cols, cols < D, other=0.0).to(tl.float32)[None, :]
-        )
-    tl.store(out + at, v.to(out.dtype.element_ty), mask)
-
-
-@triton.jit(do_not_specialize=["B"])
-def _embed_backward(
-    x, d_out, part_place, part_weight, B,
-    WINDOWS: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, F: tl.constexpr, D: tl.constexpr, BD: tl.constexpr,
-):  # fmt: skip
-    """Sums over `WINDOWS` of B windows, by program (member, windows, columns): d_out, and x^T d_out in float32."""
-    k, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    t, f = tl.arange(0, BT), tl.arange(0, 16)
-    cols = tl.program_id(2) * BD + tl.arange(0, BD)
-    mask = (t < T)[:, None] & (cols < D)[None, :]
-    d_place = tl.zeros([BT, BD], tl.float32)
-    d_weight = tl.zeros([16, BD], tl.float32)
-    for i in range(WINDOWS):
-        window = chunk * WINDOWS + i
-        row = (k * B + window) * T
-        d = tl.load(d_out + (row + t)[:, None] * D + cols[None, :], mask & (window < B), other=0.0)
-        there = (f < F)[:, None] & (t < T)[None, :] & (window < B)
-        d_place += d.to(tl.float32)
-        d_weight += tl.dot(tl.load(x + (row + t)[None, :] * F + f[:, None], there, other=0.0), d)
-    n = k * tl.num_programs(1) + chunk
-    tl.store(part_place + (n * T + t)[:, None] * D + cols[None, :], d_place, mask)
-    tl.store(
-        part_weight + (n * F + f)[:, None] * D + cols[None, :],
-        d_weight,
-        (f < F)[:, None] & (cols < D)[None, :],
-    )
-
-
-def embed(x: Tensor, weight: Tensor, bias: Tensor, place: Tensor) -> Tensor:
-    """x [K, B x T, F], weight [K, F, d], bias [K, 1, d], place [K, T, d] -> x W + b + place [K, B x T, d].
-
-    F <= 16, T <= 64, d <= 256; x gets no gradient: it is candles.
-    """
-    out: Tensor = _Embed.apply(x, weight, bias, place)
-    return out
-
-
-class _Embed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, place: Tensor) -> Tensor:
-        (K, N, F), (T, D) = x.shape, place.shape[1:]
-        x = x.contiguous()
-        out = torch.empty(K, N, D, device=x.device, dtype=weight.dtype)
-        strides = weight.stride(0), bias.stride(0), place.stride(0)
-        launch(
-            _embed, (K, triton.cdiv(N, ROWS)), x, weight, bias, place, out, N, *strides,
-            T=T, F=F, D=D, BD=triton.next_power_of_2(D), R=ROWS, num_warps=4,
-        )  # fmt: skip
-        ctx.save_for_backward(x)
-        ctx.steps = T
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        (x,) = ctx.saved_tensors
-        (K, N, F), D, T = x.shape, d_out.shape[-1], ctx.steps
-        chunks = triton.cdiv(N // T, WINDOWS)
-        part_place, part_weight = _partial(x, K, chunks, T, D), _partial(x, K, chunks, F, D)
-        launch(
-            _embed_backward, (K, chunks, triton.cdiv(D, COLUMNS)), x, d_out.contiguous(), part_place, part_weight,
-            N // T,
-            WINDOWS=WINDOWS, T=T, BT=max(triton.next_power_of_2(T), 16), F=F, D=D, BD=COLUMNS,
-            num_warps=4,
-        )  # fmt: skip
-        place = part_place.sum(1)
-        weight, bias = part_weight.sum(1), place.sum(1, keepdim=True)
-        return None, weight.to(d_out.dtype), bias.to(d_out.dtype), place.to(d_out.dtype)
-
-
-# --- last map: few outputs --------------------------------------------------------------------------------------------
-@triton.jit(do_not_specialize=["N"])
-def _narrow(
-    x,
-    weight,
-    bias,
-    out,
-    N,
-    s_weight,
-    s_bias,
-    OUT: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    R: tl.constexpr,
-):
-    """x [K, N, D], weight [K, D, OUT], bias [K, OUT] -> out float32 [K, N, OUT]: dot products by row, in float32."""
-    at, mask, cols = _tile(N, R, D, BD)
-    k = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * R + tl.arange(0, R)
-    v = tl.load(x + at, mask, other=0.0).to(tl.float32)
-    for j in tl.static_range(OUT):
-        w = tl.load(weight + k * s_weight + cols * OUT + j, cols < D, other=0.0).to(tl.float32)
-        y = tl.sum(v * w[None, :], 1) + tl.load(bias + k * s_bias + j).to(tl.float32)
-        tl.store(out + (k * N + rows) * OUT + j, y, rows < N)
-
-
-@triton.jit(do_not_specialize=["N"])
-def _narrow_backward(
-    x,
-    weight,
-    d_out,
-    d_x,
-    part,
-    N,
-    s_weight,
-    OUT: tl.constexpr,
-    D: tl.constexpr,
-    BD: tl.constexpr,
-    R: tl.constexpr,
-):
-    """d_x = d_out W^T; part [K, programs, OUT, D] = sums of d_out x over a program's rows."""
-    at, mask, cols = _tile(N, R, D, BD)
-    k = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * R + tl.arange(0, R)
-    v = tl.load(x + at, mask, other=0.0).to(tl.float32)
-    out = tl.zeros([R, BD], tl.float32)
-    place = (k * tl.num_programs(1) + tl.program_id(1)) * OUT
-    for j in tl.static_range(OUT):
-        w = tl.load(weight + k * s_weight + cols * OUT + j, cols < D, other=0.0).to(tl.float32)
-        g = tl.load(d_out + (k * N + rows) * OUT + j, rows < N, other=0.0).to(tl.float32)
-        out += g[:, None] * w[None, :]
-        tl.store(part + (place + j) * D + cols, tl.sum(g[:, None] * v, 0), cols < D)
-    tl.store(d_x + at, out.to(d_x.dtype.element_ty), mask)
-
-
-def narrow(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """x [K, N, d], weight [K, d, O], bias [K, 1, O] -> float32 [K, N, O]; d <= 256, O a handful."""
-    out: Tensor = _Narrow.apply(x, weight, bias)
-    return out
-
-
-class _Narrow(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        (K, N, D), outputs = x.shape, weight.shape[-1]
-        ctx.save_for_backward(x, weight)
-        out = _partial(x, K, N, outputs)
-        launch(
-            _narrow, (K, triton.cdiv(N, ROWS)), x, weight, bias, out, N, weight.stride(0), bias.stride(0),
-            OUT=outputs, D=D, BD=triton.next_power_of_2(D), R=ROWS, num_warps=4,
-        )  # fmt: skip
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        (K, N, D), outputs = x.shape, weight.shape[-1]
-        d_x, d_out = torch.empty_like(x), d_out.contiguous()
-        grid = (K, triton.cdiv(N, ROWS))
-        part = _partial(x, *grid, outputs, D)
-        launch(
-            _narrow_backward, grid, x, weight, d_out, d_x, part, N, weight.stride(0),
-            OUT=outputs, D=D, BD=triton.next_power_of_2(D), R=ROWS, num_warps=4,
-        )  # fmt: skip
-        return d_x, part.sum(1).transpose(1, 2).to(weight.dtype), _summed(d_out, weight.dtype)
+        return d_x, summed(part, x)

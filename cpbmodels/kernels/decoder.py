@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -33,7 +32,7 @@ from cpbmodels.kernels.recurrent import (
     row_sums,
     step_tiles,
 )
-from cpbmodels.kernels.support import launch
+from cpbmodels.kernels.support import launch, product
 
 if TYPE_CHECKING:
     from cpbmodels.arch.gru import Gru
@@ -44,6 +43,10 @@ ATTENTION_WARPS, MEMORY_WARPS = 1, 4
 """Measured on an H100 with a prototype at the gru's sizes; the lstm's were not run with 1 warp.
 
 Attention takes 187 us with 1 warp and 276 with 4, the memory's gradient 165 and 134."""
+MEMORY_VALUES = 4096
+"""States x hidden values that `MEMORY_WARPS` hold without spilling: 32 x 128, the gru's. More take more warps.
+
+With 2 warps, which is 128 sums a thread instead of 64, the same kernel took 1,970 us."""
 
 
 @triton.jit(do_not_specialize=["s_bo", "s_tk", "s_tb", "s_fk", "s_fb", "s_n", "step", "B", "S"])
@@ -59,26 +62,30 @@ def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
-    at = (t[:, None] * B + b) * row + c[None, :]
+    at = (t[:, None] * B + b) * row + c[None, :]  # [BT, H]: this window's states, B rows apart
     seen = (t < T)[:, None] & (c >= 0)[None, :]
     query = tl.load(q + k * s_q + b * H + c).to(tl.float32)
     key = tl.load(keys + k * s_kk + at, seen, other=0.0).to(tl.float32)
+    # One query a window: sums of products [BT, HEADS, D] over D, where a tile of tl.dot would be 15/16 empty.
     scores = tl.sum(tl.reshape(key * query[None, :], [BT, HEADS, D]), 2) * scale
     scores = tl.where((t < T)[:, None], scores, float("-inf"))
     share = tl.exp(scores - tl.max(scores, 0)[None, :])
     share /= tl.sum(share, 0)[None, :]
     tl.store(shares + ((window * S + step) * BT + t)[:, None] * HEADS + head[None, :], share)
     value = tl.load(values + k * s_vk + at, seen, other=0.0).to(tl.float32)
+    # [BT, HEADS, D] over BT, the heads side by side again: [H]. The shares add up to 1, so b_v is added once.
     attended = tl.reshape(tl.sum(tl.reshape(value, [BT, HEADS, D]) * share[:, :, None], 0), [H])
     if b_v is not None:
         attended += tl.load(b_v + k * s_bv + c).to(tl.float32)
     tl.store(kept + k * s_at + b * H + c, attended.to(kept.dtype.element_ty))
     state = tl.load(h + k * s_h + b * H + c).to(tl.float32)
+    # [OUT, H] each: the half of w_out for h and, H further, the half for attended.
     wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
     out = tl.sum(tl.load(wp).to(tl.float32) * state[None, :], 1)
     out += tl.sum(tl.load(wp + H).to(tl.float32) * attended[None, :], 1)
     out += tl.load(b_out + k * s_bo + o).to(tl.float32)
     tl.store(raw + (window * S + step) * OUT + o, out)
+    # `Head.feedback` of the head point, [OUT]: softplus(raw - 1) of the wicks 2 and 3, linear above 20 as torch's.
     wick = out - 1
     fed = tl.where(wick > 20, wick, tl.log(1 + tl.exp(tl.minimum(wick, 20.0))))
     fed = tl.where(o >= 2, fed, out)
@@ -89,29 +96,35 @@ def _attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_
 
 
 @triton.jit(do_not_specialize=["s_fk", "s_fb", "step", "B", "S"])
-def _attend_back(d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk, w_out, s_wo,
-                 shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr, H: tl.constexpr,
-                 T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr, G: tl.constexpr):  # fmt: skip
-    """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`; d_raw is completed in place.
+def _attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk, w_out,
+                 s_wo, shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr,
+                 H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
+                 G: tl.constexpr):  # fmt: skip
+    """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`, and d_raw [K, B, S, OUT] there: `grad` and
+    what reached raw by way of the next step.
 
     d_gates [B, G H]: gradient of the next step's first gates, which read through w_ih [G H, OUT] what was fed back.
-    Without d_q, q is h itself and d_h the sum of both."""
+    Without d_q, q is h itself and d_h the sum of both. It writes where it reads nothing: all warps hold the few values
+    of d_raw, so that in place one of them could read what another has already written."""
     window = tl.program_id(0).to(tl.int64)
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    # dL/d(fed back) [OUT] = d_gates [G H] w_ih [G H, OUT], gate by gate; zero at the last step.
     fed = tl.zeros([OUT], tl.float32)
     for g in tl.static_range(G):
         of_gate = tl.load(d_gates + k * s_dg + b * (G * H) + g * H + c).to(tl.float32)
         weight = tl.load(w_ih + k * s_ih + (g * H + c)[None, :] * OUT + o[:, None]).to(tl.float32)
         fed += tl.sum(of_gate[None, :] * weight, 1)
     out = (window * S + step) * OUT + o
+    # Through `Head.feedback`: softplus' = sigmoid; and nothing comes back where the truth was read instead.
     fed = tl.where(o >= 2, tl.sigmoid(tl.load(raw + out) - 1) * fed, fed)
     if forced is not None:
         fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, 0.0, fed)
-    d_out = tl.load(d_raw + out) + fed
+    d_out = tl.load(grad + out) + fed
     tl.store(d_raw + out, d_out)
     wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
+    # [OUT, H] over OUT: both halves of d_out w_out.
     of_state = tl.sum(tl.load(wp).to(tl.float32) * d_out[:, None], 0)
     of_attended = tl.sum(tl.load(wp + H).to(tl.float32) * d_out[:, None], 0)
     at = (t[:, None] * B + b) * row + c[None, :]
@@ -120,6 +133,7 @@ def _attend_back(d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys
     of_share = tl.sum(tl.reshape(value * of_attended[None, :], [BT, HEADS, D]), 2)
     place = ((window * S + step) * BT + t)[:, None] * HEADS + head[None, :]
     share = tl.load(shares + place)
+    # Derivative of softmax over the states [BT], by head: ds = a (da - sum(a da)).
     of_score = share * (of_share - tl.sum(share * of_share, 0)[None, :]) * scale
     tl.store(d_scores + place, of_score)
     key = tl.load(keys + k * s_kk + at, seen, other=0.0).to(tl.float32)
@@ -140,12 +154,14 @@ def _memory_back(d_raw, q, s_qk, s_qs, w_out, s_wo, shares, d_scores, d_keys, s_
     k, b = window // B, window % B
     D: tl.constexpr = H // HEADS
     c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    # [OUT, H], for attended
     weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(tl.float32)
+    # Sums over steps s of ds_s q_s and a_s d_attended_s, outer products by head; on the chip until the last step.
     of_key = tl.zeros([BT, HEADS, D], tl.float32)
     of_value = tl.zeros([BT, HEADS, D], tl.float32)
     total = tl.zeros([H], tl.float32)
     for s in range(S):
-        query = tl.load(q + k * s_qk + s * s_qs + b * H + c).to(tl.float32)
+        query = tl.load(q + k * s_qk + s * s_qs + b * H + c).to(tl.float32)  # [H]
         of_attended = tl.sum(weight * tl.load(d_raw + (window * S + s) * OUT + o)[:, None], 0)
         place = ((window * S + s) * BT + t)[:, None] * HEADS + head[None, :]
         of_key += tl.load(d_scores + place)[:, :, None] * tl.reshape(query, [1, HEADS, D])
@@ -168,7 +184,7 @@ def _query(x, s_x, w, s_w, bias, s_b, out, s_o, B, H: tl.constexpr, BM: tl.const
     sums = tl.zeros([BM, BU], tl.float32)
     for start in range(0, H, BK):
         columns = start + tl.arange(0, BK)
-        part = tl.load(x + k * s_x + rows[:, None] * H + columns[None, :])
+        part = tl.load(x + k * s_x + rows[:, None] * H + columns[None, :])  # [BM, BK] times [BK, BU]
         sums += tl.dot(part, tl.load(w + k * s_w + u[None, :] * H + columns[:, None])).to(tl.float32)
     sums += tl.load(bias + k * s_b + u).to(tl.float32)[None, :]
     tl.store(out + k * s_o + rows[:, None] * H + u[None, :], sums.to(out.dtype.element_ty))
@@ -242,11 +258,11 @@ class _Decoder:
         )  # fmt: skip
 
     def attend_back(self, grads: tuple[Tensor, ...], w_ih: Tensor, d_q: Tensor | None, step: int) -> None:
-        """grads: d_raw, d_scores, d_h [K, B, H] and d_gates of the next step, as in `_attend_back`."""
-        d_raw, d_scores, d_h, d_gates = grads
+        """grads: that of raw, d_raw, d_scores, d_h [K, B, H], d_gates of the next step, as in `_attend_back`."""
+        grad, d_raw, d_scores, d_h, d_gates = grads
         forced = self.draw.forced
         launch(
-            _attend_back, (self.K * self.B,), d_raw, self.raw, *parts(d_gates, w_ih),
+            _attend_back, (self.K * self.B,), grad, d_raw, self.raw, *parts(d_gates, w_ih),
             forced, *((0, 0) if forced is None else forced.stride()[:2]),
             *parts(self.keys, self.values, self.w_out), self.shares, d_scores, *parts(d_h, d_q),
             self.keys.stride(1), (self.H // self.heads) ** -0.5, step, self.B, self.S,
@@ -258,24 +274,25 @@ class _Decoder:
     ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
+        # At most 16, for T 64 and H 256: there a thread has 128 registers and spills 328 bytes (sm_90).
+        warps = max(MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES)
         launch(
             _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
-            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(MEMORY_WARPS),
+            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(warps),
         )  # fmt: skip
         return of_bias.sum(1, keepdim=True).to(q.dtype)
 
     def out_back(self, d_raw: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of w_out and b_out over all steps."""
         top = self.hs[-1][:, 1:]
-        grad = F.pad(d_raw.transpose(1, 2).to(top.dtype), (0, 8 - OUTPUTS)).flatten(1, 2).transpose(1, 2)
-        weights = [torch.bmm(grad, part.flatten(1, 2))[:, :OUTPUTS] for part in (top, self.kept)]
-        return torch.cat(weights, -1), d_raw.flatten(1, 2).sum(1, keepdim=True).to(top.dtype)
+        grad = d_raw.transpose(1, 2).to(top.dtype)  # [K, S, B, 4]
+        weights = [_over_steps(part, grad) for part in (top, self.kept)]  # [K, H, 4] each
+        return torch.cat(weights, 1).transpose(1, 2), row_sums(d_raw).to(top.dtype)
 
 
-def _product(grad: Tensor, x: Tensor) -> Tensor:
-    """grad^T x [K, n, m] over all rows of [K, S, B, n] and [K, S, B, m]; few columns are padded to 8 for cuBLAS."""
-    grad, x, m = grad.flatten(1, 2).transpose(1, 2), x.flatten(1, 2), x.shape[-1]
-    return torch.bmm(grad, F.pad(x, (0, -m % 8)))[..., :m] if m % 8 else torch.bmm(grad, x)
+def _over_steps(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x [K, n, m] over all rows of [K, S, B, n] and [K, S, B, m]."""
+    return product(grad.flatten(1, 2).transpose(1, 2), x.flatten(1, 2))
 
 
 class _GruSteps(torch.autograd.Function):
@@ -304,15 +321,15 @@ class _GruSteps(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         own, weights = ctx.own, ctx.weights
         K, B, S, H = own.K, own.B, own.S, own.H
-        d_raw, d_scores = grad.clone(memory_format=torch.contiguous_format), torch.empty_like(own.shares)
+        grad, d_scores = grad.contiguous(), torch.empty_like(own.shares)
+        d_raw = torch.empty_like(grad)
         d_in, d_hid = ([own.xs.new_empty(K, S, B, 3 * H) for _ in own.hs] for _ in range(2))
         carry = [own.raw.new_zeros(K, B, H) for _ in own.hs]
         zero, d_h = own.xs.new_zeros(K, B, 3 * H), own.xs.new_empty(K, B, H)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
-            own.attend_back(
-                (d_raw, d_scores, d_h, zero if last else d_in[0][:, s + 1]), weights[0][0], None, s
-            )
+            after = zero if last else d_in[0][:, s + 1]
+            own.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], None, s)
             add, out = d_h, None
             for i in range(len(own.hs) - 1, -1, -1):
                 after = zero if last else d_hid[i][:, s + 1]
@@ -328,7 +345,13 @@ class _GruSteps(torch.autograd.Function):
         for i, (w, hidden, gates) in enumerate(zip(weights, d_hid, d_in, strict=True)):
             d_first.append(torch.bmm(hidden[:, 0], w[1]).add_(carry[i]))
             x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
-            d_layers += [_product(gates, x), _product(hidden, before), row_sums(gates), row_sums(hidden)]
+            d_layers += [
+                _over_steps(gates, x),
+                _over_steps(hidden, before),
+                row_sums(gates),
+                row_sums(hidden),
+            ]
+        # What is added to all scores of a query changes no share, so the key's bias has no gradient.
         d_key_bias = own.xs.new_zeros(K, 1, H)
         return None, None, None, d_keys, d_values, d_key_bias, *own.out_back(d_raw), *d_first, *d_layers
 
@@ -365,14 +388,15 @@ class _LstmSteps(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         own, weights, cells = ctx.own, ctx.weights, ctx.cells
         K, B, S, H = own.K, own.B, own.S, own.H
-        d_raw, d_scores = grad.clone(memory_format=torch.contiguous_format), torch.empty_like(own.shares)
+        grad, d_scores = grad.contiguous(), torch.empty_like(own.shares)
+        d_raw = torch.empty_like(grad)
         d_gates = [own.xs.new_empty(K, S, B, 4 * H) for _ in own.hs]
         d_c = [own.raw.new_zeros(K, B, H) for _ in own.hs]
         zero, d_h, d_q = own.xs.new_zeros(K, B, 4 * H), own.xs.new_empty(K, B, H), torch.empty_like(own.kept)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
             after = zero if last else d_gates[0][:, s + 1]
-            own.attend_back((d_raw, d_scores, d_h, after), weights[0][0], d_q[:, s], s)
+            own.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], d_q[:, s], s)
             add, out = d_h, (d_q[:, s], ctx.w_q)
             for i in range(len(own.hs) - 1, -1, -1):
                 after, c = zero if last else d_gates[i][:, s + 1], (cells[i][:, s], cells[i][:, s + 1])
@@ -382,12 +406,12 @@ class _LstmSteps(torch.autograd.Function):
         d_memory = torch.empty_like(ctx.memory)
         parts_of = d_memory[..., :H], d_memory[..., H:]
         d_bv = own.memory_back(d_raw, d_scores, ctx.queries, *parts_of)
-        d_query = _product(d_q, own.hs[-1][:, 1:]), row_sums(d_q)
+        d_query = _over_steps(d_q, own.hs[-1][:, 1:]), row_sums(d_q)
         d_first, d_layers = [], []
         for i, (w, gates) in enumerate(zip(weights, d_gates, strict=True)):
             d_first += [torch.bmm(gates[:, 0], w[1]), d_c[i].to(gates.dtype)]
             x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
-            d_layers += [_product(gates, x), _product(gates, before), row_sums(gates)]
+            d_layers += [_over_steps(gates, x), _over_steps(gates, before), row_sums(gates)]
         return None, None, None, None, d_memory, d_bv, *own.out_back(d_raw), *d_query, *d_first, *d_layers
 
 
@@ -411,9 +435,8 @@ def lstm_forward(
     H = states.shape[-1]
     memory = torch.bmm(states.transpose(1, 2).flatten(1, 2), w["memory.weight"])
     of_state, of_attended = w["out.weight"].split(H, -1)
-    w_out = torch.cat(
-        [of_state, torch.bmm(of_attended, w["mix.weight"])], -1
-    )  # `mix` goes straight into `out`
+    # `mix` goes straight into `out`
+    w_out = torch.cat([of_state, torch.bmm(of_attended, w["mix.weight"])], -1)
     b_out = w["out.bias"] + torch.bmm(w["mix.bias"], of_attended.transpose(1, 2))
     weights = []
     for name in model.layers("decoder"):

@@ -30,12 +30,14 @@ def _dropout(x, keys, limits, factors, out, n, s_key, MASKS: tl.constexpr, BLOCK
     k = tl.program_id(0).to(tl.int64)
     pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     key = tl.load(keys + k * s_key)
+    # [BLOCK] int32, the steps of `Draws.bits`; numbers above 2^31 are written as the negative int32 with their bits.
     v = (pair * -1640531535) ^ key  # 0x9E3779B1
     v = (v ^ (v >> 16)) * 0x7FEB352D + key
     v = (v ^ (v >> 15)) * -0x7B935975
     v = v ^ ((v >> 16) & 0xFFFF)
     low, high = (v << 16) >> 16, v >> 16  # both halves as int16: the shift copies the sign
     j = tl.arange(0, 2)
+    # [BLOCK, 2]: values 2 pair and 2 pair + 1 of the member, so that a thread stores neighbours.
     half = tl.where(j[None, :] == 0, low[:, None], high[:, None])
     at = 2 * pair[:, None] + j[None, :]
     value = tl.where(half < tl.load(limits + k), tl.load(factors + k), 0.0)

@@ -25,7 +25,7 @@ def _squares(grad, part, steps, held, P, HELD: tl.constexpr, PARTS: tl.constexpr
     k, j = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = j * BLOCK + tl.arange(0, BLOCK)
     g = tl.load(grad + k * P + at, at < P, other=0.0).to(tl.float32)
-    tl.store(part + k * PARTS + j, tl.sum(g * g, 0))
+    tl.store(part + k * PARTS + j, tl.sum(g * g, 0))  # [BLOCK] -> one of the member's PARTS sums
     if j == 0:
         taken = 1.0
         if HELD:
@@ -49,12 +49,14 @@ def _adam(
     if HELD:
         moves = tl.load(held + k) == 0
     if moves:
+        # Every program adds up its member's sums [BP] again, 78 to 452 of a seed preset, instead of a third launch.
         p = tl.arange(0, BP)
         norm = tl.sqrt(tl.sum(tl.load(part + k * PARTS + p, p < PARTS, other=0.0), 0))
         # A gradient with a NaN makes the whole row NaN, as torch's clamp does: its member then ends as diverged.
         scale = tl.minimum(tl.load(clips + k) / (norm + 1e-6), 1.0, propagate_nan=tl.PropagateNan.ALL)
         t = tl.load(steps + k).to(tl.float64)
         rate, decay = tl.load(rates + k * s_rate), tl.load(decays + k)
+        # 1 - B^t with B^t = 2^(t log2 B) in float64: in float32 the first steps would lose digits at B2 = .999.
         c1 = (1 - tl.exp2(t * LOG_B1)).to(tl.float32)
         c2 = tl.sqrt(1 - tl.exp2(t * LOG_B2)).to(tl.float32)
         at = j * BLOCK + tl.arange(0, BLOCK)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch import Tensor
 from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.per_member import PerRow
 from cpbmodels.arch.weights import Weights
-from cpbmodels.kernels.support import launch, shared_bytes
+from cpbmodels.kernels.support import launch, product, shared_bytes
 
 WHOLE_LAYER_WIDTH = 128
 """Hidden width up to which a layer's recurrent weights fit on the chip."""
@@ -36,7 +35,39 @@ ROWS, UNITS, DEPTH = 32, 32, 64
 
 @triton.jit
 def _tanh(x):
+    # triton.language has no tanh, and libdevice's does not run in the interpreter.
     return 2 * tl.sigmoid(2 * x) - 1
+
+
+@triton.jit
+def _get4(at, H: tl.constexpr):
+    """Four values H apart of each place in `at` [BM, BU], in float32."""
+    a, b = tl.load(at).to(tl.float32), tl.load(at + H).to(tl.float32)
+    return a, b, tl.load(at + 2 * H).to(tl.float32), tl.load(at + 3 * H).to(tl.float32)
+
+
+@triton.jit
+def _put3(at, H: tl.constexpr, a, b, c):
+    """Store three values H apart, in the dtype there: blocks of gates in a row of 3H or 4H."""
+    kind = at.dtype.element_ty
+    tl.store(at, a.to(kind))
+    tl.store(at + H, b.to(kind))
+    tl.store(at + 2 * H, c.to(kind))
+
+
+@triton.jit
+def _gru_cell(a_r, a_z, a_n, g_n, h):
+    """r, z, n and the next state from three sums of gates, the new gate's hidden part g_n apart, and the state."""
+    r, z = tl.sigmoid(a_r), tl.sigmoid(a_z)
+    n = _tanh(a_n + r * g_n)
+    return r, z, n, n + z * (h - n)
+
+
+@triton.jit
+def _gru_cell_back(d_h, r, z, n, g_n, h):
+    """d_r, d_z, d_n before their functions, and d_g of g_n, from dL/dh': as in `cells._GruCell.backward`."""
+    d_n = d_h * (1 - z) * (1 - n * n)
+    return d_n * g_n * r * (1 - r), d_h * (h - n) * z * (1 - z), d_n, d_n * r
 
 
 @triton.jit
@@ -47,6 +78,7 @@ def _gates(a, b, c, d, x, rows, w, u, G: tl.constexpr, H: tl.constexpr, W: tl.co
     if W > 4:
         for start in range(0, W, BK):
             columns = start + tl.arange(0, BK)
+            # One tile of x [BM, BK] serves the weights [BK, BU] of all gates, which lie H rows of W apart.
             xs = tl.load(x + rows[:, None] * W + columns[None, :])
             wp = w + u[None, :] * W + columns[:, None]
             a += tl.dot(xs, tl.load(wp)).to(tl.float32)
@@ -55,6 +87,7 @@ def _gates(a, b, c, d, x, rows, w, u, G: tl.constexpr, H: tl.constexpr, W: tl.co
             if G == 4:
                 d += tl.dot(xs, tl.load(wp + 3 * H * W)).to(tl.float32)
     else:
+        # Four columns of a fed-back candle: a tile of a product has at least 16. [BM, 1] times [1, BU] each.
         for i in tl.static_range(W):
             xi = tl.load(x + rows * W + i).to(tl.float32)[:, None]
             wp = w + u * W + i
@@ -71,7 +104,7 @@ def _back(sums, grad, w, rows, u, W: tl.constexpr, H: tl.constexpr, BK: tl.const
     """sums [BM, BU] += grad [B, W] times columns u of w [W, H]."""
     for start in range(0, W, BK):
         columns = start + tl.arange(0, BK)
-        part = tl.load(grad + rows[:, None] * W + columns[None, :])
+        part = tl.load(grad + rows[:, None] * W + columns[None, :])  # [BM, BK] times [BK, BU]
         sums += tl.dot(part, tl.load(w + columns[:, None] * H + u[None, :])).to(tl.float32)
     return sums
 
@@ -86,6 +119,7 @@ def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h,
     k = tl.program_id(0).to(tl.int64)
     u = tl.program_id(1) * BU + tl.arange(0, BU)
     rows = tl.minimum(tl.program_id(2) * BM + tl.arange(0, BM), B - 1)
+    # Four sums [BM, BU], one by gate: with all gates of a unit in one program, the cell needs no second launch.
     i = tl.zeros([BM, BU], tl.float32)
     f = tl.zeros([BM, BU], tl.float32)
     g = tl.zeros([BM, BU], tl.float32)
@@ -99,15 +133,13 @@ def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h,
     f = tl.sigmoid(f + tl.load(bp + H).to(tl.float32)[None, :])
     g = _tanh(g + tl.load(bp + 2 * H).to(tl.float32)[None, :])
     o = tl.sigmoid(o + tl.load(bp + 3 * H).to(tl.float32)[None, :])
-    at = rows[:, None] * H + u[None, :]
+    at = rows[:, None] * H + u[None, :]  # [BM, BU] in [B, H]
     next_c = i * g + f * tl.load(c + k * s_c + at)
     next_h = o * _tanh(next_c)
     tl.store(new_h + k * s_nh + at, next_h.to(new_h.dtype.element_ty))
     tl.store(new_c + k * s_nc + at, next_c)
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
-    tl.store(kept, i.to(acts.dtype.element_ty))
-    tl.store(kept + H, f.to(acts.dtype.element_ty))
-    tl.store(kept + 2 * H, g.to(acts.dtype.element_ty))
+    _put3(kept, H, i, f, g)
     tl.store(kept + 3 * H, o.to(acts.dtype.element_ty))
     if factor is not None:
         next_h *= tl.load(factor + k * s_f + at).to(tl.float32)
@@ -127,6 +159,7 @@ def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s
     rows = tl.program_id(2) * BM + tl.arange(0, BM)
     at = rows[:, None] * H + u[None, :]
     d_h = tl.zeros([BM, BU], tl.float32)
+    # The factor dropped what reads h' at this step; the next step's gates read h' whole.
     d_h = _back(d_h, g_out + k * s_go, w_out + k * s_wo, rows, u, W, H, BK)
     if factor is not None:
         d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
@@ -134,17 +167,15 @@ def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s
     if add is not None:
         d_h += tl.load(add + k * s_add + at).to(tl.float32)
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
-    i, f = tl.load(kept).to(tl.float32), tl.load(kept + H).to(tl.float32)
-    g, o = tl.load(kept + 2 * H).to(tl.float32), tl.load(kept + 3 * H).to(tl.float32)
+    i, f, g, o = _get4(kept, H)
     tanh_c = _tanh(tl.load(new_c + k * s_nc + at))
-    carried = d_c + k * (B * H) + at
+    carried = d_c + k * (B * H) + at  # read and written by the thread that holds the place: whole tiles only
+    # dL/dc' [BM, BU]; the four gradients behind it are those of `cells.lstm_gates_backward`.
     d = tl.load(carried) + d_h * o * (1 - tanh_c * tanh_c)
     out = d_gates + k * s_d + rows[:, None] * (4 * H) + u[None, :]
-    kind = d_gates.dtype.element_ty
-    tl.store(out, (d * g * i * (1 - i)).to(kind))
-    tl.store(out + H, (d * tl.load(c + k * s_c + at) * f * (1 - f)).to(kind))
-    tl.store(out + 2 * H, (d * i * (1 - g * g)).to(kind))
-    tl.store(out + 3 * H, (d_h * tanh_c * o * (1 - o)).to(kind))
+    before = tl.load(c + k * s_c + at)
+    _put3(out, H, d * g * i * (1 - i), d * before * f * (1 - f), d * i * (1 - g * g))
+    tl.store(out + 3 * H, (d_h * tanh_c * o * (1 - o)).to(d_gates.dtype.element_ty))
     tl.store(carried, d * f)
 
 
@@ -159,6 +190,7 @@ def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_
     u = tl.program_id(1) * BU + tl.arange(0, BU)
     rows = tl.minimum(tl.program_id(2) * BM + tl.arange(0, BM), B - 1)
     at = rows[:, None] * H + u[None, :]
+    # The new gate has two sums: r multiplies the hidden part g_n alone, and the input part i_n is added after that.
     r = tl.zeros([BM, BU], tl.float32)
     z = tl.zeros([BM, BU], tl.float32)
     i_n = tl.zeros([BM, BU], tl.float32)
@@ -169,22 +201,21 @@ def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_
             s_x = tl.multiple_of(s_x, 16)  # else its loads are not of whole vectors
         r, z, i_n, g_n = _gates(r, z, i_n, g_n, x + k * s_x, rows, w_ih + k * s_ih, u, 3, H, W, BK)
     else:
+        # An encoder's input gates of all steps come from one product: blocks r, z, n in a row of 3H.
         gp = gates + k * s_g + rows[:, None] * (3 * H) + u[None, :]
         r += tl.load(gp).to(tl.float32)
         z += tl.load(gp + H).to(tl.float32)
         i_n += tl.load(gp + 2 * H).to(tl.float32)
+    # [BU] of [3H]: both biases of r and z are added, those of n are not.
     bi, bh = b_ih + k * s_bi + u, b_hh + k * s_bh + u
-    r = tl.sigmoid(r + (tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32))[None, :])
-    z = tl.sigmoid(z + (tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32))[None, :])
+    r += (tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32))[None, :]
+    z += (tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32))[None, :]
     i_n += tl.load(bi + 2 * H).to(tl.float32)[None, :]
     g_n += tl.load(bh + 2 * H).to(tl.float32)[None, :]
-    n = _tanh(i_n + r * g_n)
-    next_h = n + z * (tl.load(h + k * s_h + at).to(tl.float32) - n)
+    r, z, n, next_h = _gru_cell(r, z, i_n, g_n, tl.load(h + k * s_h + at).to(tl.float32))
     tl.store(new_h + k * s_nh + at, next_h.to(new_h.dtype.element_ty))
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
-    tl.store(kept, r.to(acts.dtype.element_ty))
-    tl.store(kept + H, z.to(acts.dtype.element_ty))
-    tl.store(kept + 2 * H, n.to(acts.dtype.element_ty))
+    _put3(kept, H, r, z, n)
     tl.store(kept + 3 * H, g_n.to(acts.dtype.element_ty))
     if factor is not None:
         next_h *= tl.load(factor + k * s_f + at).to(tl.float32)
@@ -210,26 +241,16 @@ def _gru_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_
         if factor is not None:
             d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
     d_h = _back(d_h, g_next + k * s_gn, w_hh + k * s_hh, rows, u, 3 * H, H, BK)
-    carried = carry + k * (B * H) + at
+    carried = carry + k * (B * H) + at  # dL/dh z of the step after: the path around its gates
     d_h += tl.load(carried)
     if add is not None:
         d_h += tl.load(add + k * s_add + at).to(tl.float32)
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
-    r, z = tl.load(kept).to(tl.float32), tl.load(kept + H).to(tl.float32)
-    n, g_n = tl.load(kept + 2 * H).to(tl.float32), tl.load(kept + 3 * H).to(tl.float32)
-    before = tl.load(h + k * s_h + at).to(tl.float32)
-    kind = d_in.dtype.element_ty
-    d_n = d_h * (1 - z) * (1 - n * n)
-    d_z = (d_h * (before - n) * z * (1 - z)).to(kind)
-    d_r = (d_n * g_n * r * (1 - r)).to(kind)
-    ip = d_in + k * s_di + rows[:, None] * (3 * H) + u[None, :]
-    tl.store(ip, d_r)
-    tl.store(ip + H, d_z)
-    tl.store(ip + 2 * H, d_n.to(kind))
-    hp = d_hid + k * s_dh + rows[:, None] * (3 * H) + u[None, :]
-    tl.store(hp, d_r)
-    tl.store(hp + H, d_z)
-    tl.store(hp + 2 * H, (d_n * r).to(kind))
+    r, z, n, g_n = _get4(kept, H)
+    d_r, d_z, d_n, d_g = _gru_cell_back(d_h, r, z, n, g_n, tl.load(h + k * s_h + at).to(tl.float32))
+    # Both rows of 3H differ in the new gate alone, whose hidden part was multiplied by r.
+    _put3(d_in + k * s_di + rows[:, None] * (3 * H) + u[None, :], H, d_r, d_z, d_n)
+    _put3(d_hid + k * s_dh + rows[:, None] * (3 * H) + u[None, :], H, d_r, d_z, d_g)
     tl.store(carried, d_h * z)
 
 
@@ -241,28 +262,26 @@ def _gru_layer(gates, b_ih, s_bi, w_hh, s_hh, b_hh, s_bh, states, acts, B, T: tl
     rows = tl.minimum(tl.program_id(1) * BM + tl.arange(0, BM), B - 1)
     u = tl.arange(0, H)
     kind = states.dtype.element_ty
+    # [H, H] each, transposed by the order of the places: h [BM, H] w^T. They stay on the chip for all T steps.
     wp = w_hh + k * s_hh + u[None, :] * H + u[:, None]
     w_r, w_z, w_n = tl.load(wp), tl.load(wp + H * H), tl.load(wp + 2 * H * H)
     bi, bh = b_ih + k * s_bi + u, b_hh + k * s_bh + u
     b_r = tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32)
     b_z = tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32)
     b_n, b_g = tl.load(bi + 2 * H).to(tl.float32), tl.load(bh + 2 * H).to(tl.float32)
-    h = tl.zeros([BM, H], tl.float32)
-    at = (k * T * B + rows)[:, None]
+    h = tl.zeros([BM, H], tl.float32)  # carried in float32: what is stored is rounded, what goes on is not
+    at = (k * T * B + rows)[:, None]  # rows of step 0 in [K, T, B]; the next step's lie B further
     for _ in range(T):
         gp = gates + at * (3 * H) + u[None, :]
         i_r, i_z, i_n = tl.load(gp), tl.load(gp + H), tl.load(gp + 2 * H)
         rounded = h.to(kind)
-        r = tl.sigmoid(tl.dot(rounded, w_r).to(tl.float32) + b_r[None, :] + i_r.to(tl.float32))
-        z = tl.sigmoid(tl.dot(rounded, w_z).to(tl.float32) + b_z[None, :] + i_z.to(tl.float32))
+        a_r = tl.dot(rounded, w_r).to(tl.float32) + b_r[None, :] + i_r.to(tl.float32)
+        a_z = tl.dot(rounded, w_z).to(tl.float32) + b_z[None, :] + i_z.to(tl.float32)
         g_n = tl.dot(rounded, w_n).to(tl.float32) + b_g[None, :]
-        n = _tanh(i_n.to(tl.float32) + b_n[None, :] + r * g_n)
-        h = n + z * (h - n)
+        r, z, n, h = _gru_cell(a_r, a_z, i_n.to(tl.float32) + b_n[None, :], g_n, h)
         tl.store(states + at * H + u[None, :], h.to(kind))
         kept = acts + at * (4 * H) + u[None, :]
-        tl.store(kept, r.to(kind))
-        tl.store(kept + H, z.to(kind))
-        tl.store(kept + 2 * H, n.to(kind))
+        _put3(kept, H, r, z, n)
         tl.store(kept + 3 * H, g_n.to(kind))
         at += B
 
@@ -276,9 +295,10 @@ def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.
     rows = tl.program_id(1) * BM + tl.arange(0, BM)
     u = tl.arange(0, H)
     kind = states.dtype.element_ty
-    wp = w_hh + k * s_hh + u[:, None] * H + u[None, :]
+    wp = w_hh + k * s_hh + u[:, None] * H + u[None, :]  # [H, H] as stored: d_gate [BM, H] w
     w_r, w_z, w_n = tl.load(wp), tl.load(wp + H * H), tl.load(wp + 2 * H * H)
     d_h = tl.zeros([BM, H], tl.float32)
+    # The biases' gradients, row by row [BM, H]: reduced once behind the loop, and by the caller over programs.
     sum_r = tl.zeros([BM, H], tl.float32)
     sum_z = tl.zeros([BM, H], tl.float32)
     sum_n = tl.zeros([BM, H], tl.float32)
@@ -287,34 +307,22 @@ def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.
         t = T - 1 - back
         at = ((k * T + t) * B + rows)[:, None]
         d_h += tl.load(grad + at * H + u[None, :]).to(tl.float32)
-        kept = acts + at * (4 * H) + u[None, :]
-        r, z = tl.load(kept).to(tl.float32), tl.load(kept + H).to(tl.float32)
-        n, g_n = tl.load(kept + 2 * H).to(tl.float32), tl.load(kept + 3 * H).to(tl.float32)
+        r, z, n, g_n = _get4(acts + at * (4 * H) + u[None, :], H)
+        # The state before step 0 is zero: a mask, because the place (at - B) is then another member's.
         there = (rows >= 0)[:, None] & (u >= 0)[None, :] & (t > 0)
         before = tl.load(states + (at - B) * H + u[None, :], there, other=0.0).to(tl.float32)
-        d_n = d_h * (1 - z) * (1 - n * n)
-        d_z = d_h * (before - n) * z * (1 - z)
-        d_r = d_n * g_n * r * (1 - r)
-        d_g = d_n * r
+        d_r, d_z, d_n, d_g = _gru_cell_back(d_h, r, z, n, g_n, before)
         sum_r += d_r
         sum_z += d_z
         sum_n += d_n
         sum_g += d_g
-        of_r, of_z, of_g = d_r.to(kind), d_z.to(kind), d_g.to(kind)
-        ip = d_in + at * (3 * H) + u[None, :]
-        tl.store(ip, of_r)
-        tl.store(ip + H, of_z)
-        tl.store(ip + 2 * H, d_n.to(kind))
-        hp = d_hid + at * (3 * H) + u[None, :]
-        tl.store(hp, of_r)
-        tl.store(hp + H, of_z)
-        tl.store(hp + 2 * H, of_g)
-        d_h = d_h * z + tl.dot(of_r, w_r).to(tl.float32)
-        d_h += tl.dot(of_z, w_z).to(tl.float32) + tl.dot(of_g, w_n).to(tl.float32)
+        _put3(d_in + at * (3 * H) + u[None, :], H, d_r, d_z, d_n)
+        _put3(d_hid + at * (3 * H) + u[None, :], H, d_r, d_z, d_g)
+        # dL/dh before = d_h z + d_r w_r + d_z w_z + d_g w_n, carried in registers [BM, H].
+        d_h = d_h * z + tl.dot(d_r.to(kind), w_r).to(tl.float32)
+        d_h += tl.dot(d_z.to(kind), w_z).to(tl.float32) + tl.dot(d_g.to(kind), w_n).to(tl.float32)
     out = sums + (k * tl.num_programs(1) + tl.program_id(1)) * (4 * H) + u
-    tl.store(out, tl.sum(sum_r, 0))
-    tl.store(out + H, tl.sum(sum_z, 0))
-    tl.store(out + 2 * H, tl.sum(sum_n, 0))
+    _put3(out, H, tl.sum(sum_r, 0), tl.sum(sum_z, 0), tl.sum(sum_n, 0))
     tl.store(out + 3 * H, tl.sum(sum_g, 0))
 
 
@@ -453,6 +461,7 @@ class _GruLayer(torch.autograd.Function):
                 gru_step_back(grad[:, t], None, None, after, w_hh, acts[:, t], before, carry, *to)
                 after = d_hid[:, t]
             d_ih, d_hh = row_sums(d_in), row_sums(d_hid)
+        # dw = sum over t of d_hid_t^T h_(t-1): rows B .. T B of d_hid [T B, 3H] beside rows 0 .. (T - 1) B of states.
         later = d_hid.view(K, T * B, 3 * H)[:, B:].transpose(1, 2)
         return d_in, torch.bmm(later, states.view(K, T * B, H)[:, : (T - 1) * B]), d_ih, d_hh
 
@@ -475,11 +484,7 @@ def gru(
     x = x.transpose(1, 2)
     for depth, name in enumerate(names):
         x = dropout(x, rate if depth else 0.0, draws)
-        K, T, B, width = x.shape
-        short = -width % 8  # padded to 8 columns, which cuBLAS can align
-        weight = F.pad(w[f"{name}.w_ih"], (0, short)) if short else w[f"{name}.w_ih"]
-        rows = (F.pad(x, (0, short)) if short else x).reshape(K, T * B, width + short)
-        gates = torch.bmm(rows, weight.transpose(1, 2)).view(K, T, B, -1)
+        gates = product(x.flatten(1, 2), w[f"{name}.w_ih"].transpose(1, 2)).unflatten(1, x.shape[1:3])
         x = _GruLayer.apply(gates, w[f"{name}.w_hh"], w[f"{name}.b_ih"], w[f"{name}.b_hh"])
         last.append(x[:, -1])
     return x, last

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cpbmodels.arch import find
@@ -51,7 +52,8 @@ def off_reason(
     if options.head != "point":
         return f"they support only the head point, not {options.head}"
     if windows % ROWS:
-        return f"{windows} windows a member and step are no multiple of {ROWS}"
+        return f"{windows} windows a member and step are not a multiple of {ROWS}"
+    # Last: what the architecture says of its own widths. A subclass inherits the answer, but not the computation.
     own = find(architecture)
     reason = own.no_kernels(options)
     if not reason and "no_kernels" not in vars(own):
@@ -83,6 +85,7 @@ def shared_bytes(device: torch.device) -> int:
     """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
     if device.type != "cuda":
         return 232_448
+    # "optin": more than the 48 KB that a program gets unasked
     found = torch.cuda.get_device_properties(device)
     return int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
 
@@ -100,6 +103,28 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
         kernel[grid](*args, **constants)
 
 
+def partial_sums(like: Tensor, programs: int) -> Tensor:
+    """float32 [K, programs, columns]: room for the sums that each program makes of a [K, .., columns] tensor."""
+    return torch.empty(len(like), programs, like.shape[-1], device=like.device, dtype=torch.float32)
+
+
+def summed(part: Tensor, like: Tensor) -> Tensor:
+    """[K, programs, columns] -> [K, 1, columns] in the dtype of `like`: one reduction in a fixed order."""
+    return part.sum(1, keepdim=True).to(like.dtype)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x [K, n, i] times weight [K, i, o]: [K, n, o].
+
+    A width that is no multiple of 8 is padded with zeros: cuBLAS loads 16 bytes at once, eight bf16, and ran products
+    of width 4 several times slower on an H100.
+    """
+    i, o = weight.shape[1:]
+    if i % 8:
+        x, weight = F.pad(x, (0, -i % 8)), F.pad(weight, (0, 0, 0, -i % 8))
+    return torch.bmm(x, F.pad(weight, (0, -o % 8)))[..., :o] if o % 8 else torch.bmm(x, weight)
+
+
 @contextmanager
 def listening(listener: Listener) -> Iterator[None]:
     """Report every launch instead of running it: what a step computes meanwhile is meaningless."""
@@ -113,6 +138,7 @@ def listening(listener: Listener) -> Iterator[None]:
 
 def variant(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tuple[Any, ...]:
     """Equal for launches that run the same machine code, if plain numbers make no variants (`do_not_specialize`)."""
+    # As Triton decides it: by dtype and 16-byte alignment of tensors, and by the type alone of plain numbers.
     kinds = tuple(
         (one.dtype, one.data_ptr() % 16 == 0) if isinstance(one, Tensor) else type(one) for one in args
     )
@@ -134,6 +160,6 @@ def compile_ahead(step: Callable[[], object]) -> int:
 
         with listening(submit):
             step()
-        for one in made.values():
+        for one in made.values():  # raises what a compilation raised
             one.result()
     return len(made)

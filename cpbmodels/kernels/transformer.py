@@ -14,7 +14,8 @@ from torch import Tensor
 from cpbmodels.arch.base import Batch
 from cpbmodels.arch.weights import Weights
 from cpbmodels.kernels.attention import cross_attention, one_query, self_attention
-from cpbmodels.kernels.blocks import add_norm, bias_gelu, embed, narrow
+from cpbmodels.kernels.blocks import add_norm, bias_gelu
+from cpbmodels.kernels.support import product
 
 if TYPE_CHECKING:
     from cpbmodels.arch.transformer import Transformer
@@ -22,9 +23,8 @@ if TYPE_CHECKING:
 
 def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Tensor:
     """Raw outputs [K, B, S, size]; `parallel`: all steps at once, else a step at a time, without gradient."""
-    (K, B, C, F), heads, layers = batch.inputs.shape, model.options.n_heads, model.options.n_layers
-    x = embed(batch.inputs.reshape(K, B * C, F), w["embed.weight"], w["embed.bias"], w["position"])
-    x, normed = add_norm(x)
+    (K, B, C, _), heads, layers = batch.inputs.shape, model.options.n_heads, model.options.n_layers
+    x, normed = add_norm(_placed(batch.inputs, w, "embed", w["position"]))
     for depth in range(layers):
         name = f"encoder.{depth}"
         qkv = torch.bmm(normed, w[f"{name}.qkv.weight"])
@@ -32,7 +32,9 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
             x, self_attention(qkv, w[f"{name}.qkv.bias"], C, heads, causal=False), w, f"{name}.mix"
         )
         x, normed = _feed(x, normed, w, name)
+    # Keys and values of all decoder layers, [K, B x C, 2d] each, from one product with the encoder's output.
     memory = _Memories.apply(normed, w["memory.weight"], layers)
+    # [K, 1, 2d] by layer: added where attention reads the product
     biases = w["memory.bias"].chunk(layers, -1)
     if not parallel:
         return _stepwise(model, batch.start, memory, biases, w)
@@ -40,8 +42,9 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
     if batch.truth is None:
         reads = batch.start.unsqueeze(2).expand(-1, -1, S, -1)
     else:
+        # Step s reads the candle before it: [K, B, S, 4], the last known candle first.
         reads = torch.cat([batch.start.unsqueeze(2), batch.truth[:, :, :-1]], 2)
-    x, normed = add_norm(embed(reads.reshape(K, B * S, 4), w["read.weight"], w["read.bias"], w["step"]))
+    x, normed = add_norm(_placed(reads, w, "read", w["step"]))
     for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
         name = f"decoder.{depth}"
         qkv = torch.bmm(normed, w[f"{name}.qkv.weight"])
@@ -51,7 +54,21 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
         query = torch.bmm(normed, w[f"{name}.query.weight"])
         found = cross_attention(query, w[f"{name}.query.bias"], kv, bias, S, heads)
         x, normed = _feed(*_add(x, found, w, f"{name}.found"), w, name)
-    return narrow(normed, w["out.weight"], w["out.bias"]).view(K, B, S, model.head.size)
+    return _out(normed, w).view(K, B, S, model.head.size)
+
+
+def _placed(x: Tensor, w: Weights, name: str, places: Tensor) -> Tensor:
+    """x [K, B, T, F] -> x W + b + places [K, B x T, d], places [K, T, d]: one pass over the large product.
+
+    A kernel of its own would save that pass, about 2 % of a step's time, and takes 100 lines: see docs/decisions.md.
+    """
+    mapped = product(x.flatten(1, 2), w[f"{name}.weight"]).unflatten(1, x.shape[1:3])  # [K, B, T, d]
+    return (mapped + (w[f"{name}.bias"] + places).unsqueeze(1)).flatten(1, 2)
+
+
+def _out(normed: Tensor, w: Weights) -> Tensor:
+    """normed [K, N, d] -> [K, N, size]."""
+    return product(normed, w["out.weight"]) + w["out.bias"]
 
 
 def _add(x: Tensor, y: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
@@ -72,7 +89,7 @@ def _stepwise(
     past = [start.new_empty(K, B, S, 3 * d) for _ in memory]  # [q, k, v] of the steps so far, without biases
     read, raws = start, []
     for step in range(S):
-        x, normed = add_norm(embed(read, w["read.weight"], w["read.bias"], w["step"][:, step : step + 1]))
+        x, normed = add_norm(_placed(read.unsqueeze(2), w, "read", w["step"][:, step : step + 1]))
         for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
             name, own = f"decoder.{depth}", past[depth]
             own[:, :, step] = torch.bmm(normed, w[f"{name}.qkv.weight"])
@@ -82,8 +99,8 @@ def _stepwise(
             query, T = torch.bmm(normed, w[f"{name}.query.weight"]), kv.shape[1] // B
             found = one_query(query, kv.unflatten(1, (B, T)), w[f"{name}.query.bias"], bias, T, heads)
             x, normed = _feed(*_add(x, found, w, f"{name}.found"), w, name)
-        raws.append(narrow(normed, w["out.weight"], w["out.bias"]))
-        read = model.head.feedback(raws[-1]).to(start.dtype)
+        raws.append(_out(normed, w))
+        read = model.head.feedback(raws[-1])
     return torch.stack(raws, 2)
 
 
@@ -104,7 +121,7 @@ class _Memories(torch.autograd.Function):
         for depth, (grad, part, out) in enumerate(
             zip(grads, parts, d_weight.chunk(len(grads), -1), strict=True)
         ):
-            if depth:
+            if depth:  # the sum over layers in place: no bias, no copy
                 d_encoded.baddbmm_(grad, part.transpose(1, 2))
             torch.bmm(encoded.transpose(1, 2), grad, out=out)
         return d_encoded, d_weight, None

@@ -14,6 +14,7 @@ from schemas.run import IngestSpec
 from schemas.scope import home
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
+from tasks.training.files import kernel_cache
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
@@ -198,8 +199,9 @@ def doctor(
 
     Example: cpb doctor --json
     """
-    os.environ.setdefault("TRITON_CACHE_DIR", str(home().absolute() / "triton"))  # where trainers look
     from cpbmodels.device.doctor import examine
+
+    os.environ.update(kernel_cache(home()))  # where trainers look
 
     diagnosis = examine(steps=not quick)
     if json:

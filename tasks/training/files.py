@@ -38,6 +38,14 @@ KERNELS = "CPB_KERNELS"
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 
+def kernel_cache(folder: Path) -> dict[str, str]:
+    """Return the environment that keeps compiled kernels in `triton` below a folder: a home's, or a node's.
+
+    A TRITON_CACHE_DIR of the user's own goes before. Triton names what it keeps there by source, chip and versions.
+    """
+    return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(folder.absolute() / "triton")}
+
+
 def fleet_folder(root: Path, job: ShardJob) -> Path:
     """Return the folder of a job's fleet."""
     return root / "fleets" / job_key(job)

@@ -1,8 +1,8 @@
 """The part that runs on a node of a Ray cluster: the same trainer process as on one machine, in a temporary folder.
 
-A node stores nothing permanently. Job and features arrive as the task's argument, checkpoints of an earlier try from
-the driver's home through the `Board`, and the finished shard's files return as the task's result; then the folder,
-below the node's `TMPDIR`, is removed. Runs in Ray's worker process, which does not import torch.
+A node stores nothing permanently but compiled GPU kernels. Job and features arrive as the task's argument,
+checkpoints of an earlier try from the driver's home through the `Board`, and the finished shard's files return as the
+task's result; then the folder, below the node's `TMPDIR`, is removed. Runs in Ray's worker, which imports no torch.
 """
 
 import errno
@@ -31,7 +31,7 @@ from schemas.errors import CpbError
 from tasks.storage.files import DiskFull, is_disk_full, write_bytes
 from tasks.storage.locks import is_locked, locked, temporary_lock
 from tasks.training.devices import Slots, visible_gpus
-from tasks.training.files import EPOCHS, JOB, RESULT
+from tasks.training.files import EPOCHS, JOB, RESULT, kernel_cache
 from tasks.training.plan import training_code
 from tasks.training.runner import DISK_FULL, LOG, run_trainer
 
@@ -188,7 +188,8 @@ def _train(home: Path, order: Order, reports: "_Reports") -> Files:
     reports.fetch(folder)
     slots = Slots(visible_gpus() if order.gpu else (), 1, order.threads)
     try:
-        run_trainer(folder, slots, order.timeout_s, reports)
+        # Beside the shards' folders, so that a node compiles its kernels once, not for each shard.
+        run_trainer(folder, slots, order.timeout_s, reports, kernel_cache(home.parent))
     except CpbError as error:
         reports.send_last()
         if error.code == DISK_FULL:  # another try on this node would fail too

@@ -28,7 +28,7 @@ from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import acquire, machine_lock, open_lock, release
 from tasks.training.devices import Slots, check_device, gpus_of, plan_slots
-from tasks.training.files import KERNELS, LOG, PROGRESS, RESULT, prepare, read_result
+from tasks.training.files import KERNELS, LOG, PROGRESS, RESULT, kernel_cache, prepare, read_result
 from tasks.training.progress import FleetProgress
 from tasks.training.ray_address import ADDRESS, check_cluster
 
@@ -170,12 +170,12 @@ def run_trainer(
     slots: Slots,
     timeout_s: float,
     on_progress: Report | None = None,
-    on_start: Callable[[], None] | None = None,
+    env_on_gpu: Mapping[str, str] | None = None,
 ) -> None:
-    """Train one job with a new trainer; see `Trainers.train`."""
-    trainers = Trainers(slots, folder)
+    """Train one job with a new trainer; see `Trainers`."""
+    trainers = Trainers(slots, folder, env_on_gpu=env_on_gpu)
     try:
-        trainers.train(folder, timeout_s, on_progress, on_start)
+        trainers.train(folder, timeout_s, on_progress)
     finally:
         trainers.stop()
 
@@ -296,15 +296,11 @@ class Engine(Protocol):
 
 
 def kernel_environment(spec: RunSpec) -> dict[str, str]:
-    """Return where a trainer's compiled kernels are kept, and what it compiles before its first shard.
-
-    Triton's folders below `TRITON_CACHE_DIR` are named by chip, versions and source.
-    """
-    kept = os.environ.get("TRITON_CACHE_DIR") or str(home().absolute() / "triton")
+    """Return where a trainer's compiled kernels are kept, and what it compiles before its first shard."""
     used = spec.kernels and spec.dtype == "float32"
     names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL)] if used else []
     wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
-    return {"TRITON_CACHE_DIR": kept, KERNELS: json.dumps(wanted)}
+    return kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
 
 
 class LocalEngine:

@@ -1,10 +1,12 @@
 """Dropout and the optimizer's kernels in Triton's interpreter: masks bit for bit, Adam against float64."""
 
+import bf16
 import pytest
 import torch
 from fleets import SmallFleet, difference
 
 from cpbmodels.arch.draws import Draws, dropout
+from cpbmodels.fleet import fleet
 from cpbmodels.fleet.fleet import BETAS, EPSILON
 from cpbmodels.kernels.optimizer import update
 
@@ -45,7 +47,8 @@ def _adam(flat, first, second, done, grad, rate, clip, decay, adamw):
 
 @pytest.mark.parametrize("adamw", [True, False])
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_clip_and_adam_equal_float64_row_by_row(adamw, kind):
+def test_clip_and_adam_equal_float64_row_by_row(adamw, kind, monkeypatch):
+    bf16.mend(monkeypatch)
     draw = torch.Generator().manual_seed(3)
     flat = torch.randn(3, 9000, generator=draw)
     before, copy, steps = flat.clone(), flat.to(torch.bfloat16), torch.tensor([4.0, 0.0, 7.0])
@@ -63,9 +66,7 @@ def test_clip_and_adam_equal_float64_row_by_row(adamw, kind):
     assert torch.equal(flat[2], before[2])
     for found, wanted in zip((flat, first, second), exact, strict=True):
         assert difference(found[:2], wanted[:2]) < 2e-7
-    assert bool(
-        ((copy - flat)[:2].abs() <= flat[:2].abs() / 2**7).all()
-    )  # the interpreter does not round to nearest
+    assert torch.equal(copy[:2], flat[:2].bfloat16())
 
 
 def test_a_gradient_that_is_not_finite_makes_its_row_nan_and_no_other():
@@ -80,7 +81,9 @@ def test_a_gradient_that_is_not_finite_makes_its_row_nan_and_no_other():
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_steps_of_a_fleet_equal_those_of_torchs_path(accumulate):
+def test_steps_of_a_fleet_equal_those_of_torchs_path(accumulate, monkeypatch):
+    # With 1e-8, Adam divides rounding by rounding where a gradient is 0, such as that of the keys' biases.
+    monkeypatch.setattr(fleet, "EPSILON", 1e-3)
     size = {"batch_size": 2, "n_layers": 1, "accumulate": accumulate}
     torchs = SmallFleet("transformer", torch.float64, **size)
     ours = SmallFleet("transformer", torch.float32, kernels=True, **size)
@@ -89,4 +92,4 @@ def test_steps_of_a_fleet_equal_those_of_torchs_path(accumulate):
         torchs.step()
         ours.step()
     moved = torchs.fleet.flat - start
-    assert difference(ours.fleet.flat - start.float(), moved) < 1e-3  # Adam divides by gradients near 0
+    assert difference(ours.fleet.flat - start.float(), moved) < 1e-4  # a move of 1e-3 in a float32 near 1

@@ -227,6 +227,17 @@ def test_the_log_of_a_failed_trainer_is_named_where_it_lies_afterwards(tmp_path,
     assert called == [tmp_path / KEY, "sent"]
 
 
+@pytest.mark.parametrize("named", ["", "/elsewhere"])
+def test_a_node_keeps_compiled_kernels_beside_its_shards(tmp_path, monkeypatch, named):
+    monkeypatch.setenv("TRITON_CACHE_DIR", named)
+    given = []
+    monkeypatch.setattr(ray_node, "run_trainer", lambda *args: given.append(args[4]))
+    reports = SimpleNamespace(fetch=lambda folder: None)
+    for name in ("shard-1", "shard-2"):
+        ray_node._train(tmp_path / name, order("/srv/data"), reports)
+    assert given == [{"TRITON_CACHE_DIR": named or str(tmp_path / "triton")}] * 2
+
+
 ABANDON = """
 import os
 from tasks.training.ray_node import _own_home
