@@ -39,7 +39,7 @@ Workers = Annotated[
 
 @app.command()
 def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
-    """Start server, work pool, GPU limit, deployments and worker, unless they are already running.
+    """Start server, work pool, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
     """
@@ -140,7 +140,7 @@ def down(json: Json = False) -> None:
 
 @app.command()
 def prepare(json: Json = False) -> None:
-    """Create pool, limit and deployments on the server that systemd started (see `cpb deploy unit`).
+    """Create pool and deployments on the server that systemd started (see `cpb deploy unit`).
 
     Example: cpb deploy prepare
     """
@@ -149,7 +149,7 @@ def prepare(json: Json = False) -> None:
     server = control.prepare()
     if json:
         emit({"port": server.port, "api": server.api, "exit": 0})
-    say(f"pool, limit and deployments are on the server at {server.api}")
+    say(f"pool and deployments are on the server at {server.api}")
 
 
 @app.command()

@@ -4,7 +4,7 @@ project      the project folder with prefect.yaml, the state folder, the passwor
 services     the processes server and worker: starting, finding and stopping them; size-limited logs
 server       entry point of the server process, which runs behind the guard of `flows/ops`
 worker       entry point of the worker process
-prepare      work pool, GPU limit, deployments
+prepare      work pool, deployments
 control      `up` and `down`
 runs         `run`: start a flow run of a deployment
 liveness     the process of a flow run; ends runs whose process has died

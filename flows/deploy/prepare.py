@@ -1,4 +1,4 @@
-"""Setup of a new server before a worker polls it: work pool, GPU limit, deployments."""
+"""Setup of a new server before a worker polls it: work pool, deployments."""
 
 import logging
 import subprocess
@@ -18,22 +18,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("cpb")
 
 POOL = "local-gpu"
-GPU_LIMIT = "gpu"
 _DEPLOY_S = 120.0
 
 
-def make_pool_and_limit(client: "SyncPrefectClient") -> None:
-    """Create the work pool, and the limit that trainings queue on: strict acquisition fails if the limit is missing."""
+def make_pool(client: "SyncPrefectClient") -> None:
+    """Create the work pool."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.workers.process import ProcessWorker
-
-    from tasks.training.devices import visible_gpus
 
     template = ProcessWorker.get_default_base_job_template()
     client.create_work_pool(
         WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True
     )
-    client.upsert_global_concurrency_limit_by_name(GPU_LIMIT, max(1, len(visible_gpus())))
 
 
 def forget_dead_workers(client: "SyncPrefectClient") -> None:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from schemas.identity import MARKETS
-from schemas.universe import INTERVAL_SECONDS, coins_label
+from schemas.identity import INTERVAL_SECONDS, MARKETS, coins_label
 from tasks.judging.inference import relation
 from tasks.tracking.archive import Fleet, RunArchive
 from tasks.tracking.tags import SYMBOL, TIMEFRAME

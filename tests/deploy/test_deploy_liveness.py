@@ -51,9 +51,7 @@ def run(process=None, state=None, age=timedelta(hours=1), worker=None, pool=prep
 
 
 def ended(server, tmp_path, since=timedelta(days=1)):
-    return [
-        one.state for one in liveness.end_dead_runs(server, tmp_path, since and datetime.now(UTC) - since)
-    ]
+    return [one.state for one in liveness.end_dead_runs(server, since and datetime.now(UTC) - since)]
 
 
 @pytest.mark.parametrize(
