@@ -58,7 +58,9 @@ def start_run(
         name: name of the command.
         left_out: what a nightly run does not train, and why.
     """
-    tags = _tags(spec) | scope_tags(spec, records) | {COMMAND: name, LEFT_OUT: left_out}
+    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
+    about = {"preset": spec.preset, "market": spec.market, AS_OF: as_of, COMMAND: name, LEFT_OUT: left_out}
+    tags = scope_tags(spec, records) | about
     return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
 
 
@@ -113,11 +115,6 @@ def _params(spec: RunSpec) -> dict[str, Any]:
     source = public_url(spec.source) if spec.source else None
     asked = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
     return asked | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
-
-
-def _tags(spec: RunSpec) -> dict[str, str]:
-    as_of = spec.scope.as_of
-    return {"preset": spec.preset, "market": spec.market, AS_OF: as_of.isoformat() if as_of else NEWEST}
 
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
@@ -194,7 +191,8 @@ def _run(
         def judge(fleet: FleetPlan, trained: Arrivals) -> FleetJudgement:
             return steps.one(evaluate, spec, run.run_id, fleet, trained, root, judges, left_out)  # type: ignore[no-any-return]
 
-        results, judged = _train_and_judge(spec, steps, engine, planned.fleets, judge, before, say)
+        train_all = partial(train_fleets, spec, steps, engine, planned.fleets)
+        results, judged = _train_and_judge(train_all, planned.fleets, judge, before, say)
         for found in results:
             summary.add([failure for one in found for failure in one.failures], say)
         for one in judged:
@@ -265,9 +263,9 @@ class Arrivals:
 
 
 def _train_and_judge(
-    spec: RunSpec,
-    steps: Runner,
-    engine: Engine,
+    train_all: Callable[
+        [Callable[[ShardJob, ShardResult | Exception], None]], list[list[ShardResult | Exception]]
+    ],
     fleets: Sequence[FleetPlan],
     judge: Callable[[FleetPlan, Arrivals], FleetJudgement],
     before: Mapping[str, str],
@@ -290,9 +288,9 @@ def _train_and_judge(
             end = f" ({known})" if known else ""
             say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
 
-    def train_all() -> list[list[ShardResult | Exception]]:
+    def trained_all() -> list[list[ShardResult | Exception]]:
         try:
-            return train_fleets(spec, steps, engine, fleets, trained)
+            return train_all(trained)
         except Exception as error:  # otherwise the judging threads would wait forever
             for fleet in fleets:
                 arrivals[fleet.architecture].put(fleet.shards[0], error)
@@ -303,7 +301,7 @@ def _train_and_judge(
         return judge(fleet, arrived) if any(result.members for _, result in arrived) else None
 
     results: Any
-    calls: list[Callable[[], Any]] = [train_all, *(partial(judged, fleet) for fleet in fleets)]
+    calls: list[Callable[[], Any]] = [trained_all, *(partial(judged, fleet) for fleet in fleets)]
     results, *found = run_each(calls, len(calls))
     shards = itertools.chain.from_iterable(results if isinstance(results, list) else ())
     for one in (results, *shards, *found):

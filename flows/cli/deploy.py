@@ -13,7 +13,6 @@ from flows.console import emit, quiet_libraries, say
 from schemas.errors import count
 from schemas.scope import home
 from tasks.notices.event import Event
-from tasks.notices.services import services
 
 if TYPE_CHECKING:
     from flows.deploy.status import Deployment, Status
@@ -245,7 +244,7 @@ def notify(
 
     Example: cpb notify --test
     """
-    from tasks.notices.services import try_services
+    from tasks.notices.services import services, try_services
 
     if not test:
         names = [one.name for one in services(home())]
