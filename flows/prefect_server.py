@@ -101,7 +101,7 @@ def unreachable(url: str, reason: str) -> CpbError:
 
 def refused(url: str, status: int) -> CpbError:
     """Return the error for a server that does not accept the credentials."""
-    from flows.deploy.project import password_file
+    from flows.deploy.services import password_file
 
     return CpbError(
         f"the Prefect server at PREFECT_API_URL={public_url(url)} refuses the credentials ({status}); set them, "

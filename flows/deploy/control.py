@@ -12,10 +12,30 @@ from prefect.client.schemas.objects import FlowRun
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from flows.deploy import services
-from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
-from flows.deploy.prepare import POOL, deploy, drop_missed_runs, forget_dead_workers, make_pool
-from flows.deploy.project import password_file, prefect_home, project_folder, state_folder
-from flows.deploy.services import Name, Service, client_of, find_alive, until
+from flows.deploy.liveness import (
+    EndedRun,
+    clean_up,
+    deploy,
+    drop_missed_runs,
+    end_dead_runs,
+    end_run,
+    forget_dead_workers,
+    make_pool,
+    process_of,
+    runs_of_worker,
+)
+from flows.deploy.services import (
+    POOL,
+    Name,
+    Service,
+    client_of,
+    find_alive,
+    password_file,
+    prefect_home,
+    project_folder,
+    state_folder,
+    until,
+)
 from flows.ops.serving import check_port
 from schemas.errors import CpbError
 from tasks.storage.locks import locked

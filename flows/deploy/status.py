@@ -15,9 +15,17 @@ from prefect.states import State
 
 from flows.deploy import services
 from flows.deploy.liveness import EndedRun, end_dead_runs
-from flows.deploy.prepare import POOL
-from flows.deploy.project import ROOT, data_home, prefect_home, state_folder
-from flows.deploy.services import PAGE, Name, Service, client_of
+from flows.deploy.services import (
+    PAGE,
+    POOL,
+    ROOT,
+    Name,
+    Service,
+    client_of,
+    data_home,
+    prefect_home,
+    state_folder,
+)
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, SeriesId, stored_series
