@@ -1,4 +1,4 @@
-"""The two processes of a deployment, server and worker: their folders and settings, starting, finding and stopping them.
+"""The two processes of a deployment, server and worker: folders and settings, starting, finding and stopping them.
 
 Does not import Prefect, which reads the settings that a process makes here when it is imported.
 
