@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks._mirror_server import build, served
 from benchmarks._paired import main
-from schemas.universe import COINS, symbol_of
+from schemas.identity import COINS, symbol_of
 from tasks.market.layout import source_file
 
 INTERVALS = ["15m", "1h"]

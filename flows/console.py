@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """Print a line on stderr (stdout is for results), and log it to the Prefect run, if any."""
     _write(f"{text}\n")
-    if "prefect.context" in sys.modules:  # not imported here: most commands do not need it
+    prefect = sys.modules.get("prefect.context")  # not imported here: most commands do not need it
+    if prefect and (prefect.FlowRunContext.get() or prefect.TaskRunContext.get()):
         from flows.prefect_page import log_to_run
 
         log_to_run(text)

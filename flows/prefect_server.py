@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import ConcurrencyLeaseHolder
 
 
 ANSWER_WITHIN_S = 9.0
@@ -102,7 +101,7 @@ def unreachable(url: str, reason: str) -> CpbError:
 
 def refused(url: str, status: int) -> CpbError:
     """Return the error for a server that does not accept the credentials."""
-    from flows.deploy.project import password_file
+    from flows.deploy.services import password_file
 
     return CpbError(
         f"the Prefect server at PREFECT_API_URL={public_url(url)} refuses the credentials ({status}); set them, "
@@ -219,9 +218,7 @@ def _acquire(client: "SyncPrefectClient", name: str) -> PrefectLease | None:
     while True:
         asked_at = clock()
         try:
-            answer = client.increment_concurrency_slots_with_lease(
-                [name], 1, "concurrency", LEASE_S, _holder()
-            )
+            answer = client.increment_concurrency_slots_with_lease([name], 1, "concurrency", LEASE_S)
         except httpx.HTTPStatusError as error:
             if error.response.status_code != _LOCKED:
                 raise
@@ -231,16 +228,6 @@ def _acquire(client: "SyncPrefectClient", name: str) -> PrefectLease | None:
             return PrefectLease(name, granted.lease_id, asked_at, str(client.api_url))
         with suppress(ObjectAlreadyExists):  # another machine has just created it
             client.upsert_global_concurrency_limit_by_name(name, 1)
-
-
-def _holder() -> "ConcurrencyLeaseHolder | None":
-    """Return the current flow run, if any, so that `cpb deploy` can free the lease of a killed run at once."""
-    from prefect.client.schemas.objects import ConcurrencyLeaseHolder
-    from prefect.context import FlowRunContext
-
-    context = FlowRunContext.get()
-    run = context.flow_run if context else None
-    return ConcurrencyLeaseHolder(type="flow_run", id=run.id) if run else None
 
 
 def _renew(lease: PrefectLease, ended: threading.Event) -> None:

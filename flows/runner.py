@@ -21,10 +21,9 @@ from flows.summary import Say, Summary
 from schemas.errors import CpbError, count
 from schemas.handover import Failure, SeriesRecord
 from schemas.run import ScopeSpec
-from schemas.spec import Spec
+from schemas.scope import Spec
 from tasks.features import features
 from tasks.ingest import ingest
-from tasks.market.pairs import with_listed_pairs
 from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
@@ -162,9 +161,12 @@ def with_pairs(spec: Scoped, say: Say) -> Scoped:
     Raises:
         CpbError: the listing cannot be read, or no pair is left.
     """
+    if not spec.reads_listing:
+        return spec
+    from tasks.market.pairs import with_listed_pairs
+
     found, sentence = with_listed_pairs(spec)
-    if sentence:
-        say(sentence)
+    say(sentence)
     return found
 
 

@@ -13,8 +13,7 @@ from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_run
 from flows.runner import Runner, plain_failures, takes, with_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
-from flows.tracked_run import mirror_to_wandb, run_of
-from flows.training import Training, report_training, run_training
+from flows.training import Training, mirror_to_wandb, report_training, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import tree_of

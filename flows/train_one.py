@@ -8,8 +8,7 @@ from typing import Any
 
 from flows.runner import Runner
 from flows.summary import Say
-from flows.tracked_run import mirror_to_wandb
-from flows.training import Earlier, report_training, run_training
+from flows.training import Earlier, mirror_to_wandb, report_training, run_training
 from schemas.errors import CpbError
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM

@@ -1,4 +1,7 @@
-"""A run up to its scores, shared by `train` and `train-all`: candles, features, plan, train, evaluate."""
+"""A run up to its scores, shared by `train` and `train-all`: candles, features, plan, train, evaluate.
+
+Also the flow's run in MLflow: found again by a digest of its inputs, and never left open.
+"""
 
 import itertools
 import shutil
@@ -6,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -15,29 +19,103 @@ from typing import Any, Literal
 from flows.console import say as say_to_people
 from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
-from flows.tracked_run import run_of, start_run
 from schemas.errors import CpbError, count
 from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
-from schemas.run import RunSpec
+from schemas.run import FILTERS, RunSpec
 from tasks.evaluate import evaluate
 from tasks.judging.fleet import read_scores
 from tasks.judging.judges import Judges
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.running.parallel import run_each
+from tasks.storage.digests import value_digest
+from tasks.storage.urls import public_url
 from tasks.storage.waiting import check_interrupted
 from tasks.tracking.artifacts import check_place
+from tasks.tracking.database import DOWN
 from tasks.tracking.flow_report import ReportedFleet, keep_report
+from tasks.tracking.records import OpenRun
 from tasks.tracking.run_list import short_id
-from tasks.tracking.runs import log_metrics
+from tasks.tracking.run_names import run_name, scope_tags
+from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
 from tasks.tracking.store import open_store
-from tasks.tracking.wandb_mirror import check_installed, is_wanted
+from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
+from tasks.tracking.wandb_mirror import check_installed, is_wanted, mirror
 from tasks.train import train
 from tasks.training.files import Checkpoint, FleetsInUse, fleet_folder, is_training, progress_so_far
-from tasks.training.plan import job_key, shards_of
+from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.runner import Engine, EngineLost, check_engine, opened_engine
+
+
+def start_run(
+    spec: RunSpec, records: Sequence[SeriesRecord], name: str, left_out: str | None = None
+) -> OpenRun:
+    """Open the run of a specification on its data: the same command on the same data continues the same run.
+
+    Args:
+        name: name of the command.
+        left_out: what a nightly run does not train, and why.
+    """
+    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
+    about = {"preset": spec.preset, "market": spec.market, AS_OF: as_of, COMMAND: name, LEFT_OUT: left_out}
+    tags = scope_tags(spec, records) | about
+    return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
+
+
+@contextmanager
+def run_of(run_id: str) -> Iterator[None]:
+    """Mark the flow's run as failed with the reason if an error ends the block, as killed if an interrupt does.
+
+    If the store itself is unavailable, the run stays open; the next cpb process that writes to the store marks it as
+    killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
+    """
+    try:
+        yield
+    except Exception as error:
+        # otherwise this would wait for the unavailable store again
+        if getattr(error, "code", "") != DOWN:
+            finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
+        raise
+    except BaseException as interrupt:
+        kill(run_id, f"interrupted ({type(interrupt).__name__})")
+        raise
+
+
+def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
+    """Copy a finished run to Weights & Biases if requested; errors are only printed."""
+    if is_wanted(spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
+        say(f"cpb: {problem}")
+
+
+def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
+    """Return a digest of the options and the data, so that the same command on the same data is the same run."""
+    aside = {
+        "coins",
+        "timeframes",
+        "source",
+        "since",
+        "as_of",
+        "train_timeout_s",
+        "tail",
+        "prune",
+        "wandb",
+        *FILTERS,
+        "engine",
+    }
+    asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
+        mode="json", exclude={"home", "source"}
+    )
+    data = [(r.series.name, r.digest) for r in records]
+    return value_digest([asked, data, training_code()])[:16]
+
+
+def _params(spec: RunSpec) -> dict[str, Any]:
+    source = public_url(spec.source) if spec.source else None
+    asked = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
+    return asked | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
+
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
 """How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
@@ -113,7 +191,8 @@ def _run(
         def judge(fleet: FleetPlan, trained: Arrivals) -> FleetJudgement:
             return steps.one(evaluate, spec, run.run_id, fleet, trained, root, judges, left_out)  # type: ignore[no-any-return]
 
-        results, judged = _train_and_judge(spec, steps, engine, planned.fleets, judge, before, say)
+        train_all = partial(train_fleets, spec, steps, engine, planned.fleets)
+        results, judged = _train_and_judge(train_all, planned.fleets, judge, before, say)
         for found in results:
             summary.add([failure for one in found for failure in one.failures], say)
         for one in judged:
@@ -184,9 +263,9 @@ class Arrivals:
 
 
 def _train_and_judge(
-    spec: RunSpec,
-    steps: Runner,
-    engine: Engine,
+    train_all: Callable[
+        [Callable[[ShardJob, ShardResult | Exception], None]], list[list[ShardResult | Exception]]
+    ],
     fleets: Sequence[FleetPlan],
     judge: Callable[[FleetPlan, Arrivals], FleetJudgement],
     before: Mapping[str, str],
@@ -209,9 +288,9 @@ def _train_and_judge(
             end = f" ({known})" if known else ""
             say(f"trained {shard.architecture}: {count(members, 'member')}{end}")
 
-    def train_all() -> list[list[ShardResult | Exception]]:
+    def trained_all() -> list[list[ShardResult | Exception]]:
         try:
-            return train_fleets(spec, steps, engine, fleets, trained)
+            return train_all(trained)
         except Exception as error:  # otherwise the judging threads would wait forever
             for fleet in fleets:
                 arrivals[fleet.architecture].put(fleet.shards[0], error)
@@ -222,7 +301,7 @@ def _train_and_judge(
         return judge(fleet, arrived) if any(result.members for _, result in arrived) else None
 
     results: Any
-    calls: list[Callable[[], Any]] = [train_all, *(partial(judged, fleet) for fleet in fleets)]
+    calls: list[Callable[[], Any]] = [trained_all, *(partial(judged, fleet) for fleet in fleets)]
     results, *found = run_each(calls, len(calls))
     shards = itertools.chain.from_iterable(results if isinstance(results, list) else ())
     for one in (results, *shards, *found):

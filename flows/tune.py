@@ -8,7 +8,7 @@ from typing import Any
 import cpbmodels
 from flows.runner import Runner, series_records, with_pairs
 from flows.summary import Say, Summary
-from flows.tracked_run import run_of
+from flows.training import run_of
 from schemas.errors import COMPLETE, PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from cpbmodels.data.figures import EMBARGO
 from schemas.handover import SplitBounds
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import polars as pl
 
 from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS
 
 KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
 """The columns that identify a row."""

@@ -13,7 +13,7 @@ import polars as pl
 from cpbmodels.data.columns import FEATURES, PRICES
 from cpbmodels.data.figures import WARMUP
 from schemas.errors import MemberError
-from schemas.universe import INTERVAL_SECONDS, MONTH
+from schemas.identity import INTERVAL_SECONDS, MONTH
 
 if TYPE_CHECKING:
     import pandera.polars as pa

@@ -22,8 +22,7 @@ from typing import Any
 from pydantic import Field
 
 from schemas.errors import UsageError
-from schemas.scope import home
-from schemas.spec import Spec
+from schemas.scope import Spec, home
 
 PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "smoke": ("transformer", "gru", "lstm", "linear", "har"),

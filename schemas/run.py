@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from schemas.errors import UsageError
-from schemas.identity import OWN, SIM, Market
+from schemas.identity import EXCHANGE, INTERVAL_SECONDS, OWN, SIM, Market, parse_coins, parse_timeframes
 from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file, with_profile_sizes
-from schemas.scope import Scope, implied_market, parse_instant
-from schemas.spec import Spec
+from schemas.scope import Scope, Spec, implied_market, parse_instant
 from schemas.tables import tables_of
-from schemas.universe import EXCHANGE, INTERVAL_SECONDS, parse_coins, parse_timeframes
 
 UNIVERSAL = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
@@ -118,6 +116,11 @@ class ScopeSpec(Spec):
     def whole_exchange(self) -> bool:
         """Whether the coins are the pairs of the source's listing that pass the filters."""
         return self.coins.strip().lower() == EXCHANGE
+
+    @property
+    def reads_listing(self) -> bool:
+        """Whether the source's listing is still to be read for the pairs."""
+        return self.whole_exchange and self.pairs is None
 
     @property
     def every_pair(self) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cpbmodels.errors import ModelError
 from schemas.errors import UsageError
-from schemas.universe import INTERVAL_SECONDS, SYMBOL, symbol_of
+from schemas.identity import INTERVAL_SECONDS, SYMBOL, symbol_of
 
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table

@@ -83,6 +83,9 @@ def _log(
     ]
     failures += score.failures
     members = fleet.members
+    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else "newest"
+    source = public_url(spec.source) if spec.source else "Binance Vision"
+    of_run = _OfRun(as_of, {"source": source} | source_tags(spec))
     config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in members]}
     records = [m.features for m in members]
     run = start_fleet(
@@ -90,7 +93,7 @@ def _log(
         fleet.architecture,
         f"{parent}/{fleet.key}",
         config,
-        {"preset": spec.preset, "fleet_key": fleet.key, "as_of": _as_of(spec), **scope_tags(spec, records)},
+        {"preset": spec.preset, "fleet_key": fleet.key, "as_of": as_of, **scope_tags(spec, records)},
         run_name(fleet.architecture, spec, records),
     )
     trained = [
@@ -100,8 +103,8 @@ def _log(
         for one in result.members
         if one.name in score.members
     ]
-    good = [_record(spec, one, root, score) for one in trained]
-    ids = log_members(run.run_id, [*good, *(_failed(spec, fleet, f) for f in failures)])
+    good = [_record(one, root, score, of_run) for one in trained]
+    ids = log_members(run.run_id, [*good, *(_failed(fleet, f, of_run) for f in failures)])
     seconds = sum(result.train_seconds for result in results)
     pooled = _named(job, _pooled(score.pools)) | {"train_seconds": seconds}
     log_datasets(run.run_id, [*learned_from(records), *judged_on(members)])
@@ -130,6 +133,14 @@ def _log(
 
 
 @dataclass(frozen=True)
+class _OfRun:
+    """What the records of all members of a run have in common: the end of its data, and tags."""
+
+    as_of: str
+    tags: dict[str, str]
+
+
+@dataclass(frozen=True)
 class _Trained:
     """A member with the shard that trained it."""
 
@@ -150,7 +161,7 @@ def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
     return failure.model_copy(update={"model": model})
 
 
-def _record(spec: RunSpec, one: _Trained, root: Path, score: FleetScore) -> MemberRecord:
+def _record(one: _Trained, root: Path, score: FleetScore, of_run: _OfRun) -> MemberRecord:
     job, member, trained = one.shard, one.member, one.result
     folder = one.model_folder(root)
     judged = score.members[member.name]
@@ -164,32 +175,27 @@ def _record(spec: RunSpec, one: _Trained, root: Path, score: FleetScore) -> Memb
         device=str(report.get("device", job.device)),
         preset=job.preset,
         data_digest=member.features.digest,
-        as_of=_as_of(spec),
+        as_of=of_run.as_of,
         config={k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")}
         | ({"kernels": report["kernels"]} if "kernels" in report else {}),
         history=trained.history,
         metrics=measured | _named(job, judged.metrics),
         folder=folder,
-        tags={
-            "verdict": judged.verdict,
-            "source": _source(spec),
-            **source_tags(spec),
-            FILES: json.dumps(expected),
-        },
+        tags={"verdict": judged.verdict, **of_run.tags, FILES: json.dumps(expected)},
     )
 
 
-def _failed(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> MemberRecord:
+def _failed(fleet: FleetPlan, failure: Failure, of_run: _OfRun) -> MemberRecord:
     assert failure.model is not None
     shard = next((s for s in fleet.shards if any(m.model == failure.model for m in s.members)), None)
     return MemberRecord(
         key=f"{job_key(shard) if shard else fleet.key}/{failure.model.series.name}",
         model=failure.model,
-        device=spec.device,
-        preset=spec.preset,
+        device=fleet.shards[0].device,
+        preset=fleet.shards[0].preset,
         data_digest="",
-        as_of=_as_of(spec),
-        tags={"step": failure.step, "code": failure.code, "source": _source(spec), **source_tags(spec)},
+        as_of=of_run.as_of,
+        tags={"step": failure.step, "code": failure.code, **of_run.tags},
         reason=failure.reason,
     )
 
@@ -199,14 +205,6 @@ def _named(job: ShardJob, metrics: dict[str, float]) -> dict[str, float]:
     if not cpbmodels.architecture(base_of(job.architecture)).classifier:
         return metrics
     return {name.replace("crps", "rps"): value for name, value in metrics.items()}
-
-
-def _source(spec: RunSpec) -> str:
-    return public_url(spec.source) if spec.source else "Binance Vision"
-
-
-def _as_of(spec: RunSpec) -> str:
-    return spec.scope.as_of.isoformat() if spec.scope.as_of else "newest"
 
 
 def _pooled(pools: list[PoolScore]) -> dict[str, float]:

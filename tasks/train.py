@@ -1,11 +1,6 @@
 """Step 4, train: one shard of a fleet, by the run's executor."""
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-
-from prefect.client.schemas.objects import ConcurrencyLeaseHolder
-from prefect.concurrency.sync import concurrency
-from prefect.context import FlowRunContext
 
 from schemas.errors import CpbError
 from schemas.handover import Failure, ShardJob, ShardResult
@@ -31,8 +26,7 @@ def train(
     """
     run = Retry(on=TrainerDied, times=executor.retries, wait_s=RETRY_WAIT_S).around(executor.run, "train")
     try:
-        with _gpu_limit(executor):
-            return run(job, root, timeout_s, progress)
+        return run(job, root, timeout_s, progress)
     except EngineLost:
         raise
     except CpbError as error:
@@ -40,12 +34,3 @@ def train(
         return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
     finally:
         progress.ended(job)
-
-
-def _gpu_limit(executor: Executor) -> AbstractContextManager[None]:
-    """Queue on the server's `gpu` limit, so that its page shows waiting runs; the file lock is the actual guard."""
-    if executor.on_gpus and (run := FlowRunContext.get()) and run.flow_run:
-        # The holder identifies the run of a slot, so that the slot of a killed run can be freed at once.
-        holder = ConcurrencyLeaseHolder(type="flow_run", id=run.flow_run.id)
-        return concurrency("gpu", occupy=1, strict=True, holder=holder)
-    return nullcontext()

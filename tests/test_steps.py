@@ -9,7 +9,7 @@ from in_process import train_by
 from prefect.context import FlowRunContext
 
 import tasks
-from flows.tracked_run import start_run
+from flows.training import start_run
 from schemas.handover import (
     FleetJudgement,
     ForecastBatch,

@@ -10,8 +10,7 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from pydantic import BeforeValidator
 
 from schemas.errors import MemberError, UsageError
-from schemas.identity import MARKETS, OWN, Market, SeriesId
-from schemas.universe import INTERVAL_SECONDS, symbol_of
+from schemas.identity import INTERVAL_SECONDS, MARKETS, OWN, Market, SeriesId, symbol_of
 from webapp import overview as overviews
 from webapp import reading, registry, trainings
 from webapp.answers import (

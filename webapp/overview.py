@@ -9,9 +9,8 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import CpbError
-from schemas.identity import MARKETS, SIM, Market, SeriesId, stored_series
+from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, stored_series
 from schemas.ledger import LedgerEntry
-from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.watch import alarms
 from webapp import registry

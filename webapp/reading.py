@@ -8,9 +8,8 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import MemberError
-from schemas.identity import MARKETS, SIM, SPOT, Market, SeriesId, stored_series
+from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, SPOT, Market, SeriesId, stored_series
 from schemas.ledger import LedgerSummary as LiveRecord
-from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.index import month_files
 from tasks.forecasting.ledger import newest_scored

@@ -10,8 +10,8 @@ from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError, count
+from schemas.identity import check_known
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
-from schemas.universe import check_known
 from tasks.storage.home import checked_home
 
 if TYPE_CHECKING:

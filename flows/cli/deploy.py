@@ -13,7 +13,6 @@ from flows.console import emit, quiet_libraries, say
 from schemas.errors import count
 from schemas.scope import home
 from tasks.notices.event import Event
-from tasks.notices.services import services
 
 if TYPE_CHECKING:
     from flows.deploy.status import Deployment, Status
@@ -39,12 +38,12 @@ Workers = Annotated[
 
 @app.command()
 def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
-    """Start server, work pool, GPU limit, deployments and worker, unless they are already running.
+    """Start server, work pool, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
     """
     from flows.deploy import control
-    from flows.deploy.project import password_file
+    from flows.deploy.services import password_file
 
     say("starting what does not run of server, worker and deployments (10 to 30 s) …")
     found = control.up(port, workers)
@@ -140,7 +139,7 @@ def down(json: Json = False) -> None:
 
 @app.command()
 def prepare(json: Json = False) -> None:
-    """Create pool, limit and deployments on the server that systemd started (see `cpb deploy unit`).
+    """Create pool and deployments on the server that systemd started (see `cpb deploy unit`).
 
     Example: cpb deploy prepare
     """
@@ -149,7 +148,7 @@ def prepare(json: Json = False) -> None:
     server = control.prepare()
     if json:
         emit({"port": server.port, "api": server.api, "exit": 0})
-    say(f"pool, limit and deployments are on the server at {server.api}")
+    say(f"pool and deployments are on the server at {server.api}")
 
 
 @app.command()
@@ -245,7 +244,7 @@ def notify(
 
     Example: cpb notify --test
     """
-    from tasks.notices.services import try_services
+    from tasks.notices.services import services, try_services
 
     if not test:
         names = [one.name for one in services(home())]

@@ -8,9 +8,8 @@ from flows.cli.options import Json, takes
 from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.tables import Column, check_one_form, print_csv, print_table
 from schemas.errors import UsageError, count
-from schemas.identity import SIM, SPOT
+from schemas.identity import SIM, SPOT, check_known
 from schemas.run import BoardSpec, ForecastSpec
-from schemas.universe import check_known
 from tasks.storage.home import stored_home
 
 

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from flows.console import shown_progress
 from schemas.errors import UsageError
-from schemas.spec import Spec
+from schemas.scope import Spec
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
 

@@ -12,10 +12,30 @@ from prefect.client.schemas.objects import FlowRun
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from flows.deploy import services
-from flows.deploy.liveness import EndedRun, clean_up, end_dead_runs, end_run, process_of, runs_of_worker
-from flows.deploy.prepare import POOL, deploy, drop_missed_runs, forget_dead_workers, make_pool_and_limit
-from flows.deploy.project import password_file, prefect_home, project_folder, state_folder
-from flows.deploy.services import Name, Service, client_of, find_alive, until
+from flows.deploy.liveness import (
+    EndedRun,
+    clean_up,
+    deploy,
+    drop_missed_runs,
+    end_dead_runs,
+    end_run,
+    forget_dead_workers,
+    make_pool,
+    process_of,
+    runs_of_worker,
+)
+from flows.deploy.services import (
+    POOL,
+    Name,
+    Service,
+    client_of,
+    find_alive,
+    password_file,
+    prefect_home,
+    project_folder,
+    state_folder,
+    until,
+)
 from flows.ops.serving import check_port
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
@@ -40,7 +60,7 @@ class Started:
 
 
 def up(port: int | None = None, workers: int | None = None) -> Started:
-    """Start server and worker, set up pool, limit and deployments, and end runs whose process has died.
+    """Start server and worker, set up pool and deployments, and end runs whose process has died.
 
     Args:
         port: None: the port of the last `up`, else 4200.
@@ -57,7 +77,7 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
             with _timed(seconds, "server"):
                 server = _server(port, begun)
             with client_of(server) as client:
-                with _timed(seconds, "pool, limit, old runs"):
+                with _timed(seconds, "pool, old runs"):
                     ended, dropped = _set_up(client, server)
                 with _timed(seconds, "deployments and worker"):
                     worker = _worker(client, server, workers, begun)
@@ -105,7 +125,7 @@ def down(grace_s: float = 30) -> list[Name]:
                 state = client.read_flow_run(run.id).state
                 if not (state and (state.is_completed() or state.is_failed() or state.is_cancelled())):
                     end_run(client, run, "stopped by `cpb deploy down`", cancel=True)
-            clean_up(client, answers.home)
+            clean_up(client)
         if server and services.stop(server.process, grace_s):
             stopped.append("server")
         for name in services.NAMES:
@@ -178,10 +198,10 @@ def _ready(name: Name, process: subprocess.Popen[bytes], answers: Callable[[Serv
 
 
 def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun], int]:
-    """Create pool and limit, end runs of dead processes, drop missed schedules; return ended runs, number dropped."""
-    make_pool_and_limit(client)
+    """Create the pool, end runs of dead processes, drop missed schedules; return ended runs, number dropped."""
+    make_pool(client)
     forget_dead_workers(client)
-    ended = end_dead_runs(client, server.home, server.since)
+    ended = end_dead_runs(client, server.since)
     return ended, 0 if find_alive("worker") else drop_missed_runs(client)
 
 

@@ -1,4 +1,4 @@
-"""The process of a flow run, and ending runs whose process has died.
+"""What a deployment keeps in order on the server: pool, deployments, missed runs, and runs whose process has died.
 
 A killed process cannot report the end of its run: on the server the run would stay Running, and hold its slots,
 forever. So each run has its process as a label, and the next `up`, `status`, `run` or flow run checks all open runs.
@@ -6,26 +6,107 @@ Only the host of a process can tell that it is dead; for runs on other hosts the
 cpb's are ignored: a Prefect database may serve several projects.
 """
 
-import asyncio
-from contextlib import suppress
+import logging
+import subprocess
+import sys
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import UUID
 
 from prefect import Flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter, WorkPoolFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter
-from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Crashed, State
 
-from flows.deploy.prepare import POOL, worker_process
-from flows.deploy.project import prefect_home
-from flows.deploy.services import PAGE, flow_runs
+from flows.deploy.services import (
+    PAGE,
+    POOL,
+    Service,
+    environment,
+    flow_runs,
+    log_file,
+    password_file,
+    project_folder,
+)
+from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
+
+log = logging.getLogger("cpb")
+
+_DEPLOY_S = 120.0
+
+
+def make_pool(client: SyncPrefectClient) -> None:
+    """Create the work pool."""
+    from prefect.workers.process import ProcessWorker  # slow to import
+
+    template = ProcessWorker.get_default_base_job_template()
+    client.create_work_pool(
+        WorkPoolCreate(name=POOL, type="process", base_job_template=template), overwrite=True
+    )
+
+
+def forget_dead_workers(client: SyncPrefectClient) -> None:
+    """Remove dead workers of this host from the pool's list, to which each start adds a worker."""
+    for worker in client.read_workers_for_work_pool(POOL):
+        if (process := worker_process(worker.name)) and process.is_alive() is False:
+            client.request(
+                "DELETE", "/work_pools/{work_pool_name}/workers/{name}",
+                path_params={"work_pool_name": POOL, "name": quote(worker.name)},
+            )  # fmt: skip
+
+
+def worker_process(name: str) -> ProcessId | None:
+    """Return the process that a worker's name contains; None for a worker not started by cpb."""
+    try:
+        return ProcessId.parse(name)
+    except ValueError:
+        return None
+
+
+def deploy(server: Service) -> None:
+    """Run `prefect deploy --all` and check its exit code, not its output.
+
+    Prefect has no public function that reads prefect.yaml.
+
+    Raises:
+        CpbError: the command fails, or does not end within `_DEPLOY_S`.
+    """
+    secret = {"PREFECT_API_AUTH_STRING": password_file(server.home).read()}
+    log = log_file("deploy")
+    try:
+        with log.open("wb") as output:
+            subprocess.run(
+                [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
+                cwd=project_folder(), env=environment(server.port, server.home) | secret, timeout=_DEPLOY_S, check=True,
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            )  # fmt: skip
+    except subprocess.SubprocessError as error:
+        code = getattr(error, "returncode", None)
+        how = f"did not end within {_DEPLOY_S:.0f} s" if code is None else f"ended with code {code}"
+        raise CpbError(f"`prefect deploy --all` {how}; see {log}", code="deploy-failed") from None
+
+
+def drop_missed_runs(client: SyncPrefectClient) -> int:
+    """Delete runs scheduled while no worker was running: a worker would execute all of them in sequence."""
+    due = FlowRunFilter.model_validate(
+        {"state": {"type": {"any_": ["SCHEDULED"]}}, "expected_start_time": {"before_": datetime.now(UTC)}}
+    )
+    pool = WorkPoolFilter.model_validate({"name": {"any_": [POOL]}})
+    missed = [
+        run for run in flow_runs(client, flow_run_filter=due, work_pool_filter=pool) if run.auto_scheduled
+    ]
+    for run in missed:
+        client.delete_flow_run(run.id)
+    if missed:
+        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", len(missed))
+    return len(missed)
+
 
 LABEL = "cpb.process"
 _WORKER_LABEL = "prefect.worker.name"
@@ -47,22 +128,19 @@ def claim_run(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
     """Label a flow run with the calling process, and end runs of dead processes; a flow's `on_running` hook."""
     with get_client(sync_client=True) as client:
         client.update_flow_run_labels(flow_run.id, {LABEL: str(ProcessId.current())})
-        end_dead_runs(client, prefect_home())
+        end_dead_runs(client)
 
 
-def end_dead_runs(
-    client: SyncPrefectClient, home: Path, server_since: datetime | None = None
-) -> list[EndedRun]:
-    """Mark every run whose process has died as Crashed (Cancelled if it was being cancelled), and free its slots.
+def end_dead_runs(client: SyncPrefectClient, server_since: datetime | None = None) -> list[EndedRun]:
+    """Mark every run whose process has died as Crashed, or as Cancelled if it was being cancelled.
 
     Args:
-        home: Prefect's folder on this host, which holds the server's leases if the server runs here.
         server_since: time from which the server could receive heartbeats; None if unknown: then missing heartbeats
             are ignored.
     """
     dead = [run for run in open_runs(client) if _is_ours(run) and _is_dead(client, run, server_since)]
     ended = [end_run(client, run, "its process is gone") for run in dead]
-    clean_up(client, home)
+    clean_up(client)
     return ended
 
 
@@ -100,15 +178,14 @@ def end_run(client: SyncPrefectClient, run: FlowRun, why: str, cancel: bool = Fa
     return EndedRun(run.name, run.id, str(state.name))
 
 
-def clean_up(client: SyncPrefectClient, home: Path) -> None:
-    """End the task runs and free the slots of killed flow runs, which nothing else does."""
+def clean_up(client: SyncPrefectClient) -> None:
+    """End the task runs of killed flow runs: Prefect does so for cancelled flow runs only, and not at once."""
     killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
     still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
     for task in client.read_task_runs(flow_run_filter=killed, task_run_filter=still_open, limit=PAGE):
         if task.flow_run_id and _is_ours(client.read_flow_run(task.flow_run_id)):
             crashed: State = Crashed(message="Ended by cpb: its flow run has ended.")
             client.set_task_run_state(task.id, crashed, force=True)
-    _free_slots(client, home)
 
 
 def _is_ours(run: FlowRun) -> bool:
@@ -138,29 +215,3 @@ def _beats(client: SyncPrefectClient, run: FlowRun, since: datetime) -> bool:
         }
     )
     return bool(client.read_events(wanted, limit=1).events)
-
-
-def _free_slots(client: SyncPrefectClient, home: Path) -> None:
-    """Free the slots of concurrency limits that are held by an ended flow run.
-
-    Neither a killed process nor its worker releases the slot, which would stay taken until the lease expires. Leases
-    are read from the server's lease storage on disk, because the API shows a lease only to its holder.
-    """
-    for lease, holder in _held_by_runs(home / "concurrency_leases"):
-        with suppress(ObjectNotFound):  # a run of another server
-            run = client.read_flow_run(holder)
-            if run.state and run.state.is_final() and _is_ours(run):
-                client.release_concurrency_slots_with_lease(lease)
-
-
-def _held_by_runs(folder: Path) -> list[tuple[UUID, UUID]]:
-    """Return the ids of each lease held by a flow run and of that run."""
-    if not folder.is_dir():
-        return []
-    from prefect.server.concurrency.lease_storage.filesystem import ConcurrencyLeaseStorage
-
-    storage = ConcurrencyLeaseStorage(folder)
-    files = folder.glob(f"{'?' * 8}-*.json")
-    read = (asyncio.run(storage.read_lease(UUID(file.stem))) for file in files)
-    held = ((lease.id, lease.metadata.holder) for lease in read if lease and lease.metadata)
-    return [(lease, holder.id) for lease, holder in held if holder and holder.type == "flow_run"]

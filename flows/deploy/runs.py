@@ -12,7 +12,6 @@ from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
 from flows.deploy.liveness import end_dead_runs
-from flows.deploy.project import prefect_home
 from flows.deploy.services import client_of, find_alive
 from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
@@ -99,7 +98,7 @@ def _server() -> Iterator[None]:
             "no server runs; start it with `cpb deploy up`, or set PREFECT_API_URL to yours", code="not-up"
         )
     with client_of(own) if own else client_of_settings() as client:
-        end_dead_runs(client, own.home if own else prefect_home(), own.since if own else None)
+        end_dead_runs(client, own.since if own else None)
         yield
 
 

@@ -1,10 +1,13 @@
-"""The two processes of a deployment, server and worker: starting, finding and stopping them.
+"""The two processes of a deployment, server and worker: folders and settings, starting, finding and stopping them.
+
+Does not import Prefect, which reads the settings that a process makes here when it is imported.
 
 Each process writes a record of itself into the state folder when it starts, whether started by hand, by `up` or by
 systemd. A record means that the process should run: it stays when the process dies, and `down` removes it.
 """
 
 import argparse
+import os
 import shutil
 import signal
 import subprocess
@@ -21,15 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import psutil
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from flows.deploy.project import (
-    ROOT,
-    api_of,
-    data_home,
-    environment,
-    password_file,
-    prefect_home,
-    state_folder,
-)
+from flows.ops.password_file import PasswordFile
 from flows.prefect_server import client_of_settings
 from schemas.errors import CpbError
 from schemas.handover import Record
@@ -40,10 +35,85 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder with this code, whose prefect.yaml is deployed whatever the current folder is."""
+
+QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+_SQLITE = "sqlite:///"
+
+
+def api_of(port: int) -> str:
+    """Return the URL of the API on a port of this machine."""
+    return f"http://127.0.0.1:{port}/api"
+
+
+def project_folder() -> Path:
+    """Return the project's folder.
+
+    Raises:
+        CpbError: this installation of cpb has no prefect.yaml.
+    """
+    if not (ROOT / "prefect.yaml").is_file():
+        raise CpbError(
+            f"there is no prefect.yaml in {ROOT}: deployments need the project's folder; install cpb from it with "
+            "`pip install -e FOLDER`",
+            code="no-project",
+        )
+    return ROOT
+
+
+def state_folder() -> Path:
+    """Return the folder of process records and logs: `CPB_DEPLOY_STATE`, or `.cpb` in the project."""
+    return Path(os.environ.get("CPB_DEPLOY_STATE") or ROOT / ".cpb").absolute()
+
+
+def prefect_home() -> Path:
+    """Return Prefect's folder: `PREFECT_HOME`, or `~/.prefect`."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
+
+
+def password_file(home: Path | None = None) -> PasswordFile:
+    """Return the file of the API's password in Prefect's folder. The password allows running commands as this user."""
+    return PasswordFile(
+        (home or prefect_home()) / "cpb-api-auth",
+        missing="no server of `cpb deploy` has run with this PREFECT_HOME, or the file was deleted; run "
+        "`cpb deploy down`, then `cpb deploy up`",
+        remedy="run `cpb deploy down`, delete it, and run `cpb deploy up`, which makes a new one",
+    )
+
+
+def data_home() -> Path:
+    """Return the store used by deployed flows: `CPB_HOME`, or `data` in the project."""
+    return Path(os.environ.get("CPB_HOME") or ROOT / "data").absolute()
+
+
+def settings(port: int, home: Path) -> dict[str, str]:
+    """Return the Prefect settings of each process of a deployment, without the password."""
+    return QUIET | {"PREFECT_HOME": str(home), "PREFECT_API_URL": api_of(port)}
+
+
+def environment(port: int, home: Path) -> dict[str, str]:
+    """Return the environment of server, worker and `prefect deploy`, which all run in the project's folder.
+
+    Relative paths given by the user become absolute. The password is not included: each process reads it from its file.
+    """
+    env = os.environ | settings(port, home) | {"PWD": str(ROOT)}
+    for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):
+        if env.get(name):
+            env[name] = str(Path(env[name]).absolute())
+    uri = env.get("MLFLOW_TRACKING_URI", "")
+    if uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
+        env["MLFLOW_TRACKING_URI"] = f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).absolute()}"
+    return env
+
+
 T = TypeVar("T")
 Name = Literal["server", "worker"]
 NAMES: tuple[Name, ...] = ("server", "worker")
 _POLL_S = 0.2
+POOL = "local-gpu"
+"""The work pool of the deployments in prefect.yaml."""
 PAGE = 200
 """Maximum number of rows that the server returns per request."""
 MAX_BYTES, MAX_OLD_FILES = 5_000_000, 3

@@ -15,13 +15,20 @@ from prefect.states import State
 
 from flows.deploy import services
 from flows.deploy.liveness import EndedRun, end_dead_runs
-from flows.deploy.prepare import POOL
-from flows.deploy.project import ROOT, data_home, prefect_home, state_folder
-from flows.deploy.services import PAGE, Name, Service, client_of
+from flows.deploy.services import (
+    PAGE,
+    POOL,
+    ROOT,
+    Name,
+    Service,
+    client_of,
+    data_home,
+    prefect_home,
+    state_folder,
+)
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
-from schemas.identity import SeriesId, stored_series
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS, SeriesId, stored_series
 from tasks.forecasting.watch import alarms
 from tasks.notices import findings
 from tasks.notices.event import Event, Kind
@@ -121,7 +128,7 @@ def status() -> Status:
 
 def _ask(server: Service, worker: Service | None, result: Status) -> None:
     with client_of(server) as client:
-        result.ended = end_dead_runs(client, server.home, server.since)
+        result.ended = end_dead_runs(client, server.since)
         if worker and worker.alive and not _polls(client, worker):
             log = services.log_file("worker")
             result.problems.append(_problem("polls", f"the worker does not reach the server; see {log}"))

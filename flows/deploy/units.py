@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 
-from flows.deploy.project import prefect_home, project_folder, state_folder
+from flows.deploy.services import prefect_home, project_folder, state_folder
 
 _FOLDER = "~/.config/systemd/user"
 

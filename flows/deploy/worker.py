@@ -3,9 +3,7 @@
 import asyncio
 import os
 
-from flows.deploy.prepare import POOL
-from flows.deploy.project import password_file, prefect_home, settings
-from flows.deploy.services import announce, entry_options
+from flows.deploy.services import POOL, announce, entry_options, password_file, prefect_home, settings
 from tasks.storage.processes import ProcessId
 
 

@@ -13,8 +13,7 @@ from typing import Literal
 import polars as pl
 
 from schemas.errors import CpbError
-from schemas.identity import OWN, SIM, SeriesId
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS, OWN, SIM, SeriesId
 from tasks.forecasting import store
 from tasks.forecasting.months import forecast_command, month_of
 from tasks.market.store import ingest_command, read_klines

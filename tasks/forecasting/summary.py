@@ -15,9 +15,8 @@ import polars as pl
 
 from schemas.errors import DamagedError
 from schemas.forecasts import CHAMPION
-from schemas.identity import SIM, SeriesId, stored_series, tree_of
+from schemas.identity import INTERVAL_SECONDS, SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import LedgerEntry, LedgerSummary
-from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting.daily import SUMS, daily_sums, recipes_of
 from tasks.forecasting.index import log_once
 from tasks.forecasting.losses import BANDS

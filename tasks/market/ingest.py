@@ -13,9 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import CpbError, MemberError, count
-from schemas.identity import SeriesId
+from schemas.identity import SeriesId, check_known
 from schemas.scope import Scope
-from schemas.universe import check_known
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar

@@ -12,8 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from schemas.identity import SeriesId
-from schemas.universe import INTERVAL_SECONDS, MARKET_FOLDERS, MONTH
+from schemas.identity import INTERVAL_SECONDS, MARKET_FOLDERS, MONTH, SeriesId
 
 US = 1_000_000
 DAY = 86_400 * US

@@ -16,10 +16,9 @@ from typing import TypeVar
 import polars as pl
 
 from schemas.errors import CpbError, count
-from schemas.identity import SeriesId
+from schemas.identity import INTERVAL_SECONDS, SeriesId, pair_kind
 from schemas.run import ScopeSpec
 from schemas.scope import Scope
-from schemas.universe import INTERVAL_SECONDS, pair_kind
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import BadFile, SourceFault
 from tasks.market.layout import DAY, SourceFile, step_us, to_us
@@ -73,7 +72,7 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
     Raises:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
     """
-    if not spec.whole_exchange or spec.pairs is not None:
+    if not spec.reads_listing:
         return spec, ""
     found = exchange_pairs(spec)
     return spec.with_pairs(found.symbols), str(found)

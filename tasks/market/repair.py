@@ -12,8 +12,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from schemas.frames import validate_klines
-from schemas.identity import SeriesId
-from schemas.universe import MONTH
+from schemas.identity import MONTH, SeriesId
 from tasks.market.checks import check
 from tasks.market.client import HttpSource
 from tasks.market.faults import NotFound, Rejected, SourceFault

@@ -19,8 +19,7 @@ import numpy as np
 import polars as pl
 
 from schemas.frames import KLINES
-from schemas.identity import SeriesId
-from schemas.universe import COINS, INTERVAL_SECONDS, MONTH, symbol_of
+from schemas.identity import COINS, INTERVAL_SECONDS, MONTH, SeriesId, symbol_of
 from tasks.market import mirror
 from tasks.market.layout import (
     DAY,

@@ -14,10 +14,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from schemas.errors import UsageError
-from schemas.identity import APART, OWN, SIM, SeriesId
+from schemas.identity import APART, MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
 from schemas.scope import Scope
 from schemas.tables import is_table
-from schemas.universe import MARKET_FOLDERS, MONTH, SYMBOL
 from tasks.market.client import (
     BINANCE,
     BINANCE_BUCKET,

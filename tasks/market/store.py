@@ -25,8 +25,7 @@ import polars as pl
 
 from schemas.errors import BusyError, CpbError, MemberError
 from schemas.frames import KLINES
-from schemas.identity import MARKETS, SPOT, SeriesId
-from schemas.universe import INTERVAL_SECONDS, MONTH, SYMBOL
+from schemas.identity import INTERVAL_SECONDS, MARKETS, MONTH, SPOT, SYMBOL, SeriesId
 from tasks.market import cache
 from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
 from tasks.market.manifest import Part

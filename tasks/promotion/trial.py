@@ -12,9 +12,8 @@ import polars as pl
 
 from schemas.forecasts import CHALLENGER, CHAMPION
 from schemas.handover import Decision, Failure, PairEvidence, Trials
-from schemas.identity import SeriesId
+from schemas.identity import INTERVAL_SECONDS, SeriesId
 from schemas.scope import Scope
-from schemas.universe import INTERVAL_SECONDS
 from tasks.forecasting.chain import ANY_ERROR, as_error
 from tasks.forecasting.daily import recipes_of
 from tasks.forecasting.evidence_rows import evidence_rows

@@ -14,8 +14,7 @@ from cpbmodels.data.figures import EMBARGO, HORIZON, WARMUP
 from cpbmodels.data.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
-from schemas.identity import SeriesId
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS, SeriesId
 
 
 class SplitPolicy(BaseModel):

@@ -13,8 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
-from schemas.identity import MARKETS, SIM
-from schemas.universe import INTERVAL_SECONDS, coins_label
+from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, coins_label
 from tasks.judging.inference import relation
 from tasks.tracking.connection import Store, search
 from tasks.tracking.run_list import RUN_COLUMNS, find_flow, finished_flows

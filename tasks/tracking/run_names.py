@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from schemas.handover import JobMember, SeriesRecord
-from schemas.identity import SIM
+from schemas.identity import SIM, coins_label
 from schemas.run import RunSpec
-from schemas.universe import coins_label
 from tasks.storage.digests import value_digest
 from tasks.tracking.records import Dataset
 from tasks.tracking.tags import CANDLES_UNTIL, COINS, REAL, SEED, SIMULATED, SOURCE_KIND, TIMEFRAMES

@@ -32,7 +32,7 @@ from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 EPOCHS = "epochs.jsonl"
-"""Of a fleet in training: the cost of each epoch, a line per report (`epochs.py`)."""
+"""Of a fleet in training: the cost of each epoch, a line per report (`progress.py`)."""
 KERNELS = "CPB_KERNELS"
 """Environment of a trainer: the fleets whose kernels it compiles before its first order, as JSON."""
 _KEY = re.compile(r"[0-9a-f]{16}")

@@ -67,7 +67,6 @@ class RayExecutor:
     """
 
     retries = 0
-    on_gpus = False
 
     def __init__(
         self, ray: Any, home: Path, largest: dict[str, float], *, threads: int, gpu: bool, calls: int,

@@ -258,11 +258,6 @@ class Executor(Protocol):
         """Number of retries of a shard whose trainer died; 0 if the executor retries itself."""
         ...
 
-    @property
-    def on_gpus(self) -> bool:
-        """Whether shards wait for GPUs of this machine."""
-        ...
-
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
 
@@ -329,8 +324,6 @@ class LocalEngine:
     def gpus(self) -> bool:
         """Whether this machine has GPUs selected by the device."""
         return bool(self._gpus)
-
-    on_gpus = gpus
 
     @property
     def calls(self) -> int:

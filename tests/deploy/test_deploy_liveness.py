@@ -8,7 +8,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling, Pending, Running
 
-from flows.deploy import liveness, prepare
+from flows.deploy import liveness, services
 from tasks.storage.processes import ProcessId
 
 HERE = ProcessId.current()
@@ -39,7 +39,7 @@ class Server:
         self.deleted.append(run)
 
 
-def run(process=None, state=None, age=timedelta(hours=1), worker=None, pool=prepare.POOL):
+def run(process=None, state=None, age=timedelta(hours=1), worker=None, pool=services.POOL):
     state = (state or Running)()
     labels = {liveness.LABEL: str(process)} if process else {}
     if worker:
@@ -51,9 +51,7 @@ def run(process=None, state=None, age=timedelta(hours=1), worker=None, pool=prep
 
 
 def ended(server, tmp_path, since=timedelta(days=1)):
-    return [
-        one.state for one in liveness.end_dead_runs(server, tmp_path, since and datetime.now(UTC) - since)
-    ]
+    return [one.state for one in liveness.end_dead_runs(server, since and datetime.now(UTC) - since)]
 
 
 @pytest.mark.parametrize(
@@ -103,7 +101,7 @@ def test_missed_scheduled_runs_are_dropped_and_asked_for_ones_kept():
     runs = [run(state=Pending) for _ in range(3)]
     runs[0].auto_scheduled = runs[2].auto_scheduled = True
     server = Server(*runs)
-    assert prepare.drop_missed_runs(server) == 2
+    assert liveness.drop_missed_runs(server) == 2
     assert server.deleted == [runs[0].id, runs[2].id]
 
 
@@ -112,5 +110,5 @@ def test_runs_that_were_asked_for_do_not_end_the_dropping_of_missed_ones():
     for number, one in enumerate(runs):
         one.auto_scheduled = number not in (3, 250, 599)
     server = Server(*runs)
-    assert prepare.drop_missed_runs(server) == 597
+    assert liveness.drop_missed_runs(server) == 597
     assert not {runs[number].id for number in (3, 250, 599)} & set(server.deleted)

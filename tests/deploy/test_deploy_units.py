@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.deploy.project import ROOT
+from flows.deploy.services import ROOT
 from flows.deploy.units import units
 
 

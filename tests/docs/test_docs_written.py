@@ -225,7 +225,7 @@ def test_what_pages_say_of_the_simulator_and_the_library_is_so():
     members = (ROOT / "docs/mlflow.md").read_text().partition("**Data sets**")[2]
     assert members.startswith(
         " stand on the flow and the fleet,"
-    )  # as `tasks.evaluate` and `flows.tracked_run` log them
+    )  # as `tasks.evaluate` and `flows.training` log them
 
 
 def test_every_block_says_whether_it_is_run_or_shown():

@@ -18,7 +18,7 @@ from fake_hub import TOKEN, fake_hub
 from inbox import inbox
 from snippets import ROOT
 
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS
 from tasks.market import mirror, simulator
 from tasks.market.layout import DAY, day_of, grid_of, period_bounds, to_us
 

@@ -39,9 +39,6 @@ import time
 from pathlib import Path
 
 from prefect import flow, get_run_logger, task
-from prefect.client.schemas.objects import ConcurrencyLeaseHolder
-from prefect.concurrency.sync import concurrency
-from prefect.context import FlowRunContext
 from prefect.states import Completed, Failed
 
 from flows.console import continue_without_reader, say
@@ -56,15 +53,13 @@ def quick(text: str = "", number: int = 0, end: str = "Completed"):
 
 @task
 def hold(seconds):
-    holder = ConcurrencyLeaseHolder(type="flow_run", id=FlowRunContext.get().flow_run.id)
-    with concurrency("gpu", occupy=1, strict=True, holder=holder):
-        Path("holding").write_text(str(os.getpid()))
-        continue_without_reader()  # as cpb's flows do
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:  # a run that prints, through both ways
-            say("holding")
-            get_run_logger().info("holding")
-            time.sleep(0.5)
+    Path("holding").write_text(str(os.getpid()))
+    continue_without_reader()  # as cpb's flows do
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:  # a run that prints, through both ways
+        say("holding")
+        get_run_logger().info("holding")
+        time.sleep(0.5)
 
 
 @flow(on_running=[claim_run])
@@ -141,7 +136,7 @@ class Deployed:
         return made["flow_run_id"], self.holder()
 
     def holder(self):
-        """Return the process that holds the GPU slot, once the server knows of its task run."""
+        """Return the process of the running task, once the server knows of its task run."""
         holding = self.folder / "holding"
         wait_for(lambda: holding.exists() and holding.read_text())
         running = {"task_runs": {"state": {"type": {"any_": ["RUNNING"]}}}}
@@ -151,11 +146,11 @@ class Deployed:
         return pid
 
     def slots(self):
-        """Return how many slots of the `gpu` limit are taken."""
-        return self.ask("v2/concurrency_limits/gpu").json()["active_slots"]
+        """Return how many slots of the server's concurrency limits are taken: each deployment has such a limit."""
+        return sum(limit["active_slots"] for limit in self.ask("v2/concurrency_limits/filter", {}).json())
 
     def end_of(self, flow_run_id):
-        """Return how a run ended, which of its task runs are still open, and the GPU slots that are taken now."""
+        """Return how a run ended, which of its task runs are still open, and the slots that are taken now."""
         tasks = self.ask("task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run_id]}}}).json()
         assert tasks
         names = [

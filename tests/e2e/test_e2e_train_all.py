@@ -13,7 +13,7 @@ import pytest
 from folder_mirror import FolderMirror
 from mlflow.tracking import MlflowClient
 
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS
 from tasks.market.mirror import serve, to_checksum, to_csv, to_zip
 from tasks.market.simulator import quarter_hours
 

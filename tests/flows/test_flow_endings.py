@@ -5,7 +5,7 @@ import signal
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from flows.tracked_run import run_of
+from flows.training import run_of
 from schemas.errors import CpbError
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store

@@ -17,7 +17,7 @@ from folder_mirror import FolderMirror
 from hub_models import REPO, candles, publish_models, trained
 
 from cpbmodels import Series, load
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS
 from tasks.market import mirror
 from tasks.storage.wheel import light_wheel
 

@@ -15,8 +15,8 @@ from market_tools import FAST, csv_of, key, lines, put, scope, stored
 
 from schemas.errors import UsageError
 from schemas.frames import KLINES
+from schemas.identity import INTERVAL_SECONDS, MONTH, parse_timeframes
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
-from schemas.universe import INTERVAL_SECONDS, MONTH, parse_timeframes
 from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.layout import DAY, Months, grid_of, months, period_bounds, source_file, to_us, whole_candles

@@ -9,7 +9,7 @@ import pytest
 from market_tools import key, scope
 from polars.testing import assert_frame_equal
 
-from schemas.universe import COINS, symbol_of
+from schemas.identity import COINS, symbol_of
 from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.layout import US, period_bounds

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import UsageError
-from schemas.identity import MARKETS, ModelId, SeriesId, market_home, stored_series
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS, MARKETS, ModelId, SeriesId, market_home, stored_series
 
 series_ids = st.builds(
     SeriesId,

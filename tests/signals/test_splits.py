@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord
-from schemas.identity import SeriesId
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS, SeriesId
 from tasks.signals.splits import SplitPolicy, check_enough, folds, split_bounds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from cpbmodels import Series
 from schemas.errors import UsageError
 from schemas.handover import SeriesRecord
-from schemas.identity import SeriesId
-from schemas.universe import INTERVAL_SECONDS
+from schemas.identity import INTERVAL_SECONDS, SeriesId
 from tasks.signals.splits import SplitPolicy, folds
 
 EMBARGO = SplitPolicy().embargo

@@ -7,7 +7,7 @@ import pytest
 from test_runs import member
 
 from flows import cli
-from flows.tracked_run import start_run
+from flows.training import start_run
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec

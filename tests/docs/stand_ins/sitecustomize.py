@@ -5,7 +5,7 @@ Loaded by Python itself, since its folder is on PYTHONPATH. Each stand-in change
 | module | stands in for | by |
 |---|---|---|
 | `tasks.market.client` | Binance's hosts | the simulator on loopback (`CPB_DOCS_BINANCE`) |
-| `schemas.universe` | `all` coins: 20 | BTC and ETH |
+| `schemas.identity` | `all` coins: 20 | BTC and ETH |
 | `cpbmodels.arch.presets`, `schemas.presets` | a training of minutes | two steps, one seed, else as the preset says |
 | `flows.deploy.control`, `.runs` | a Prefect server, a run | what they return; the name is checked |
 
@@ -94,7 +94,7 @@ def no_run(module):
 
 CHANGES = {
     "tasks.market.client": binance,
-    "schemas.universe": two_coins,
+    "schemas.identity": two_coins,
     "cpbmodels.arch.presets": two_steps,
     "schemas.presets": one_seed,
     "flows.deploy.control": no_server,
