@@ -34,16 +34,23 @@ def issue(home, hours, market="spot"):
     return chain.append(home, market, "forecasts", {one: rows_at(hours, series=one) for one in series})
 
 
-@pytest.fixture
-def home(tmp_path):
+@pytest.fixture(scope="module")
+def twelve_lines(tmp_path_factory):
     """Ten hours of two series over the end of a month, some of them scored: twelve lines."""
+    made = tmp_path_factory.mktemp("chain") / "home"
     for hours in range(10):
-        assert issue(tmp_path, hours) == {PEPE: 10, BTC: 10}
+        assert issue(made, hours) == {PEPE: 10, BTC: 10}
     for series in (PEPE, BTC):
-        write_candles(tmp_path, [8e-6] * 30, series)
+        write_candles(made, [8e-6] * 30, series)
     for hours in (3, 12):
-        assert score_due(tmp_path, [PEPE, BTC], START + hours * HOUR).failures == ()
-    return tmp_path
+        assert score_due(made, [PEPE, BTC], START + hours * HOUR).failures == ()
+    return made
+
+
+@pytest.fixture
+def home(twelve_lines, tmp_path):
+    """The test's own copy of that home."""
+    return Path(shutil.copytree(twelve_lines, tmp_path, dirs_exist_ok=True))
 
 
 def lines_of(home, market="spot"):
