@@ -454,7 +454,8 @@ def test_two_processes_at_once_lose_nothing_and_their_lines_fit(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small tmpfs needs root")
-def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path):
+@pytest.mark.parametrize("step_kb", [20, pytest.param(4, marks=pytest.mark.slow)])
+def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path, step_kb):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(disk)], check=False)
@@ -462,7 +463,7 @@ def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path):
         pytest.skip("no tmpfs can be mounted here")
     try:
         codes = []
-        for room in range(500, 0, -4):  # less and less room, so that it ends at another place each time
+        for room in range(500, 0, -step_kb):  # less and less room, so that it ends at another place each time
             filler = disk / "filler"
             filler.write_bytes(b"")
             free = shutil.disk_usage(disk).free
