@@ -6,6 +6,7 @@ import sys
 
 import fork_server
 import pytest
+import schema_copies
 
 # Before any library is imported: no telemetry, one thread per test process, no stray server.
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -56,8 +57,10 @@ def _close_databases():
     Stores of wider fixtures connect again when they are used.
     """
     _watch_engines()
+    schema_copies.copy_schemas()
     yield
     _watch_engines()
+    schema_copies.copy_schemas()
     while _engines:
         _engines.pop().dispose()
 

@@ -34,16 +34,23 @@ def issue(home, hours, market="spot"):
     return chain.append(home, market, "forecasts", {one: rows_at(hours, series=one) for one in series})
 
 
-@pytest.fixture
-def home(tmp_path):
+@pytest.fixture(scope="module")
+def twelve_lines(tmp_path_factory):
     """Ten hours of two series over the end of a month, some of them scored: twelve lines."""
+    made = tmp_path_factory.mktemp("chain") / "home"
     for hours in range(10):
-        assert issue(tmp_path, hours) == {PEPE: 10, BTC: 10}
+        assert issue(made, hours) == {PEPE: 10, BTC: 10}
     for series in (PEPE, BTC):
-        write_candles(tmp_path, [8e-6] * 30, series)
+        write_candles(made, [8e-6] * 30, series)
     for hours in (3, 12):
-        assert score_due(tmp_path, [PEPE, BTC], START + hours * HOUR).failures == ()
-    return tmp_path
+        assert score_due(made, [PEPE, BTC], START + hours * HOUR).failures == ()
+    return made
+
+
+@pytest.fixture
+def home(twelve_lines, tmp_path):
+    """The test's own copy of that home."""
+    return Path(shutil.copytree(twelve_lines, tmp_path, dirs_exist_ok=True))
 
 
 def lines_of(home, market="spot"):
@@ -447,7 +454,8 @@ def test_two_processes_at_once_lose_nothing_and_their_lines_fit(tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small tmpfs needs root")
-def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path):
+@pytest.mark.parametrize("step_kb", [20, pytest.param(4, marks=pytest.mark.slow)])
+def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path, step_kb):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", str(disk)], check=False)
@@ -455,7 +463,7 @@ def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path):
         pytest.skip("no tmpfs can be mounted here")
     try:
         codes = []
-        for room in range(500, 0, -4):  # less and less room, so that it ends at another place each time
+        for room in range(500, 0, -step_kb):  # less and less room, so that it ends at another place each time
             filler = disk / "filler"
             filler.write_bytes(b"")
             free = shutil.disk_usage(disk).free

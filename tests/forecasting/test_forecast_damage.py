@@ -1,6 +1,7 @@
 """Damaged files of the forecast store: named once, left out on reading, set aside on writing."""
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -45,16 +46,23 @@ def other_columns(path):
 DAMAGE = [cut, flip, garbage, empty, other_columns]
 
 
-@pytest.fixture
-def home(tmp_path):
+@pytest.fixture(scope="module")
+def two_months(tmp_path_factory):
     """Forecasts of two months, with scores, and of a second series."""
-    append(tmp_path, PEPE, rows_at(0))
-    append(tmp_path, PEPE, rows_at(8))
-    append(tmp_path, BTC, rows_at(series=BTC))
-    write_candles(tmp_path, [8e-6] * 30)
-    write_candles(tmp_path, [8e-6] * 30, BTC)
-    assert score_due(tmp_path, [PEPE, BTC], START + 20 * HOUR).rows == 30
-    return tmp_path
+    made = tmp_path_factory.mktemp("months") / "home"
+    append(made, PEPE, rows_at(0))
+    append(made, PEPE, rows_at(8))
+    append(made, BTC, rows_at(series=BTC))
+    write_candles(made, [8e-6] * 30)
+    write_candles(made, [8e-6] * 30, BTC)
+    assert score_due(made, [PEPE, BTC], START + 20 * HOUR).rows == 30
+    return made
+
+
+@pytest.fixture
+def home(two_months, tmp_path):
+    """The test's own copy of that home."""
+    return Path(shutil.copytree(two_months, tmp_path, dirs_exist_ok=True))
 
 
 def without_digests(home):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import polars as pl
@@ -40,11 +41,16 @@ def series(symbol="BTCUSDT", timeframe="1h", seed=0):
 
 def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0):
     """A champion that was trained on a random walk of its own."""
-    known = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
-    (member,) = train_fleet([known], "har", "smoke", seeds=[seed], epochs=1, steps_per_epoch=2, device="cpu")
-    member.save(folder, extra={"market": market, "symbol": symbol})
+    _member(symbol, timeframe, market, seed).save(folder, extra={"market": market, "symbol": symbol})
     tags = {"architecture": "har", "files": json.dumps(file_digests(folder))}
     return Champion(SeriesId(market, symbol, timeframe), "1", "run", folder, {"test_crps_ratio": 0.9}, tags)
+
+
+@cache
+def _member(symbol, timeframe, market, seed):
+    known = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
+    (member,) = train_fleet([known], "har", "smoke", seeds=[seed], epochs=1, steps_per_epoch=2, device="cpu")
+    return member
 
 
 def publish_models(tmp_path, *champions):

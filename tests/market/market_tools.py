@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import polars as pl
@@ -24,6 +25,7 @@ def key(symbol="BTCUSDT", interval="1h", market="spot"):
     return SeriesId(market, symbol, interval)
 
 
+@cache
 def frame(file, symbol=None):
     """The synthetic candles of a file's period."""
     start, end = file.bounds
@@ -36,19 +38,42 @@ def csv_of(file, rows=None):
     return mirror.to_csv(frame(file) if rows is None else rows, file.series.timeframe)
 
 
+@cache
+def zip_of(file):
+    """The archive of a file with its synthetic candles, made once per process: most tests publish the same files."""
+    return mirror.to_zip(file.member, csv_of(file), 1)
+
+
 def put(root: Path, file, csv=None, *, payload=None, checksum=True):
     """Publish a file in a mirror folder; by default with its synthetic candles."""
     path = root / file.key
     path.parent.mkdir(parents=True, exist_ok=True)
-    body = (
-        payload
-        if payload is not None
-        else mirror.to_zip(file.member, csv_of(file) if csv is None else csv, 1)
-    )
-    path.write_bytes(body)
+    if payload is None:
+        payload = zip_of(file) if csv is None else mirror.to_zip(file.member, csv, 1)
+    path.write_bytes(payload)
     if checksum:
-        path.with_name(path.name + ".CHECKSUM").write_bytes(mirror.to_checksum(path.name, body))
-    return body
+        path.with_name(path.name + ".CHECKSUM").write_bytes(mirror.to_checksum(path.name, payload))
+    return payload
+
+
+class Flood:
+    """A server's hook: answers a key with this head and then up to 800 MB; `sent`: megabytes that were accepted."""
+
+    def __init__(self, key: str, head: bytes):
+        self.key, self.head, self.sent = key, head, 0
+
+    def __call__(self, handler, key, query):
+        if key != self.key:
+            return None
+        handler.wfile.write(self.head)
+        try:
+            for _ in range(800):
+                handler.wfile.write(b"P" * 1_000_000)
+                self.sent += 1
+        except OSError:
+            pass
+        handler.close_connection = True
+        return True
 
 
 def build(

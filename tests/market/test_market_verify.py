@@ -20,10 +20,18 @@ BTC, ETH = key(), key("ETHUSDT")
 FLIPS = 24
 
 
+@pytest.fixture(scope="module")
+def ingested(tmp_path_factory):
+    """A mirror and a home that was ingested from it."""
+    folder = tmp_path_factory.mktemp("ingested")
+    ingest(scope(folder / "home", build(folder / "mirror")))
+    return folder
+
+
 @pytest.fixture
-def home(tmp_path):
-    build(tmp_path / "mirror")
-    ingest(scope(tmp_path / "home", tmp_path / "mirror"))
+def home(ingested, tmp_path):
+    """The test's own copy of that home, with the mirror beside it."""
+    shutil.copytree(ingested, tmp_path, dirs_exist_ok=True)
     return tmp_path / "home"
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import polars as pl
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, build, key, put, scope
+from market_tools import FAST, Flood, build, key, put, scope
 
 from schemas.errors import CpbError
 from tasks.market import mirror
@@ -274,24 +274,10 @@ def test_a_redirect_that_is_not_followed_is_reported(market, to, says):
 @pytest.mark.parametrize("told", [b"Content-Length: 800000000\r\n", b""])
 def test_a_body_far_larger_than_listed_is_cut_off(market, told):
     """A server that sends gigabytes must not fill the memory of 32 connections."""
-    sent = []
-
-    def hook(handler, name, query):
-        if name != MONTH.key:
-            return None
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\n" + told + b"\r\n")
-        try:
-            for _ in range(800):
-                handler.wfile.write(b"P" * 1_000_000)
-                sent.append(1)
-        except OSError:
-            pass
-        handler.close_connection = True
-        return True
-
-    report = market.served(hook)
+    flood = Flood(MONTH.key, b"HTTP/1.1 200 OK\r\n" + told + b"\r\n")
+    report = market.served(flood)
     assert any("answer larger than the limit of" in note for note in report.notes)
-    assert len(sent) < 50
+    assert flood.sent < 50
 
 
 @pytest.mark.parametrize(
