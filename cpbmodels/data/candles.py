@@ -196,7 +196,7 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
     if timeframe is None:
         if not len(steps):
             raise ModelError(
-                f"{label}: the timeframe cannot be derived from one candle: give it, such as 1h."
+                f"{label}: one candle does not determine its length: give a timeframe such as 1h."
             )
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[counts.argmax()])
