@@ -10,8 +10,7 @@ from schemas.run import FILTERS, RunSpec
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import public_url
 from tasks.tracking.database import DOWN
-from tasks.tracking.records import OpenRun
-from tasks.tracking.run_names import run_name, scope_tags
+from tasks.tracking.records import OpenRun, run_name, scope_tags
 from tasks.tracking.runs import FAILED, finish, kill, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb_mirror import is_wanted, mirror
