@@ -91,12 +91,15 @@ def stored_runs(store: Store) -> list[StoredRun]:
 
 
 def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, date]:
-    """Return the day of each market's oldest night kept in full; markets with no more than `nights` are left out."""
+    """Return the day of each market's oldest night that is kept; markets with fewer than `nights` are left out.
+
+    With exactly `nights` there may be older runs: failed ones, and those that a killed pruning has hidden already.
+    """
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:
             days[run.market].add(run.ended.date())
-    return {market: sorted(found)[-nights] for market, found in days.items() if len(found) > nights}
+    return {market: sorted(found)[-nights] for market, found in days.items() if len(found) >= nights}
 
 
 def old_versions(

@@ -466,7 +466,7 @@ def ended_like(nights):
         1,
         32,
         104,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 38, 39, 125, 126, 180, 183)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 50, 51, 136, 179, 180)),
     ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):
