@@ -159,7 +159,7 @@ def prune(
 ) -> None:
     """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
 
-    Kept: of each market the last 14 nights; before them flow runs that hold a served model or the tag `keep`;
+    Kept: of each market the last 14 nights; before them what is served or tagged `keep`;
     champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
     a run is being written.
 
