@@ -35,9 +35,8 @@ from tasks.storage.waiting import check_interrupted
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.database import DOWN
 from tasks.tracking.flow_report import ReportedFleet, keep_report
-from tasks.tracking.records import OpenRun
+from tasks.tracking.records import OpenRun, run_name, scope_tags
 from tasks.tracking.run_list import short_id
-from tasks.tracking.run_names import run_name, scope_tags
 from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON

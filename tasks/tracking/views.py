@@ -13,8 +13,8 @@ from urllib.parse import quote
 from schemas.identity import SIM
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
+from tasks.tracking.records import source_kind
 from tasks.tracking.run_list import finished_flows
-from tasks.tracking.run_names import source_kind
 from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
 
 if TYPE_CHECKING:
