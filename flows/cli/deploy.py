@@ -11,7 +11,7 @@ import typer
 from flows.cli.options import Json
 from flows.console import emit, quiet_libraries, say
 from schemas.scope import home
-from schemas.wording import count
+from schemas.wording import age, count
 from tasks.notices.event import Event
 from tasks.notices.services import services
 
@@ -221,20 +221,13 @@ def _wrong(problems: Sequence[Event]) -> list[str]:
 
 
 def _deployment_line(one: "Deployment") -> str:
-    last = f"{one.last.outcome} {_age(one.last.age_s)} ago" if one.last else "no run has ended yet"
+    last = f"{one.last.outcome} {age(one.last.age_s)} ago" if one.last else "no run has ended yet"
     active = f", {one.active} running" if one.active else ""
     return f"{one.name:<22}  {last}{active}; next {_time(one.next)}"
 
 
 def _time(time: datetime | None) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if time else "none"
-
-
-def _age(seconds: float) -> str:
-    for unit_s, name in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def notify(

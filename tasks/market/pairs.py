@@ -15,11 +15,11 @@ from typing import TypeVar
 
 import polars as pl
 
-from schemas.errors import CpbError
+from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
 from schemas.scope import Scope
-from schemas.universe import INTERVAL_SECONDS, pair_kind
+from schemas.universe import EXCHANGE, INTERVAL_SECONDS, pair_kind
 from schemas.wording import count
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import BadFile, SourceFault
@@ -76,9 +76,15 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
 
     Raises:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
+        UsageError: the run is offline.
     """
     if not spec.whole_exchange or spec.pairs is not None:
         return spec, ""
+    if spec.offline:
+        raise UsageError(
+            f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
+            code="offline", field="offline",
+        )  # fmt: skip
     found = exchange_pairs(spec)
     return spec.with_pairs(found.symbols), str(found)
 
