@@ -12,7 +12,7 @@ from schemas.wording import count
 
 _GAP = 3
 _FOLDED = 23
-_PIPE_WIDTH = 200
+_PIPE_WIDTH = 300
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.notices import Outcome, tell_outcome
 from flows.prefect_page import show_run
-from flows.runner import Runner, plain_failures, takes, with_pairs
+from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.tracked_run import mirror_to_wandb, run_of
 from flows.training import Training, report_training, run_training
@@ -90,7 +90,7 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
         say(f"pruning: {report}{again}")
 
 
-@flow(name="train-all", validate_parameters=False, on_running=[claim_run])
+@flow(name="train-all", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
 @takes(RunSpec)
 def train_all(spec: RunSpec) -> State:

@@ -48,6 +48,8 @@ def _stored_instead(scope: Scope, unreachable: CpbError) -> IngestReport:
     except CpbError as error:
         if error.code != "not-stored":
             raise
-        raise CpbError(f"{unreachable}; {error}", code=unreachable.code, field=unreachable.field) from unreachable
+        raise CpbError(
+            f"{unreachable}; {error}", code=unreachable.code, field=unreachable.field
+        ) from unreachable
     log.warning("%s; %s", str(unreachable).partition(";")[0], report.notes[0])
     return report

@@ -10,6 +10,7 @@ import typer
 
 from flows.cli.options import Json
 from flows.console import emit, quiet_libraries, say
+from flows.progress import shown_progress
 from schemas.scope import home
 from schemas.wording import age, count
 from tasks.notices.event import Event
@@ -77,7 +78,9 @@ def run(
         list[str] | None,
         typer.Option("--param", help="NAME=VALUE, the value as JSON or text; may be repeated"),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="wait until the run has ended")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="wait until the run has ended, and show its state and log")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Ask a deployment for a run; the short form of `prefect deployment run FLOW/DEPLOYMENT`.
@@ -86,7 +89,8 @@ def run(
     """
     from flows.deploy import runs
 
-    made = runs.run(name, param or (), watch)
+    with shown_progress(runs.PROGRESS, "asking the server"):
+        made = runs.run(name, param or (), watch)
     ending = (
         f" ended {made.state}" + (f": {made.message}" if made.message else "") if watch else " is requested"
     )

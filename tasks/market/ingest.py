@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError, MemberError
@@ -82,10 +83,8 @@ def ingest(
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
         if isinstance(source, TableSource):
             refuse_other_tables(source, scope, manifest)
-        if scope.offline:
-            report = _as_stored(run)
-        else:
-            report = _plan_only(run) if plan else _bring_up_to_date(run, tail)
+        steps = _as_stored if scope.offline else _plan_only if plan else partial(_bring_up_to_date, tail=tail)
+        report = steps(run)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market
     report.notes += source.waits
@@ -151,15 +150,23 @@ def _as_stored(run: Run) -> IngestReport:
     """
     for series in run.scope.series:
         files = [source_file(series, period) for period in sorted(run.manifest.files(series))]
-        run.plans[series] = Plan(series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end])
+        run.plans[series] = Plan(
+            series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
+        )
     report = IngestReport(_describe_all(run))
-    ends = [parts[-1].runs[-1][1] for s in run.plans if (parts := [p for p in run.manifest.parts(s).values() if p.runs])]
+    ends = [
+        parts[-1].runs[-1][1]
+        for s in run.plans
+        if (parts := [p for p in run.manifest.parts(s).values() if p.runs])
+    ]
     if not any(one.rows for one in report.series):
         held = [s for s in run.manifest.series() if s.market == run.scope.market]
-        stored = f"{coins_label(s.symbol for s in held)} at {', '.join(dict.fromkeys(s.timeframe for s in held))}"
+        stored = (
+            f"{coins_label(s.symbol for s in held)} at {', '.join(dict.fromkeys(s.timeframe for s in held))}"
+        )
         raise CpbError(
-            f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this time "
-            f"range; {run.root} holds {stored if held else 'no candles'}; `cpb ingest` stores some when there is a network",
+            f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
+            f"time range; {run.root} holds {stored if held else 'no candles'}; with a network `cpb ingest` stores some",
             code="not-stored", field="offline",
         )  # fmt: skip
     newest = max(ends)
@@ -229,7 +236,11 @@ def _failure_reason(run: Run, series: SeriesId) -> str:
     """Return why the source has no files of a series; empty if it has files."""
     plan = run.plans[series]
     if run.scope.offline:
-        return "" if plan.wanted else "no candle of it is stored in this time range, and no source is asked offline"
+        return (
+            ""
+            if plan.wanted
+            else "no candle of it is stored in this time range, and no source is asked offline"
+        )
     if plan.fault:
         return f"{run.source.name} could not be asked: {plan.fault}"
     if not plan.wanted:

@@ -106,9 +106,7 @@ def open_source(
             from tasks.market import simulator
 
             url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
-            opened = HttpSource(
-                url, connections=connections, limits=limits, label="the market simulator"
-            )
+            opened = HttpSource(url, connections=connections, limits=limits, label="the market simulator")
         elif not source:
             opened = HttpSource(
                 BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"

@@ -186,6 +186,12 @@ def delete_remote_files(uri: str, name: str | None = None, tracking_uri: str | N
     get_artifact_repository(uri, tracking_uri).delete_artifacts(name)
 
 
+WORKFLOW = "workflowType=machine_learning"
+"""Query of an experiment's page that shows runs and models instead of traces, which are MLflow's default.
+
+3.17.2: `server/js`, read by the switch "Model training" at the top left; without it the browser's last choice counts.
+"""
+
 VIEW_KEY, VIEW_TAG = "viewStateShareKey", "mlflow.sharedViewState."
 """Query parameter of an experiment's page, and the prefix of the experiment tag that its value selects.
 

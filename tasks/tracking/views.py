@@ -13,7 +13,7 @@ from urllib.parse import quote
 from schemas.identity import SIM
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, chart, view_state
+from tasks.tracking.mlflow_private import VIEW_KEY, VIEW_TAG, WORKFLOW, chart, view_state
 from tasks.tracking.run_list import finished_flows
 from tasks.tracking.run_names import source_kind
 from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 NEWEST_KEY, NIGHTS_KEY = "cpb-newest", "cpb-nights"
+
+
+def runs_page(url: str, store: Store) -> str:
+    """Return the address of the experiment's runs, with the models beside them: MLflow's own default is for traces."""
+    return f"{url}/#/experiments/{store.experiment_id}/runs?{WORKFLOW}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class View:
 
     def link(self, url: str, store: Store) -> str:
         """Return the address of the view in MLflow's interface."""
-        runs = f"{url}/#/experiments/{store.experiment_id}/runs?compareRunsMode=CHART"
+        runs = f"{runs_page(url, store)}&compareRunsMode=CHART"
         if store.read_only:  # the charts cannot be stored: MLflow draws a chart for every metric
             # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
             order_by = f"orderByKey={quote(self.sort_by)}&orderByAsc=false"

@@ -17,7 +17,7 @@ from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
 SCOPE = {
     "coins": "exchange", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
-    "as_of": "2024-01-02T03:04:05", "tail": True,
+    "as_of": "2024-01-02T03:04:05", "tail": True, "offline": True,
     "min_days_listed": 30, "min_quote_volume": 1e6, "number_assets": 50,
 }  # fmt: skip
 RUN = SCOPE | {
