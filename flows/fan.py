@@ -39,9 +39,9 @@ def fan(closes: Sequence[float], rows: Sequence[dict[str, Any]]) -> list[str]:
     """
     try:
         _UNICODE.encode(sys.stdout.encoding or "ascii")
-        close, median, *shades = _UNICODE
+        close, median, *shades = list(_UNICODE)
     except UnicodeEncodeError:
-        close, median, *shades = _ASCII
+        close, median, *shades = list(_ASCII)
     bounds = [*closes, *(row[name] for row in rows for name in ("q05", "q95"))]
     low, high = min(bounds), max(bounds)
     cell = (high - low) / (_HEIGHT - 1) or 1.0
