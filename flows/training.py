@@ -98,13 +98,14 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
         "as_of",
         "train_timeout_s",
         "tail",
+        "offline",
         "prune",
         "wandb",
         *FILTERS,
         "engine",
     }
     asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
-        mode="json", exclude={"home", "source"}
+        mode="json", exclude={"home", "source", "offline"}
     )
     data = [(r.series.name, r.digest) for r in records]
     return value_digest([asked, data, training_code()])[:16]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.market.report import IngestReport
 
 
-@takes(IngestSpec, shown={"coins": Shown(names=("--coins", "--symbols"))})
+@takes(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
 def ingest(
     spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,

@@ -45,6 +45,23 @@ def read_summary(home: Path, market: str) -> LedgerSummary | None:
         return None
 
 
+def champion_records(known: LedgerSummary | None) -> dict[SeriesId, dict[str, Any]]:
+    """Return the record of each series' champions: of live forecasts if there are any, otherwise of replays."""
+    own = [entry for entry in (known.entries if known else ()) if entry.kind == "series"]
+    return {
+        SeriesId(known.market, entry.symbol, entry.timeframe): {
+            "record_live": entry.live,
+            "record_ratio": entry.crps_ratio,
+            "record_low": entry.crps_ratio_low,
+            "record_high": entry.crps_ratio_high,
+            "record_verdict": entry.verdict,
+            "record_days": entry.days,
+        }
+        for entry in sorted(own, key=lambda entry: entry.live)
+        if known
+    }
+
+
 def write_summary(home: Path, market: str, now: datetime | None = None) -> LedgerSummary:
     """Compute a market's record from the daily sums of all its series, write and return it.
 
