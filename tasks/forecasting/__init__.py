@@ -8,11 +8,10 @@ losses         CRPS, tail loss and coverage of scored rows, for model and refere
 daily          daily sums of the losses
 summary        the live record made from the daily sums: small, for page, API and `cpb ledger`
 evidence_rows  one loss per complete forecast, for the promotion gate and the drift watch
-months         month files of forecasts and scores: append-only, with recorded digests
+months         month files of forecasts and scores: append-only, each with its own digest
 chain          the single write path: a batch of many series, and its line in the market's chain
 lines          the chain's format: its lines with their hashes, the canonical form of rows
 commit         crash-safe commit of a batch
-index          the recorded sha256 of a series' month files
 watch          the state of each champion: fine, watch or drifted
 check_drift    the inputs of the drift watch after a scoring
 fallback       a robust HAR in place of a champion that has drifted
