@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 
 from flows.prefect_server import client_of_settings, server_in_use
 from schemas.errors import CpbError
-from tasks.storage.leases import use
+from tasks.storage.locks import pause, use
 from tasks.storage.urls import public_url
-from tasks.storage.waiting import pause
 
 if TYPE_CHECKING:
     from uuid import UUID

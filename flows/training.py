@@ -27,7 +27,7 @@ from tasks.judging.judges import Judges
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.running.parallel import run_each
-from tasks.storage.waiting import check_interrupted
+from tasks.storage.locks import check_interrupted
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.flow_report import ReportedFleet, keep_report
 from tasks.tracking.run_list import short_id

@@ -386,7 +386,7 @@ def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path
     while killed_at(forking, tmp_path, points + 1, hours=points + 1):
         points += 1
         check_after_a_kill(tmp_path, points, before=10 * points)
-    assert points > 20
+    assert points >= 20
     drafts = [p for p in tmp_path.rglob(".*") if p.is_file() and re.fullmatch(r"\..+\.[0-9a-f]{12}", p.name)]
     assert all(p.stat().st_size < 1e6 for p in drafts)
 

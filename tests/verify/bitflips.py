@@ -34,8 +34,7 @@ from tasks.market import cache
 from tasks.market.store import read_klines
 from tasks.signals.store import newest_series, read_features, write_features
 from tasks.storage.model_folder import CONFIG, WEIGHTS
-from tasks.storage.npz import read_npz
-from tasks.storage.records import find_record
+from tasks.storage.records import find_record, read_npz
 from tasks.tracking.registry import champions
 from tasks.training.files import JOB, RESULT, prepare, read_job
 
