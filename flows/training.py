@@ -30,8 +30,8 @@ from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.running.parallel import run_each
 from tasks.storage.digests import value_digest
+from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
-from tasks.storage.waiting import check_interrupted
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.database import DOWN
 from tasks.tracking.flow_report import ReportedFleet, keep_report

@@ -18,9 +18,8 @@ from schemas.forecasts import CHAMPION
 from schemas.identity import INTERVAL_SECONDS, SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import LedgerEntry, LedgerSummary
 from tasks.forecasting.daily import SUMS, daily_sums, recipes_of
-from tasks.forecasting.index import log_once
 from tasks.forecasting.losses import BANDS
-from tasks.forecasting.months import LEDGER
+from tasks.forecasting.months import LEDGER, log_once
 from tasks.judging.evidence import ratio_interval
 from tasks.storage.records import read_record, write_record
 
