@@ -117,9 +117,7 @@ def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     if len(old.rows) != job.seeds:
         differing.append("number of seeds")
     if differing:
-        log.warning(
-            "warm start: %s has another %s; this member starts from new weights", folder, ", ".join(differing)
-        )
+        log.warning("warm start: %s has another %s; its weights are not used", folder, ", ".join(differing))
         return [None] * job.seeds
     return [_row(old, i) for i in range(job.seeds)]
 
