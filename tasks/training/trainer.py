@@ -197,12 +197,7 @@ def compile_kernels(wanted: dict[str, Any]) -> None:
             log.warning("kernels of %s were not compiled ahead: %s", name, error)
             continue
         if made:
-            log.info(
-                "%d kernels of %s compiled or cached, in %.1f s",
-                made,
-                name,
-                time.perf_counter() - begun,
-            )
+            log.info("%d kernels of %s compiled or cached in %.1f s", made, name, time.perf_counter() - begun)
 
 
 def forget_peaks() -> None:
