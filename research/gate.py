@@ -7,8 +7,8 @@ python -m research.gate --rows FOLDER [--json]      # FOLDER: `--out` of a long 
 The pair: the mean of both recipes' quantiles against `--of` (har-universal) alone, daily sums over the coins. Its mean
 difference is removed (`null`) or replaced by a true gain. A simulated backtest is made of blocks of four weeks of real
 days, drawn with replacement: overlap, clustering, what the coins share and the calendar of a month stay. Everything is
-done twice: with the noise of this pair, and scaled so that the 95 % interval of the ratio, by weeks, is as wide as was
-measured for averages (.0011 at 1h over 1,080 days, .0007 at 15m over 510).
+done with the noise of this pair, with the same scaled so that the 95 % interval of the ratio, by weeks, is as wide as
+was measured for averages (.0011 at 1h over 1,080 days, .0007 at 15m over 510), and with Gaussian noise of that width.
 
 - null: share of backtests in which any of m equal recipes passes: m named together (`together`, also the best of m
   search trials), or one after another on the same span (`one by one`).
@@ -27,6 +27,7 @@ import polars as pl
 
 from cpbmodels.data.rows import QUANTILE_COLUMNS
 from tasks.judging import paired
+from tasks.judging.inference import NORMAL
 from tasks.judging.paired import ALPHA, DailyLosses, Paired, corrected
 from tasks.judging.scores import Array, crps
 
@@ -83,8 +84,9 @@ def pooled(losses: DailyLosses) -> tuple[Array, Array]:
 
 def simulated(difference: Array, level: Array, days: int, gain: float, random: np.random.Generator) -> Paired:
     """Figures of a backtest of so many days, from blocks of real days, with a true gain."""
-    starts = random.integers(0, len(difference) - BLOCK + 1, -(-days // BLOCK))
-    rows = (starts[:, None] + np.arange(BLOCK)).ravel()[:days]
+    starts = random.integers(0, len(difference), -(-days // BLOCK))
+    # Circular, so that every day is drawn alike and a null has the mean 0.
+    rows = (starts[:, None] + np.arange(BLOCK)).ravel()[:days] % len(difference)
     other = level[rows][:, None]
     own = other + (difference[rows] - gain * level[rows])[:, None]
     return paired.paired(DailyLosses(np.arange(days) + 19_000, own, other))
@@ -155,9 +157,15 @@ def study(losses: DailyLosses, timeframe: str, runs: int, months: int, seed: int
                  "months": own.months, "p": own.p},
         "days": days,
     }  # fmt: skip
-    for name, scale in (("as it is", 1.0), (f"interval {WIDTHS[timeframe]}", WIDTHS[timeframe] / width)):
-        out[name] = {"scale": float(scale)} | measure(scale * centred, level, days, runs, seed)
-    return out
+    scale = WIDTHS[timeframe] / width
+    spread = WIDTHS[timeframe] / (2 * NORMAL) * np.sqrt(MEASURED_DAYS[timeframe])
+    gaussian = np.random.default_rng(seed).normal(0, spread, len(centred))
+    noises = {
+        "of the pair": centred,
+        f"of the pair x {scale:.2f}": scale * centred,
+        "Gaussian": gaussian - gaussian.mean(),
+    }
+    return out | {name: measure(noise, level, days, runs, seed) for name, noise in noises.items()}
 
 
 def show(found: dict[str, Any]) -> None:
@@ -167,11 +175,9 @@ def show(found: dict[str, Any]) -> None:
         f"better in {pair['better']} of {pair['months']} months; simulated: {found['days']} days"
     )
     for name, one in found.items():
-        if "null" not in one if isinstance(one, dict) else True:
+        if not isinstance(one, dict) or "null" not in one:
             continue
-        print(
-            f"\nnoise {name} (x {one['scale']:.2f}); p < .05 before correction: {one['uncorrected_p_below_alpha']:.1%}"
-        )
+        print(f"\nnoise {name}; p < .05 before correction: {one['uncorrected_p_below_alpha']:.1%}")
         print("\n| equal recipes | any passes |\n|---|---|")
         for label, share in one["null"].items():
             print(f"| {label} | {share:.1%} |")

@@ -33,10 +33,10 @@ NOTICEABLE = 2.0
 MAX_CAPITAL = 30.0
 """Maximum capital of each bet; the excess is removed, so that the capital falls soon after a drift has ended."""
 
-TOLERANCE_MISSES = {50: 0.0165, 80: 0.013, 90: 0.009}
+TOLERANCE_MISSES = {50: 0.01, 80: 0.008, 90: 0.0055}
 """Added to the promised share of misses of a band at step 1. Over 30 real days the share differs from the promise by
 2.6, 1.8 and 1.2 points (standard deviation), of which 1.9, 1.5 and 1.1 are chance."""
-TOLERANCE_EXCESS = 0.06
+TOLERANCE_EXCESS = 0.08
 """Added to the promised excess: the mean number of these three bands that the model misses at step 1 less the number
 that the reference misses. Real months differ from the promise by 0.045 (standard deviation), of which 0.015 is chance;
 bands a fifth too narrow add 0.24."""
