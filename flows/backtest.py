@@ -60,13 +60,9 @@ def _gate(
         f"{submission.incumbent}; {before + submission.count} are submitted for this span"
     )
 
-    def decide(found: Backtest) -> dict[str, Any]:
-        result = by_backtest.decide(contest, submission, spec, found.members)
-        for sentence in by_backtest.sentences(result):
-            say(sentence)
-        return {"gate": by_backtest.as_json(result)}
-
-    return decide
+    return lambda found: {
+        "gate": by_backtest.decide(contest, submission, spec.scope.home, found.members, say)
+    }
 
 
 def _plan(

@@ -24,6 +24,7 @@ from tasks.hub.tree import published
 from tasks.market.own import TREES
 from tasks.market.verify import candles
 from tasks.promotion import by_backtest
+from tasks.promotion.by_backtest import Submission
 from tasks.promotion.pairs import Pair, about, pair_files
 from tasks.signals.store import write_features
 from tasks.storage.files import check_writable
@@ -251,9 +252,9 @@ def ledger_records(asked: Asked) -> Iterator[Stored]:
         yield record_file(folder / "versions.json", KnownVersions, one.name, f"set aside; {lost}")
     for path in pair_files(asked.home, asked.market):
         yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
-    for path, kind in by_backtest.register_files(asked.home, asked.market):
+    for path in by_backtest.register_files(asked.home, asked.market):
         yield record_file(
-            path, kind, by_backtest.about(path), "set aside; its recipes still count as submitted"
+            path, Submission, by_backtest.about(path), "set aside; its recipes still count as submitted"
         )
 
 

@@ -7,7 +7,7 @@ that passes leaves a pair (`pairs`) that has switched the timeframe; its coins f
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,7 +34,7 @@ from tasks.training.plan import planned_recipe
 CHAMPION = "champion"
 """Name of the champions' recipe in a backtest whose own options do not train it."""
 
-_NAME = re.compile(r"(?P<number>\d{3,})~(?P<count>\d+)(\.result)?\.json")
+_NAME = re.compile(r"(?P<number>\d{3,})~(?P<count>\d+)\.json")
 
 
 class Submission(Record):
@@ -64,19 +64,6 @@ class Submission(Record):
     def digest(self) -> str:
         """Digest of what was named, without the time."""
         return value_digest(self.model_dump(mode="json", exclude={"named_at"}))[:16]
-
-
-class GateResult(Record):
-    """Decision on a submission: the figures of each recipe, and the condition that it does not meet ("" if all).
-
-    `unjudged`: recipes that lack results on too many of the coins that the incumbent serves.
-    """
-
-    named: str
-    unjudged: tuple[str, ...]
-    figures: tuple[BacktestEvidence, ...]
-    failed: tuple[str, ...]
-    decided_at: datetime
 
 
 @dataclass(frozen=True)
@@ -165,10 +152,18 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
 
 
 def decide(
-    contest: Contest, submission: Submission, spec: BacktestSpec, members: Sequence[MemberScore]
-) -> GateResult:
-    """Decide on the submitted recipes, and let the best that meets all conditions replace the champions' recipe."""
-    home, market, timeframe = spec.scope.home, submission.market, submission.timeframe
+    contest: Contest,
+    submission: Submission,
+    home: Path,
+    members: Sequence[MemberScore],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Decide on the submitted recipes, and let the best that meets all conditions replace the champions' recipe.
+
+    Returns:
+        `named`, `passed`, `recipes`, `unjudged`, as in `--json`.
+    """
+    market, timeframe = submission.market, submission.timeframe
     models: dict[str, list[MemberScore]] = {}
     for member in members:
         models.setdefault(member.architecture, []).append(member)
@@ -192,52 +187,36 @@ def decide(
             figures.append(_evidence(recipe, submission, before, found[name], p))
             short = found[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
             failed.append("too few days have rows" if short else found[name].failed(p))
-    result = GateResult(
-        named=submission.digest,
-        unjudged=tuple(str(r) for name, r in contest.recipes.items() if name not in found),
-        figures=tuple(figures),
-        failed=tuple(failed),
-        decided_at=datetime.now(UTC),
-    )
-    with promotion_lock(open_store(), home, market):
-        path = next(p for p, known in _records(home, market, timeframe) if known.digest == submission.digest)
-        path = path.with_suffix(".result.json")
-        first = find_record(path, GateResult, of=about(path))
-        if first is None:
-            write_record(path, result, of=about(path))
-            _switch(home, contest, submission, result)
-    return first or result
-
-
-def sentences(result: GateResult) -> Iterator[str]:
-    """Yield the decision on each recipe as a sentence."""
-    winner = _winner(result)
-    for one, why in zip(result.figures, result.failed, strict=True):
+    passed = [one for one, why in zip(figures, failed, strict=True) if not why]
+    winner = min(passed, key=lambda one: one.ratio, default=None)
+    if winner:
+        pair = pairs.Pair(
+            market=market, timeframe=timeframe, challenger=winner.challenger, incumbent=winner.incumbent, k=0,
+            share=1.0, horizon=1, appointed_at=submission.named_at, backtest=winner,
+        )  # fmt: skip
+        with promotion_lock(open_store(), home, market):
+            pairs.save(home, pairs.end(pair, "switched", datetime.now(UTC), contest.served))
+    for one, why in zip(figures, failed, strict=True):
         if one == winner:
-            yield f"passed the gate: {one}; it replaces {one.incumbent} at the next night that trains it"
+            say(f"passed the gate: {one}; it replaces {one.incumbent} at the next night that trains it")
         else:
-            yield f"does not replace {one.incumbent}, as {why or 'a better one passed'}: {one}"
-    for recipe in result.unjudged:
-        yield f"{recipe} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
-
-
-def as_json(result: GateResult) -> dict[str, Any]:
-    """Return the decision as JSON."""
-    winner = _winner(result)
+            say(f"does not replace {one.incumbent}, as {why or 'a better one passed'}: {one}")
+    unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in found]
+    for recipe in unjudged:
+        say(
+            f"{recipe} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
+        )
+    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in zip(figures, failed, strict=True)]
     return {
-        "named": result.named,
-        "passed": winner.challenger if winner else None,
-        "unjudged": result.unjudged,
-        "recipes": [
-            one.model_dump(mode="json") | {"failed": why}
-            for one, why in zip(result.figures, result.failed, strict=True)
-        ],
-    }
+        "named": submission.digest, "passed": winner.challenger if winner else None, "recipes": rows,
+        "unjudged": unjudged,
+    }  # fmt: skip
 
 
 def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
     """Return the submissions of a timeframe, oldest first; a damaged file is set aside."""
-    return [record for _, record in _records(home, market, timeframe)]
+    found = (find_record(p, Submission, of=about(p)) for p in register_files(home, market, timeframe))
+    return [record for record in found if record]
 
 
 def counted_before(home: Path, submission: Submission) -> int:
@@ -254,11 +233,11 @@ def counted_before(home: Path, submission: Submission) -> int:
     return count + sum(int(found["count"]) for found in lost)
 
 
-def register_files(home: Path, market: str) -> list[tuple[Path, type[Record]]]:
-    """Return the files of the register of a market, with the kind of their record; other files are ignored."""
-    folders = _folder(home, market, "").parent.glob("interval=*")
-    found = sorted(path for folder in folders for path in folder.glob("*.json") if _NAME.fullmatch(path.name))
-    return [(path, GateResult if path.name.endswith(".result.json") else Submission) for path in found]
+def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
+    """Return the files of the register of a timeframe, or of all, oldest first; other files are ignored."""
+    paths = _folder(home, market, "").parent.glob(f"interval={timeframe}/*.json")
+    found = ((path, _NAME.fullmatch(path.name)) for path in paths)
+    return [path for _, path in sorted((int(name["number"]), path) for path, name in found if name)]
 
 
 def about(path: Path) -> str:
@@ -287,31 +266,8 @@ def _evidence(
     )  # fmt: skip
 
 
-def _winner(result: GateResult) -> BacktestEvidence | None:
-    passed = [one for one, why in zip(result.figures, result.failed, strict=True) if not why]
-    return min(passed, key=lambda one: one.ratio, default=None)
-
-
-def _switch(home: Path, contest: Contest, submission: Submission, result: GateResult) -> None:
-    winner = _winner(result)
-    if winner is None:
-        return
-    pair = pairs.Pair(
-        market=submission.market, timeframe=submission.timeframe, challenger=winner.challenger,
-        incumbent=winner.incumbent, k=0, share=1.0, horizon=1, appointed_at=submission.named_at, backtest=winner,
-    )  # fmt: skip
-    pairs.save(home, pairs.end(pair, "switched", result.decided_at, contest.served))
-
-
 def _folder(home: Path, market: str, timeframe: str) -> Path:
     return tree_of(home, "ledger", market) / "gate" / f"interval={timeframe}"
-
-
-def _records(home: Path, market: str, timeframe: str) -> list[tuple[Path, Submission]]:
-    matches = ((path, _NAME.fullmatch(path.name)) for path in _folder(home, market, timeframe).glob("*.json"))
-    named = [path for _, path in sorted((int(m["number"]), path) for path, m in matches if m and not m[3])]
-    found = [(path, find_record(path, Submission, of=about(path))) for path in named]
-    return [(path, record) for path, record in found if record]
 
 
 def _names(home: Path, market: str, timeframe: str) -> Iterator[dict[str, str]]:
@@ -319,5 +275,5 @@ def _names(home: Path, market: str, timeframe: str) -> Iterator[dict[str, str]]:
     for path in _folder(home, market, timeframe).glob("*"):
         aside = SET_ASIDE.fullmatch(path.name)
         found = _NAME.fullmatch(aside["name"] if aside else path.name)
-        if found and not found[3]:
+        if found:
             yield found.groupdict() | {"lost": path.name if aside else ""}
