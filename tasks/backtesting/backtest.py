@@ -57,7 +57,7 @@ def plan_backtest(
     found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
     training = found.loaded if spec.refit else [own[0] for own in by_series(found.loaded).values()]
     asked = [(name, spec, name) for name in spec.names]
-    asked += [(beside[0], beside[1], *beside[1].names)] if beside else []
+    asked += [(beside[0], beside[1], beside[1].names[0])] if beside else []
     fleets = tuple(plan_folds(own, name, training, gpus=gpus) for _, own, name in asked) if training else ()
     names = tuple(name for name, *_ in asked)
     return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete, names)

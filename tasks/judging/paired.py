@@ -96,11 +96,11 @@ def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> Da
     if not parts:
         raise ValueError("the two recipes have no forecast row in common")
     days = np.unique(np.concatenate([day for day, _, _ in parts]))
-    sums = [
-        np.stack([np.bincount(np.searchsorted(days, p[0]), p[k], minlength=len(days)) for p in parts], axis=1)
-        for k in (1, 2)
-    ]
-    return DailyLosses(days, *sums)
+
+    def sums(which: int) -> Array:
+        return _sums([(np.searchsorted(days, day), pair[which]) for day, *pair in parts], len(days))
+
+    return DailyLosses(days, sums(0), sums(1))
 
 
 def paired(losses: DailyLosses) -> Paired:
@@ -109,11 +109,8 @@ def paired(losses: DailyLosses) -> Paired:
     difference = ((losses.own - losses.other) / losses.other.sum(axis=0)).mean(axis=1) * len(losses.days)
     blocks = (losses.days - losses.days[0]) // BLOCK_DAYS
     count = int(blocks[-1]) + 1
-    sums = [
-        np.stack([np.bincount(blocks, c, minlength=count) for c in x.T], axis=1)
-        for x in (losses.own, losses.other)
-    ]
-    low, high = inference.interval(inference.ratio_draws(*sums, _weights(count)).mean(axis=1))
+    own, other = (_sums([(blocks, coin) for coin in x.T], count) for x in (losses.own, losses.other))
+    low, high = inference.interval(inference.ratio_draws(own, other, _weights(count)).mean(axis=1))
     months = losses.days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
     _, place, size = np.unique(months, return_inverse=True, return_counts=True)
     whole = size >= MIN_MONTH_DAYS
@@ -140,6 +137,13 @@ def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> 
     others = [1.0] * (total - len(p_values))  # the search trials that lost
     share = 1 / (1 + 4 * before) - 1 / (1 + 4 * (before + total))
     return [min(1.0, p / share) for p in inference.holm([*p_values, *others])[: len(p_values)]]
+
+
+def _sums(coins: Sequence[tuple[NDArray[np.intp], Array]], count: int) -> Array:
+    """Return the sums [count, C] of each coin's values by their group."""
+    return np.stack(
+        [np.bincount(ids, values, minlength=count).astype(np.float64) for ids, values in coins], axis=1
+    )
 
 
 @cache

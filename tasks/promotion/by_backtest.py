@@ -108,7 +108,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
     own = next((name for name, recipe in planned.items() if recipe == incumbent), None)
     if own:
         return Contest(submitted, incumbent, own, coins, None)
-    change = {
+    change: dict[str, Any] = {
         "architectures": incumbent.architecture,
         "preset": incumbent.preset,
         "overrides": {},
@@ -202,9 +202,9 @@ def decide(
         else:
             say(f"does not replace {one.incumbent}, as {why or 'a better one passed'}: {one}")
     unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in found]
-    for recipe in unjudged:
+    for lacking in unjudged:
         say(
-            f"{recipe} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
+            f"{lacking} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
         )
     rows = [one.model_dump(mode="json") | {"failed": why} for one, why in zip(figures, failed, strict=True)]
     return {

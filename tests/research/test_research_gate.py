@@ -9,7 +9,9 @@ from test_research_promotion import write_rows
 from research import gate
 from tasks.judging.paired import DailyLosses
 
-DAYS = 400
+DAYS = (
+    3000  # blocks of four weeks of a shorter past have sums that vary more or less than those of other pasts
+)
 
 
 def made(seed=0):
