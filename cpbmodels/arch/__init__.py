@@ -30,6 +30,8 @@ _BUILT_IN = {
     "linear": "cpbmodels.arch.linear:Linear",
     "har": "cpbmodels.arch.har:Har",
     "robust-har": "cpbmodels.arch.har:RobustHar",
+    "line": "cpbmodels.arch.line:Line",
+    "walk": "cpbmodels.arch.walk:Walk",
     "classifier-gru": "cpbmodels.arch.gru:ClassifierGru",
 }
 

@@ -106,7 +106,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "workers": (0, 256),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
-    "head": ("student-t", "point", "quantile", "classes", "scaled"),
+    "head": ("student-t", "point", "quantile", "classes", "scaled", "bent"),
     "loss": ("nll", "crps"),
     "optimizer": ("adamw", "adam"),
     "schedule": ("cosine", "step", "constant"),
