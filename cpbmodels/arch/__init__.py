@@ -32,6 +32,7 @@ _BUILT_IN = {
     "robust-har": "cpbmodels.arch.har:RobustHar",
     "line": "cpbmodels.arch.line:Line",
     "walk": "cpbmodels.arch.walk:Walk",
+    "average": "cpbmodels.arch.average:Average",
     "classifier-gru": "cpbmodels.arch.gru:ClassifierGru",
 }
 

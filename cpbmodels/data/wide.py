@@ -31,6 +31,7 @@ VOLUMES = (1, 3, 6, 24)
 MIN_COINS = 3  # in a mean over the market
 MAX_RETURN, MAX_VOLUME, MAX_SLOT = 6.0, 5.0, 3.0
 QUARTERS_PER_DAY = 96
+LOOKBACK_DAYS = 36  # of the slots; the longest range may need more
 
 MARKET_COLUMNS: tuple[str, ...] = (
     *(f"market_return_{n}" for n in MARKET_RETURNS),
