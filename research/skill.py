@@ -175,7 +175,7 @@ def month_of(coins: Sequence[Series], plan: Plan, number: int, models: Mapping[s
 
 
 def compute(source: str, timeframe: str, home: Path) -> None:
-    """Compute the months that are not stored yet, oldest first."""
+    """Compute and store the months that are not stored yet, oldest first."""
     plan, folder = PLANS[timeframe], home / "skill"
     folder.mkdir(parents=True, exist_ok=True)
     coins, models, of = load(source, timeframe, home), dict[str, Member](), None
@@ -206,7 +206,8 @@ class Rows:
     @classmethod
     def read(cls, home: Path, timeframe: str) -> "Rows":
         """All months that are there."""
-        files = [read_npz(path) for path in sorted((home / "skill").glob(f"{timeframe}-*.npz"))]
+        stored = [read_npz(path) for path in sorted((home / "skill").glob(f"{timeframe}-*.npz"))]
+        files = [one for one in stored if "coin" in one]  # a month may have a hole in every coin
         names = [name for name in files[0] if name != "coins"]
         return cls(
             tuple(files[0]["coins"].tolist()),
