@@ -1,12 +1,13 @@
 """What `average` gains on `har-universal` on the same rows: `python -m research.skill --source FOLDER --home FOLDER`.
 
-Rolling origin over calendar months (`MONTHS`), every fifth origin (5 shares no factor with hours of the week or quarters
-of the day), all coins whose month has no hole. All models are fitted anew before every fourth month, on the same candles:
-the last 24 months (15m: up to 27, never fewer than nine), of which the newest are for validation, with an embargo
-between the spans. (Monthly refits gave nothing: .9847 against .9849.)
+Rolling origin over calendar months (`PLANS`), every fifth origin (5 shares no factor with hours of the week or quarters
+of the day), all coins whose month has no hole. All models are fitted anew before every fourth month, on the same
+candles: the last 24 months (15m: up to 27, never fewer than nine), of which the newest are for validation, with an
+embargo between the spans. (Monthly refits gave nothing: .9847 against .9849.) `alone`: without the market's columns.
 
 A month's losses are stored in `HOME/skill`, one file a month, so an interrupted computation goes on where it was;
-`--table` prints what is there. The recipes were chosen on these very months: what comes out is reproduced, not confirmed.
+`--table` prints what is there. The recipes were chosen on these very months: what comes out is reproduced, not
+confirmed.
 """
 
 import argparse
@@ -140,7 +141,9 @@ def models_of(coins: Sequence[Series], plan: Plan, start: datetime, folder: Path
     return models
 
 
-def month_of(coins: Sequence[Series], plan: Plan, number: int, models: Mapping[str, Member]) -> dict[str, Array]:
+def month_of(
+    coins: Sequence[Series], plan: Plan, number: int, models: Mapping[str, Member]
+) -> dict[str, Array]:
     """The losses of a month: `coin` and `time` [N], and by model `NAME` [N] (mean over the steps) and `NAME inside`
     [N, 2], the share of steps within the 80 and 90 % band. `B1` is the random walk with EWMA volatility."""
     spans = list(months(plan))
@@ -154,12 +157,16 @@ def month_of(coins: Sequence[Series], plan: Plan, number: int, models: Mapping[s
         if not len(rows) or len(fitted) < LEAST_ORIGINS or series is None:
             continue
         alone = replace(series, market=None)
-        found = {name: cpbmodels.predict([model], [series], [rows])[0].quantiles for name, model in models.items()}
+        found = {
+            name: cpbmodels.predict([model], [series], [rows])[0].quantiles for name, model in models.items()
+        }
         found |= {
             f"{name} alone": cpbmodels.predict([models[name]], [alone], [rows])[0].quantiles
             for name in ("line", "walk")
         }
-        found |= {f"har + {name}": (found["har"] + found[name]) / 2 for name in list(found) if "har" not in name}
+        found |= {
+            f"har + {name}": (found["har"] + found[name]) / 2 for name in list(found) if "har" not in name
+        }
         found["B1"] = reference(series, fitted, rows, HORIZON)
         truth = realised(series, rows, HORIZON)
         assert series.times is not None
@@ -167,7 +174,9 @@ def month_of(coins: Sequence[Series], plan: Plan, number: int, models: Mapping[s
         for name, quantiles in found.items():
             losses[name] = crps(quantiles, truth).mean(axis=1)
             edges = [BANDS[80], BANDS[90]]
-            inside = [((truth >= quantiles[..., a]) & (truth <= quantiles[..., b])).mean(axis=1) for a, b in edges]
+            inside = [
+                ((truth >= quantiles[..., a]) & (truth <= quantiles[..., b])).mean(axis=1) for a, b in edges
+            ]
             losses[f"{name} inside"] = np.stack(inside, axis=1)
         for name, values in losses.items():
             out.setdefault(name, []).append(values)
@@ -219,7 +228,9 @@ class Rows:
         chosen = np.ones(len(self.arrays["time"]), bool) if kept is None else kept
         coin, time = self.arrays["coin"][chosen].astype(int), self.arrays["time"][chosen]
         own, theirs, b1 = (self.arrays[key][chosen] for key in (name, other, "B1"))
-        level = np.bincount(coin, b1, len(self.coins)) / np.maximum(np.bincount(coin, minlength=len(self.coins)), 1)
+        level = np.bincount(coin, b1, len(self.coins)) / np.maximum(
+            np.bincount(coin, minlength=len(self.coins)), 1
+        )
         blocks = block_ids(time, WEEK_US)
         sums = [np.bincount(blocks, values / level[coin])[:, None] for values in (own, theirs)]
         held = sums[1][:, 0] > 0

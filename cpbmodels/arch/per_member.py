@@ -76,7 +76,8 @@ def fleet_options(common: Preset, options: Sequence[Preset]) -> Preset:
 def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[str, Any]]:
     """The overrides of each member: a list (tuple, array) holds one value per member, anything else is for all.
 
-    `features` and `members` are lists by themselves, so one per member is a list of lists. ModelError where the length is another.
+    `features` and `members` are lists by themselves, so one per member is a list of lists. ModelError where the length
+    is another.
     """
     lists = {name: list(values) for name, values in overrides.items() if _is_per_member(name, values)}
     for name, values in lists.items():

@@ -129,8 +129,13 @@ def _learn(
     row = torch.as_tensor(layout.initial(copy + 1)).float()[None].requires_grad_()  # [1, P]
     averaged = row.detach().clone()
     optimizer = torch.optim.AdamW([row], lr=RATE, weight_decay=DECAY)
-    for step, (inputs, base, targets, weight) in enumerate(zip(*(one.split(BATCH) for one in windows), strict=True)):
-        rise, fall = (step + 1) / WARM_UP, 0.5 + 0.5 * math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP))
+    for step, (inputs, base, targets, weight) in enumerate(
+        zip(*(one.split(BATCH) for one in windows), strict=True)
+    ):
+        rise, fall = (
+            (step + 1) / WARM_UP,
+            0.5 + 0.5 * math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP)),
+        )
         optimizer.param_groups[0]["lr"] = RATE * (rise if step < WARM_UP else fall)
         added = _added(inputs[None], layout.views(row), copy)[0]  # [B, H, 2]
         optimizer.zero_grad()

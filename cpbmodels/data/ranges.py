@@ -40,9 +40,9 @@ TrainingOrigins = Sequence[tuple[Series, np.ndarray]]
 class RangeModel:
     """A fitted robust HAR of H steps, float64. Units are volatility x sqrt(step).
 
-    `level` [H], `slopes` [F, H] of the columns `names` and `hours` [168, H] add up to the log of the scale (no
-    `calendar` column: no hours), and `quarters` [96, H] where it reads `quarter`. `table` [H, 19] and `candle` [H, 3] (open, high, low) times the scale are the
-    quantiles of the close and the medians of the other prices, relative to the last close.
+    `level` [H], `slopes` [F, H] of the columns `names`, `hours` [168, H] (no `calendar` column: no hours) and
+    `quarters` [96, H] (where it reads `quarter`) add up to the log of the scale. `table` [H, 19] and `candle` [H, 3] (open, high,
+    low) times the scale are the quantiles of the close and the medians of the other prices, relative to the last close.
     """
 
     names: tuple[str, ...]
@@ -164,7 +164,9 @@ def _normal_equations(
                 moment[part] += sums[:, dense:]
             if len(own) == 2:  # rows of each hour and quarter
                 (_, hours), (_, quarters) = parts
-                pairs = np.bincount(own[0] * QUARTERS_PER_DAY + own[1], minlength=HOURS_PER_WEEK * QUARTERS_PER_DAY)
+                pairs = np.bincount(
+                    own[0] * QUARTERS_PER_DAY + own[1], minlength=HOURS_PER_WEEK * QUARTERS_PER_DAY
+                )
                 gram[quarters, hours] += pairs.reshape(HOURS_PER_WEEK, QUARTERS_PER_DAY).T
     for _, part in parts:
         gram[: part.start, part] = gram[part, : part.start].T

@@ -148,7 +148,9 @@ class Series:
         from cpbmodels.data.wide import WIDE_COLUMNS
 
         wide = [name in WIDE_COLUMNS and name not in self.names for name in names]
-        missing = [name for name, is_wide in zip(names, wide, strict=True) if not is_wide and name not in self.names]
+        missing = [
+            name for name, is_wide in zip(names, wide, strict=True) if not is_wide and name not in self.names
+        ]
         if missing:
             raise ModelError(
                 f"{self.label} lacks the column(s) {', '.join(missing)}: make it with Series.from_frame (which needs "

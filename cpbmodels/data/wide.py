@@ -49,7 +49,9 @@ OWN_COLUMNS: tuple[str, ...] = (
 )
 WIDE_COLUMNS = (*OWN_COLUMNS, *MARKET_COLUMNS, NO_MARKET, QUARTER)
 
-_OWN_RANGE = "ln(mean log_range over the last {} candles / sigma_t), that quotient in " f"[{FLOOR:g}, {CEILING:g}]"
+_OWN_RANGE = (
+    f"ln(mean log_range over the last {{}} candles / sigma_t), that quotient in [{FLOOR:g}, {CEILING:g}]"
+)
 DEFINITIONS: dict[str, str] = {
     **{f"range_{n}": _OWN_RANGE.format(n) for n in RANGES},
     **{f"range_{n}": f"{_OWN_RANGE.format(n)}, minus log_range_mean_{WEEK}; 0 if unknown" for n in LONG},
@@ -104,17 +106,18 @@ class Market:
         grid = np.unique(np.concatenate([times for _, times in known])) if known else np.zeros(0, np.int64)
         places = [np.searchsorted(grid, times) for _, times in known]
 
-        def spread_out(column: str) -> np.ndarray:
+        def spread_out(values: Sequence[np.ndarray]) -> np.ndarray:
             """A column of all coins on the grid: [coins, T], NaN where a coin has no candle."""
             out = np.full((len(known), len(grid)), np.nan)
-            for row, ((one, _), place) in enumerate(zip(known, places, strict=True)):
-                values = one.columns((column,))[:, 0]
-                # While a coin has no volatility its returns are neutral values, not facts.
-                out[row, place] = np.where(np.isfinite(one.columns(("log_sigma",))[:, 0]), values, np.nan)
+            for row, (own, place) in enumerate(zip(values, places, strict=True)):
+                out[row, place] = own
             return out
 
-        returns = {n: spread_out(f"return_{n}") for n in sorted({*MARKET_RETURNS, *SPREADS})}
-        ranges = {n: spread_out(f"log_range_mean_{n}") for n in sorted({*MARKET_RANGES, *BITCOIN_RANGES})}
+        returns = {n: spread_out([_return(one, n) for one, _ in known]) for n in {*MARKET_RETURNS, *SPREADS}}
+        ranges = {
+            n: spread_out([one.columns((f"log_range_mean_{n}",))[:, 0] for one, _ in known])
+            for n in {*MARKET_RANGES, *BITCOIN_RANGES}
+        }
         mean = {n: _mean(values) for n, values in ranges.items()}
         bitcoin = [row for row, (one, _) in enumerate(known) if _is_bitcoin(one.symbol)]
         own = {n: ranges[n][bitcoin[0]] if bitcoin else mean[n] for n in BITCOIN_RANGES}
@@ -185,28 +188,37 @@ class _Windows:
 
 def _own(series: Series) -> np.ndarray:
     """`OWN_COLUMNS` [rows, 21]."""
-    rows = np.arange(len(series))
-    first = np.concatenate([[True], series.segments[1:] != series.segments[:-1]])[: len(rows)]
-    age = rows - np.maximum.accumulate(np.where(first, rows, 0))
-    sigma, closes = series.volatility, np.log(series.prices[:, 3])
+    age, sigma = _age(series), series.volatility
     ranges = _Windows.of(series.columns(("log_range",))[:, 0], age)
     week = ranges.mean(WEEK)
     columns = [_logarithm(ranges.mean(n) / sigma) for n in RANGES]
     columns += [_logarithm(ranges.mean(n) / sigma) - _logarithm(week / sigma) for n in LONG]
     columns.append(~np.isfinite(columns[-1]))
-    for n in RETURNS:
-        moved = np.full(len(rows), np.nan)
-        moved[n:] = closes[n:] - closes[:-n]
-        columns.append(np.where(age >= n, moved / (sigma * np.sqrt(n)), np.nan).clip(-MAX_RETURN, MAX_RETURN))
+    columns += [_return(series, n) for n in RETURNS]
     day = max(86_400 // series.step_seconds, 1)
     for backs in (range(day, 8 * day, day), range(7 * day, 35 * day, 7 * day)):
         columns += [_slot(ranges, week, n, [back for back in backs if back >= n]) for n in SLOTS]
     # Not Binance's quote volume: in candles from other sources it may be made up.
-    volume = series.columns(("log_volume_change",))[:, 0] if "log_volume_change" in series.names else 0 * closes
-    money = _Windows.of(np.cumsum(np.nan_to_num(volume)) + np.log(series.prices[:, 1:].mean(axis=1)), age)
     known = "log_volume_change" in series.names
+    change = series.columns(("log_volume_change",))[:, 0] if known else np.zeros(len(series))
+    money = _Windows.of(np.cumsum(np.nan_to_num(change)) + np.log(series.prices[:, 1:].mean(axis=1)), age)
     columns += [known * (money.mean(n) - money.mean(WEEK)).clip(-MAX_VOLUME, MAX_VOLUME) for n in VOLUMES]
     return np.nan_to_num(np.stack(columns, axis=1).astype(np.float64), posinf=0.0, neginf=0.0)
+
+
+def _age(series: Series) -> np.ndarray:
+    """Candles since the segment's first [rows]."""
+    rows = np.arange(len(series))
+    first = np.concatenate([[True], series.segments[1:] != series.segments[:-1]])[: len(rows)]
+    return rows - np.maximum.accumulate(np.where(first, rows, 0))
+
+
+def _return(series: Series, n: int) -> np.ndarray:
+    """The column `return_{n}` [rows], NaN where the segment is younger."""
+    closes, moved = np.log(series.prices[:, 3]), np.full(len(series), np.nan)
+    moved[n:] = closes[n:] - closes[:-n]
+    known = _age(series) >= n
+    return np.where(known, moved / (series.volatility * np.sqrt(n)), np.nan).clip(-MAX_RETURN, MAX_RETURN)
 
 
 def _slot(ranges: _Windows, week: np.ndarray, count: int, backs: Sequence[int]) -> np.ndarray:
@@ -214,7 +226,11 @@ def _slot(ranges: _Windows, week: np.ndarray, count: int, backs: Sequence[int]) 
 
     Of those days or weeks that the segment holds; NaN where it holds none.
     """
-    found = np.stack([ranges.mean(count, back - count) for back in backs]) if backs else np.full((1, len(week)), np.nan)
+    found = (
+        np.stack([ranges.mean(count, back - count) for back in backs])
+        if backs
+        else np.full((1, len(week)), np.nan)
+    )
     held = np.isfinite(found).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.log(np.nansum(found, axis=0) / held / week)

@@ -111,7 +111,9 @@ def _bounds(value: Any) -> bool:
 def _parts(value: Any) -> bool:
     """Each member's own fields and all of its options; whether these are possible is checked with them."""
     wanted = {"architecture", "seed", *OPTIONS}
-    return _list(lambda one: isinstance(one, dict) and wanted <= {*one} <= wanted | {*PART_FIELDS}, MAX_MEMBERS, 2)(value)
+    return _list(
+        lambda one: isinstance(one, dict) and wanted <= {*one} <= wanted | {*PART_FIELDS}, MAX_MEMBERS, 2
+    )(value)
 
 
 OPTIONS = tuple(Preset().as_dict())

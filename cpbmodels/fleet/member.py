@@ -253,7 +253,9 @@ def average(parts: Sequence[Member], options: Preset) -> Member:
     """One model of trained members; its history, and its report apart from `diverged`, are the first one's."""
     first, nothing = parts[0], torch.empty(0)
     own = {name: value for name, value in first.config.items() if name not in OPTIONS}
-    described = [{name: one.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in one.config} for one in parts]
+    described = [
+        {name: one.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in one.config} for one in parts
+    ]
     return Member(
         config={**own, "architecture": AVERAGE, **options.as_dict(), PARTS: described},
         rows=nothing,
@@ -270,7 +272,11 @@ def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The configuration of each member, from an average's; of any other model its own alone."""
     if PARTS not in config:
         return [dict(config)]
-    common = {name: value for name, value in config.items() if name not in (PARTS, "history", "report", "seeds", *OPTIONS)}
+    common = {
+        name: value
+        for name, value in config.items()
+        if name not in (PARTS, "history", "report", "seeds", *OPTIONS)
+    }
     return [{**common, **one} for one in config[PARTS]]
 
 

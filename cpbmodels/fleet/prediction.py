@@ -147,7 +147,7 @@ def predict(
     batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction]:
-    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once; of an average the mean of its parts'.
+    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once; of an average its parts' mean.
 
     `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
     """
@@ -156,16 +156,24 @@ def predict(
     parts = [(index, part) for index, one in enumerate(members) for part in one.parts or (one,)]
     owners = [index for index, _ in parts]
     found = _predict(
-        [part for _, part in parts], [series[i] for i in owners], [origins[i] for i in owners], batch_size, device
+        [part for _, part in parts],
+        [series[i] for i in owners],
+        [origins[i] for i in owners],
+        batch_size,
+        device,
     )
-    return [_mean([found[place] for place, owner in enumerate(owners) if owner == i]) for i in range(len(members))]
+    return [
+        _mean([found[place] for place, owner in enumerate(owners) if owner == i]) for i in range(len(members))
+    ]
 
 
 def _mean(found: Sequence[Prediction]) -> Prediction:
     """The mean of several models' forecasts from the same origins; of a single model its own."""
     if len(found) == 1:
         return found[0]
-    quantiles, candle = (np.mean([getattr(one, name) for one in found], axis=0) for name in ("quantiles", "candle"))
+    quantiles, candle = (
+        np.mean([getattr(one, name) for one in found], axis=0) for name in ("quantiles", "candle")
+    )
     return Prediction(found[0].origins, quantiles, candle)
 
 
@@ -382,7 +390,9 @@ def microseconds(time: datetime | str) -> int:
 
 def _recent(series: Series, member: Model) -> Series:
     """The series' last rows if a forecast can be made from them: years of history need not be copied."""
-    reach = LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0
+    reach = (
+        LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0
+    )
     cut = series.tail(member.context + 256 + max(reach, reach and LONG[-1]))
     return cut if cut.usable(member.context).any() else series
 

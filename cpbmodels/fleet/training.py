@@ -88,8 +88,20 @@ def train_fleet(
     options = _resolved(preset, architecture, profile, overrides_by_member(overrides, len(members)))
     if architecture == AVERAGE:
         own = {name: value for name, value in overrides.items() if name != "members"}
-        common: dict[str, Any] = {"series": series, "preset": preset, "seeds": seeds, "device": device, "dtype": dtype}
-        common |= {"scope": scope, "resume": resume, "on_epoch": on_epoch, "on_step": on_step, "profile": profile}
+        common: dict[str, Any] = {
+            "series": series,
+            "preset": preset,
+            "seeds": seeds,
+            "device": device,
+            "dtype": dtype,
+        }
+        common |= {
+            "scope": scope,
+            "resume": resume,
+            "on_epoch": on_epoch,
+            "on_step": on_step,
+            "profile": profile,
+        }
         where = Path(checkpoint) if checkpoint is not None else None
         return _train_average(options, where, warm_start, kernels=kernels, **common, **own)
     job = Job(
@@ -123,7 +135,9 @@ def _train_average(
     """
     names = options[0].members
     if any(one.members != names for one in options):
-        raise ModelError("members must be the same in all models of a call: train the others in another call.")
+        raise ModelError(
+            "members must be the same in all models of a call: train the others in another call."
+        )
     trained = []
     for place, name in enumerate(names):
         earlier = None if warm is None else [one.parts[place] if one and one.parts else None for one in warm]

@@ -111,6 +111,8 @@ def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     if folder is None:
         return [None] * job.seeds
     old = cpbmodels.load(folder)
+    if old.parts:  # trained anew: most of an average is solved in seconds
+        return [None] * job.seeds
     wanted = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
     shape = ("context", "horizon", "features", "calendar", "calendar_dim", "hidden_dim", "n_layers", "head")
     differing = [k for k in shape if getattr(old.options, k) != getattr(wanted, k)]

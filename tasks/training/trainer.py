@@ -14,8 +14,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,24 @@ import numpy as np
 import torch
 
 import cpbmodels
+from cpbmodels.data.series import Series
+from cpbmodels.data.wide import NO_MARKET, Market
 from cpbmodels.device import steps
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.plan import pick_device
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.handover import DeviceWork, Failure, JobMember, ShardJob, ShardResult, TrainedMember
+from schemas.handover import (
+    DeviceWork,
+    Failure,
+    JobMember,
+    SeriesRecord,
+    ShardJob,
+    ShardResult,
+    TrainedMember,
+)
 from schemas.run import base_of
 from tasks.running.resident import Orders
-from tasks.signals.store import read_features, with_bounds
+from tasks.signals.store import market_key, markets, read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
@@ -181,9 +192,12 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     records = {m.features.path: m.features for m in job.members}
+    options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
+    of_market = _markets(read, records.values()) if NO_MARKET in options.features else {}
     for member in job.members:
         try:
             series = with_bounds(read(member.features.path), member.model.series, member.bounds)
+            series = replace(series, market=of_market.get(market_key(member.model.series)))
         except (MemberError, DamagedError, OSError) as error:
             failures.append(Failure.of(member.model, "train", error))
             continue
@@ -193,6 +207,15 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
         else:
             loaded.append((member, series))
     return loaded, failures
+
+
+def _markets(read: Callable[[str], Series], records: Iterable[SeriesRecord]) -> dict[tuple[str, str], Market]:
+    """What the fleet's coins share; a coin whose features cannot be read is left out, and reported as a failure."""
+    coins = {}
+    for record in records:
+        with suppress(DamagedError, OSError):
+            coins[record.series] = read(record.path)
+    return markets(coins)
 
 
 def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:
