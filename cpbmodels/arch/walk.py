@@ -6,7 +6,8 @@ seconds, so it needs no validation; two copies with seeds of their own are avera
 
     loss      pinball of the 19 levels in units of sigma sqrt(h), weighted by (sigma / the coin's mean)^.5
     limits    standardised inputs at 4, targets at 8
-    steps     350 of 1,024 windows: AdamW 1e-3, decay .01, warm-up over 50, then cosine; weights averaged at .02 a step
+    steps     350 of 1,024 windows, on few candles no more than four passes: AdamW 1e-3, decay .01, warm-up over 50,
+              then cosine; weights averaged at .02 a step
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import MARKET_COLUMNS
 
 WIDTH = 64
-INPUT_CLIP, TARGET_CLIP, WEIGHT_POWER = 4.0, 8.0, 0.5
+INPUT_CLIP, TARGET_CLIP, WEIGHT_POWER, MAX_PASSES = 4.0, 8.0, 0.5, 4
 LEVELS, BENDING = (torch.as_tensor(values).float() for values in (QUANTILES, BENDING_BY_LEVEL))
 STEPS, BATCH, WARM_UP, RATE, DECAY, AVERAGING = 350, 1024, 50, 1e-3, 0.01, 0.02
 
@@ -98,9 +99,10 @@ def _windows(
     model: RangeModel, training: TrainingOrigins, mean: np.ndarray, inverse: np.ndarray, seed: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The windows that one copy sees, in its order: inputs [N, D], the line's log-scale [N, H], targets [N, H] and
-    weights [N, 1], float32. N = STEPS x BATCH, drawn without repetition as long as there are origins."""
+    weights [N, 1], float32. N is a multiple of BATCH; origins repeat after all were drawn."""
     counts = [len(origins) for _, origins in training]
-    random, needed = np.random.default_rng(seed), STEPS * BATCH
+    random = np.random.default_rng(seed)
+    needed = min(STEPS, -(-MAX_PASSES * sum(counts) // BATCH)) * BATCH
     passes = -(-needed // sum(counts))
     drawn = np.concatenate([random.permutation(sum(counts)) for _ in range(passes)])[:needed]
     owner = np.searchsorted(np.cumsum(counts), drawn, side="right")
@@ -118,7 +120,12 @@ def _windows(
         moves = close[rows[:, None] + steps] - close[rows][:, None]
         targets[at] = (moves / (sigma * np.sqrt(steps))).clip(-TARGET_CLIP, TARGET_CLIP)
         weight[at] = (sigma / one.volatility[origins].mean()) ** WEIGHT_POWER
-    return (*map(torch.from_numpy, (inputs, base, targets)), torch.from_numpy(weight))
+    return (
+        torch.from_numpy(inputs),
+        torch.from_numpy(base),
+        torch.from_numpy(targets),
+        torch.from_numpy(weight),
+    )
 
 
 @torch.enable_grad()
@@ -128,13 +135,13 @@ def _learn(
     """The averaged weights of one copy by name, without the member axis."""
     row = torch.as_tensor(layout.initial(copy + 1)).float()[None].requires_grad_()  # [1, P]
     averaged = row.detach().clone()
-    optimizer = torch.optim.AdamW([row], lr=RATE, weight_decay=DECAY)
+    optimizer, steps = torch.optim.AdamW([row], lr=RATE, weight_decay=DECAY), len(windows[0]) // BATCH
     for step, (inputs, base, targets, weight) in enumerate(
         zip(*(one.split(BATCH) for one in windows), strict=True)
     ):
         rise, fall = (
             (step + 1) / WARM_UP,
-            0.5 + 0.5 * math.cos(math.pi * (step - WARM_UP) / (STEPS - WARM_UP)),
+            0.5 + 0.5 * math.cos(math.pi * (step - WARM_UP) / max(steps - WARM_UP, 1)),
         )
         optimizer.param_groups[0]["lr"] = RATE * (rise if step < WARM_UP else fall)
         added = _added(inputs[None], layout.views(row), copy)[0]  # [B, H, 2]

@@ -41,8 +41,9 @@ class RangeModel:
     """A fitted robust HAR of H steps, float64. Units are volatility x sqrt(step).
 
     `level` [H], `slopes` [F, H] of the columns `names`, `hours` [168, H] (no `calendar` column: no hours) and
-    `quarters` [96, H] (where it reads `quarter`) add up to the log of the scale. `table` [H, 19] and `candle` [H, 3] (open, high,
-    low) times the scale are the quantiles of the close and the medians of the other prices, relative to the last close.
+    `quarters` [96, H] (where it reads `quarter`) add up to the log of the scale. `table` [H, 19] and `candle` [H, 3]
+    (open, high, low) times the scale are the quantiles of the close and the medians of the other prices, relative to
+    the last close.
     """
 
     names: tuple[str, ...]

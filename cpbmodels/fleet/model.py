@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Model:
     mean: Tensor
     inverse: Tensor
     table: Tensor
-    parts: tuple[Model, ...] = ()
+    parts: tuple[Model, ...] = field(default=(), kw_only=True)
 
     @property
     def context(self) -> int:

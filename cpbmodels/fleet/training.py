@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -140,7 +140,11 @@ def _train_average(
         )
     trained = []
     for place, name in enumerate(names):
-        earlier = None if warm is None else [one.parts[place] if one and one.parts else None for one in warm]
+        earlier = (
+            None
+            if warm is None
+            else [cast(Member, one.parts[place]) if one and one.parts else None for one in warm]
+        )
         folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
         trained.append(train_fleet(architecture=name, checkpoint=folder, warm_start=earlier, **how))
     return [average(parts, own) for parts, own in zip(zip(*trained, strict=True), options, strict=True)]
