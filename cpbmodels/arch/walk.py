@@ -113,6 +113,8 @@ def _windows(
     weight = np.empty((needed, 1), np.float32)
     for index, (one, origins) in enumerate(training):
         at = np.flatnonzero(owner == index)
+        if not len(at):  # a coin without an origin in these years
+            continue
         rows = origins[drawn[at] - first[index]]
         sigma, close = one.volatility[rows][:, None], np.log(one.prices[:, 3])
         inputs[at] = ((model.inputs(one)[rows] - mean) * inverse).clip(-INPUT_CLIP, INPUT_CLIP)
