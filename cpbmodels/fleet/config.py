@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cpbmodels.arch.options import Preset, check
+from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
 FORMAT = 1
 """Version of the file; a higher one may have fields that are unknown here."""
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
+PARTS, PART_FIELDS = "parts", ("architecture", "seed", "seeds")
+"""What an average is made of: for each member these fields and its options, all else being the average's own."""
 JUDGED = ("metrics",)
 """Fields that judging adds to a trained model's file."""
 MAX_BYTES = 16_000_000  # the history takes most: some 120 bytes an epoch
@@ -106,6 +108,15 @@ def _bounds(value: Any) -> bool:
     return _text(value.get("timeframe", "")) and _map(_list(_time, 2, 2))(rest)
 
 
+def _parts(value: Any) -> bool:
+    """Each member's own fields and all of its options; whether these are possible is checked with them."""
+    wanted = {"architecture", "seed", *OPTIONS}
+    return _list(
+        lambda one: isinstance(one, dict) and wanted <= {*one} <= wanted | {*PART_FIELDS}, MAX_MEMBERS, 2
+    )(value)
+
+
+OPTIONS = tuple(Preset().as_dict())
 FIELDS: Mapping[str, Field] = {
     "format": Field(f"{FORMAT}", lambda value: _whole(value) and value == FORMAT, required=True),
     "architecture": Field("a name", lambda value: _text(value) and bool(value), required=True),
@@ -116,6 +127,7 @@ FIELDS: Mapping[str, Field] = {
     "symbols": Field("a list of texts", _list(_text)),
     "seed": Field("a whole number", _whole, required=True),
     "seeds": Field("a list of whole numbers", _list(_whole, MAX_ROWS, 1)),
+    PARTS: Field("the options of each member of an average", _parts),
     "known_until": Field("a time with its zone, or null", _maybe(_time)),
     "versions": Field("texts by name", _map(_text)),
     "history": Field("a list of numbers by name", _list(_map(_number))),
@@ -136,7 +148,6 @@ FIELDS: Mapping[str, Field] = {
     WEIGHTS_DIGEST: Field("a sha256", _sha256, required=True),
     DIGEST: Field("a sha256", _sha256, required=True),
 }  # fmt: skip
-OPTIONS = tuple(Preset().as_dict())
 
 
 def parse(content: bytes, where: object) -> dict[str, Any]:
@@ -181,6 +192,8 @@ def check_fields(values: Mapping[str, Any], where: object) -> None:
         check(options_of(values))
     except ModelError as wrong:
         raise ModelError(f"{where}: config.json is invalid: {wrong}") from None
+    for part in values.get(PARTS, ()):
+        check_fields(part, where)
 
 
 def check_whole(values: Mapping[str, Any], where: object) -> Preset:

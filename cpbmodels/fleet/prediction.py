@@ -21,6 +21,7 @@ from cpbmodels.arch.per_member import differing
 from cpbmodels.arch.torch_private import version_counter
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.model import Model
@@ -146,12 +147,44 @@ def predict(
     batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction]:
-    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once.
+    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once; of an average its parts' mean.
 
     `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
     """
     if not len(members) == len(series) == len(origins):
         raise ModelError("predict needs one series and one array of origins per member.")
+    parts = [(index, part) for index, one in enumerate(members) for part in one.parts or (one,)]
+    owners = [index for index, _ in parts]
+    found = _predict(
+        [part for _, part in parts],
+        [series[i] for i in owners],
+        [origins[i] for i in owners],
+        batch_size,
+        device,
+    )
+    return [
+        _mean([found[place] for place, owner in enumerate(owners) if owner == i]) for i in range(len(members))
+    ]
+
+
+def _mean(found: Sequence[Prediction]) -> Prediction:
+    """The mean of several models' forecasts from the same origins; of a single model its own."""
+    if len(found) == 1:
+        return found[0]
+    quantiles, candle = (
+        np.mean([getattr(one, name) for one in found], axis=0) for name in ("quantiles", "candle")
+    )
+    return Prediction(found[0].origins, quantiles, candle)
+
+
+def _predict(
+    members: Sequence[Model],
+    series: Sequence[Series],
+    origins: Sequence[np.ndarray],
+    batch_size: int | None,
+    device: str,
+) -> list[Prediction]:
+    """`predict` for models that are no averages."""
     out: list[Prediction | None] = [None] * len(members)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
@@ -297,7 +330,7 @@ def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
 
 def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[Forecast]:
     """Live forecasts of member i after the last usable candle of series i, in prices."""
-    recent = [_recent(one, member.context) for member, one in zip(members, series, strict=True)]
+    recent = [_recent(one, member) for member, one in zip(members, series, strict=True)]
     newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
     out = []
     for found, cut, one in zip(predict(members, recent, newest), recent, series, strict=True):
@@ -355,10 +388,13 @@ def microseconds(time: datetime | str) -> int:
     return round(found.timestamp() * 1e6)
 
 
-def _recent(series: Series, context: int) -> Series:
+def _recent(series: Series, member: Model) -> Series:
     """The series' last rows if a forecast can be made from them: years of history need not be copied."""
-    cut = series.tail(context + 256)
-    return cut if cut.usable(context).any() else series
+    reach = (
+        LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0
+    )
+    cut = series.tail(member.context + 256 + max(reach, reach and LONG[-1]))
+    return cut if cut.usable(member.context).any() else series
 
 
 INTERVALS = ((0.05, 0.95, "90 %"), (0.25, 0.75, "50 %"))
