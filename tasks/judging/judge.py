@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cpbmodels.data.paths import scaled_errors
 from cpbmodels.data.series import Series
 from schemas.errors import DamagedError
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
@@ -21,7 +22,7 @@ from schemas.reference import BANDS, Promise, Reference
 from tasks.judging.baselines import realised
 from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
-from tasks.judging.member import judge_member
+from tasks.judging.member import judge_member, times_of
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import pinball
@@ -64,8 +65,9 @@ def _judge(fleet: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1], columns)
         other = reference_quantiles(fitted, series, test.origins)
         score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
-        own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"), fitted)}
-        score = replace(score, metrics=score.metrics | own)
+        validation = _forecasts(folder, series, "validation")
+        own = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
+        score = replace(score, metrics=score.metrics | own, errors=_errors(series, validation))
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
         promised = Promise.of(score.metrics, first)
         write_reference(folder / "model", fitted.model_copy(update={"promised": promised}))
@@ -104,6 +106,17 @@ def _made_again(folder: Path, series: Series, split: str) -> Any:
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
     return SimpleNamespace(origins=found.origins, **rounded)
+
+
+_MAX_ERRORS = 2000
+"""Newest validation origins whose errors are kept: 80 kB with 10 steps."""
+
+
+def _errors(series: Series, forecasts: Any) -> dict[str, Any]:
+    """Return `MemberScore.errors`."""
+    origins, quantiles = forecasts.origins[-_MAX_ERRORS:], forecasts.quantiles[-_MAX_ERRORS:]
+    truth = realised(series, origins, quantiles.shape[1])
+    return {"times": times_of(series, origins), "scaled": scaled_errors(quantiles, truth).astype(np.float32)}
 
 
 def _crps_ratio(series: Series, forecasts: Any, fitted: Reference) -> float:
