@@ -82,7 +82,9 @@ class MemberScore:
             group, _, name = key.partition(".")
             if group in parts:
                 parts[group][name] = values
-        return cls(times=data["times"], **parts, **head)
+        return cls(
+            times=data["times"], losses=parts["losses"], steps=parts["steps"], errors=parts["errors"], **head
+        )
 
 
 def judge_member(
