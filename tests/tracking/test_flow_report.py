@@ -71,9 +71,7 @@ def test_it_holds_board_calibration_losses_and_decisions(store, fleet):
 
 
 def test_the_dependence_between_coins_is_a_file_of_the_run(store, fleet):
-    assert (
-        not reported(store, fleet)[1].with_name(DEPENDENCE).exists()
-    )  # these scores hold no errors
+    assert not reported(store, fleet)[1].with_name(DEPENDENCE).exists()  # these scores hold no errors
     draw = np.random.default_rng(1)
     common = draw.standard_normal((500, 10))
     scores = [
