@@ -18,6 +18,7 @@ from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import check_together
 from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
@@ -28,6 +29,7 @@ from cpbmodels.fleet.config import (
     OPTIONS,
     PART_FIELDS,
     PARTS,
+    STEPS,
     WEIGHTS_DIGEST,
     check_fields,
     check_whole,
@@ -186,14 +188,13 @@ def other_symbol(member: Member, symbol: str) -> str:
     """
     name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
     # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
-    if name in ("", UNIVERSAL) or len(learned) > 1 or _bare(symbol) in {"", *map(_bare, [name, *learned])}:
+    if (
+        name in ("", UNIVERSAL)
+        or len(learned) > 1
+        or bare_symbol(symbol) in {"", *map(bare_symbol, [name, *learned])}
+    ):
         return ""
     return f"the model learned {name} alone: give it {name} candles, or use a universal model, which accepts all."
-
-
-def _bare(symbol: str) -> str:
-    """Letters and digits of a symbol, without the settlement currency that some libraries put behind a colon."""
-    return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
 def load(folder: str | Path) -> Member:
@@ -386,14 +387,16 @@ def ensemble(members: list[Member]) -> Member:
     if members[0].parts:
         return _ensemble_of_averages(members)
     # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
-    first, ignored = members[0], {"seed", "seeds", "accumulate"}
+    first, ignored = members[0], {"seed", "seeds", "accumulate", STEPS}
     for other in members[1:]:
         differing = [k for k in first.config if k not in ignored and other.config.get(k) != first.config[k]]
         if differing:
             raise ModelError(f"An ensemble needs equal options, these differ: {', '.join(differing)}.")
     seeds = [seed for one in members for seed in one.config.get("seeds", [one.config["seed"]])]
+    steps = mean_correlation([one.config.get(STEPS) for one in members])
+    common = {name: value for name, value in first.config.items() if name != STEPS}
     return Member(
-        config={**first.config, "seeds": seeds},
+        config={**common, "seeds": seeds, **({STEPS: steps} if steps else {})},
         rows=torch.cat([one.rows for one in members]),
         mean=torch.cat([one.mean for one in members]),
         inverse=torch.cat([one.inverse for one in members]),
