@@ -21,7 +21,7 @@ from cpbmodels.arch.per_member import differing
 from cpbmodels.arch.torch_private import version_counter
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.model import Model
 from cpbmodels.fleet.net import Net
@@ -370,7 +370,7 @@ def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        raise ModelError("Drawing needs matplotlib: pip install matplotlib.") from None
+        raise ModelError(f"Drawing needs matplotlib: {pip_install('matplotlib')}.") from None
     if ax is None:
         _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
     series, row = forecast.series, forecast.issued_row
