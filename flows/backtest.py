@@ -12,7 +12,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures, show_table
-from flows.runner import Runner, plain_failures, series_records, takes, with_pairs
+from flows.runner import Runner, named_run, plain_failures, series_records, takes, with_pairs
 from flows.summary import Say, Summary
 from flows.training import train_fleets
 from schemas.errors import CpbError
@@ -56,7 +56,7 @@ def _plan(spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: 
     return plan
 
 
-@flow(name="backtest", validate_parameters=False, on_running=[claim_run])
+@flow(name="backtest", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
 @takes(BacktestSpec)
 def backtest(spec: BacktestSpec) -> State:

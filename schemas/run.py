@@ -52,6 +52,7 @@ class ScopeSpec(Spec):
         None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
+    offline: bool = Field(False, description="use the stored candles as they are: no source is asked")
     min_days_listed: int = Field(
         0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
     )
@@ -211,7 +212,8 @@ class ScopeSpec(Spec):
             ",".join(self.intervals),
             self.source, self.market, self.since, self.as_of, months=self.months_allowed,
         )  # fmt: skip
-        return made.model_copy(update={"symbols": self._pairs or ()}) if self.every_pair else made
+        update: dict[str, Any] = {"offline": self.offline}
+        return made.model_copy(update=update | ({"symbols": self._pairs or ()} if self.every_pair else {}))
 
 
 CHAMPIONS = "champions"

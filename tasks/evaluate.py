@@ -25,8 +25,7 @@ from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.model_folder import WEIGHTS, read_config
 from tasks.storage.urls import public_url
-from tasks.tracking.records import MemberRecord
-from tasks.tracking.run_names import judged_on, learned_from, run_name, scope_tags, source_tags
+from tasks.tracking.records import MemberRecord, judged_on, learned_from, run_name, scope_tags, source_tags
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES
 from tasks.training.files import fleet_folder, member_folder

@@ -69,7 +69,8 @@ def _fleet(
     bounds: dict[str, SplitBounds],
     gpu: bool,
 ) -> FleetPlan:
-    recipe, earlier = recipe_of(spec, architecture), continued_from(spec, architecture, records)
+    recipe = recipe_of(spec, architecture)
+    earlier = continued_from(architecture, records) if spec.warm_start else {}
     members = [
         JobMember(
             model=ModelId(architecture, recipe, r.series, member_seed(spec.seed, architecture, r.series)),

@@ -34,8 +34,7 @@ from tasks.storage.model_folder import (
     picture_damage,
     trained_file_damage,
 )
-from tasks.storage.npz import read_npz
-from tasks.storage.records import member_subject, parse_record, set_aside
+from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
 from tasks.storage.verify import (
     REPAIRED,
     VERIFY,

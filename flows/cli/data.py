@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.market.report import IngestReport
 
 
-@takes(IngestSpec, shown={"coins": Shown(names=("--coins", "--symbols"))})
+@takes(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
 def ingest(
     spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
@@ -158,7 +158,7 @@ def prune(
 ) -> None:
     """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
 
-    Kept: of each market the last 14 nights completely, then one run a week with its members' figures in a single file;
+    Kept: of each market the last 14 nights; before them what is served or tagged `keep`;
     champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
     a run is being written.
 

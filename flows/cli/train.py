@@ -99,8 +99,8 @@ def _one_model(values: dict[str, Any]) -> RunSpec:
     if len(spec.scope.series) * len(spec.names) != 1:
         raise UsageError(
             "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use `cpb train-all`",
-            code="one-model",
-        )
+            code="one-model", field="coins",
+        )  # fmt: skip
     return spec
 
 
@@ -117,8 +117,6 @@ def _default_preset(architecture: str) -> str:
     RunSpec,
     without=("repo", "tail", "force", "prune", "weekly_challengers", *FILTERS),
     shown={
-        "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
-        "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
         "architectures": Shown(
             names=("--arch",),
             help="transformer, gru, lstm, linear, har, …; default: the preset file's, else har",

@@ -19,7 +19,7 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
-from tasks.storage.npz import read_npz
+from tasks.storage.records import read_npz
 from tasks.training.files import fleet_folder, member_folder
 from tasks.training.plan import member_seed, plan_fleet, recipe_of
 

@@ -130,11 +130,7 @@ def _aborted(candidate: Contender) -> str:
 
 def _market(candidate: Contender) -> str:
     learnt, served = candidate.market, candidate.series.market
-    return (
-        f"it was trained on candles of {learnt}, and the series has those of {served}"
-        if learnt != served
-        else ""
-    )
+    return f"it was trained on {learnt} candles, and the series is {served}" if learnt != served else ""
 
 
 def _damaged(candidate: Contender) -> str:

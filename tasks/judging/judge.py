@@ -28,7 +28,7 @@ from tasks.judging.scores import pinball
 from tasks.running.resident import Orders
 from tasks.signals.store import load_series
 from tasks.storage.model_folder import read_config, write_reference
-from tasks.storage.npz import read_npz
+from tasks.storage.records import read_npz
 from tasks.training.files import home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")

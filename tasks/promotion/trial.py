@@ -16,7 +16,7 @@ from schemas.identity import INTERVAL_SECONDS, SeriesId
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, as_error
 from tasks.forecasting.daily import recipes_of
-from tasks.forecasting.evidence_rows import evidence_rows
+from tasks.forecasting.losses import evidence_rows
 from tasks.judging import gate
 from tasks.promotion import pairs
 from tasks.promotion.contenders import standing

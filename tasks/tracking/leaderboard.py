@@ -24,6 +24,7 @@ from tasks.tracking.tags import (
     KIND,
     OUTCOME,
     PARENT,
+    PRUNED,
     SYMBOL,
     TIMEFRAME,
     age_of,
@@ -109,7 +110,8 @@ def leaderboard(
     rows = board_of(store, flow)
     if not rows:
         raise CpbError(
-            f"run {flow.info.run_id!r} holds no judged fleet; `cpb leaderboard --list` shows the runs that there are",
+            f"run {flow.info.run_id!r} holds no judged fleet, or its models were pruned; "
+            "`cpb leaderboard --list` shows the runs that there are",
             code="no-run",
         )
     return rows
@@ -197,13 +199,13 @@ class Fleet:
 
 
 def fleets_of(store: Store, flow: "Run") -> list[Fleet]:
-    """Return the fleets of a flow run."""
+    """Return the fleets of a flow run that have all their members, which pruning may have removed."""
     return [
         Fleet(
             run, tuple(_children(store, run)), recipe_of_run(run.data.params, run.data.tags, flow.data.tags)
         )
         for run in _children(store, flow)
-        if run.data.tags.get(KIND) == FLEET
+        if run.data.tags.get(KIND) == FLEET and PRUNED not in run.data.tags
     ]
 
 

@@ -1,8 +1,8 @@
 """`cpb prune`: removes the data that nightly runs accumulate, so that database, artifacts and store stay bounded.
 
-Kept are the last nights, and every flow run that holds a champion, a challenger, a predecessor, or anything with an
-alias or the tag `keep`. Nothing is deleted while a run is being written. A kill at any point is safe: each step can be
-repeated, and the next pruning completes it.
+Kept are the last nights in full; champions, challengers and their predecessors; everything with an alias or the tag
+`keep`. Nothing is deleted while a run is being written. A kill at any point is safe: each step can be repeated, and the
+next pruning completes it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from schemas.errors import BusyError
 from schemas.handover import Record
 from schemas.identity import MARKETS, market_home
 from tasks.market.store import set_aside_files
-from tasks.storage.leases import check_held
+from tasks.storage.locks import check_held
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
@@ -25,14 +25,16 @@ from tasks.tracking.flavour import unused
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
     NIGHTS,
-    StoredRun,
+    OldFlow,
     first_nights,
     old_versions,
     plan_runs,
     problem_of,
     stored_runs,
 )
+from tasks.tracking.records import REPORT
 from tasks.tracking.store import open_store, reconcile
+from tasks.tracking.tags import PRUNED
 from tasks.tracking.versions import all_versions, full_name
 from tasks.training.files import no_fleets_in_use, old_fleets, remove_old_fleets
 
@@ -160,11 +162,11 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
     for flow in flows:
         if deleted >= MAX_RUNS_A_PASS:
             return True
-        report.runs += len(flow)
-        report.artifact_bytes += sum(files_size(run.uri) for run in flow)
+        report.runs += len(flow.runs)
+        report.artifact_bytes += sum(files_size(run.uri) for run in flow.runs)
         if not report.dry_run:
-            _delete_flow(store, flow)
-            deleted += len(flow)
+            _delete_flow(store, flow, now)
+            deleted += len(flow.runs)
     fleets_of = old_fleets if report.dry_run else remove_old_fleets
     report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
     set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
@@ -184,7 +186,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
 
 def _plan(
     store: Store, home: Path, nights: int, now: datetime, report: PruneReport
-) -> "tuple[list[list[StoredRun]], list[ModelVersion]]":
+) -> "tuple[list[OldFlow], list[ModelVersion]]":
     """Return the old flow runs and versions; those that cannot be deleted are added to the report.
 
     Raises:
@@ -215,17 +217,21 @@ def _delete_version(store: Store, old: "ModelVersion") -> None:
         delete_version_for_good(store.client, old.name, str(old.version))
 
 
-def _delete_flow(store: Store, flow: "Sequence[StoredRun]") -> None:
-    """Delete a flow run and all runs below it: first hide the flow by a mark, then delete files, then rows."""
+def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
+    """Delete runs of a flow: first hide it, or what remains of its fleets, from readers; then files, then rows."""
+    for fleet in old.fleets:
+        store.client.set_tag(fleet, PRUNED, now.isoformat(timespec="seconds"))
     final = not is_server(store.uri)  # a server's rows and files are removed by its `mlflow gc`
-    for run in flow[:1] if final else flow:
-        if not run.deleted:
+    for run in old.runs:
+        if not run.deleted and (not final or run is old.top):
             store.client.delete_run(run.id)
     if final:
         check_held()
-        for run in flow:
+        if old.fleets and (folder := local_path(old.top.uri)):
+            (folder / REPORT).unlink(missing_ok=True)  # 2 MB, about models that are no longer there
+        for run in old.runs:
             remove_files(run.uri, run.id)
-        delete_runs_for_good(store.client, [run.id for run in flow])
+        delete_runs_for_good(store.client, [run.id for run in old.runs])
 
 
 def _old_set_aside(home: Path, now: datetime) -> list[Path]:

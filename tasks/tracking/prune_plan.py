@@ -85,18 +85,30 @@ class StoredRun:
         )
 
 
+@dataclass(frozen=True)
+class OldFlow:
+    """The runs to delete of an old flow run `top`, parents first; `fleets`: the remaining fleets that lose members."""
+
+    top: StoredRun
+    runs: tuple[StoredRun, ...]
+    fleets: tuple[str, ...]
+
+
 def stored_runs(store: Store) -> list[StoredRun]:
     """Return all runs of the experiment, including runs marked as deleted."""
     return [StoredRun.of(run) for run in search_lazily(store, deleted=True)]
 
 
 def first_nights(runs: Iterable[StoredRun], nights: int = NIGHTS) -> dict[str, date]:
-    """Return the day of each market's oldest night kept in full; markets with no more than `nights` are left out."""
+    """Return the day of each market's oldest night that is kept; markets with fewer than `nights` are left out.
+
+    With exactly `nights` there may be older runs: failed ones, and those that a killed pruning has hidden already.
+    """
     days: dict[str, set[date]] = defaultdict(set)
     for run in runs:
         if run.kind == FLOW and run.finished and not run.deleted:
             days[run.market].add(run.ended.date())
-    return {market: sorted(found)[-nights] for market, found in days.items() if len(found) > nights}
+    return {market: sorted(found)[-nights] for market, found in days.items() if len(found) >= nights}
 
 
 def old_versions(
@@ -139,43 +151,61 @@ def plan_runs(
     since: dict[str, date],
     needed: Collection[str],
     problem: Callable[[StoredRun], str],
-) -> tuple[list[list[StoredRun]], list[str]]:
-    """Return the old flow runs to delete, each with all runs below it, and the reasons why others are kept.
-
-    A flow run goes whole or stays whole, so that each that there is has its whole leaderboard.
+) -> tuple[list[OldFlow], list[str]]:
+    """Return the runs to delete by flow, and the reasons why other old runs are kept.
 
     Args:
         needed: ids of runs whose files belong to a registered version.
         problem: returns why a run cannot be proven to be cpb's alone, or "".
     """
-    by_id = {run.id for run in runs}
+    by_id = {run.id: run for run in runs}
     children: dict[str, list[StoredRun]] = defaultdict(list)
     for run in runs:
         children[run.parent].append(run)
-    flows, kept = list[list[StoredRun]](), list[str]()
+    flows, kept = list[OldFlow](), list[str]()
     for top in runs:
         # The root of a tree is a flow, or a run whose parent was deleted.
         old = top.market in since and top.ended.date() < since[top.market]
         if not top.kind or top.parent in by_id or not old:
             continue
         tree = list(_tree(top, children))
-        if any(run.keep or run.id in needed for run in tree):
-            continue
-        problems = [f"run {run.name} ({run.id}): {reason}" for run in tree if (reason := problem(run))]
-        kept += problems
-        if not problems:
-            flows.append(tree)
+        stays = _staying(tree, by_id, needed, problem, kept)
+        if gone := tuple(run for run in tree if run.kind and run.id not in stays):
+            thinned = {run.parent for run in gone if run.kind == MEMBER and not run.deleted} & stays
+            flows.append(OldFlow(top, gone, tuple(sorted(thinned))))
     return flows, kept
 
 
 def problem_of(store: Store, run: StoredRun) -> str:
     """Return why an old run cannot be removed, or ""."""
-    if not run.kind:
-        return "it was not written by cpb"
     if run.files and lies_elsewhere(run.uri):
         return "its artifacts lie on another machine"
     foreign = foreign_file(store, run.id, run.uri, {*_OWN_FILES[run.kind], *run.files})
     return f"it holds {foreign}, which is not a file of cpb" if foreign else ""
+
+
+def _staying(
+    tree: Sequence[StoredRun],
+    by_id: dict[str, StoredRun],
+    needed: Collection[str],
+    problem: Callable[[StoredRun], str],
+    kept: list[str],
+) -> set[str]:
+    """Return the runs of an old tree to keep, with their ancestors: MLflow shows no child without its parent."""
+    stays: set[str] = set()
+    tagged: set[str] = set()
+    for run in tree:  # parents first
+        if run.keep or run.parent in tagged:
+            tagged.add(run.id)
+        stay = run.id in tagged or run.id in needed or not run.kind
+        if not stay and (reason := problem(run)):
+            kept.append(f"run {run.name} ({run.id}): {reason}")
+            stay = True
+        above: StoredRun | None = run
+        while stay and above is not None and above.id not in stays:
+            stays.add(above.id)
+            above = by_id.get(above.parent)
+    return stays
 
 
 def _tree(top: StoredRun, children: dict[str, list[StoredRun]]) -> Iterator[StoredRun]:

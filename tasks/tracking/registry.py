@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId, market_home, tree_of
-from schemas.run import RunSpec
 from schemas.scope import home
 from tasks.storage.digests import file_digest
 from tasks.storage.model_folder import NEEDED, damage_of, read_config
@@ -288,14 +287,12 @@ def training_command(champion: Champion) -> str:
     return " ".join(["cpb train-all", champion.series.options, *options])
 
 
-def continued_from(spec: RunSpec, architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
-    """Return the model folder that each series continues from; empty without `warm_start`; without damaged champions.
+def continued_from(architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
+    """Return the model folder that each series continues from, for `warm_start`; damaged champions are left out.
 
     A champion trained on exactly this data was made by this same run before a kill: then the folder that it was
     itself continued from is returned, so that the repeated run finds its finished fleets.
     """
-    if spec.warm_start is None:
-        return {}
     known = {r.series: r for r in records}
     found = {}
     for champion in champions(list(known), store=open_store()):

@@ -44,6 +44,7 @@ from tasks.tracking.tags import (
     OUTCOME,
     PARENT,
     PROCESS,
+    PRUNED,
     REASON,
     WARNINGS,
     digests_of,
@@ -111,7 +112,10 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
     with alone(store):  # a concurrent run of the same command finds these members
         before = _children(store, fleet_run)
         shared = _share_params(store, fleet_run, records)
-        return [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
+        ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
+        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members exist again
+            store.client.delete_tag(fleet_run, PRUNED)
+        return ids
 
 
 def log_metrics(

@@ -39,6 +39,8 @@ SELECTED = "cpb.selected_on"
 """Of a version: the test rows on which its recipe was selected, `2025-02-06/2025-06-05`; not an independent result."""
 KEEP = "keep"
 """Tag of a run or a version that pruning must keep; set by people, with any value."""
+PRUNED = "cpb.pruned"
+"""Time at which members of a fleet were pruned: the members that remain, such as champions, are no whole fleet."""
 PROCESS, OPENED = "cpb.process", "cpb.opened"
 """The process that opened a run, and, of a flow's run, the time (UTC) at which it did."""
 

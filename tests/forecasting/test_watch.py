@@ -16,9 +16,9 @@ from schemas.reference import BANDS, Promise, Reference
 from schemas.scope import Scope
 from tasks.forecasting import chain, watch
 from tasks.forecasting.check_drift import check_drift
-from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.forecasting.fallback import fallback_version, issue_fallbacks
 from tasks.forecasting.ledger import score_due
+from tasks.forecasting.losses import evidence_rows
 from tasks.forecasting.store import latest
 from tasks.forecasting.watch import (
     FILE_NAME,

@@ -56,7 +56,7 @@ def test_the_flow_looks_at_every_champion_and_the_fallback_forecasts_where_one_h
     assert "live drifted since 2025-01-01" in shown.split("ETHUSDT 1h:")[0]
 
     result, _, _ = hour(fallback="on")
-    assert (result["fallbacks"], result["rows"]) == (1, 0)  # the champion's rows stand already
+    assert (result["fallbacks"], result["new_rows"]) == (1, 0)  # the champion's rows stand already
     assert set(latest(home, BTC)["role"]) == {FALLBACK}
     assert set(latest(home, ETH)["role"]) == {CHAMPION}
     newest = latest(home, BTC)["issued_at"][0]

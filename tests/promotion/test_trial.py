@@ -12,9 +12,8 @@ from schemas.run import ScopeSpec
 from schemas.scope import home
 from tasks.forecasting import chain
 from tasks.forecasting.daily import note_version
-from tasks.forecasting.issue import forecast_with
+from tasks.forecasting.issue import forecast_with, reference_of
 from tasks.forecasting.ledger import score_due
-from tasks.forecasting.reference import reference_of
 from tasks.ingest import ingest
 from tasks.judging import gate
 from tasks.promotion import losses, pairs, trial

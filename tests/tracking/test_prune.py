@@ -28,7 +28,7 @@ from tasks.tracking.prune import STATE, prune, prune_nightly
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import KEEP
+from tasks.tracking.tags import KEEP, PRUNED
 from tasks.training.files import FleetsInUse
 from webapp import registry
 
@@ -151,15 +151,20 @@ def test_the_boards_of_the_last_nights_stay_and_those_of_pruned_nights_go(nights
 
 
 def test_a_pruned_run_that_is_repeated_is_whole_again_and_then_pruned_again(nights):
+    nights.store.client.set_registered_model_alias(BTC.registered, "champion", "4")
     board = leaderboard(nights.flow(4))
     nights.prune()
+    with pytest.raises(CpbError, match="were pruned"):  # of its gru fleet, one member of two is left
+        leaderboard(nights.flow(4))
     flow, fleets, members = add_night(nights.store, nights.home, 4, promote=False)
+    assert (flow, fleets[0], members[0]) == (nights.flow(4), nights.fleets(4)[0], nights.members(4)[0])
     names = ("architecture", "crps_ratio", "members")
     assert [[row[n] for n in names] for row in leaderboard(flow)] == [
         [row[n] for n in names] for row in board
     ]
     nights.prune()
-    assert nights.there(flow, *fleets, *members) == set()
+    left = {flow, fleets[0], members[0], nights.fleets(3)[0], nights.members(3)[0]}  # and its predecessor
+    assert nights.there(*fleets, *members, flow, *nights.fleets(3), *nights.members(3)) == left
 
 
 def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
@@ -169,13 +174,17 @@ def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
     nights.prune()
     assert nights.versions() == [2, 3, 4, 5, 6, 7]
     assert nights.versions(ETH) == [5, 6, 7]
-    old = {run for n in range(1, 5) for run in nights.tree(n)}
-    assert nights.there(*old) == old - nights.tree(1)
+    assert nights.there(*(nights.members(n)[0] for n in range(1, 5))) == {
+        nights.members(n)[0] for n in (2, 3, 4)
+    }
     champion = next(c for c in champions(store=nights.store) if c.series == BTC)
     champion.check()
     assert (champion.version, champion.run_id) == ("3", nights.members(3)[0])
     assert (champion.folder / "model.safetensors").read_bytes().count(b"spot-train-all-3/gru") == 1
-    assert [r["members"] for r in leaderboard(nights.flow(3))] == [2, 2]  # the run stays whole
+    # What is above it stays, but one member of four is no leaderboard of the run.
+    assert nights.there(nights.flow(3), nights.fleets(3)[0]) == {nights.flow(3), nights.fleets(3)[0]}
+    with pytest.raises(CpbError, match="were pruned"):
+        leaderboard(nights.flow(3))
     assert leaderboard() == leaderboard(nights.flow(7))
 
 
@@ -200,15 +209,15 @@ def test_runs_and_versions_that_are_tagged_keep_stay(nights):
     client.set_tag(nights.flow(1), KEEP, "")
     client.set_tag(nights.fleets(2)[1], KEEP, "yes")
     client.set_tag(nights.members(3)[3], KEEP, "yes")
+    client.set_model_version_tag(BTC.registered, "4", KEEP, "yes")
     nights.prune()
-    kept = {run for night in (1, 2, 3) for run in nights.tree(night)}
-    assert nights.there(*kept, *nights.tree(4)) == kept
-    assert nights.versions() == [5, 6, 7]
-    add_night(nights.store, nights.home, 8)
-    client.set_model_version_tag(BTC.registered, "5", KEEP, "yes")
-    nights.prune(8)
-    assert nights.there(*nights.tree(5)) == nights.tree(5)
-    assert nights.versions() == [5, 6, 7, 8]
+    assert nights.there(*nights.tree(1)) == nights.tree(1)
+    assert nights.there(*nights.tree(2)) == {nights.flow(2), nights.fleets(2)[1], *nights.members(2)[2:]}
+    assert nights.there(*nights.tree(3)) == {nights.flow(3), nights.fleets(3)[1], nights.members(3)[3]}
+    assert nights.there(*nights.tree(4)) == {nights.flow(4), nights.fleets(4)[0], nights.members(4)[0]}
+    assert nights.versions() == [4, 5, 6, 7]
+    assert not any(PRUNED in client.get_run(fleet).data.tags for fleet in nights.fleets(1))
+    assert PRUNED in client.get_run(nights.fleets(3)[1]).data.tags
 
 
 def test_each_market_has_its_own_nights(nights):
@@ -466,7 +475,7 @@ def ended_like(nights):
         1,
         32,
         104,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 38, 39, 125, 126, 180, 183)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 50, 51, 136, 179, 180)),
     ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):
@@ -555,9 +564,11 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     report = prune(nights.home, dry_run=False, nights=1, now=day(4), store=store)
 
     # The predecessor of the champion is that of night 3.
-    assert (report.runs, len(report.versions), report.kept) == (10, 2, [])
+    assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
     assert rows_by_table(f"sqlite:///{database}")["runs"] == before
     assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
+    (row,) = leaderboard(flows[3], store)  # a fleet of one member, which stays, is whole
+    assert (row["architecture"], row["members"]) == ("gru", 1)
     assert leaderboard(flows[4], store) == board
     add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)
     report = prune(nights.home, dry_run=False, nights=1, now=day(5), store=store)

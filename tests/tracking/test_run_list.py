@@ -13,8 +13,8 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.processes import ProcessId
 from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.records import run_name
 from tasks.tracking.run_list import RUN_COLUMNS, list_runs, newest_flow_runs
-from tasks.tracking.run_names import run_name
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.tags import PROCESS
 

@@ -11,8 +11,7 @@ from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.connection import search
-from tasks.tracking.records import Dataset, MemberRecord
-from tasks.tracking.run_names import judged_on, learned_from
+from tasks.tracking.records import Dataset, MemberRecord, judged_on, learned_from
 from tasks.tracking.runs import (
     PARTIAL,
     finish,
