@@ -16,7 +16,7 @@ from cpbmodels.arch import find, usable
 from cpbmodels.data.columns import SEGMENT, SIGMA, definition
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Scaling
 from cpbmodels.fleet.files import write_whole
 from cpbmodels.fleet.model import Model
@@ -141,7 +141,8 @@ def _program(exported: _Exported | _Mean, model: Model) -> bytes:
             )
     except ImportError as missing:
         raise ModelError(
-            f"Exporting needs onnx and onnxscript ({missing.name} is missing): pip install onnx onnxscript onnxruntime."
+            f"Exporting needs onnx and onnxscript ({missing.name} is missing): "
+            f"{pip_install('onnx', 'onnxscript', 'onnxruntime')}."
         ) from None
     assert program is not None
     data: bytes = program.model_proto.SerializeToString()
@@ -174,7 +175,9 @@ def _check(data: bytes, example: dict[str, np.ndarray]) -> None:
     try:
         import onnxruntime
     except ImportError:
-        raise ModelError("The exported file is checked with onnxruntime: pip install onnxruntime.") from None
+        raise ModelError(
+            f"The exported file is checked with onnxruntime: {pip_install('onnxruntime')}."
+        ) from None
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     found = session.run(["quantiles", "candle"], {k: example[k] for k in ("columns", "volatility")})
     for name, one in zip(("quantiles", "candle"), found, strict=True):

@@ -253,7 +253,9 @@ def load(folder: str | Path) -> Member:
 def average(parts: Sequence[Member], options: Preset) -> Member:
     """One model of trained members; its history, and its report apart from `diverged`, are the first one's."""
     first, nothing = parts[0], torch.empty(0)
-    own = {name: value for name, value in first.config.items() if name not in OPTIONS}
+    own = {name: value for name, value in first.config.items() if name not in (STEPS, *OPTIONS)}
+    if steps := mean_correlation([part.config.get(STEPS) for part in parts]):
+        own[STEPS] = steps
     described = [
         {name: one.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in one.config} for one in parts
     ]

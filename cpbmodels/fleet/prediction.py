@@ -24,7 +24,7 @@ from cpbmodels.data.paths import Margins, Paths, correlate_coins, draw_paths, re
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.config import STEPS
 from cpbmodels.fleet.model import Model
@@ -474,7 +474,7 @@ def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        raise ModelError("Drawing needs matplotlib: pip install matplotlib.") from None
+        raise ModelError(f"Drawing needs matplotlib: {pip_install('matplotlib')}.") from None
     if ax is None:
         _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
     series, row = forecast.series, forecast.issued_row
