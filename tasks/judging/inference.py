@@ -114,7 +114,11 @@ def verdict(metrics: Mapping[str, float]) -> str:
     ratio, low, high = (metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high"))
     p, classes = metrics.get("test_p_holm", metrics["test_p"]), "test_accuracy" in metrics
     against = "the class frequencies" if classes else "the random walk with EWMA volatility"
+    found = relation(low, high, p)
+    # Only where the interval alone would say something else.
+    over = metrics.get("test_p_holm_models", 1) if found.startswith("no ") and not low <= 1 <= high else 1
+    corrected = f" corrected over {over:.0f} models" if over > 1 else ""
     return (
-        f"{relation(low, high, p)} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
-        f"[{low:.4f}, {high:.4f}], {shown_p(p)}, n={int(metrics['test_n']):,})"
+        f"{found} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
+        f"[{low:.4f}, {high:.4f}], {shown_p(p)}{corrected}, n={int(metrics['test_n']):,})"
     )
