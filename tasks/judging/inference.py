@@ -104,6 +104,11 @@ def shown_p(p: float) -> str:
     return f"p={p:.3f}" if p >= 0.001 else "p<0.001"
 
 
+def compared(first: str, second: str, ratio: float, p: float, n: int) -> str:
+    """Return the finding about two models' losses on the same `n` forecasts (`pool.compare`) as a sentence."""
+    return f"{first} is {relation(ratio, ratio, p)} {second} (CRPS ratio {ratio:.4f}, {shown_p(p)}, n={n:,})"
+
+
 def verdict(metrics: Mapping[str, float]) -> str:
     """Return the finding as a sentence: better than, worse than or no different from the reference (see `relation`).
 
