@@ -162,8 +162,9 @@ def _paired_test(
     stored = [tuple(stored_score(root, row["key"]) for row in both) for both in rows]
     pairs = [(a, b) for a, b in stored if a and b]
     if names[0] == names[1] or not pairs:
-        return "No paired test: the two models' losses on the same forecasts are not stored here, or by another version."
-    found = compared(*names, *paired([a for a, _ in pairs], [b for _, b in pairs]))
+        return "No paired test: the two models' losses on the same forecasts are not stored here, or by other code."
+    first, second = names
+    found = compared(first, second, *paired([a for a, _ in pairs], [b for _, b in pairs]))
     return (
         f"Paired test on the same forecasts of {count(len(pairs), 'coin')}: {found}. Of several pairs tried, one in "
         "twenty without a difference has p under 0.05."
