@@ -22,7 +22,7 @@ def test_health_counts_series_and_says_that_old_data_is_stale(client):
     assert (body["status"], body["series"]) == ("stale", 3)
     assert body["newest_forecast"] == "2025-06-09T12:00:00Z"
     assert len(body["stale"]) == 3
-    assert "cpb ingest --coins BTCUSDT --timeframes 1h" in body["stale"][0]
+    assert "`cpb forecast --coins BTCUSDT --timeframes 1h`, with --source" in body["stale"][0]
 
 
 def test_health_is_ok_where_candles_and_forecasts_are_new(tmp_path):
@@ -216,6 +216,15 @@ def test_ledger_has_hit_rates_and_the_newest_rows(client):
     assert answer["live"]["scored"] == 0  # written long after their candles closed: replays
     assert not any(r["live"] for r in answer["rows"])
     assert all((r["q10"] <= r["realised_close"] <= r["q90"]) == r["covered_80"] for r in answer["rows"])
+
+
+@pytest.mark.parametrize("path", ["forecast", "forecasts", "candles", "ledger"])
+def test_a_misspelt_coin_is_called_unknown(client, path):
+    told = client.get(f"/api/{path}/BTX/1h").json()["detail"]
+    assert (
+        told == "the coin BTXUSDT is unknown: nothing of it is stored, only of BTC, ETH, PEPE; check the name"
+    )
+    assert "is unknown" not in client.get(f"/api/{path}/XRP/1h").json()["detail"]  # of the default universe
 
 
 @pytest.mark.parametrize("path", SERIES_PATHS)
