@@ -37,7 +37,13 @@ CASES = [
     (ScopeSpec, SCOPE, set()),
     (IngestSpec, SCOPE, set()),
     (RunSpec, RUN, set()),
-    (BacktestSpec, BACKTEST, NO_BACKTEST),
+    (BacktestSpec, BACKTEST, NO_BACKTEST | {"gate", "trials"}),
+    # The gate needs refits and a single timeframe.
+    (
+        BacktestSpec,
+        BACKTEST | {"gate": True, "trials": 3, "refit": True, "timeframes": "4h"},
+        NO_BACKTEST | {"refit"},
+    ),
 ]
 
 

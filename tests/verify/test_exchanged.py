@@ -115,7 +115,7 @@ def test_exchanged_features_of_one_coin_wedge_no_training(stored, caplog):
     named = {damage.path for damage in verify_all(stored, (MARKET,)).damaged}
     assert {record.path.replace(".parquet", ".json") for record in (first, earlier)} == named
     assert write_features(stored, SERIES, **SPAN) == first
-    assert "of other candles" in caplog.text
+    assert "belongs to other candles" in caplog.text
     done, said = train_again()
     assert done.exit_code == 0
     assert not any("stopped trading" in line for line in said)
