@@ -416,6 +416,13 @@ class BacktestSpec(RunSpec):
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
     )
     report: str | None = Field(None, description="folder for report.html; default: none")
+    gate: bool = Field(
+        False,
+        description="submit the recipes to the gate: the best that passes replaces the champions' at the next training",
+    )
+    trials: int = Field(
+        1, ge=1, description="with --gate: the search trials on these candles that each recipe is the best of"
+    )
 
     @field_validator("baselines")
     @classmethod
@@ -441,6 +448,18 @@ class BacktestSpec(RunSpec):
                 raise UsageError(
                     f"{name}: {reason}; leave {name} out", code=name.replace("_", "-"), field=name
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_the_gate_can_judge(self) -> Self:
+        if self.gate and not self.refit:
+            raise UsageError(
+                "gate: recipes are judged with refits; leave --no-refit out", code="gate", field="refit"
+            )
+        if self.gate and len(self.intervals) != 1:
+            raise UsageError("gate: it decides on one timeframe; name one", code="gate", field="timeframes")
+        if self.trials > 1 and not self.gate:
+            raise UsageError("trials: only the gate counts them; add --gate", code="gate", field="trials")
         return self
 
     @property

@@ -23,6 +23,8 @@ from tasks.forecasting.watch import Watch
 from tasks.hub.tree import published
 from tasks.market.store import TREES
 from tasks.market.verify import candles
+from tasks.promotion import by_backtest
+from tasks.promotion.by_backtest import Submission
 from tasks.promotion.pairs import Pair, about, pair_files
 from tasks.signals.store import write_features
 from tasks.storage.files import check_writable
@@ -249,6 +251,10 @@ def ledger_records(asked: Asked) -> Iterator[Stored]:
         yield record_file(folder / "versions.json", KnownVersions, one.name, f"set aside; {lost}")
     for path in pair_files(asked.home, asked.market):
         yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
+    for path in by_backtest.register_files(asked.home, asked.market):
+        yield record_file(
+            path, Submission, by_backtest.about(path), "set aside; its recipes still count as submitted"
+        )
 
 
 def _daily_fault(path: Path, series: SeriesId) -> str:

@@ -14,7 +14,6 @@ from schemas.run import IngestSpec
 from schemas.scope import home
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
-from tasks.training.files import kernel_cache
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
@@ -200,6 +199,7 @@ def doctor(
     Example: cpb doctor --json
     """
     from cpbmodels.device.doctor import examine
+    from tasks.training.files import kernel_cache
 
     os.environ.update(kernel_cache(home()))  # where trainers look
 

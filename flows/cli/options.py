@@ -37,7 +37,7 @@ _PANELS = {
     "Periods": ("folds", "refit", "expanding", "check_lookahead"),
     "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
     "How it trains": ("device", "profile", "dtype", "kernels", "engine", "train_timeout_s"),
-    "What becomes of it": ("repo", "force", "prune", "wandb", "out", "report", "fallback"),
+    "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out", "report", "fallback"),
 }  # fmt: skip
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 

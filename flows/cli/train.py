@@ -99,8 +99,8 @@ def _one_model(values: dict[str, Any]) -> RunSpec:
     if len(spec.scope.series) * len(spec.names) != 1:
         raise UsageError(
             "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use `cpb train-all`",
-            code="one-model", field="coins",
-        )  # fmt: skip
+            code="one-model",
+        )
     return spec
 
 

@@ -73,7 +73,7 @@ def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series
     return {name: pl.Series(name, values).scatter(unknown, None) for name, values in found.items()}
 
 
-_STEP_1 = tuple(f"covered_{band}" for band in BANDS)
+_STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)
 
 EVIDENCE_SCHEMA: dict[str, Any] = {
     "series": pl.String,
@@ -88,8 +88,8 @@ EVIDENCE_SCHEMA: dict[str, Any] = {
 }
 """`series`: its name, `BTCUSDT-1h`. `version`: registered model and version. `crps`, `ref_crps`: means over all steps
 of the model's and the reference's CRPS (log-return). `ref_width`: a scale of the loss that is known at the origin, see
-`reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`: whether the first close was
-inside the central band of N %."""
+`reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`, `ref_covered_N_step_1`: whether the
+first close was inside the central band of N % of the model, of the reference."""
 
 
 def evidence_rows(

@@ -118,7 +118,7 @@ def reason_of(error: BaseException | None) -> str:
         return str(late[0])
     last = _text(causes[-1])
     if isinstance(error, ProxyError | InvalidProxyURL | ProxySchemeUnknown):
-        return f"the proxy cannot be used ({last}); check HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
+        return _proxy_fault(last)
     if isinstance(error, SSLError):
         certificates = "set REQUESTS_CA_BUNDLE to your network's certificates"
         return f"its certificate cannot be verified ({last}); {certificates}"
@@ -127,6 +127,10 @@ def reason_of(error: BaseException | None) -> str:
     message = " ".join(map(str, causes))
     known = (reason for sign, reason in _REASONS.items() if sign in message)
     return next(known, "timed out" if message.endswith("timed out") else last)
+
+
+def _proxy_fault(reason: str) -> str:
+    return f"the proxy cannot be used ({reason}); check HTTP_PROXY, HTTPS_PROXY and NO_PROXY"
 
 
 def is_unconnected(error: BaseException | None) -> bool:
@@ -268,7 +272,7 @@ class HttpSource:
     def _ask(self, method: str, host: str, target: str, max_bytes: int = 0) -> _Answer:
         """Return a response of status 200; retries temporary failures, raises other failures."""
         if reason := self._reach():
-            raise Unreachable(reason)
+            raise Unreachable(_proxy_fault(reason) if self._sessions[host].proxies else reason)
         return self._retrying(self._try, method, host, target, max_bytes or self.limits.body)
 
     def _reach(self) -> str:

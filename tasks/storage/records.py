@@ -18,16 +18,17 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from schemas.errors import DamagedError
 from schemas.handover import Record
 from tasks.storage.digests import canonical, value_digest
 from tasks.storage.files import write_bytes, write_json
+
+if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
+    from numpy.typing import NDArray
 
 log = logging.getLogger("cpb")
 
@@ -165,20 +166,24 @@ _SUBJECT = "of"
 """Name of the entry with the arrays' subject (`member_subject`)."""
 
 
-def write_npz(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
     """Write arrays of a member, atomically."""
+    import numpy as np
+
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **{_SUBJECT: np.asarray(member_subject(path))}, **arrays)
     write_bytes(path, buffer.getbuffer())
 
 
-def read_npz(path: Path) -> dict[str, NDArray[Any]]:
+def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     """Return the arrays of an npz file by name; pickled arrays are refused.
 
     Raises:
         FileNotFoundError: the file is missing.
         DamagedError: its bytes are not those written.
     """
+    import numpy as np
+
     try:
         with zipfile.ZipFile(io.BytesIO(content := path.read_bytes())) as file:
             _check_complete(file, content)

@@ -96,8 +96,8 @@ def test_garch_variance_is_filtered_as_arch_does(series):
     train, _ = spans(series)
     fitted = garch(series, train, H)
     returns = series.columns(("r_close",))[:, 0][1:] * 100
-    model = arch_model(returns, mean="Zero", vol="GARCH", p=1, q=1, dist="t", rescale=False)
-    fixed = model.fix([fitted.omega * 1e4, fitted.alpha, fitted.beta, 6.0])
+    model = arch_model(returns, mean="Zero", vol="GARCH", p=1, o=1, q=1, dist="t", rescale=False)
+    fixed = model.fix([fitted.omega * 1e4, fitted.alpha, fitted.gamma, fitted.beta, 6.0])
     theirs = np.asarray(fixed.conditional_volatility)[1000:] / 100
     ours = np.sqrt(fitted._next_variance(series))[1000 : len(returns)]
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
