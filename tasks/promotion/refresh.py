@@ -45,7 +45,11 @@ class Refresh:
             return
         order = self._tonight.order
         figures = f"pooled validation CRPS ratio {order[best.recipe]:.4f}, of {len(order)} recipes"
-        provisional = "; it is provisional" if best.provisional else ""
+        provisional = (
+            "; it is provisional: a model of another preset replaces it unless worse"
+            if best.provisional
+            else ""
+        )
         place.taken = place.fielded[best.recipe]
         place.ruling = Ruling("first", rule, f"{why}: {best.recipe} ({figures}){provisional}")
 

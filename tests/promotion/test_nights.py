@@ -27,7 +27,7 @@ from tasks.tracking.store import open_store
 def test_the_first_night_makes_provisional_champions_and_says_so(trainer):
     assert aliases() == {"champion": "1"}
     assert decided() == ("first", "first")
-    assert "provisional" in newest().reason
+    assert "provisional: a model of another preset replaces it" in newest().reason
     (btc, eth) = champions(market="sim")
     assert btc.tags["cpb.recipe"].startswith("linear/smoke/")
     assert newest(ETH).candidate.run_id == eth.run_id

@@ -383,6 +383,7 @@ def test_markets_are_never_mixed_on_the_page(open_page, mixed):
     page.locator(".tile a").click()
     expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market) · 1h")
     expect(page.locator(".finding")).to_contain_text("a demonstration only")
+    assert "`" not in page.locator("main").inner_text()
     expect(page.locator(".note code").first).to_have_text(
         "cpb forecast --coins BTCUSDT --timeframes 1h --source sim"
     )

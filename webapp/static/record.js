@@ -1,7 +1,7 @@
 // What came true. Live forecasts and replays stand apart, each version under its own name, few days without figures.
 
 import { maybe, ofSeries } from "/static/api.js";
-import { card, downloads, h } from "/static/dom.js";
+import { card, downloads, h, marked } from "/static/dom.js";
 import { count, day, interval, known, number, percent } from "/static/format.js";
 import { figure, theme } from "/static/plot.js";
 import { table } from "/static/table.js";
@@ -24,7 +24,7 @@ export function recordCard(series) {
     entries = ledger ? ledger.record : [];
     const own = entries.filter((e) => e.kind === "series");
     shown = own.find((e) => e.live) || own[0] || null;
-    note.textContent = shown ? about(shown, entries, newest) : nothing(ledger);
+    note.replaceChildren(...marked(shown ? about(shown, entries, newest) : nothing(ledger)));
     rates.replaceChildren(...(shown ? cards(shown) : []));
     tables.replaceChildren(...(entries.length ? [tableOf(true), tableOf(false)] : []).filter(Boolean));
     await time.load();
